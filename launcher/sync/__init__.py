@@ -15,7 +15,7 @@ In reading order:
     contents      files by their hash, to send them
     pieces        what is missing on the hosts, cut into pieces and compressed
     answers       what the nodes have said
-    introduction  connect the nodes with each other, so that they pass pieces on
+    introduction  connect the nodes in chains, in which each passes pieces on
     proofs        which nodes have the code, and what is wrong with the others
     delivery      send what is missing to all nodes of a session, and take their proof
 """

@@ -19,7 +19,7 @@ class NodeAnswers:
     answer: Event | None = None  # PLACED or UNPLACED: its last word
     addresses: Sequence[str] = ()  # where other nodes may reach it
     port: int | None = None  # there; 0: it can't have one
-    has_joined: bool | None = None  # whether it is connected with all others
+    has_joined: bool | None = None  # whether it is connected with its neighbours in a chain
     in_transit: list[int] = field(default_factory=list)  # sizes of pieces that it has not taken yet
 
 

@@ -16,7 +16,7 @@ from launcher.preflight.findings import Finding, fold
 from launcher.session.session import Session
 from launcher.sync.answers import Answers
 from launcher.sync.contents import Contents
-from launcher.sync.introduction import introduce, is_worth_it
+from launcher.sync.introduction import Chain, introduce, is_worth_it
 from launcher.sync.pieces import Piece, cut
 from launcher.sync.proofs import find_problem, find_warnings
 from launcher.sync.words import progress_words
@@ -70,7 +70,7 @@ class Delivery:
         self._sent_bytes = 0
         self._given_up: set[int] = set()  # that nothing more is done for
         self._has_introduced = False  # nodes to each other; it is tried once
-        self._passes_on = False  # they are connected with each other
+        self._chains: list[Chain] = []  # of nodes that pass pieces on, as long as none of a chain is lost
 
     async def deliver(self) -> Delivered:
         """Send what is missing until every node has the tree; a node that can't, or has another, is a finding.
@@ -138,33 +138,34 @@ class Delivery:
             asking = self._answers.asking(indexes)
             if not asking:
                 return
-            self._passes_on = False
-            if is_writer:
-                await self._send_files(asking)
+            in_chains = await self._send_files(asking) if is_writer else set()
             for index in asking:
                 self._answers[index].request = None
-                self._session.send(index, messages.PLACE, is_writer=is_writer, has_peers=self._passes_on)
+                self._session.send(index, messages.PLACE, is_writer=is_writer, is_in_chain=index in in_chains)
             await self._answers.wait_for(asking, lambda node: node.request)
 
-    async def _send_files(self, indexes: Sequence[int]) -> None:
+    async def _send_files(self, indexes: Sequence[int]) -> set[int]:
+        """Send these nodes what they want; return those that get some of it from other nodes."""
+        self._chains = []
         wanted = self._collect(indexes)
         self._lacking.update(wanted)
         size = sum(self._entries[place].size for place in wanted)
         common = sum(self._entries[place].size for place, nodes in wanted.items() if len(nodes) == len(indexes))
         if not self._has_introduced and not self._session.is_terse and is_worth_it(len(indexes), common):
             self._has_introduced = True
-            self._passes_on = await introduce(self._session, self._answers, self._tree.pem, indexes)
+            self._chains = await introduce(self._session, self._answers, self._tree.pem, indexes)
+        in_chains = {index for chain in self._chains for index in chain}
         done = 0
         pieces = cut(wanted, self._entries, self._contents.open)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             self._session.doing = progress_words(done, size, len(indexes))
-            is_for_all = self._passes_on and len(piece.nodes) == len(indexes)
-            receivers = [self._choose_idlest(indexes)] if is_for_all else sorted(piece.nodes)
+            receivers = self._choose_receivers(piece, is_for_all=len(piece.nodes) == len(indexes))
             await self._answers.wait_for(receivers, lambda node: _has_room(node.in_transit))
-            for index in receivers:
-                self._send_piece(index, piece, is_for_all=is_for_all)
+            for index, is_for_chain in receivers.items():
+                self._send_piece(index, piece, is_for_chain=is_for_chain)
             done += piece.size_bytes
         self._session.doing = ""
+        return in_chains
 
     def _collect(self, indexes: Sequence[int]) -> dict[int, frozenset[int]]:
         """Return which nodes want an entry, by its place in the listing."""
@@ -180,15 +181,20 @@ class Delivery:
                     wanted.setdefault(place, set()).add(index)
         return {place: frozenset(nodes) for place, nodes in wanted.items()}
 
-    def _choose_idlest(self, indexes: Sequence[int]) -> int:
-        return min(indexes, key=lambda index: (self._answers.is_over(index), sum(self._answers[index].in_transit)))
+    def _choose_receivers(self, piece: Piece, *, is_for_all: bool) -> dict[int, bool]:
+        """Return to which nodes a piece is sent, and whether they pass it on: the first of each chain that is whole."""
+        self._chains = [chain for chain in self._chains if not any(map(self._answers.is_over, chain))]
+        if not is_for_all:
+            return dict.fromkeys(sorted(piece.nodes), False)
+        alone = piece.nodes.difference(*self._chains)
+        return {**{chain[0]: True for chain in self._chains}, **dict.fromkeys(sorted(alone), False)}
 
-    def _send_piece(self, index: int, piece: Piece, *, is_for_all: bool) -> None:
+    def _send_piece(self, index: int, piece: Piece, *, is_for_chain: bool) -> None:
         if self._answers.is_over(index):
             return
         self._answers[index].in_transit.append(len(piece.payload))
         self._sent_bytes += len(piece.payload)
-        fields = {"parts": piece.parts, "is_packed": piece.is_packed, "is_for_all": is_for_all}
+        fields = {"parts": piece.parts, "is_packed": piece.is_packed, "is_for_chain": is_for_chain}
         self._session.send(index, messages.PIECE, piece.payload, **fields)
 
     # ---- the proof ----------------------------------------------------------------------------------------------

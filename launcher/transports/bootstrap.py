@@ -42,7 +42,7 @@ _NODE_MODULES = (
         "run_owner", "shim", "stacks", "torchrun", "workers",
     )),
     *(f"trees.{name}" for name in (
-        "arrivals", "folder", "folders", "group", "intake", "keeper", "listing", "peers", "proof", "store", "worker",
+        "arrivals", "chain", "folder", "folders", "group", "intake", "keeper", "listing", "proof", "store", "worker",
     )),
 )  # fmt: skip
 _LOCK = threading.Lock()

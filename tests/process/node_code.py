@@ -69,7 +69,7 @@ class Talk:
             request = self.request()
         return self.code.wanted(request)
 
-    def send(self, *paths: str, damage: bytes = b"", is_for_all: bool = False) -> None:
+    def send(self, *paths: str, damage: bytes = b"", is_for_chain: bool = False) -> None:
         for path in paths:
             index = next(place for place, entry in enumerate(self.code.entries) if entry.path == path)
             data = damage or self.code.files[path]
@@ -78,11 +78,11 @@ class Talk:
                 data,
                 parts=[[index, 0, self.code.entries[index].size]],
                 is_packed=False,
-                is_for_all=is_for_all,
+                is_for_chain=is_for_chain,
             )
 
     def place(self, **fields: Any) -> Message:
-        self.node.send(messages.PLACE, **{"is_writer": True, "has_peers": False, **fields})
+        self.node.send(messages.PLACE, **{"is_writer": True, "is_in_chain": False, **fields})
         self.node.wait_until(lambda: self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED), "an answer")
         return (self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED))[0]
 

@@ -590,8 +590,9 @@ def test_a_signal_while_it_sends(root: Path, tmp_path: Path, number: signal.Sign
 
 
 @pytest.mark.parametrize("damage", ["kill", "cut"])
-def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, damage: str) -> None:
-    """What it has not passed on is sent again by the launcher."""
+@pytest.mark.parametrize("lost", "abc")
+def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, lost: str, damage: str) -> None:
+    """What it has not passed on is sent by the launcher; a is the first, which gets all pieces."""
     write(root, {**SMALL, "noise": os.urandom(9 * MIB)})
     seen = 0
 
@@ -599,16 +600,16 @@ def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, dama
         nonlocal seen
         seen += len(data) > MIB // 2
         if seen == 2 and damage == "kill":
-            os.killpg(nodes.channels["b"].pid, signal.SIGKILL)
+            os.killpg(nodes.channels[lost].pid, signal.SIGKILL)
         elif seen == 2:
-            nodes.channels["b"].close()
+            nodes.channels[lost].close()
 
-    nodes = CacheTransport(tmp_path, before_write={"b": harm})
+    nodes = CacheTransport(tmp_path, before_write={"a": harm})
     found = send(root, nodes, "a", "b", "c")
-    assert [failure.host for failure in found.failures] == ["b"]
+    assert [failure.host for failure in found.failures] == [lost]
     assert found.texts == []
-    assert [read(found.delivered.paths[index]) for index in (0, 2)] == 2 * [read_sent(root)]
-    for name in "ac":
+    assert [read(path) for path in found.delivered.paths.values()] == 2 * [read_sent(root)]
+    for name in {*"abc"} - {lost}:
         expect_whole(nodes.cache(name))
 
 

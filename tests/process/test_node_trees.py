@@ -122,7 +122,7 @@ def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path) ->
 
     talk = Talk(start(), code)  # the next attempt of the same run
     assert talk.ask() == []
-    talk.node.send(messages.PLACE, is_writer=True, has_peers=False)
+    talk.node.send(messages.PLACE, is_writer=True, is_in_chain=False)
     assert code.wanted(talk.request()) == ["train.py"]
     talk.send("train.py")
     answer = talk.place()
@@ -139,7 +139,7 @@ def test_a_file_that_comes_with_another_content_is_never_kept(start: Any, cache:
     assert talk.ask()
     talk.send("empty", "pkg/copy.py")
     talk.send("train.py", damage=b"print(0)\n")
-    talk.node.send(messages.PLACE, is_writer=True, has_peers=False)
+    talk.node.send(messages.PLACE, is_writer=True, is_in_chain=False)
     assert code.wanted(talk.request()) == ["train.py"]
     answer = talk.place()  # and it is not sent again
     assert (answer["wrong"], answer["hash"] == code.hash) == (["train.py"], False)
@@ -153,7 +153,7 @@ def test_a_node_that_is_cut_off_leaves_nothing_half_there(start: Any, cache: Pat
     talk = Talk(start(), code)
     assert "large.bin" in talk.ask()
     index = [entry.path for entry in code.entries].index("large.bin")
-    talk.node.send(messages.PIECE, bytes(1 << 20), parts=[[index, 0, 1 << 20]], is_packed=False, is_for_all=False)
+    talk.node.send(messages.PIECE, bytes(1 << 20), parts=[[index, 0, 1 << 20]], is_packed=False, is_for_chain=False)
     talk.node.wait_for(messages.TOOK)
     talk.node.hang_up()
     talk.node.wait_until_gone()

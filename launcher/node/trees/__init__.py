@@ -5,7 +5,7 @@ In reading order:
     listing    which files a tree has, as it is sent and hashed; the launcher imports it too
     store      files by the hash of their content; the launcher imports it too
     arrivals   files that come in pieces
-    peers      nodes that pass pieces on to each other
+    chain      nodes that pass pieces on, each to the next
     intake     ask for what is missing, and take it
     proof      whether a directory holds exactly the files of a listing
     folder     the directory of one run

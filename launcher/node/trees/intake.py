@@ -1,4 +1,4 @@
-"""Ask the launcher for what is missing, and take it: from the launcher, and from other nodes that pass it on."""
+"""Ask the launcher for what is missing, and take it: from the launcher, or from another node that passes it on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, Mapping
 
-    from launcher.node.trees.peers import Peers
+    from launcher.node.trees.chain import ChainLink
     from launcher.node.trees.store import Store
 
     Header = Dict[str, Any]
@@ -69,39 +69,41 @@ class Intake:
         bits = _mark_missing(store, entries, {entry.content for entry in needed if entry.kind != listing.LINK})
         self.say(messages.WANTED, bits, group=group, needs_listing=False)
         arrivals = Arrivals(store, entries)
-        peers: Peers | None = None
+        chain: ChainLink | None = None
         try:
             while True:
                 header, payload = self._hear()
                 if header["type"] == messages.MEET:
-                    peers = self._meet(arrivals, header["number"], payload)
+                    chain = self._meet(arrivals, header["number"], payload)
                 elif header["type"] == messages.JOIN:
-                    self.say(messages.JOINED, is_complete=peers is not None and peers.join(header["peers"]))
+                    following, has_previous = header["following"], header["has_previous"]
+                    is_complete = chain is not None and chain.join(following, has_previous=has_previous)
+                    self.say(messages.JOINED, is_complete=is_complete)
                 elif header["type"] == messages.PIECE:
-                    if peers is not None and header["is_for_all"]:
-                        peers.pass_on(messages.encode(messages.PIECE, payload, **messages.fields_of(header)))
+                    if chain is not None and header["is_for_chain"]:
+                        chain.pass_on(messages.encode(messages.PIECE, payload, **messages.fields_of(header)))
                     arrivals.take(header, payload)
                     self.say(messages.TOOK)
                 else:
-                    if peers is not None and header["has_peers"]:
-                        peers.finish()
+                    if chain is not None and header["is_in_chain"]:
+                        chain.finish()
                     arrivals.close()
                     return bool(header["is_writer"])
         finally:
-            if peers is not None:
-                peers.close()
+            if chain is not None:
+                chain.close()
 
-    def _meet(self, arrivals: Arrivals, number: int, pem: bytes) -> Peers | None:
-        """Open a port for the other nodes, and answer where it is; a port of 0 says that it is impossible."""
-        from launcher.node.trees import peers
+    def _meet(self, arrivals: Arrivals, number: int, pem: bytes) -> ChainLink | None:
+        """Open a port for another node, and answer where it is; a port of 0 says that it is impossible."""
+        from launcher.node.trees import chain
 
         try:
-            met = peers.Peers(number, pem, arrivals.take_safely)
+            link = chain.ChainLink(number, pem, arrivals.take_safely)
         except (OSError, ValueError, AttributeError):  # AttributeError: the C library has no memfd
             self.say(messages.MET, port=0, addresses=[])
             return None
-        self.say(messages.MET, port=met.port, addresses=peers.list_addresses(self._env))
-        return met
+        self.say(messages.MET, port=link.port, addresses=chain.list_addresses(self._env))
+        return link
 
     def _hear(self) -> tuple[Header, bytes]:
         """Wait for the next message; exit if the supervisor is gone."""

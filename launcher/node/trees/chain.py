@@ -1,11 +1,11 @@
-"""Nodes that pass pieces of code on to each other, so that the launch host needs to send each piece only once.
+"""Nodes in a chain, each of which passes pieces of code on to the next: the launch host sends each piece only once.
 
-Every node connects to every other one over TLS. All of them have one certificate with its key, made for this delivery
-and sent over the launcher's own connection, and accept nobody without it. What arrives this way is checked by its hash
-like everything else, and what doesn't arrive is sent by the launcher itself.
+A node connects to the next one over TLS. All of them have one certificate with its key, made for this delivery and sent
+over the launcher's own connection, and accept nobody without it. What arrives this way is checked by its hash like
+everything else, and what doesn't arrive is sent by the launcher itself.
 
-A node takes pieces of others in a thread for each connection, which never waits for the network to take something; so
-no circle of nodes can wait for each other.
+A node that has taken a piece waits until the next one has room for it. So a slow node slows the launcher down instead
+of filling the memory of those before it; and since a chain is no circle, no nodes can wait for each other.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     Header = Dict[str, Any]
     OnPiece = Callable[[Header, bytes], object]
 
-JOIN_S = 4.0  # to connect to all other nodes; a firewall may answer nothing
-SILENCE_S = 10.0  # without a byte of any node, once the launcher has sent everything
+JOIN_S = 4.0  # to connect to the next node; a firewall may answer nothing
+SILENCE_S = 10.0  # without a byte of the previous node, once the launcher has sent everything
 MOST_ADDRESSES = 4
 _SEND_S = 10.0
 _READ_BYTES = 1 << 18
-_WAITING = 4  # pieces for one node
+_WAITING = 4  # pieces for the next node
 _MOST_STRANGERS = 64
 _OVER = b""
 _YES, _NO = b"+", b"-"
 _HELLO, _BEGIN, _END = "hello", "begin", "end"
 
 
-class Peers:
-    """The connections of this node to the others: one to each for what it passes on, one from each for what they do."""
+class ChainLink:
+    """The place of this node in a chain: a connection from the previous node, and one to the next."""
 
     def __init__(self, number: int, pem: bytes, on_piece: OnPiece) -> None:
         """Listen; raise OSError if that is impossible.
 
-        number: of this node; pem: certificate and key; on_piece: takes a piece of another node.
+        number: of this node; pem: certificate and key; on_piece: takes a piece of the previous node.
         """
         self._server_context = _make_context(ssl.PROTOCOL_TLS_SERVER, pem)
         self._client_context = _make_context(ssl.PROTOCOL_TLS_CLIENT, pem)
@@ -52,69 +52,67 @@ class Peers:
         self._listener = _listen()
         self.port: int = self._listener.getsockname()[1]
         self._number = number
-        self._names: set[int] = set()
-        self._dialling: list[int] = []  # a number for each address that is being tried
         self._lock = threading.Lock()
         self._strangers = 0
-        self._senders: dict[int, _Sender] = {}
-        self._readers: dict[int, ssl.SSLSocket] = {}  # that have not said `end`
-        self._begun: set[int] = set()
+        self._dials = 0  # addresses of the next node that are being tried
+        self._sender: _Sender | None = None
+        self._has_begun = False  # the previous node
+        self._previous: ssl.SSLSocket | None = None  # while more may come from it
+        self._is_passing_on = False
         self._heard_at = time.monotonic()
         _start(self._accept)
 
-    def join(self, peers: list[dict[str, Any]]) -> bool:
-        """Connect to all peers and wait until they have; return whether all of them are there."""
-        self._names = {peer["number"] for peer in peers}
-        ways = [
-            (peer["number"], address, peer["port"]) for peer in peers for address in peer["addresses"][:MOST_ADDRESSES]
-        ]
-        self._dialling = [number for number, _, _ in ways]
-        for way in ways:
-            _start(self._try, *way)
+    def join(self, following: dict[str, Any] | None, *, has_previous: bool) -> bool:
+        """Connect to the following node, unless this is the last; return whether both neighbours are there."""
+        addresses = following["addresses"][:MOST_ADDRESSES] if following is not None else []
+        self._dials = len(addresses)
+        for address in addresses:
+            assert following is not None  # it has addresses
+            _start(self._try, following["number"], address, following["port"])
+
+        def is_complete() -> bool:
+            return (following is None or self._sender is not None) and (self._has_begun or not has_previous)
+
         deadline = time.monotonic() + JOIN_S
-        while time.monotonic() < deadline and not self._is_complete() and not self._is_hopeless():
+        while time.monotonic() < deadline and not is_complete():
+            with self._lock:
+                if following is not None and self._sender is None and not self._dials:
+                    break  # it has refused at all of its addresses
             time.sleep(0.005)
-        return self._is_complete()
-
-    def _is_hopeless(self) -> bool:
-        """Tell whether a peer has refused at all of its addresses."""
-        with self._lock:
-            return not self._names <= self._senders.keys() | set(self._dialling)
-
-    def _is_complete(self) -> bool:
-        with self._lock:
-            return self._senders.keys() == self._names and self._begun == self._names
+        return is_complete()
 
     def pass_on(self, message: bytes) -> None:
-        """Queue a message for all peers; wait while too much is queued for one that still takes something."""
-        for sender in list(self._senders.values()):
-            sender.put(message)
+        """Queue a message for the next node; wait while too much is queued."""
+        if self._sender is not None:
+            self._sender.put(message)
 
     def finish(self) -> None:
-        """Say that no more will come, and wait until all peers have said so, or all are silent for too long."""
+        """Wait until the previous node has sent everything, or is silent for too long; then tell the next node."""
+        self._heard_at = max(self._heard_at, time.monotonic())
+        while self._previous is not None and (self._is_passing_on or time.monotonic() - self._heard_at < SILENCE_S):
+            time.sleep(0.002)
         self.pass_on(messages.encode(_END))
         self.pass_on(_OVER)
-        for sender in list(self._senders.values()):
-            sender.join()
-        self._heard_at = max(self._heard_at, time.monotonic())
-        while self._readers and time.monotonic() - self._heard_at < SILENCE_S:
-            time.sleep(0.002)
+        if self._sender is not None:
+            self._sender.join()
 
     def close(self) -> None:
         """Close everything."""
         _close(self._listener)
         with self._lock:
-            for sock in [*self._readers.values(), *(sender.sock for sender in self._senders.values())]:
-                _close(sock)
+            if self._previous is not None:
+                _close(self._previous)
+            if self._sender is not None:
+                _close(self._sender.sock)
 
-    # ---- to the others --------------------------------------------------------------------------------------------
+    # ---- to the next node -----------------------------------------------------------------------------------------
 
     def _try(self, number: int, address: str, port: int) -> None:
         try:
             self._dial(number, address, port)
         finally:
             with self._lock:
-                self._dialling.remove(number)
+                self._dials -= 1
 
     def _dial(self, number: int, address: str, port: int) -> None:
         try:
@@ -123,20 +121,20 @@ class Peers:
             return
         try:
             sock = self._client_context.wrap_socket(plain)
-            sock.sendall(messages.encode(_HELLO, number=self._number, to=number))
+            sock.sendall(messages.encode(_HELLO, to=number))
             is_right = sock.recv(1) == _YES  # or this address is another node's, such as that of docker0
         except OSError:
             _close(plain)
             return
         with self._lock:
-            is_first = is_right and number not in self._senders
+            is_first = is_right and self._sender is None
             if is_first:
-                self._senders[number] = _Sender(sock)
-                self._senders[number].put(messages.encode(_BEGIN))
+                self._sender = _Sender(sock)
+                self._sender.put(messages.encode(_BEGIN))
         if not is_first:
             _close(sock)
 
-    # ---- from the others ------------------------------------------------------------------------------------------
+    # ---- from the previous node -----------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while True:
@@ -158,7 +156,7 @@ class Peers:
             self._strangers -= 1
 
     def _meet(self, plain: socket.socket) -> None:
-        """Take one connection of a node that has the key and means this one; a stranger is left alone."""
+        """Take the connection of a node that has the key and means this one; a stranger is left alone."""
         try:
             plain.settimeout(JOIN_S)
             sock = self._server_context.wrap_socket(plain, server_side=True)
@@ -167,19 +165,20 @@ class Peers:
             sock.sendall(_YES if header.get("to") == self._number else _NO)
             is_chosen = _receive(sock, decoder)["type"] == _BEGIN  # of several addresses only one is
             sock.settimeout(None)
-        except (OSError, ValueError, KeyError, EOFError):
+        except (OSError, ValueError, EOFError):
             self._leave(plain)
             return
-        if not is_chosen:
-            self._leave(sock)
-            return
         with self._lock:
-            self._strangers -= 1
-            self._begun.add(header["number"])
-            self._readers[header["number"]] = sock
-        self._read(header["number"], sock, decoder)
+            is_first = is_chosen and not self._has_begun
+            if is_first:
+                self._strangers -= 1
+                self._previous, self._has_begun = sock, True
+        if is_first:
+            self._read(sock, decoder)
+        else:
+            self._leave(sock)
 
-    def _read(self, number: int, sock: ssl.SSLSocket, decoder: messages.Decoder) -> None:
+    def _read(self, sock: ssl.SSLSocket, decoder: messages.Decoder) -> None:
         try:
             while True:
                 data = sock.recv(_READ_BYTES)
@@ -189,17 +188,25 @@ class Peers:
                 for header, payload in decoder.feed(data):
                     if header["type"] == _END:
                         return
-                    self._on_piece(header, payload)
+                    self._take(header, payload)
         except (OSError, ValueError):
             return
         finally:
             with self._lock:
-                self._readers.pop(number, None)
+                self._previous = None
             _close(sock)
+
+    def _take(self, header: Header, payload: bytes) -> None:
+        """Pass a piece on before it is written here, so that all nodes work at the same time."""
+        self._is_passing_on = True  # however long the next node takes, the previous one isn't silent
+        self.pass_on(messages.encode(messages.PIECE, payload, **messages.fields_of(header)))
+        self._heard_at = time.monotonic()
+        self._is_passing_on = False
+        self._on_piece(header, payload)
 
 
 class _Sender:
-    """A connection to one node, with a queue; after an error everything for it is dropped."""
+    """A connection to the next node, with a queue; after an error everything for it is dropped."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self.sock = sock

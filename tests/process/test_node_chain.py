@@ -1,4 +1,4 @@
-"""Nodes that pass pieces of code on to each other, and who else comes to their ports."""
+"""Nodes that pass pieces of code on, each to the next, and who else comes to their ports."""
 
 from __future__ import annotations
 
@@ -46,36 +46,38 @@ def meet(talks: list[Talk]) -> list[dict[str, Any]]:
     return [{"number": number, "addresses": ["127.0.0.1"], "port": port} for number, port in enumerate(ports)]
 
 
-def join(talks: list[Talk], peers: list[dict[str, Any]]) -> list[bool]:
+def join(talks: list[Talk], places: list[dict[str, Any]]) -> list[bool]:
+    """Let each node connect to the place behind its own."""
     for number, talk in enumerate(talks):
-        talk.node.send(messages.JOIN, peers=[peer for peer in peers if peer["number"] != number])
+        following = places[number + 1] if number + 1 < len(places) else None
+        talk.node.send(messages.JOIN, following=following, has_previous=number > 0)
     return [talk.node.wait_for(messages.JOINED)["is_complete"] for talk in talks]
 
 
 def test_each_piece_is_sent_once_and_reaches_all(talks: list[Talk], code: Code) -> None:
     assert join(talks, meet(talks)) == [True] * 3
-    for number, name in enumerate(NAMES):
-        talks[number % 3].send(name, is_for_all=True)
+    talks[0].send(*NAMES[:-1], is_for_chain=True)
     for talk in talks:
-        talk.node.send(messages.PLACE, is_writer=True, has_peers=True)
+        talk.send(NAMES[-1])
+        talk.node.send(messages.PLACE, is_writer=True, is_in_chain=True)
     for talk in talks:
         answer = talk.node.wait_for(messages.PLACED)
         assert (answer["hash"], answer["wrong"]) == (code.hash, [])
         assert {path.name: path.read_bytes() for path in Path(answer["path"]).iterdir()} == code.files
-        assert len(talk.node.find(messages.TOOK)) == 2
+    assert [len(talk.node.find(messages.TOOK)) for talk in talks] == [len(NAMES), 1, 1]
 
 
-def test_what_a_killed_node_did_not_pass_on_is_wanted_again(talks: list[Talk], code: Code) -> None:
+@pytest.mark.parametrize("killed", range(3))
+def test_what_a_killed_node_did_not_pass_on_is_wanted_again(killed: int, talks: list[Talk], code: Code) -> None:
     assert join(talks, meet(talks)) == [True] * 3
-    for number, name in enumerate(NAMES[:3]):
-        talks[number].send(name, is_for_all=True)
-    for talk in talks:
-        talk.node.wait_for(messages.TOOK)
-    os.kill(talks[0].node.supervisor, signal.SIGKILL)
-    talks[0].node.wait_until_gone()
-    for talk in talks[1:]:
-        talk.node.send(messages.PLACE, is_writer=True, has_peers=True)
-    for talk in talks[1:]:
+    talks[0].send(*NAMES[:3], is_for_chain=True)
+    talks[0].node.wait_until(lambda: len(talks[0].node.find(messages.TOOK)) == 3, "three receipts")
+    os.kill(talks[killed].node.supervisor, signal.SIGKILL)
+    talks[killed].node.wait_until_gone()
+    others = [talk for number, talk in enumerate(talks) if number != killed]
+    for talk in others:
+        talk.node.send(messages.PLACE, is_writer=True, is_in_chain=True)
+    for talk in others:
         lacking = code.wanted(talk.request())
         assert {*NAMES[3:]} <= {*lacking}
         talk.send(*lacking)
@@ -84,18 +86,18 @@ def test_what_a_killed_node_did_not_pass_on_is_wanted_again(talks: list[Talk], c
 
 
 def test_a_node_that_can_t_be_reached_is_told(talks: list[Talk], code: Code) -> None:
-    peers = meet(talks)
+    places = meet(talks)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        peers[2]["port"] = nobody.getsockname()[1]
-        assert join(talks[:2], [peers[0], peers[2]]) == [False, False]
+        places[2]["port"] = nobody.getsockname()[1]
+        assert join(talks[:1], [places[0], places[2]]) == [False]
     talks[0].send(*NAMES)
     assert talks[0].place()["hash"] == code.hash
 
 
 def test_strangers_get_nothing_and_change_nothing(talks: list[Talk], code: Code, tmp_path: Path) -> None:
-    peers = meet(talks)
-    place = ("127.0.0.1", peers[0]["port"])
+    places = meet(talks)
+    place = ("127.0.0.1", places[1]["port"])
     silent = socket.create_connection(place)
     babbler = socket.create_connection(place)
     babbler.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
@@ -104,28 +106,28 @@ def test_strangers_get_nothing_and_change_nothing(talks: list[Talk], code: Code,
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.load_cert_chain(other)
-    hello = messages.encode("hello", number=1, to=0)
+    hello = messages.encode("hello", to=1)
     wrapped = context.wrap_socket(socket.create_connection(place, DEADLINE_S))
     with wrapped as sock, contextlib.suppress(OSError):  # its certificate is not the one
         sock.sendall(hello)
         assert sock.recv(1) == b""
-    assert join(talks, peers) == [True] * 3
-    talks[0].send(*NAMES, is_for_all=True)
+    assert join(talks, places) == [True] * 3
+    talks[0].send(*NAMES, is_for_chain=True)
     for talk in talks:
-        talk.node.send(messages.PLACE, is_writer=True, has_peers=True)
+        talk.node.send(messages.PLACE, is_writer=True, is_in_chain=True)
     assert [talk.node.wait_for(messages.PLACED)["hash"] for talk in talks] == [code.hash] * 3
     silent.close()
     babbler.close()
 
 
 def test_a_port_is_closed_when_the_code_is_there(talks: list[Talk], code: Code) -> None:
-    peers = meet(talks)
-    assert join(talks, peers) == [True] * 3
-    talks[1].send(*NAMES, is_for_all=True)
+    places = meet(talks)
+    assert join(talks, places) == [True] * 3
+    talks[0].send(*NAMES, is_for_chain=True)
     for talk in talks:
-        talk.node.send(messages.PLACE, is_writer=True, has_peers=True)
+        talk.node.send(messages.PLACE, is_writer=True, is_in_chain=True)
     for talk in talks:
         talk.node.wait_for(messages.PLACED)
-    for peer in peers:
+    for place in places:
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", peer["port"]), DEADLINE_S)
+            socket.create_connection(("127.0.0.1", place["port"]), DEADLINE_S)
