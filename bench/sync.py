@@ -21,6 +21,7 @@ LARGE_BYTES = 200_000_000
 SMALL_BYTES = 20_000_000
 REPEATS = 5
 _PARTS = 4  # files that large trees consist of
+_PIECE_BYTES = 1_000_000
 
 
 def sync() -> list[Row]:
@@ -78,7 +79,9 @@ def _fill(tree: Path, size: int) -> None:
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir()
     for number in range(_PARTS):
-        (tree / f"weights{number}.bin").write_bytes(os.urandom(size // _PARTS))
+        with (tree / f"weights{number}.bin").open("wb") as file:
+            for _ in range(size // _PARTS // _PIECE_BYTES):  # a process begins with the memory of the one that forks it
+                file.write(os.urandom(_PIECE_BYTES))
     _commit(tree)
 
 
