@@ -21,7 +21,7 @@ from launcher.sync.pieces import Piece, cut
 from launcher.sync.proofs import find_problem, find_warnings
 from launcher.sync.words import progress_words
 
-_ROUNDS = 3  # of pieces: what was missing, what was damaged, and what was damaged on the way
+_ROUNDS = 3  # of pieces: what was missing; what is damaged, or a lost host has not passed on; and once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Delivery:
         self._lacking: set[int] = set()
         self._sent_bytes = 0
         self._given_up: set[int] = set()  # that nothing more is done for
-        self._has_introduced = False  # nodes to each other; it is tried once
-        self._chains: list[Chain] = []  # of nodes that pass pieces on, as long as none of a chain is lost
+        self._can_introduce = not session.is_terse  # nodes to each other
+        self._chains: list[Chain] = []  # of nodes that pass pieces on, in this round
 
     async def deliver(self) -> Delivered:
         """Send what is missing until every node has the tree; a node that can't, or has another, is a finding.
@@ -134,27 +134,27 @@ class Delivery:
 
     async def _serve(self, indexes: Sequence[int], *, is_writer: bool = True) -> None:
         """Send these nodes what they want until they have answered; those that only look get nothing."""
-        for _ in range(_ROUNDS):
+        for round_ in range(1, _ROUNDS + 1):
             asking = self._answers.asking(indexes)
             if not asking:
                 return
-            in_chains = await self._send_files(asking) if is_writer else set()
+            self._chains = []
+            if is_writer:  # no chain in the last round: it may break
+                await self._send_files(asking, may_chain=round_ < _ROUNDS)
+            in_chains = {index for chain in self._chains for index in chain}
             for index in asking:
                 self._answers[index].request = None
                 self._session.send(index, messages.PLACE, is_writer=is_writer, is_in_chain=index in in_chains)
             await self._answers.wait_for(asking, lambda node: node.request)
 
-    async def _send_files(self, indexes: Sequence[int]) -> set[int]:
-        """Send these nodes what they want; return those that get some of it from other nodes."""
-        self._chains = []
+    async def _send_files(self, indexes: Sequence[int], *, may_chain: bool) -> None:
         wanted = self._collect(indexes)
         self._lacking.update(wanted)
         size = sum(self._entries[place].size for place in wanted)
         common = sum(self._entries[place].size for place, nodes in wanted.items() if len(nodes) == len(indexes))
-        if not self._has_introduced and not self._session.is_terse and is_worth_it(len(indexes), common):
-            self._has_introduced = True
+        if may_chain and self._can_introduce and is_worth_it(len(indexes), common):
             self._chains = await introduce(self._session, self._answers, self._tree.pem, indexes)
-        in_chains = {index for chain in self._chains for index in chain}
+            self._can_introduce = bool(self._chains)
         done = 0
         pieces = cut(wanted, self._entries, self._contents.open)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
@@ -165,7 +165,6 @@ class Delivery:
                 self._send_piece(index, piece, is_for_chain=is_for_chain)
             done += piece.size_bytes
         self._session.doing = ""
-        return in_chains
 
     def _collect(self, indexes: Sequence[int]) -> dict[int, frozenset[int]]:
         """Return which nodes want an entry, by its place in the listing."""
@@ -182,12 +181,15 @@ class Delivery:
         return {place: frozenset(nodes) for place, nodes in wanted.items()}
 
     def _choose_receivers(self, piece: Piece, *, is_for_all: bool) -> dict[int, bool]:
-        """Return to which nodes a piece is sent, and whether they pass it on: the first of each chain that is whole."""
-        self._chains = [chain for chain in self._chains if not any(map(self._answers.is_over, chain))]
+        """Return to which nodes a piece is sent, and whether they pass it on.
+
+        A chain that has lost a node gets no more; its nodes say what they lack, and are a new chain in the next round.
+        """
         if not is_for_all:
             return dict.fromkeys(sorted(piece.nodes), False)
+        whole = [chain for chain in self._chains if not any(map(self._answers.is_over, chain))]
         alone = piece.nodes.difference(*self._chains)
-        return {**{chain[0]: True for chain in self._chains}, **dict.fromkeys(sorted(alone), False)}
+        return {**{chain[0]: True for chain in whole}, **dict.fromkeys(sorted(alone), False)}
 
     def _send_piece(self, index: int, piece: Piece, *, is_for_chain: bool) -> None:
         if self._answers.is_over(index):

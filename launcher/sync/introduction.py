@@ -27,6 +27,7 @@ async def introduce(session: Session, answers: Answers, pem: bytes, indexes: Seq
     pem: the certificate and key that all of them get; a node accepts nobody else.
     """
     for index in indexes:
+        answers[index].port = answers[index].has_joined = None  # of an earlier round
         session.send(index, messages.MEET, pem, number=index)
     await answers.wait_for(indexes, lambda node: node.port is not None)
     chains = make_chains([index for index in indexes if answers[index].port and not answers.is_over(index)])

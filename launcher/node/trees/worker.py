@@ -5,7 +5,7 @@ The supervisor forks it, and passes messages on between it and the launcher:
     launcher -> node    tree, within PREPARE; listing; meet, join; piece ...; place
     node -> launcher    wanted; met, joined; took ...; placed or unplaced
 
-A node may want something twice: before it has a directory, and when a file that it keeps turns out to be damaged. Of
+A node may want something again: when a file turns out to be damaged, or did not come from another node. Of
 nodes that share their cache directory one writes, and the others look once it is done.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Header = Dict[str, Any]
 
 _LOOK_AGAIN_S = 0.2
-_ROUNDS = 2
+_ROUNDS = 3  # as many as the launcher's: of files that are written, before each of which it may want some
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
