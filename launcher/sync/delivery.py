@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,15 +152,13 @@ class Delivery:
         wanted = self._collect(indexes)
         self._lacking.update(wanted)
         size = sum(self._entries[place].size for place in wanted)
-        common = sum(self._entries[place].size for place, nodes in wanted.items() if len(nodes) == len(indexes))
-        if may_chain and self._can_introduce and is_worth_it(len(indexes), common):
-            self._chains = await introduce(self._session, self._answers, self._tree.pem, indexes)
-            self._can_introduce = bool(self._chains)
+        if may_chain and self._can_introduce and wanted:
+            await self._make_chains(wanted)
         done = 0
         pieces = cut(wanted, self._entries, self._contents.open)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             self._session.doing = progress_words(done, size, len(indexes))
-            receivers = self._choose_receivers(piece, is_for_all=len(piece.nodes) == len(indexes))
+            receivers = self._choose_receivers(piece)
             await self._answers.wait_for(receivers, lambda node: _has_room(node.in_transit))
             for index, is_for_chain in receivers.items():
                 self._send_piece(index, piece, is_for_chain=is_for_chain)
@@ -180,15 +179,24 @@ class Delivery:
                     wanted.setdefault(place, set()).add(index)
         return {place: frozenset(nodes) for place, nodes in wanted.items()}
 
-    def _choose_receivers(self, piece: Piece, *, is_for_all: bool) -> dict[int, bool]:
+    async def _make_chains(self, wanted: Mapping[int, frozenset[int]]) -> None:
+        """Connect the nodes that want the most in common, if that is worth it."""
+        sizes = Counter[frozenset[int]]()
+        for place, nodes in wanted.items():
+            sizes[nodes] += self._entries[place].size
+        ((common, size),) = sizes.most_common(1)
+        if is_worth_it(len(common), size):
+            self._chains = await introduce(self._session, self._answers, self._tree.pem, sorted(common))
+            self._can_introduce = bool(self._chains)
+
+    def _choose_receivers(self, piece: Piece) -> dict[int, bool]:
         """Return to which nodes a piece is sent, and whether they pass it on.
 
         A chain that has lost a node gets no more; its nodes say what they lack, and are a new chain in the next round.
         """
-        if not is_for_all:
-            return dict.fromkeys(sorted(piece.nodes), False)
-        whole = [chain for chain in self._chains if not any(map(self._answers.is_over, chain))]
-        alone = piece.nodes.difference(*self._chains)
+        chains = [chain for chain in self._chains if piece.nodes.issuperset(chain)]
+        whole = [chain for chain in chains if not any(map(self._answers.is_over, chain))]
+        alone = piece.nodes.difference(*chains)
         return {**{chain[0]: True for chain in whole}, **dict.fromkeys(sorted(alone), False)}
 
     def _send_piece(self, index: int, piece: Piece, *, is_for_chain: bool) -> None:
