@@ -180,12 +180,12 @@ class Delivery:
         return {place: frozenset(nodes) for place, nodes in wanted.items()}
 
     async def _make_chains(self, wanted: Mapping[int, frozenset[int]]) -> None:
-        """Connect the nodes that want the most in common, if that is worth it."""
+        """Connect those nodes for which passing on saves the launch host the most, if that is worth it."""
         sizes = Counter[frozenset[int]]()
         for place, nodes in wanted.items():
             sizes[nodes] += self._entries[place].size
-        ((common, size),) = sizes.most_common(1)
-        if is_worth_it(len(common), size):
+        common = max(sizes, key=lambda nodes: sizes[nodes] * (len(nodes) - 1))
+        if is_worth_it(len(common), sizes[common]):
             self._chains = await introduce(self._session, self._answers, self._tree.pem, sorted(common))
             self._can_introduce = bool(self._chains)
 

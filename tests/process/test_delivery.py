@@ -589,6 +589,15 @@ def test_a_signal_while_it_sends(root: Path, tmp_path: Path, number: signal.Sign
     assert [read(path) for path in again.delivered.paths.values()] == 2 * [read_sent(root)]
 
 
+def test_what_most_hosts_lack_is_passed_on_though_a_new_one_lacks_more(root: Path, nodes: CacheTransport) -> None:
+    write(root, {"old": os.urandom(12 * MIB)})
+    send(root, nodes, "a", "b")
+    write(root, {"new": os.urandom(9 * MIB)})
+    found = send(root, nodes, "a", "b", "c", run="again")
+    assert [read(path) for path in found.delivered.paths.values()] == 3 * [read_sent(root)]
+    assert 21 * MIB < found.delivered.sent_bytes < 22 * MIB
+
+
 @pytest.mark.parametrize("damage", ["kill", "cut"])
 @pytest.mark.parametrize("lost", "abc")
 def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, lost: str, damage: str) -> None:
