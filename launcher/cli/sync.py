@@ -65,7 +65,7 @@ def command(
     failures: list[HostFailure] = []
 
     def read() -> Tree:
-        return read_tree(options, None, current_directory(), Path("logs"))[0]
+        return read_tree(options, None, current_directory(), Path("logs"), console.say)[0]
 
     async def execute() -> tuple[Tree, Delivered]:
         terms = replace(read_terms(timeouts, "sync", python), env=variables)

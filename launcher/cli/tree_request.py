@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -43,8 +43,13 @@ def add_tree(job: Job, options: SyncOptions, workdir: str | None, place: Path, l
     return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside, links=links))
 
 
-def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: Path) -> tuple[Tree, frozenset[str]]:
-    """Return the tree of the named directory, or of the one that `place` belongs to, and the paths in it."""
+def read_tree(
+    options: SyncOptions, workdir: str | None, place: Path, log_dir: Path, say: Callable[[str], object] = tell
+) -> tuple[Tree, frozenset[str]]:
+    """Return the tree of the named directory, or of the one that `place` belongs to, and the paths in it.
+
+    say: prints a warning.
+    """
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
     from launcher.sync.words import describe_left_out, refuse_large
@@ -55,7 +60,7 @@ def read_tree(options: SyncOptions, workdir: str | None, place: Path, log_dir: P
     refuse_large(selection, options.sync_limit)
     snapshot = take_snapshot(selection)
     for warning in (*selection.warnings, *snapshot.warnings):
-        tell(f"launch: {warning}")
+        say(f"launch: {warning}")
     here = str(selection.root)
     base = workdir or here
     ways = (here, str(root), *_find_typed_way(place, selection.root), base)
