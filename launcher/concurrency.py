@@ -43,7 +43,7 @@ def start_thread(target: Callable[[], object], name: str, on_failure: OnFailure)
 
 
 async def call_in_thread(work: Callable[[], _Result], timeout_s: float | None = None) -> _Result:
-    """Return what `work` returns in a thread of its own, or raise what it raises; TimeoutError after `timeout_s`.
+    """Return what `work` returns in a thread of its own, or raise what it raises; TimeoutError after any `timeout_s`.
 
     The thread may hang on: unlike those of asyncio.to_thread, it doesn't delay the end of this process.
     """

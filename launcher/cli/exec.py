@@ -53,7 +53,6 @@ def command(
     The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
     In a Slurm job, its hosts are the default.
     """
-
     from launcher.cli.runner import read_terms
     from launcher.commands.exec import command_argv
     from launcher.output.console import Console

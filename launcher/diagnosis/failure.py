@@ -67,7 +67,7 @@ class Failure:
     silent_s: float = 0.0  # from its last line on stderr to its end or to the stop; below 0: it wrote after that
     gpu: int | None = None
     oom: str | None = None  # for a SIGKILL: whether the kernel's OOM killer sent it, "certain" or "probable"
-    may_be_cancelled: bool = False  # Slurm could have ended it
+    in_slurm_step: bool = False  # Slurm could have ended it
 
     @property
     def is_early_exit(self) -> bool:
@@ -110,7 +110,7 @@ class Failure:
     @property
     def may_be_cancellation(self) -> bool:
         """Whether Slurm may have killed this rank first, of all that it kills when it cancels a step."""
-        return self.may_be_cancelled and self.signal == signal.SIGKILL and not self.oom
+        return self.in_slurm_step and self.signal == signal.SIGKILL and not self.oom
 
     @property
     def is_cancellation(self) -> bool:

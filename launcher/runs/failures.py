@@ -97,7 +97,7 @@ class _Node:
             code=event.fields["code"],
             signal=event.fields["signal"],
             oom=event.fields.get("oom"),
-            may_be_cancelled=self.session.may_be_cancelled,
+            in_slurm_step=self.session.is_slurm_step,
             stdout=_text(self.output.tail(local_rank, STDOUT)),
             stderr=_text(self.output.tail(local_rank, STDERR)),
         )

@@ -75,7 +75,7 @@ class Session:
         return self._transport.is_terse
 
     @property
-    def may_be_cancelled(self) -> bool:
+    def is_slurm_step(self) -> bool:
         """Whether Slurm may kill all that runs on the nodes: one process after another, and it says so afterwards."""
         return self._transport.name == "srun"
 

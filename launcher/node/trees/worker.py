@@ -5,8 +5,8 @@ The supervisor forks it, and passes messages on between it and the launcher:
     launcher -> node    tree, within PREPARE; listing; meet, join; piece ...; place
     node -> launcher    wanted; met, joined; took ...; placed or unplaced
 
-A node may want something again: when a file turns out to be damaged, or did not come from another node. Of
-nodes that share their cache directory one writes, and the others look once it is done.
+A node may want something again: when a file turns out to be damaged, or did not come from another node. Of nodes
+that share their cache directory one writes, and the others look once it is done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Header = Dict[str, Any]
 
 _LOOK_AGAIN_S = 0.2
-_ROUNDS = 3  # as many as the launcher's: of files that are written, before each of which it may want some
+_ROUNDS = 3  # of asking for files and writing them; the launcher serves as many
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

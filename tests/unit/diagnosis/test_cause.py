@@ -33,7 +33,7 @@ def failure(at=100.0, *, host="gpu1", rank=0, code=1, **more):
 
 
 def test_a_rank_that_slurm_has_killed_is_not_the_cause_of_what_slurm_then_reports():
-    killed = failure(code=None, signal=signal.SIGKILL, may_be_cancelled=True)
+    killed = failure(code=None, signal=signal.SIGKILL, in_slurm_step=True)
     cancelled = Failure("gpu2", 1, FailureKind.CONNECTION, 101.0, text="Slurm has cancelled step 7.0")
     assert not killed.is_final
     assert cancelled.is_final

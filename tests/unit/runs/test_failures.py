@@ -39,7 +39,7 @@ def fail(said: str, *seen: int):
 
 
 def fake_session(state: NodeState) -> Fake:
-    return Fake(states=[state], noise=lambda index: "", may_be_cancelled=False)
+    return Fake(states=[state], noise=lambda index: "", is_slurm_step=False)
 
 
 @pytest.mark.parametrize(("code", "ending"), [(3, "exit code 3"), (-11, "killed by SIGSEGV")])

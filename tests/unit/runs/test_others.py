@@ -59,7 +59,7 @@ def block(*ends, stopped_s=STOP_S):
         code, number = (None, -ending) if ending < 0 else (ending, None)
         fields = {"local_rank": local_rank, "age_s": 0.0, "code": code, "signal": number, "oom": None}
         states[node].take(Event(node, messages.EXIT, fields, now + at_s))
-    session = Fake(states=states, may_be_cancelled=False)
+    session = Fake(states=states, is_slurm_step=False)
     failures = find_failures(session, PLAN, outputs, now + stopped_s)
     cause = find_cause(failures, range(4), succeeded=find_successes(session, PLAN, outputs))
     census = Census({"gpu1": [], "gpu2": []}, {})
