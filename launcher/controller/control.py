@@ -58,16 +58,8 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
         record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.silence_s,
         on_change=is_changed.set,
     )  # fmt: skip
-    inbox = Inbox(partial(_give_up, record, hub))
     try:
-        addresses = [address for _, address in network.list_addresses()]
-        _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=hub.listen())
-        inbox.start()
-        _send(messages.GATHERED, missing=hub.wait_for_all(find_patience(request.job)))
-        inbox.wait_for_go()
-    except BrokenPipeError:  # the launch host has hung up
-        _give_up(record, hub)
-    try:
+        _gather(hub, record, find_patience(request.job))
         hub.go()
         console.transcribe(record.transcript)
         leave = partial(_leave, console, record, last_line)
@@ -89,6 +81,16 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
         console.close()
         # Without restarts, an agent that was cut off has ended by itself.
         hub.close(LEAVE_S if request.options.restarts else _END_S)
+
+
+def _gather(hub: Hub, record: RunRecord, patience_s: float) -> None:
+    """Wait for all agents, and then for `go`; raise BrokenPipeError if the launch host has hung up."""
+    addresses = [address for _, address in network.list_addresses()]
+    _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=hub.listen())
+    inbox = Inbox(partial(_give_up, record, hub))
+    inbox.start()
+    _send(messages.GATHERED, missing=hub.wait_for_all(patience_s))
+    inbox.wait_for_go()
 
 
 class Inbox:

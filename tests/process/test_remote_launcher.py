@@ -18,9 +18,13 @@ from launcher.controller import requests
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.controller.travelling_code import pack_code
 from launcher.hosts.host import Host
+from launcher.job.job import Job, Program, ProgramKind
+from launcher.node import messages
 from launcher.output.view import View
 from launcher.runs.run_list import RunList
+from launcher.runs.run_options import RunOptions
 from launcher.runs.state_directory import find_state
+from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import TransportError
 from launcher.transports.local import LocalTransport
 
@@ -122,3 +126,16 @@ def test_rows_of_this_machine(tmp_path: Path) -> None:
         str(tmp_path),
     )
     entry.close(is_kept=False)
+
+
+def test_ctrl_c_that_comes_with_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run listens to no signals yet; its directory of logs is removed all the same."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    job = Job(Program(ProgramKind.COMMAND, "true", ()))
+    launcher = start()
+    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0)), VIEW)
+    launcher.channel.write(messages.encode(messages.GO) + messages.encode(messages.SIGNAL, number=signal.SIGINT))
+    launcher.read_output()
+    launcher.close()
+    assert (launcher.exit_code, launcher.was_refused) == (130, True)
+    assert not list((tmp_path / "state" / "launch" / "logs").iterdir())
