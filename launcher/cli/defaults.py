@@ -269,7 +269,8 @@ def _check_all(source: str, content: dict[str, Any]) -> Defaults:
 def _check(file: str, name: str, value: Any) -> Any:
     """Return a value as click takes it; raise UsageError if the name or the type is wrong."""
     if name not in _KEYS:
-        near = nearest(name, _KEYS)
+        turned_off = name.removeprefix("no_")
+        near = f"{turned_off} = false" if turned_off in _KEYS else nearest(name, _KEYS)
         guess = f"; did you mean {near!r}?" if near else ""
         raise UsageError(f"{file}: no option {shown(name)}{guess}")
     is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)

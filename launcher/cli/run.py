@@ -105,14 +105,14 @@ def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share:
     """Print each node's command, with named placeholders for values that only the nodes know."""
     from launcher.cli.runner import plan_unasked, read_ranks
     from launcher.job.plan import refuse_unknown_ranks
-    from launcher.job.plan_record import as_dry_record
+    from launcher.job.plan_record import as_dry_record, code_record
     from launcher.output.console import dated
     from launcher.runs.report import plan_lines
 
     plan = plan_unasked(job, hosts, share)
     refuse_unknown_ranks(plan, read_ranks(output.ranks))
     if output.as_json:
-        event = dated("plan", run=None, name=output.name, **as_dry_record(plan))
+        event = dated("plan", run=None, name=output.name, **as_dry_record(plan), code=code_record(job))
         click.echo(json.dumps(event, default=str))
         return 0
     if job.tree is not None:

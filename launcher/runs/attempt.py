@@ -168,7 +168,8 @@ class Attempt:
 
     async def _print_plan(self) -> Result:
         assert self._plan is not None
-        self._screen.emit("plan", run=None, name=self._record.name, **as_dry_record(self._plan))
+        names = {"run": None, "name": self._record.name}
+        self._screen.emit("plan", **names, **as_dry_record(self._plan), code=code_record(self._job))
         for line in report.plan_lines(self._plan):
             self._screen.show(line)
         census = await self.session.stop_all(timeout_s=0)
@@ -204,14 +205,11 @@ class Attempt:
         disk.put(partial(self._link_logs, [node.node_rank for node in self._plan.nodes]))
         said = [warning.one_line for warning in warnings]
         times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
-        disk.put(
-            partial(
-                self._record.update,
-                {**times, "plan": as_record(self._plan), "code": code_record(self._job), "warnings": said},
-            )
-        )
+        sent = code_record(self._job)
+        values = {**times, "plan": as_record(self._plan), "code": sent, "warnings": said}
+        disk.put(partial(self._record.update, values))
         names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
-        self._screen.emit("plan", **names, **as_record(self._plan))
+        self._screen.emit("plan", **names, **as_record(self._plan), code=sent)
 
     def _link_logs(self, node_ranks: Sequence[int]) -> None:
         if not self._record.link(node_ranks):

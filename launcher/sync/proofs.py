@@ -41,9 +41,8 @@ def find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
     fields = answer.fields
     if fields["repaired"]:
         verb = "was" if len(fields["repaired"]) == 1 else "were"
-        names = _name_some(fields["repaired"])
-        text = f"{names} had changed in the run's directory, and {verb} replaced (kept as NAME.replaced-...)"
-        yield Finding((host,), text, "", WARNING)
+        change = f"{_name_some(fields['repaired'])} had changed in the run's directory, and {verb} restored"
+        yield Finding((host,), f"{change} (what was there is kept as NAME.replaced-...)", "", WARNING)
     if fields["extras"]:
         verbs = ("was", "is") if len(fields["extras"]) == 1 else ("were", "are")
         text = "{0} {1} not sent, but {2} in the run's directory and can be imported"

@@ -43,6 +43,7 @@ MIB = 1 << 20
 SMALL = {"train.py": b"print(1)\n", "pkg/__init__.py": b"", "pkg/model.py": b"SIZE = 3\n"}
 CACHE_FIX = "free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
 DISK_FIX = "look for a program that writes there, or for a damaged disk; launch clean --code removes it"
+KEPT = "(what was there is kept as NAME.replaced-...)"
 
 
 class WatchedChannel(ProcessChannel):
@@ -674,7 +675,7 @@ def test_what_was_changed_in_the_run_s_directory_is_told(root: Path, nodes: Cach
     (path / "train.py").write_text("print(8)\n")
     (path / "a.py").write_text("")
     assert send(root, nodes, "a").texts == [
-        "a: train.py had changed in the run's directory, and was replaced (kept as NAME.replaced-...)",
+        f"a: train.py had changed in the run's directory, and was restored {KEPT}",
         "a: a.py was not sent, but is in the run's directory and can be imported",
     ]
     (path / "train.py").write_text("print(8)\n")
@@ -682,8 +683,7 @@ def test_what_was_changed_in_the_run_s_directory_is_told(root: Path, nodes: Cach
     for name in ("b.py", "c.py", "d.py"):
         (path / name).write_text("")
     assert send(root, nodes, "a").texts == [
-        "a: pkg/model.py and train.py had changed in the run's directory, and were replaced "
-        "(kept as NAME.replaced-...)",
+        f"a: pkg/model.py and train.py had changed in the run's directory, and were restored {KEPT}",
         "a: a.py, b.py, c.py and 1 more were not sent, but are in the run's directory and can be imported",
     ]
 

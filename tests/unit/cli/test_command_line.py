@@ -374,6 +374,7 @@ def test_a_dry_run_as_json(launch, folder):
         "master_addr": "127.0.0.1",
         "master_port": None,
         "nodes": [{"host": "a", "node_rank": 0, "first_rank": 0, "nproc": 2, "cwd": str(folder)}],
+        "code": None,
     }
     plan = json.loads(launch("--hosts a,b --dry-run --json --ranks 7 t.py")[1])
     assert (
@@ -611,6 +612,7 @@ def test_the_source_of_a_value_is_shown(launch):
     [
         ("launcher.toml", "gpu = 8\n", "launcher.toml: no option 'gpu'; did you mean 'gpus'?"),
         ("launcher.toml", "xyzzy = 8\n", "launcher.toml: no option 'xyzzy'"),
+        ("launcher.toml", "no-sync = true\n", "launcher.toml: no option 'no_sync'; did you mean 'sync = false'?"),
         ("pyproject.toml", "[tool.launcher]\nhots = 'a'\n", "pyproject.toml: no option 'hots'; did you mean 'hosts'?"),
         ("launcher.toml", "gpus = \n", "launcher.toml: Invalid value (at line 1, column 8)"),
     ],
