@@ -96,8 +96,8 @@ class Planting:
         connection to the controller was lost: the run may continue.
         """
         assert self._launcher is not None  # all are gathered
-        self._launcher.send(messages.GO)
-        with self._passing_signals():
+        with self._passing_signals():  # from before `go`: a run that may have started must hear of Ctrl-C
+            self._launcher.send(messages.GO)
             return self._watch()
 
     @contextlib.contextmanager
