@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from machines.patience import DEADLINE_S, NEVER_S
+from machines.processes import send_signal
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
@@ -281,7 +282,7 @@ class Node:
             assert not list(self.tmpdir.iterdir())
         finally:
             for pid in self.living():
-                os.kill(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
             self.guardian.wait()
             self.stdout.close()
 

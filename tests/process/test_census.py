@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from machines.processes import send_signal
 from node_process import is_alive, read_state, wait_until
 
 from launcher.node.processes import proc
@@ -46,7 +47,7 @@ def start() -> Iterator[Start]:
 
 def end(shell: subprocess.Popen[bytes], pids: list[int]) -> None:
     for pid in filter(is_alive, pids):
-        os.kill(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)  # it may end with the one before it
     shell.wait()
     assert shell.stdout
     shell.stdout.close()

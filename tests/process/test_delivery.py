@@ -619,7 +619,8 @@ def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, lost
     assert [failure.host for failure in found.failures] == [lost]
     assert found.texts == []
     assert [read(path) for path in found.delivered.paths.values()] == 2 * [read_sent(root)]
-    assert found.delivered.sent_bytes < 17 * MIB, "the others pass it on again"
+    # At most all of it before the loss is noticed, and all of it again; sent to each directly, it were 20 MiB or more.
+    assert found.delivered.sent_bytes < 19 * MIB, "the others pass it on again"
     for name in {*"abc"} - {lost}:
         expect_whole(nodes.cache(name))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from machines.patience import NEVER_S, slowed
+from machines.processes import send_signal
 from node_process import (
     FORKS,
     IGNORES,
@@ -282,7 +283,7 @@ def test_a_sweep_finds_what_is_left_by_its_mark(nodes: Nodes, node: Node) -> Non
     keepers = [node.supervisor, node.guardian.pid, parent_of(rank)]
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another die
         for pid in keepers:
-            os.kill(pid, number)
+            send_signal(pid, number)  # one may have died with its parent
     node.wait_until(lambda: not any(map(is_alive, [*keepers, rank])))
     assert is_alive(child)
     assert sweep(nodes, node, wait_s=0.1) == []

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from machines.processes import send_signal
 from node_process import WAITS, Node, Nodes, is_alive, parent_of, shell, wait_until
 
 from launcher.node import clock, messages
@@ -223,7 +224,7 @@ def test_a_run_whose_keepers_were_killed(nodes: Nodes) -> None:
     pids = (lost.guardian.pid, lost.supervisor, parent_of(lost.pid_of(0)), lost.pid_of(0))
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
-            os.kill(pid, number)
+            send_signal(pid, number)  # one may have died with its parent
     lost.guardian.wait()
     wait_until(lambda: not any(map(is_alive, pids)))
     # What the disk of a host that loses power keeps.

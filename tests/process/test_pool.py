@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from concurrency_limits import refuse_threads
 from machines.patience import DEADLINE_S, slowed
+from machines.processes import send_signal
 from node_process import WAITS, find_marked, is_alive, shell, wait_until
 
 from launcher.clock import boot_id, boottime
@@ -131,7 +132,7 @@ def fake(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     yield make
     for pid in map(int, pids.read_text().split() if pids.exists() else ()):
         if is_alive(pid):
-            os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
     wait_until(lambda: not count_threads())
 
 

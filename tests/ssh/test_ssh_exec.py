@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 
 import pytest
 from launching import Launch, every_transport
-from ssh_hosts import SshHosts, find_free_port
+from ssh_hosts import SshHosts, find_free_port, send_signal
 
 
 def test_output_of_every_host(launch: Launch) -> None:
@@ -87,7 +86,7 @@ def test_a_host_that_is_lost_is_named(launch: Launch, hosts: SshHosts) -> None:
     running = launch.start_exec("--", f"echo ready; until [ -e {launch.folder}/go ]; do sleep 0.02; done; echo end")
     running.wait_for("] ready", 2)
     for pid in hosts["node2"].sessions():
-        os.kill(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)
     running.go()
     done = running.finish()
     assert done.exit_code == 69
