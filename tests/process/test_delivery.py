@@ -52,11 +52,18 @@ class WatchedChannel(ProcessChannel):
     def __init__(self, process: subprocess.Popen[bytes], before_write: Callable[[bytes], object] | None) -> None:
         super().__init__(process)
         self._before_write = before_write
+        self.is_over = threading.Event()  # the launcher has read all there is
 
     def write(self, data: bytes) -> None:
         if self._before_write is not None:
             self._before_write(data)
         super().write(data)
+
+    def read(self) -> tuple[int, bytes]:
+        stream, data = super().read()
+        if not stream:
+            self.is_over.set()
+        return stream, data
 
     @property
     def pid(self) -> int:
@@ -613,14 +620,15 @@ def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, lost
             os.killpg(nodes.channels[lost].pid, signal.SIGKILL)
         elif seen == 2:
             nodes.channels[lost].close()
+        if seen == 2:  # no more than a window of pieces is sent until the launcher has noticed
+            assert nodes.channels[lost].is_over.wait(DEADLINE_S)
 
     nodes = CacheTransport(tmp_path, before_write={"a": harm})
     found = send(root, nodes, "a", "b", "c")
     assert [failure.host for failure in found.failures] == [lost]
     assert found.texts == []
     assert [read(path) for path in found.delivered.paths.values()] == 2 * [read_sent(root)]
-    # At most all of it before the loss is noticed, and all of it again; sent to each directly, it were 20 MiB or more.
-    assert found.delivered.sent_bytes < 19 * MIB, "the others pass it on again"
+    assert found.delivered.sent_bytes < 17 * MIB, "the others pass it on again"
     for name in {*"abc"} - {lost}:
         expect_whole(nodes.cache(name))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -102,8 +101,7 @@ def freeze_and_thaw(node: Node, pids: list[int], for_s: float) -> None:
     thaw_at = time.monotonic() + for_s
     node.wait_until(lambda: time.monotonic() > thaw_at)
     for pid in reversed(pids):
-        with contextlib.suppress(ProcessLookupError):  # what thaws first may have ended it already
-            os.kill(pid, signal.SIGCONT)
+        send_signal(pid, signal.SIGCONT)  # what thaws first may have ended it already
 
 
 def test_a_node_that_thaws_ends_what_the_launcher_has_given_up(nodes: Nodes) -> None:
