@@ -40,8 +40,11 @@ LEAST_FREE_BYTES = 1_000_000_000  # others need the disk of the home directories
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
 
 
-def control(request: Control, view: View, last_line: LastLine, variables: Mapping[str, str]) -> int:
-    """Control the run to its end; return its exit code, or raise LauncherError if it can't start."""
+def control(request: Control, view: View, last_line: LastLine, variables: Mapping[str, str]) -> tuple[int, bool]:
+    """Control the run to its end; return its exit code, and whether it was started before a signal came.
+
+    Raise LauncherError if it can't start.
+    """
     for number in (signal.SIGQUIT, signal.SIGTSTP):  # until the run itself listens to them
         signal.signal(number, lambda number, frame: None)
     hosts = [*request.hosts, *request.spares]
@@ -74,7 +77,7 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
             )  # fmt: skip
             result = asyncio.run(running)
             entry.end(result)
-        return result.exit_code
+        return result.exit_code, record.has_begun
     finally:
         if not record.has_begun:
             record.discard()

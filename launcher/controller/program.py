@@ -43,7 +43,8 @@ def main(variables: Mapping[str, str]) -> NoReturn:
     last_line, ending = LastLine(order.mark), ""
     try:
         if isinstance(order.request, requests.Control):
-            code = control(order.request, order.view, last_line, variables)
+            code, has_begun = control(order.request, order.view, last_line, variables)
+            ending = "" if has_begun else f" {requests.REFUSED}"
         else:
             start_thread(_end_with_the_login, "login", lambda error: None)
             code = _answer(order, RunList(find_state(variables) / "runs"))

@@ -183,6 +183,8 @@ def test_ctrl_c_before_anything_runs(launch: FaultLaunch) -> None:
     assert done.exit_code == 130, str(done)
     launch.wait_until_clean()
     assert not list(launch.logs.glob("2*")), "a run that never started leaves no logs"
+    rows = json.loads(ask(launch, "ps", "--json").stdout)
+    assert not [row for row in rows if row["run"] in running.stderr], "nor is it listed"
 
 
 def test_a_host_that_can_t_reach_the_controller(launch: FaultLaunch) -> None:
