@@ -7,13 +7,13 @@ import hashlib
 import io
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import BinaryIO
 
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.tree import Tree
 from launcher.node.messages import PIECE_BYTES
+from launcher.node.trees import folders
 from launcher.node.trees.listing import LINK, Entry, decode
 from launcher.node.trees.store import Store, find_base
 from launcher.sync.small_files import SmallFiles
@@ -27,15 +27,18 @@ class Contents:
 
     def __init__(self, tree: Tree, variables: Mapping[str, str]) -> None:
         """variables: of this process; they tell where this machine keeps code."""
-        self._root = Path(tree.root)
         self._store = Store(find_base(variables))
+        self._roots = [tree.root]
+        if not tree.kept:  # for a controller, to which the code was sent before
+            self._roots += self._hold(tree)
         self._kept = tree.kept or self._read_small(tree)
 
     def open(self, entry: Entry) -> BinaryIO:
         """Return the file; raise UsageError if it has changed since it was listed, and is no small one."""
         if (content := self._kept.get(entry.content)) is not None:
             return io.BytesIO(content)
-        for path in (self._root / entry.path, Path(self._store.path_of(entry.content))):
+        paths = [os.path.join(root, entry.path) for root in self._roots]
+        for path in (*paths, self._store.path_of(entry.content)):
             file = _open_regular(path)
             if file is None:
                 continue
@@ -45,15 +48,23 @@ class Contents:
             file.close()
         raise UsageError(f"{one_line(entry.path, _MOST_CHARACTERS)} has changed since launch listed it", CHANGED_FIX)
 
-    def _read_small(self, tree: Tree) -> dict[str, bytes]:
-        """Return the small files that this machine keeps: for a controller, to which the code was sent before.
+    def _hold(self, tree: Tree) -> list[str]:
+        """Return the directory in which this machine keeps the tree, locked for as long as this process lives.
 
-        `launch clean --code` may remove them during the run, and a restart needs them.
+        `launch clean --code` may remove everything else during the run, and a restart needs the files.
         """
+        try:
+            held = folders.hold(self._store, tree.folder_name, tree.listing)
+        except OSError:  # there is a file in place of the directory, or a disk is gone
+            held = None
+        return [held.root] if held is not None else []
+
+    def _read_small(self, tree: Tree) -> dict[str, bytes]:
+        """Return the small files that this machine keeps; another run may take their directory over before it is held."""
         kept = SmallFiles()
         for entry in decode(tree.listing):
             is_wanted = entry.kind != LINK and kept.has_room(entry.content, entry.size)
-            file = _open_regular(Path(self._store.path_of(entry.content))) if is_wanted else None
+            file = _open_regular(self._store.path_of(entry.content)) if is_wanted else None
             if file is not None:
                 with file:
                     content = file.read(entry.size + 1)
@@ -62,7 +73,7 @@ class Contents:
         return kept.contents
 
 
-def _open_regular(path: Path) -> BinaryIO | None:
+def _open_regular(path: str) -> BinaryIO | None:
     with contextlib.suppress(OSError):
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     return None

@@ -148,7 +148,8 @@ def _may_import(module: Module, name: str) -> bool:
         return other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
     if other == "node":
         is_on_a_node = mine == "controller" and name.startswith("launcher.node.facts.network")
-        is_of_trees = mine == "sync" and name.startswith(("launcher.node.trees.listing", "launcher.node.trees.store"))
+        shared = tuple(f"launcher.node.trees.{name}" for name in ("folders", "listing", "store"))
+        is_of_trees = mine == "sync" and name.startswith(shared)
         is_shared = name == "launcher.node.messages" or name.startswith("launcher.node.messages.")
         return is_on_a_node or is_of_trees or is_shared
     if other in LEVELS:

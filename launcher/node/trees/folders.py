@@ -60,6 +60,18 @@ def find_like(store: Store, name: str, data: bytes) -> Folder | None:
     return max(found, key=lambda folder: (folder.read_listing() == data, _changed_at(folder)), default=None)
 
 
+def hold(store: Store, name: str, data: bytes) -> Folder | None:
+    """Return the directory of this name and listing, if there is one, and keep other runs and `prune` out of it.
+
+    It stays until this process has ended, or `unlock` was called.
+    """
+    found = find_like(store, name, data)
+    if found is not None and not (found.lock(fcntl.LOCK_SH) and found.read_listing() == data):
+        found.unlock()
+        found = None
+    return found
+
+
 def appear(folder: Folder, place: Folder) -> Folder:
     """Give a finished directory its place, unless another process was faster; return the one that is there."""
     os.utime(folder.path)

@@ -10,6 +10,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.job.tree import Tree
+from launcher.node.trees import folders
 from launcher.node.trees.listing import FILE, PROGRAM, Entry, encode
 from launcher.node.trees.store import Store, find_base
 from launcher.sync.contents import Contents
@@ -136,6 +137,24 @@ def test_a_controller_reads_small_files_before_they_are_removed(variables: dict[
     for entry in entries[1:]:
         with pytest.raises(UsageError):
             contents.open(entry)
+
+
+def test_a_controller_holds_the_code_of_its_run(variables: dict[str, str]) -> None:
+    """Between two attempts no supervisor holds it, and `launch clean --code` removes what nobody holds."""
+    entry = entry_of("big.bin", bytes(300_000))
+    tree = Tree("/home/me/proj", encode([entry]), "", 1, entry.size)
+    kept = keep(variables, bytes(300_000))
+    store = Store(find_base(variables))
+    folder, _ = folders.begin(store, tree.folder_name)
+    folder.put(store, [entry])
+    folder.write_listing(tree.listing)
+    folders.appear(folder, folders.open_folder(store, "1", tree.hash, tree.folder_name)).unlock()
+
+    contents = Contents(tree, variables)
+    assert folders.find_ended(store) == []
+    assert folders.prune(store, kept=0) == []
+    kept.unlink()
+    assert read(contents, entry) == bytes(300_000)
 
 
 def test_a_small_file_is_sent_as_it_was_listed(root: Path, variables: dict[str, str]) -> None:
