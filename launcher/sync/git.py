@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from dataclasses import dataclass
 from enum import Enum
@@ -20,13 +21,16 @@ from launcher.sync.names import shown
 
 # Set by a git that started `launch` through a hook or an alias: they name its repository, not the code's.
 _OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX")
-# It writes nothing, not even the index, starts no daemon, and its messages are those that are matched below.
+# It writes nothing, not even the index, starts no daemon, and its messages are those that are matched below. It fetches
+# nothing: what is missing in a partial clone would come from a program that the repository's configuration names. The
+# second variable says the same to a git that doesn't know the first.
 COMMAND = (
     "env", *(word for name in _OTHER_REPOSITORY for word in ("-u", name)), "LC_ALL=C",
-    "git", "--no-optional-locks", "-c", "core.fsmonitor=false",
+    "GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=", "git", "--no-optional-locks", "-c", "core.fsmonitor=false",
 )  # fmt: skip
 
 _OUTSIDE = "not a git repository (or any"  # without the parenthesis it is a damaged repository
+_UNFETCHED = "from promisor remote"
 _NOT_FOUND = 127  # from env
 _NO_DEVELOPER_TOOLS = ("xcode-select:", "xcrun:")  # on a Mac /usr/bin/git is there even if git isn't
 _TRUST = re.compile(r"git config --global --add safe\.directory .+")
@@ -100,7 +104,11 @@ def ask_git(folder: Path, *words: str, is_complete: bool = True) -> str | Absenc
         raise UsageError(f"git refuses {shown(folder)}: it belongs to another user", one_line(fix, _MAX_LINE))
     last = complaint.rpartition("\n")[2] or f"exit code {done.returncode}"
     command = next(word for word in words if not word.startswith("-"))
-    raise UsageError(f"{shown(folder)}: git {command} failed: {one_line(last, _MAX_LINE)}")
+    fetch = f"let git fetch what it lacks: git -C {shlex.quote(str(folder))} status"
+    raise UsageError(
+        f"{shown(folder)}: git {command} failed: {one_line(last, _MAX_LINE)}",
+        one_line(fetch, _MAX_LINE) if _UNFETCHED in complaint else "",
+    )
 
 
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:

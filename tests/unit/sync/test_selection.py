@@ -13,6 +13,7 @@ import pytest
 from machines.repositories import make_repository, run_git, write_files
 
 from launcher.errors import UsageError
+from launcher.runs.code_version import Git
 from launcher.sync import left_out
 from launcher.sync.left_out import LeftOut
 from launcher.sync.selection import Selection, find_root, select
@@ -203,6 +204,31 @@ def test_a_repository_of_another_user_is_refused(tmp_path: Path, monkeypatch: py
             ask(root)
         assert raised.value.message == f"git refuses {root}: it belongs to another user"
         assert raised.value.fix == f"git config --global --add safe.directory {root}"
+
+
+def test_no_program_of_a_repository_s_configuration_runs(tmp_path: Path) -> None:
+    """Of a partial clone, git would fetch what is missing, with the program that the configuration names."""
+    make_repository(tmp_path / "whole", "a.py", "sub/.gitignore", "sub/b.py")
+    run_git(tmp_path / "whole", "config", "uploadpack.allowFilter", "true")
+    run_git(tmp_path, "clone", "--filter=blob:none", "--no-checkout", f"file://{tmp_path}/whole", "part")
+    root, ran = tmp_path / "part", tmp_path / "ran"
+    run_git(root, "read-tree", "HEAD")
+    run_git(root, "update-index", "--skip-worktree", "a.py", "sub/.gitignore", "sub/b.py")
+    write_files(root, "sub/c.py")
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    for name in ("remote.origin.uploadpack", "core.fsmonitor", "core.sshCommand", "diff.external"):
+        run_git(root, "config", name, str(program))
+    for hook in ("post-index-change", "reference-transaction"):
+        (root / ".git/hooks").mkdir(exist_ok=True)
+        (root / ".git/hooks" / hook).symlink_to(program)
+    with pytest.raises(UsageError, match=r"git ls-files failed: fatal: .* from promisor remote") as raised:
+        select(root)
+    assert raised.value.fix == f"let git fetch what it lacks: git -C {root} status"
+    version = Git(root).version()
+    assert version is not None and version["dirty"] is None
+    assert not ran.exists()
 
 
 def test_other_failures_of_git_are_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
