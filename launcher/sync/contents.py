@@ -60,7 +60,7 @@ class Contents:
         return [held.root] if held is not None else []
 
     def _read_small(self, tree: Tree) -> dict[str, bytes]:
-        """Return the small files that this machine keeps; another run may take their directory over before it is held."""
+        """Return the small files that this machine keeps: another run may take their directory before it is held."""
         kept = SmallFiles()
         for entry in decode(tree.listing):
             is_wanted = entry.kind != LINK and kept.has_room(entry.content, entry.size)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,41 @@ def test_strangers_get_nothing_and_change_nothing(talks: list[Talk], code: Code,
     assert [talk.node.wait_for(messages.PLACED)["hash"] for talk in talks] == [code.hash] * 3
     silent.close()
     babbler.close()
+
+
+BAD_PIECES: dict[str, tuple[bytes, dict[str, Any]]] = {
+    "a bomb": (zlib.compress(bytes(60 << 20)), {"parts": [[0, 0, 1 << 17]], "is_packed": True}),
+    "no such file": (b"x", {"parts": [[len(NAMES), 0, 1]], "is_packed": False}),
+    "no parts": (b"x", {}),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_PIECES.values(), ids=BAD_PIECES)
+def test_a_hostile_neighbour_is_dropped_and_harms_nobody(
+    bad: tuple[bytes, dict[str, Any]], talks: list[Talk], code: Code, tmp_path: Path
+) -> None:
+    """The nodes behind it get from the launcher what it did not pass on, and none of them reports an error."""
+    places = meet(talks)
+    key = tmp_path / "key.pem"
+    key.write_bytes(PEM)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(key)
+    with context.wrap_socket(socket.create_connection(("127.0.0.1", places[1]["port"]), DEADLINE_S)) as sock:
+        sock.sendall(messages.encode("hello", to=1))
+        assert sock.recv(1) == b"+"
+        sock.sendall(messages.encode("begin"))
+        assert join(talks, places)[1:] == [True, True]
+        sock.sendall(messages.encode(messages.PIECE, bad[0], **bad[1]))
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b"", "it hangs up"
+    for talk in talks[1:]:
+        talk.node.send(messages.PLACE, is_writer=True, is_in_chain=True)
+    for talk in talks[1:]:
+        lacking = code.wanted(talk.request())
+        assert lacking == NAMES
+        talk.send(*lacking)
+        assert talk.place()["hash"] == code.hash
 
 
 def test_a_port_is_closed_when_the_code_is_there(talks: list[Talk], code: Code) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import threading
 import zlib
 
+from launcher.node.trees import listing
+from launcher.node.trees.store import PIECE_BYTES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any, Dict, List, Tuple
 
     from launcher.node.trees.listing import Entry
     from launcher.node.trees.store import Arrival, Store
+
+    Parts = List[Tuple[int, int, memoryview]]  # each: which entry, where the part begins, its bytes
 
 
 class Arrivals:
@@ -21,21 +26,52 @@ class Arrivals:
         self._entries = entries
         self._files: dict[int, Arrival] = {}  # by the entry's place in the listing
         self._lock = threading.Lock()
-        self._fault: Exception | None = None
+        self._fault: OSError | None = None
         self._is_closed = False
+        self._next = (0, 0)  # what a neighbour may send: an entry or a later one, and how much of it has come
 
-    def take(self, header: Dict[str, Any], payload: bytes) -> None:
-        """Take parts of files, each given by its place in the listing, and where the part begins and ends."""
-        data = memoryview(zlib.decompress(payload) if header["is_packed"] else payload)
-        for index, begin, end in header["parts"]:
-            part, data = data[: end - begin], data[end - begin :]
+    def unpack(self, header: Dict[str, Any], payload: bytes) -> Parts:
+        """Return the parts in a piece; raise ValueError unless they are parts of the listing's files, and all of it."""
+        spans = [_read_span(part, self._entries) for part in _as_list(header.get("parts"))]
+        size = sum(end - begin for _, begin, end in spans)
+        if size > PIECE_BYTES:
+            raise ValueError("a piece of %d bytes" % size)
+        data = memoryview(_inflate(payload, size) if header.get("is_packed") else payload)
+        if len(data) != size:
+            raise ValueError("a piece of %d bytes instead of %d" % (len(data), size))
+        parts = []
+        for index, begin, end in spans:
+            parts.append((index, begin, data[: end - begin]))
+            data = data[end - begin :]
+        return parts
+
+    def unpack_next(self, header: Dict[str, Any], payload: bytes) -> Parts:
+        """Return what `unpack` returns for a piece of a neighbour, which sends each file whole, in the listing's order.
+
+        So it can neither go on for ever nor have many files open.
+        """
+        parts = self.unpack(header, payload)
+        if not parts:
+            raise ValueError("an empty piece")
+        for index, begin, data in parts:
+            first, place = self._next
+            end, size = begin + len(data), self._entries[index].size
+            is_next = (index, begin) == (first, place) if place else index >= first and not begin
+            if not is_next or (begin == end and size):
+                raise ValueError("a part out of order")
+            self._next = (index, end) if end < size else (index + 1, 0)
+        return parts
+
+    def take(self, parts: Parts) -> None:
+        """Take parts of files."""
+        for index, begin, data in parts:
             with self._lock:
                 if self._is_closed:
                     return
                 if index not in self._files:
                     self._files[index] = self._store.receive(self._entries[index])
                 file = self._files[index]
-            if file.write(begin, part):
+            if file.write(begin, data):
                 with self._lock:
                     is_last = self._files.get(index) is file
                     if is_last:
@@ -43,11 +79,11 @@ class Arrivals:
                 if is_last:
                     file.finish()
 
-    def take_safely(self, header: Dict[str, Any], payload: bytes) -> None:
-        """Take a piece in a thread of its own: `close` raises what went wrong."""
+    def take_safely(self, parts: Parts) -> None:
+        """Take parts in a thread of its own: `close` raises what was wrong with this node's disk."""
         try:
-            self.take(header, payload)
-        except Exception as error:  # noqa: BLE001 - such as a full disk
+            self.take(parts)
+        except OSError as error:
             self._fault = error
 
     def close(self) -> None:
@@ -59,3 +95,34 @@ class Arrivals:
             file.abandon()
         if self._fault is not None:
             raise self._fault
+
+
+def _as_list(value: object) -> List[Any]:
+    if not isinstance(value, list):
+        raise ValueError("not a list: %.80r" % (value,))
+    return value
+
+
+def _read_span(value: object, entries: list[Entry]) -> Tuple[int, int, int]:
+    """Return which entry a part belongs to, and where it begins and ends."""
+    numbers = _as_list(value)
+    if len(numbers) != 3 or any(type(number) is not int for number in numbers):
+        raise ValueError("not a part: %.80r" % (value,))
+    index, begin, end = numbers
+    if not 0 <= index < len(entries) or entries[index].kind == listing.LINK:
+        raise ValueError("no file has the number %d" % index)
+    if not 0 <= begin <= end <= entries[index].size:
+        raise ValueError("%d to %d of a file with %d bytes" % (begin, end, entries[index].size))
+    return index, begin, end
+
+
+def _inflate(payload: bytes, size: int) -> bytes:
+    """Return what was compressed; raise ValueError if that isn't so many bytes, and never hold more than that."""
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(payload, size + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not stream.eof or stream.unused_data:
+        raise ValueError("not %d bytes, compressed" % size)
+    return data

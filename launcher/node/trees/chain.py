@@ -2,7 +2,8 @@
 
 A node connects to the next one over TLS. All of them have one certificate with its key, made for this delivery and sent
 over the launcher's own connection, and accept nobody without it. What arrives this way is checked by its hash like
-everything else, and what doesn't arrive is sent by the launcher itself.
+everything else, and what doesn't arrive is sent by the launcher itself. A neighbour may be hostile: a piece that isn't
+one ends its connection before anything of it is passed on, and is no error of this node.
 
 A node that has taken a piece waits until the next one has room for it. So a slow node slows the launcher down instead
 of filling the memory of those before it; and since a chain is no circle, no nodes can wait for each other.
@@ -23,8 +24,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Mapping
 
+    from launcher.node.trees.arrivals import Parts
+
     Header = Dict[str, Any]
-    OnPiece = Callable[[Header, bytes], object]
+    Unpack = Callable[[Header, bytes], Parts]
 
 JOIN_S = 4.0  # to connect to the next node; a firewall may answer nothing
 SILENCE_S = 10.0  # without a byte of the previous node, once the launcher has sent everything
@@ -41,14 +44,16 @@ _HELLO, _BEGIN, _END = "hello", "begin", "end"
 class ChainLink:
     """The place of this node in a chain: a connection from the previous node, and one to the next."""
 
-    def __init__(self, number: int, pem: bytes, on_piece: OnPiece) -> None:
+    def __init__(self, number: int, pem: bytes, unpack: Unpack, take: Callable[[Parts], object]) -> None:
         """Listen; raise OSError if that is impossible.
 
-        number: of this node; pem: certificate and key; on_piece: takes a piece of the previous node.
+        number: of this node; pem: certificate and key; unpack: raises ValueError for what isn't the next piece of the
+        previous node; take: takes its parts.
         """
         self._server_context = _make_context(ssl.PROTOCOL_TLS_SERVER, pem)
         self._client_context = _make_context(ssl.PROTOCOL_TLS_CLIENT, pem)
-        self._on_piece = on_piece
+        self._unpack = unpack
+        self._take_parts = take
         self._listener = _listen()
         self.port: int = self._listener.getsockname()[1]
         self._number = number
@@ -186,7 +191,7 @@ class ChainLink:
                     return
                 self._heard_at = time.monotonic()
                 for header, payload in decoder.feed(data):
-                    if header["type"] == _END:
+                    if header["type"] != messages.PIECE:  # it is _END
                         return
                     self._take(header, payload)
         except (OSError, ValueError):
@@ -198,11 +203,13 @@ class ChainLink:
 
     def _take(self, header: Header, payload: bytes) -> None:
         """Pass a piece on before it is written here, so that all nodes work at the same time."""
+        parts = self._unpack(header, payload)
         self._is_passing_on = True  # however long the next node takes, the previous one isn't silent
-        self.pass_on(messages.encode(messages.PIECE, payload, **messages.fields_of(header)))
+        fields = {"parts": header["parts"], "is_packed": bool(header.get("is_packed"))}
+        self.pass_on(messages.encode(messages.PIECE, payload, **fields))
         self._heard_at = time.monotonic()
         self._is_passing_on = False
-        self._on_piece(header, payload)
+        self._take_parts(parts)
 
 
 class _Sender:

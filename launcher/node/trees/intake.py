@@ -80,9 +80,10 @@ class Intake:
                     is_complete = chain is not None and chain.join(following, has_previous=has_previous)
                     self.say(messages.JOINED, is_complete=is_complete)
                 elif header["type"] == messages.PIECE:
+                    parts = arrivals.unpack(header, payload)
                     if chain is not None and header["is_for_chain"]:
                         chain.pass_on(messages.encode(messages.PIECE, payload, **messages.fields_of(header)))
-                    arrivals.take(header, payload)
+                    arrivals.take(parts)
                     self.say(messages.TOOK)
                 else:
                     if chain is not None and header["is_in_chain"]:
@@ -98,7 +99,7 @@ class Intake:
         from launcher.node.trees import chain
 
         try:
-            link = chain.ChainLink(number, pem, arrivals.take_safely)
+            link = chain.ChainLink(number, pem, arrivals.unpack_next, arrivals.take_safely)
         except (OSError, ValueError, AttributeError):  # AttributeError: the C library has no memfd
             self.say(messages.MET, port=0, addresses=[])
             return None

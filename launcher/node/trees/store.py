@@ -183,17 +183,24 @@ class Arrival:
         self._entry = entry
         self._left = entry.size
         self._lock = threading.Lock()
+        self._is_over = False
         self._fd, self._has_name = _open_new(part)
 
     def write(self, begin: int, data: bytes | memoryview) -> bool:
-        """Write the part that begins here; return whether the file is complete."""
+        """Write the part that begins here; return whether that completes the file, which takes no more then.
+
+        A neighbour may send a part that another thread writes at the same time, or that is there already.
+        """
         view = memoryview(data)
-        while view:
-            written = os.pwrite(self._fd, view, begin)
-            begin, view = begin + written, view[written:]
         with self._lock:
-            self._left -= len(data)
-            return self._left <= 0
+            if self._is_over:
+                return False
+            self._left -= len(view)
+            while view:
+                written = os.pwrite(self._fd, view, begin)
+                begin, view = begin + written, view[written:]
+            self._is_over = self._left <= 0
+            return self._is_over
 
     def finish(self) -> None:
         """Keep the file under its name if it has the announced hash, or remove it."""
@@ -225,6 +232,8 @@ class Arrival:
 
     def abandon(self) -> None:
         """Remove what has come."""
+        with self._lock:
+            self._is_over = True
         os.close(self._fd)
         self._remove()
 
