@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -17,13 +18,27 @@ def open_private(path: str, flags: int) -> int:
 def make_private(folder: Path, base: Path, *, exist_ok: bool = False) -> None:
     """Make a directory with mode 0700, and those missing between it and `base`; `base` itself follows the umask.
 
-    Existing directories keep their mode.
+    An existing one that others may write to gets this mode, too. Raise PermissionError if another user has made it.
     """
     if folder.parent != base:
         make_private(folder.parent, base, exist_ok=True)
     elif not os.path.lexists(base):
         base.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=exist_ok)
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:  # not always EEXIST, as on a file system that is read-only
+        if not (exist_ok and folder.is_dir()):
+            raise
+        _take_over(folder)
+
+
+def _take_over(folder: Path) -> None:
+    found = folder.stat()
+    # Whoever owns the directory above could replace this one anyhow; where a server maps users, all have one owner.
+    if found.st_uid not in (os.geteuid(), folder.parent.stat().st_uid):
+        raise PermissionError(errno.EPERM, f"it belongs to user {found.st_uid}", str(folder))
+    if found.st_mode & 0o022 and found.st_uid == os.geteuid():
+        folder.chmod(0o700)
 
 
 def write_private(path: Path, text: str) -> None:

@@ -26,7 +26,6 @@ from launcher.commands.stop import find_living, stop
 from launcher.commands.wait import wait
 from launcher.concurrency import start_thread
 from launcher.controller import requests
-from launcher.controller.control import control
 from launcher.controller.requests import LastLine, Order
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.notice import describe_error, tell
@@ -43,6 +42,8 @@ def main(variables: Mapping[str, str]) -> NoReturn:
     last_line, ending = LastLine(order.mark), ""
     try:
         if isinstance(order.request, requests.Control):
+            from launcher.controller.control import control  # half of this package, which no other request needs
+
             code, has_begun = control(order.request, order.view, last_line, variables)
             ending = "" if has_begun else f" {requests.REFUSED}"
         else:

@@ -124,17 +124,19 @@ class RemoteLauncher:
 
     def _send_code(self) -> None:
         code = pack_code()
-        self.channel.write(bootstrap.arrival_code(code.name, code.files, code.bytes_in_all, len(code.archive)))
+        self.channel.write(bootstrap.arrival_code(code.name))
         word, text = self._read_answer()
         if word == "missing":
-            self.channel.write(code.archive)
+            packed = code.compress()
+            self.channel.write(len(packed).to_bytes(requests.LENGTH_BYTES, "big") + packed)
             word, text = self._read_answer()
         if word == "old":
             text = f"its Python is {text}, and the controller of a run needs {_OLDEST} or newer"
             fix = "name a newer one with --python PATH, another host with --controller HOST, or --controller here"
             raise TransportError(HostFailure(self.host.name, HostFailureKind.NO_PYTHON, text, fix))
         if word != "present":
-            raise TransportError(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text or "no answer"))
+            fix = "see who owns it, and whether its disk is full, or set XDG_CACHE_HOME in the rc files there"
+            raise TransportError(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text or "no answer", fix))
 
     def _read_answer(self) -> tuple[str, str]:
         """Return the word and the text of an answer."""

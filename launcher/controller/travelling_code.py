@@ -9,7 +9,9 @@ import functools
 import hashlib
 import importlib.util
 import io
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -19,6 +21,7 @@ _STAYING = (
     "cli/", "transports/ssh/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py",
     "commands/plots.py",
 )  # fmt: skip
+_FOR_RANKS = ("launcher/trainer/", "launcher/collectives/", "launcher/distributed.py")  # where they are compiled
 _NODE_SET = ("__init__.py", "Defaults.py", "NodeSet.py", "NodeUtils.py", "RangeSet.py")
 _DATE = (2000, 1, 1, 0, 0, 0)  # so that equal code gives an equal archive
 
@@ -27,34 +30,55 @@ _DATE = (2000, 1, 1, 0, 0, 0)  # so that equal code gives an equal archive
 class TravellingCode:
     """The code as an archive."""
 
-    archive: bytes  # zip
-    files: int
-    bytes_in_all: int  # of the files
+    archive: bytes  # zip, from which Python can import
 
     @property
     def name(self) -> str:
         """The hash that names it."""
-        return hashlib.sha256(self.archive).hexdigest()[:16]
+        return hashlib.sha256(self.archive).hexdigest()
+
+    def compress(self) -> bytes:
+        """Return what launcher.node.arrival takes; the archive itself is not compressed, so it is packed soon."""
+        return zlib.compress(self.archive)
 
 
 @functools.cache
 def pack_code() -> TravellingCode:
     """Return the code that travels."""
-    archive, sizes = io.BytesIO(), []
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in _find_files():
-            file.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
-            sizes.append(len(content))
-    return TravellingCode(archive.getvalue(), len(sizes), sum(sizes))
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, path in _find_files():
+            content = path.read_bytes()
+            file.writestr(zipfile.ZipInfo(name, _DATE), content)
+            if not name.startswith(_FOR_RANKS) and (bytecode := _read_bytecode(path)):
+                file.writestr(zipfile.ZipInfo(f"{name}c", _DATE), bytecode)
+    return TravellingCode(archive.getvalue())
 
 
-def _find_files() -> Iterator[tuple[str, bytes]]:
+def _find_files() -> Iterator[tuple[str, Path]]:
     package = Path(str(resources.files("launcher")))
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).as_posix()
         if not name.startswith(_STAYING):
-            yield f"launcher/{name}", path.read_bytes()
+            yield f"launcher/{name}", path
     spec = importlib.util.find_spec("ClusterShell")
     assert spec is not None and spec.origin is not None  # a dependency
     for name in _NODE_SET:
-        yield f"ClusterShell/{name}", Path(spec.origin).with_name(name).read_bytes()
+        yield f"ClusterShell/{name}", Path(spec.origin).with_name(name)
+
+
+def _read_bytecode(path: Path) -> bytes | None:
+    """Return what this Python keeps of a module, in the form that a Python of its version takes from a zip.
+
+    None is made here: bytecode of equal code may differ in some bytes, and so would the archive's name.
+    """
+    try:
+        found = path.stat()
+        facts = (0, int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)
+        header = importlib.util.MAGIC_NUMBER + struct.pack("<3I", *facts)
+        data = Path(importlib.util.cache_from_source(str(path))).read_bytes()
+    except (OSError, NotImplementedError):  # the latter: this Python keeps none
+        return None
+    # PEP 552: 1 is for bytecode that is not compared with its source.
+    unchecked = importlib.util.MAGIC_NUMBER + struct.pack("<3I", 1, 0, 0)
+    return unchecked + data[len(header) :] if data.startswith(header) else None

@@ -8,6 +8,7 @@ In reading order:
     signals       the signal module, and
     fast_json     JSON, both without the imports that would double the start time
     clock         seconds that include suspend
+    own_folders   directories that no other user can fill or replace
     messages      the wire format, the only module here that the launcher imports too
     loop          a small event loop
     send_queue    the queue of messages and output for the launcher, sent as fast as the network takes them

@@ -1,14 +1,18 @@
 """Take the launcher's own code on a host, and run it there: for the controller of a run, and to ask about runs.
 
-The code is kept by its hash in the user's cache directory, so it is sent once. Unlike the code of a supervisor it needs
-Python 3.10.
+The code is an archive that is kept under its hash in the user's cache directory, so it is sent once. Unlike the code of
+a supervisor it needs Python 3.10.
+
+What is run is what was hashed, in memory: whatever happens to the file later doesn't matter, neither to what is
+imported now nor to what a controller imports days later, and no bytecode is ever read from a disk.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import sys
+
+from launcher.node.own_folders import make_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,28 +21,36 @@ if TYPE_CHECKING:
 PYTHON = (3, 10)
 KEPT_S = 180 * 86400.0
 MISSING, PRESENT, OLD, FAILED = "missing", "present", "old", "failed"  # the first word of the answer
+LENGTH_BYTES = 8  # before the archive, which is compressed
 _EXIT_CODE = 1
+_MOST_BYTES = 64 << 20
 
 
-def main(name: str, files: int, bytes_in_all: int, size: int) -> None:
-    """Answer whether the code is here, take it if not, and let it be imported.
-
-    name: its hash; files: how many there are, with so many bytes in all; size: of the archive, in bytes.
-    """
+def main(name: str) -> None:
+    """Answer whether the code is here, take it if not, and let it be imported; name: the hash of its archive."""
     if sys.version_info < PYTHON:
         _give_up(OLD, "%d.%d" % sys.version_info[:2])
-    folder = os.path.join(_find_cache(), "launch", "code", name)
+    base = os.path.join(_find_cache(), "launch")
+    folder = os.path.join(base, "code")
+    path = os.path.join(folder, name)
     try:
-        if _measure(folder) == (files, bytes_in_all):
-            os.utime(folder)
-            _answer(PRESENT)
+        make_own(base)
+        make_own(folder)
+        archive = _read(path)
+        if _hash(archive) == name:
+            os.utime(path)
         else:
             _answer(MISSING)
-            _unpack(_take(size), folder)
-            _answer(PRESENT)
+            archive = _take()
+            if _hash(archive) != name:
+                _give_up(FAILED, "its code came with another content")
+            _keep(archive, path)
+        sys.path.insert(0, _hold(archive))
     except OSError as error:
-        _give_up(FAILED, "can't write %s: %s" % (folder, error.strerror))
-    sys.path.insert(0, folder)
+        _give_up(FAILED, "can't keep the code in %s: %s" % (error.filename or folder, error.strerror))
+    _answer(PRESENT)
+    for each in [each for each in sys.modules if each.partition(".")[0] == "launcher"]:
+        del sys.modules[each]  # that is this module, and what it needed
     with open("/proc/self/comm", "w") as file:  # what ps and top show
         file.write("launch")
 
@@ -48,48 +60,77 @@ def _find_cache() -> str:
     return base if base.startswith("/") else os.path.join(os.path.expanduser("~"), ".cache")
 
 
-def _measure(folder: str) -> tuple[int, int]:
-    """Return how many files of code a directory has, and their size.
+def _hash(data: bytes) -> str:
+    import hashlib
 
-    A cleaner of caches may have removed some, and the loss of power may have left them empty.
-    """
-    paths = [os.path.join(base, name) for base, _, names in os.walk(folder) for name in names if name.endswith(".py")]
-    return len(paths), sum(os.path.getsize(path) for path in paths)
+    return hashlib.sha256(data).hexdigest()
 
 
-def _unpack(archive: bytes, folder: str) -> None:
-    """Unpack an archive, so that the directory appears whole: several may do so at once."""
-    import shutil
-    import tempfile
-    import zipfile
-
-    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
-    _remove_old(os.path.dirname(folder))
-    fresh = tempfile.mkdtemp(dir=os.path.dirname(folder))
+def _read(path: str) -> bytes:
+    """Return what is there; nothing if that is no file that can be read."""
     try:
-        with zipfile.ZipFile(io.BytesIO(archive)) as file:
-            file.extractall(fresh)
-        try:
-            os.rename(fresh, folder)
-        except OSError:  # another one was faster, or files are missing there
-            shutil.rmtree(folder, ignore_errors=True)
-            os.rename(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nothing waits for a FIFO of that name
+        with open(fd, "rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError:
+        return b""
+
+
+def _keep(archive: bytes, path: str) -> None:
+    """Keep an archive, so that it appears whole: several may do so at once."""
+    _remove_old(os.path.dirname(path))
+    fresh = "%s.%s" % (path, os.urandom(8).hex())
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(archive)
+        os.rename(fresh, path)
+    except OSError as error:
+        _remove(fresh)
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def _hold(archive: bytes) -> str:
+    """Return a path of an archive in memory, which only this process, and those that it forks, can use."""
+    try:
+        fd = os.memfd_create("launch")
+    except (AttributeError, OSError):  # a Python that was built for an old C library
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    with open(fd, "wb", closefd=False) as file:
+        file.write(archive)
+    return "/proc/self/fd/%d" % fd
 
 
 def _remove_old(base: str) -> None:
     """Remove the code of versions that nothing was asked of for long; no run is that old."""
-    import shutil
     import time
 
     for name in os.listdir(base):
         path = os.path.join(base, name)
-        if time.time() - os.path.getmtime(path) > KEPT_S:
-            shutil.rmtree(path, ignore_errors=True)
+        if time.time() - os.lstat(path).st_mtime > KEPT_S:
+            _remove(path)
 
 
-def _take(size: int) -> bytes:
+def _remove(path: str) -> None:
+    """Remove an archive, or the directory in which an earlier version kept one."""
+    import shutil
+
+    try:
+        os.unlink(path)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _take() -> bytes:
+    import zlib
+
+    size = int.from_bytes(_read_all(LENGTH_BYTES), "big")
+    return zlib.decompress(_read_all(size))
+
+
+def _read_all(size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         piece = os.read(0, size - len(data))

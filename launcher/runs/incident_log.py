@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import LauncherError
-from launcher.private_files import open_private
+from launcher.private_files import make_private, open_private
 from launcher.wording import count
 
 HALF_LIFE_S = 7 * 86400.0  # of the blame for an incident
@@ -73,7 +73,7 @@ class IncidentLog:
     def _change(self, edit: Callable[[_Hosts], _Result]) -> _Result | None:
         """Change the content under a lock; return what `edit` returns, or None if the file can't be written."""
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._path.parent, self._path.parent.parent, exist_ok=True)
             with open(self._path.with_suffix(".lock"), "w", opener=open_private) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 hosts = self._read()

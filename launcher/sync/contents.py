@@ -37,7 +37,7 @@ class Contents:
         """Return the file; raise UsageError if it has changed since it was listed, and is no small one."""
         if (content := self._kept.get(entry.content)) is not None:
             return io.BytesIO(content)
-        paths = [os.path.join(root, entry.path) for root in self._roots]
+        paths = [f"{root}/{entry.path}" for root in self._roots]
         for path in (*paths, self._store.path_of(entry.content)):
             file = _open_regular(path)
             if file is None:

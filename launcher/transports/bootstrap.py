@@ -20,7 +20,7 @@ from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from launcher.errors import HostFailure, HostFailureKind
 
@@ -32,7 +32,8 @@ MARKER = "~launch"
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
 _NODE_MODULES = (
-    "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
+    "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "own_folders", "send_queue", "signals",
+    "supervisor",
     *(f"facts.{name}" for name in (
         "code", "cpus", "gathering", "gpus", "inspection", "leftovers", "links", "machine", "nccl_ras", "network",
         "packages", "pythons", "saves", "setup", "shared_directory", "slurm", "visible_gpus", "xids",
@@ -241,16 +242,29 @@ def _compiled_modules(packages: tuple[str, ...], names: tuple[str, ...]) -> byte
 def _code_of(name: str) -> CodeType:
     """Return a module's code, from its .pyc file if there is one."""
     spec = find_spec(name)
-    assert spec is not None and isinstance(spec.loader, InspectLoader)  # it is part of this package
-    code = spec.loader.get_code(name)
+    assert spec is not None  # it is part of this package
+    code = cast(InspectLoader, spec.loader).get_code(name)  # which a zip's loader is without being registered as one
     assert code is not None  # it is no built-in module
     return code
 
 
-def arrival_code(name: str, files: int, bytes_in_all: int, size: int) -> bytes:
-    """Return what to send on stdin after the marker, to start the launcher's own code (see launcher.node.arrival)."""
-    start = f"main({name!r}, {files}, {bytes_in_all}, {size})"
-    code = f"{_source_of('arrival')}\n{start}\nfrom launcher.controller import program\nprogram.main(os.environ)\n"
+# Makes modules from their source texts, which the code that arrives replaces by its own.
+_ARRIVAL = """\
+import os, sys
+for name, text in {sources!r}:
+    exec(text, sys.modules.setdefault(name, type(sys)(name)).__dict__)
+sys.modules[name].main({name!r})
+from launcher.controller import program
+program.main(os.environ)
+"""
+
+
+def arrival_code(name: str) -> bytes:
+    """Return what to send on stdin after the marker, to start the launcher's own code (see launcher.node.arrival).
+
+    name: the hash of its archive.
+    """
+    code = _ARRIVAL.format(sources=_relay_sources(("own_folders", "arrival")), name=name)
     return f"exec({code!r})\n".encode()
 
 

@@ -16,6 +16,8 @@ from node_process import STAND_IN, WAITS, Node, Nodes, parent_of, shell
 
 from launcher.node import messages
 
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="run as root, to make directories of other users")
 FACTS = {
     "facts": True, "workdir": "/nowhere", "script": None, "pythons": [sys.executable], "gpus": False, "checks": False,
     "env": {"PYTHONPATH": str(STAND_IN)},
@@ -220,7 +222,49 @@ def test_a_cache_that_can_t_be_written_is_named(start: Any, cache: Path) -> None
     node = start()
     node.prepare(tree=Code(FILES).fields())
     text = node.wait_for(messages.UNPLACED)["text"]
-    assert text == f"can't keep the code in {cache}/launch: Not a directory"
+    assert text == f"can't keep the code in {cache}: Not a directory"
+
+
+def test_every_level_is_this_user_s_alone(start: Any, cache: Path) -> None:
+    """Also where an earlier version followed a umask of 002: another user could replace the code after its proof."""
+    levels = [cache / "launch", *(cache / "launch" / name for name in ("trees", "content", "arriving"))]
+    cache.mkdir()
+    for level in levels:
+        level.mkdir()
+        level.chmod(0o775)
+    root = Talk(start(), Code(FILES)).deliver()
+    assert [oct(path.stat().st_mode & 0o777) for path in (*levels, root.parent, root)] == ["0o700"] * 6
+
+
+@needs_root
+@pytest.mark.parametrize("level", ["", "launch", "launch/trees", "launch/content"])
+def test_a_level_of_another_user_is_refused(start: Any, cache: Path, level: str) -> None:
+    (cache / "launch").mkdir(parents=True)
+    (cache / level).mkdir(exist_ok=True)
+    os.chown(cache / level, NOBODY, -1)
+    node = start()
+    node.prepare(tree=Code(FILES).fields())
+    answer = node.wait_for(messages.UNPLACED)
+    where = str(cache / level).rstrip("/")
+    assert answer["text"] == (
+        f"can't keep the code in {where}: it belongs to user nobody, who could replace what is there"
+    )
+    assert (answer["is_disk"], answer["is_full"]) == (True, False)
+
+
+@needs_root
+@pytest.mark.parametrize("path", ["", "pkg", "train.py"])
+def test_what_another_user_has_put_there_is_not_taken_over(start: Any, path: str) -> None:
+    first = start()
+    before = Talk(first, Code(FILES)).deliver()
+    first.stop()
+    first.wait_until_gone()
+    os.chown(before / path, NOBODY, -1)
+    talk = Talk(start("next"), Code(FILES))
+    assert talk.ask() == []
+    root = Path(talk.place()["path"])
+    assert read(root) == FILES
+    assert {each.stat().st_uid for each in (root, *root.rglob("*"))} == {os.geteuid()}
 
 
 def test_the_worker_s_death_is_told(start: Any) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -74,12 +76,38 @@ def test_what_travels_needs_the_standard_library_only(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_code_is_sent_once_and_again_if_a_file_is_missing(cache: Path) -> None:
-    for _ in range(2):
-        assert ask(requests.List()) == (b"[]\n", 0)
-        (folder,) = cache.iterdir()
-        (folder / "launcher" / "errors.py").unlink()
-    assert (cache.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o700, 0o700)
+DAMAGES = {
+    "other code": lambda path: path.write_bytes(path.read_bytes().replace(b"print(json.dumps", b"print(repr('x') or")),
+    "cut off": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "a link": lambda path: (path.rename(path.with_name("it")), path.symlink_to("it")),
+    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_only_what_was_sent_runs(cache: Path, damage: Callable[[Path], object]) -> None:
+    """The code is sent once, and again if the file's content is another, whoever has put it there."""
+    cache.mkdir(parents=True, mode=0o775)
+    cache.chmod(0o775)  # of an earlier version, with a umask of 002
+    assert ask(requests.List()) == (b"[]\n", 0)
+    kept = cache / pack_code().name
+    assert [each.stat().st_mode & 0o777 for each in (cache.parent, cache, kept)] == [0o700, 0o700, 0o600]
+    before = kept.stat().st_ino
+    assert ask(requests.List()) == (b"[]\n", 0)
+    assert kept.stat().st_ino == before, "it was not sent again"
+    damage(kept)
+    assert ask(requests.List()) == (b"[]\n", 0)
+    assert kept.read_bytes() == pack_code().archive
+    assert sorted(path.name for path in cache.iterdir() if path.suffix) == []
+
+
+def test_what_is_removed_while_it_runs_is_not_missed(cache: Path) -> None:
+    """`launch clean` or a cleaner of caches may remove it, while a controller still has modules to import."""
+    launcher = start()
+    shutil.rmtree(cache)
+    launcher.ask(requests.List(), VIEW)
+    assert launcher.read_output() == b"[]\n"
+    launcher.close()
 
 
 def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +129,7 @@ def test_a_cache_that_can_t_be_written(cache: Path) -> None:
     cache.parent.parent.joinpath("launch").touch()
     with pytest.raises(TransportError) as raised:
         start()
-    assert raised.value.failure.text.startswith(f"can't write {cache}/")
+    assert raised.value.failure.text == f"can't keep the code in {cache.parent}: Not a directory"
 
 
 def test_a_python_that_is_too_old(any_python: str) -> None:

@@ -32,7 +32,8 @@ class Arrivals:
 
     def unpack(self, header: Dict[str, Any], payload: bytes) -> Parts:
         """Return the parts in a piece; raise ValueError unless they are parts of the listing's files, and all of it."""
-        spans = [_read_span(part, self._entries) for part in _as_list(header.get("parts"))]
+        found = header.get("parts")
+        spans = [_read_span(part, self._entries) for part in (found if isinstance(found, list) else [found])]
         size = sum(end - begin for _, begin, end in spans)
         if size > PIECE_BYTES:
             raise ValueError("a piece of %d bytes" % size)
@@ -48,7 +49,7 @@ class Arrivals:
     def unpack_next(self, header: Dict[str, Any], payload: bytes) -> Parts:
         """Return what `unpack` returns for a piece of a neighbour, which sends each file whole, in the listing's order.
 
-        So it can neither go on for ever nor have many files open.
+        So it can neither send for ever nor have many files open.
         """
         parts = self.unpack(header, payload)
         if not parts:
@@ -97,18 +98,11 @@ class Arrivals:
             raise self._fault
 
 
-def _as_list(value: object) -> List[Any]:
-    if not isinstance(value, list):
-        raise ValueError("not a list: %.80r" % (value,))
-    return value
-
-
 def _read_span(value: object, entries: list[Entry]) -> Tuple[int, int, int]:
     """Return which entry a part belongs to, and where it begins and ends."""
-    numbers = _as_list(value)
-    if len(numbers) != 3 or any(type(number) is not int for number in numbers):
+    if not (isinstance(value, list) and [type(number) for number in value] == [int, int, int]):
         raise ValueError("not a part: %.80r" % (value,))
-    index, begin, end = numbers
+    index, begin, end = value
     if not 0 <= index < len(entries) or entries[index].kind == listing.LINK:
         raise ValueError("no file has the number %d" % index)
     if not 0 <= begin <= end <= entries[index].size:

@@ -91,7 +91,8 @@ class Folder:
 
     def make(self) -> None:
         """Make the directory."""
-        os.makedirs(self.root, 0o700)
+        for path in (self.path, self.root):
+            os.mkdir(path, 0o700)
         with open(os.path.join(self.path, _NAME), "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(self.name)
 
@@ -209,8 +210,13 @@ def _set_aside(path: str) -> None:
 
 
 def read_name(path: str) -> str:
-    """Return the name of the directory in a run's directory; empty if there is none, or it was just taken over."""
+    """Return the name of the directory in a run's directory; empty if there is none, or it was just taken over.
+
+    Another user's is none: it may be there from a time when others could write here.
+    """
     try:
+        if os.lstat(path).st_uid != os.geteuid():
+            return ""
         with open(os.path.join(path, _NAME), encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
     except OSError:

@@ -36,8 +36,10 @@ def begin(store: Store, name: str) -> tuple[Folder, bytes]:
     """
     for old in sorted(_find_folders(store, name), key=_changed_at, reverse=True):
         data = old.read_listing()
-        if data and old.lock(fcntl.LOCK_EX) and _is_untouched(old) and _rename(old, _fresh_path(store)):
-            return old, data
+        if data and old.lock(fcntl.LOCK_EX):
+            os.chmod(old.path, 0o700)  # before it is proved: an earlier version followed the umask
+            if _is_untouched(old) and _rename(old, _fresh_path(store)):
+                return old, data
         old.unlock()
     folder = Folder(_fresh_path(store), name)
     folder.make()
@@ -78,7 +80,7 @@ def appear(folder: Folder, place: Folder) -> Folder:
     if _rename(folder, place.path):
         return folder
     abandon(folder)
-    if not os.path.isdir(place.root):
+    if read_name(place.path) != place.name or not os.path.isdir(place.root):
         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), place.path)
     return place
 

@@ -1,4 +1,7 @@
-"""Whether the directory of a run holds exactly the files of its listing: each is opened and hashed again."""
+"""Whether the directory of a run holds exactly the files of its listing: each is opened and hashed again.
+
+What belongs to another user is none of them, since that user could change it after the proof.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _WALK_S = 0.3  # a run may have written millions of files
 
 
 class RealFolders:
-    """Tells which directories below a root are really there: no link on the way leads elsewhere."""
+    """Tells which directories below a root are really there and this user's: no link on the way leads elsewhere."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -68,9 +71,10 @@ def find_touched(root: str, entries: Iterable[Entry], since: float) -> list[str]
 
 def _is_folder(path: str) -> bool:
     try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
+        found = os.lstat(path)
     except OSError:
         return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _is_link(path: str, target: str) -> bool:
@@ -88,7 +92,7 @@ def _is_file(path: str, entry: Entry, make_hash: Callable[[], Any]) -> bool:
     try:
         found = os.fstat(fd)
         is_program = bool(found.st_mode & stat.S_IXUSR)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != entry.size:
             return False
         if is_program != (entry.kind == listing.PROGRAM):
             return False

@@ -7,9 +7,10 @@ nodes that share the directory. A file may still be damaged later; whoever copie
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
+
+from launcher.node.own_folders import make_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def find_base(env: Mapping[str, str]) -> str:
         return os.path.join(chosen, "launch")
     base = os.path.join(os.path.expanduser("~"), ".cache", "launch")
     local = _LOCAL % os.geteuid()
-    return local if is_remote(base) and not is_remote(local) and _make_own(local) else base
+    return local if is_remote(base) and not is_remote(local) and _is_made(local) else base
 
 
 def is_remote(path: str) -> bool:
@@ -56,14 +57,12 @@ def is_remote(path: str) -> bool:
     return kind in _REMOTE or kind.startswith(_REMOTE_FUSE)
 
 
-def _make_own(path: str) -> bool:
-    """Make a directory that is this user's alone; return False if another one may write there."""
+def _is_made(path: str) -> bool:
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
-        found = os.lstat(path)
+        make_own(path)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return True
 
 
 class Store:
@@ -78,9 +77,9 @@ class Store:
         self._clones = True  # whether the disk can share blocks
 
     def make(self) -> None:
-        """Make the directories; raise OSError if that fails."""
-        for folder in (self.trees, self._content, self._arriving):
-            os.makedirs(folder, 0o700, exist_ok=True)
+        """Make the directories; raise OSError if that fails, or another user could put something else there."""
+        for folder in (self.base, self.trees, self._content, self._arriving):
+            make_own(folder)
 
     def path_of(self, content: str) -> str:
         """Return where the file with this hash is kept."""
@@ -215,7 +214,7 @@ class Arrival:
             try:
                 os.rename(self._part, self._path)
             except FileNotFoundError:
-                os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
+                make_own(os.path.dirname(self._path))
                 os.rename(self._part, self._path)
         except OSError:
             self._remove()

@@ -20,6 +20,7 @@ import time
 
 from launcher.node import messages
 from launcher.node.trees import folders, listing, proof
+from launcher.node.trees.folder import read_name
 from launcher.node.trees.group import LOOK_S, Group
 from launcher.node.trees.intake import Intake
 from launcher.node.trees.store import Store, find_base
@@ -266,7 +267,7 @@ def _hold(place: Folder) -> list[int]:
 
 def _is_there(place: Folder) -> bool:
     """Tell whether the run has its directory already; then its lock is held."""
-    if os.path.isdir(place.root) and place.lock(fcntl.LOCK_SH) and os.path.isdir(place.root):
+    if read_name(place.path) == place.name and place.lock(fcntl.LOCK_SH) and os.path.isdir(place.root):
         return True
     place.unlock()  # it was moved away meanwhile
     return False

@@ -220,3 +220,16 @@ def test_logs_that_a_list_owns_go_with_their_runs(tmp_path: Path, monkeypatch: p
     runs.begin("d", None, tmp_path / "logs" / "d")
     assert {name for name, folder in folders.items() if folder.exists()} == {"mine", "b", "c"}
     assert {run.id for run in runs.read()} == {"mine", "b", "c", "d"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="run as root, to make a directory of another user")
+def test_a_list_that_another_user_has_made(tmp_path: Path) -> None:
+    """As in a sticky directory, where everybody may make one first; its rows name processes to stop."""
+    state = tmp_path / "state" / "launch"
+    state.mkdir(parents=True)
+    state.chmod(0o777)
+    with held(RunList(state / "runs"), "a", None, tmp_path):
+        assert state.stat().st_mode & 0o777 == 0o700
+    os.chown(state, 65534, -1)
+    error = RunList(state / "runs").begin("b", None, tmp_path).error
+    assert error is not None and (error.filename, error.strerror) == (str(state), "it belongs to user 65534")
