@@ -123,11 +123,12 @@ def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
 
 def ask(way: Way, request: Request) -> int:
     """Carry out a request where the way leads, with its output here; return its exit code."""
+    from launcher.controller import requests
     from launcher.output.view import look_here
 
     with asking(way) as launcher:
         launcher.ask(request, look_here(os.environ))
-        return launcher.copy_output() or 0
+        return launcher.copy_output(is_of_a_run=isinstance(request, (requests.Attach, requests.Logs))) or 0
 
 
 @contextlib.contextmanager

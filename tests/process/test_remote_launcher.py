@@ -87,6 +87,22 @@ def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
 
 
+@pytest.mark.parametrize("is_printed", [False, True])
+def test_what_a_host_says_can_t_move_the_cursor(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], is_printed: bool
+) -> None:
+    """Nor write the clipboard, whoever has put it there; only the output of a run comes as it is."""
+    python = tmp_path / "python"
+    stained = r"sed -u 's/^/\x1b]52;c;aGk=\x07/' >&2"
+    python.write_text(f'#!/bin/sh\n{{ "{sys.executable}" "$@" 2>&1 >&3 3>&- | {stained}; }} 3>&1\n')
+    python.chmod(0o755)
+    launcher = start(str(python))
+    launcher.ask(requests.Wait("1"), VIEW)
+    assert launcher.copy_output(is_of_a_run=False) == 2 if is_printed else launcher.read_output() == b""
+    launcher.close()
+    assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
+
+
 def test_it_ends_with_its_login(tmp_path: Path) -> None:
     """Nobody waits for a run on a host when nobody reads the answer."""
     entry = open_list().begin("20261120-091233", None, tmp_path)
