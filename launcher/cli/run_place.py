@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.options import FILE
 from launcher.cli.state_directory import open_planted_runs, open_run_list
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
@@ -171,17 +172,20 @@ def answer(found: ListedRun | RemoteRun, here: Callable[[ListedRun], int], there
     return here(found) if isinstance(found, ListedRun) else ask(found.way, there(found.id))
 
 
-def fetch(found: RemoteRun, log_dir: Path) -> int:
-    """Copy the logs of a run below `log_dir`; return the exit code."""
+def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
+    """Copy the logs of a run below `log_dir`; return the exit code. is_chosen: the user has named the directory."""
     from launcher.controller import requests
     from launcher.controller.fetching import take_logs
     from launcher.output.view import look_here
 
+    if not is_chosen:
+        refuse_strange_folder(log_dir)
     with asking(found.way) as launcher:
         launcher.ask(requests.Fetch(found.id), look_here(os.environ))
-        folder, said = take_logs(launcher.pieces(), found.way.name, found.id, log_dir)
+        folder, said = take_logs(launcher, found.way, found.id, log_dir)
     if folder is None:
         tell(said.rstrip("\n") or f"launch: {found.way.name} sent no logs")
         return EXIT_FAILED
-    tell(f"launch: copied the logs to {folder}")
+    why = "" if folder.name == found.id else f": {log_dir / found.id} is no copy of this run"
+    tell(f"launch: copied the logs to {folder}{why}")
     return 0
