@@ -16,7 +16,7 @@ from launcher.cli.options import FILE
 from launcher.escapes import one_line
 
 if TYPE_CHECKING:
-    from launcher.cli.run_rows import Row
+    from launcher.commands.ps import Row
 
 _SHOWN = 20
 _MOST_CELL = 60

@@ -36,8 +36,8 @@ def command(*, run: str | None, now: bool, place: RunPlace) -> int:
 
 def find_living(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
     """Return the run to stop; raise UsageError unless there is exactly one that may live."""
-    from launcher.cli.run_place import find_run, read_runs
-    from launcher.cli.run_rows import may_live, read_rows
+    from launcher.cli.run_place import find_run
+    from launcher.cli.run_rows import may_live, read_rows, read_runs
     from launcher.cli.state_directory import open_run_list
     from launcher.commands import stop
 
@@ -50,4 +50,6 @@ def find_living(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
             raise UsageError(what, "name one of launch ps" if living else "see launch ps")
         word = living[0]
     found = find_run(word, place)
-    return found if isinstance(found, RemoteRun) else stop.find_living(open_run_list(), found.id)
+    if isinstance(found, RemoteRun):
+        return found
+    return stop.find_living(open_run_list(), found.id, or_stopped=True)

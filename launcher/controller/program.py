@@ -96,7 +96,7 @@ def _answer(order: Order, runs: RunList) -> int:
         case requests.Wait():
             return wait(runs.find(request.run), say)
         case requests.End():
-            return stop(find_living(runs, request.run), say, is_now=request.is_now)
+            return stop(find_living(runs, request.run, or_stopped=True), say, is_now=request.is_now)
         case requests.Stacks():
             found = find_living(runs, request.run)
             os.kill(found.controller.pid, signal.SIGQUIT)

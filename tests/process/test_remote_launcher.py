@@ -144,12 +144,29 @@ def test_rows_of_this_machine(tmp_path: Path) -> None:
     entry.close(is_kept=False)
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_id_that_the_launch_host_proposes(is_taken: bool) -> None:
+    """Another run may have it here; what was taken is given back."""
+    proposed = "20261120-091233"
+    if is_taken:
+        open_list().claim(proposed)
+    job = Job(Program(ProgramKind.COMMAND, "true", ()))
+    launcher = start()
+    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), proposed), VIEW)
+    decoder, headers = messages.Decoder(), list[dict[str, object]]()
+    while not headers:
+        headers += [header for header, _ in decoder.feed(next(launcher.pieces())[1])]
+    assert (headers[0]["run"] != proposed) == is_taken
+    launcher.close()
+    assert wait_until(lambda: len([*open_list().base.iterdir()]) == is_taken)
+
+
 def test_ctrl_c_that_comes_with_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run listens to no signals yet; its directory of logs is removed all the same."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
     launcher = start()
-    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0)), VIEW)
+    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), "20261120-091233"), VIEW)
     launcher.channel.write(messages.encode(messages.GO) + messages.encode(messages.SIGNAL, number=signal.SIGINT))
     launcher.read_output()
     launcher.close()
