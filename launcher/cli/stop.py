@@ -42,9 +42,14 @@ def find_living(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
     from launcher.commands import stop
 
     if word is None and place.controller is None:
-        if all(run.row is not None for run in read_runs()[0]):
+        unseen = {run.id for run in read_runs()[0] if run.row is None}
+        if not unseen:
             return stop.find_living(open_run_list(), None)
-        living = [row["run"] for row in read_rows()[0] if may_live(row)]
+        rows = read_rows()[0]
+        living = [row["run"] for row in rows if may_live(row)]
+        stopped = [row["run"] for row in rows if row["run"] in unseen and row["state"] == "stopped"]
+        if not living and len(stopped) == 1:  # another `launch stop` that was typed at the same time was quicker
+            living = stopped
         if len(living) != 1:
             what = f"{len(living)} runs may be running" if living else "no run is running"
             raise UsageError(what, "name one of launch ps" if living else "see launch ps")

@@ -107,6 +107,7 @@ def test_two_runs_of_one_name_and_one_second(launch: FaultLaunch) -> None:
     ask(launch, "stop", ids["node2"])
     assert f"run {ids['node2']} was stopped before" in ask(launch, "stop", ids["node2"]).stderr
     ask(launch, "stop", "base")  # node2 says that its run has ended
+    assert f"run {ids['node1']} was stopped before" in ask(launch, "stop").stderr  # nobody here has seen its end
     assert {row["state"] for row in json.loads(ask(launch, "ps", "--json").stdout)} == {"stopped"}
     (launch.folder / "logs" / ids["node1"]).mkdir(parents=True)
     words = ("launch", "fetch", ids["node1"])
