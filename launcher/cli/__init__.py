@@ -27,8 +27,8 @@ One file per command, and the modules that they share. In reading order:
     run                 launch SCRIPT
     singlenode          launch singlenode
     node                launch node
+    run_rows            which runs there are, and what there is to say of each, asked where it is controlled
     run_place           the run that a command names, here or elsewhere
-    run_rows            what there is to say of each run, asked where it is controlled
     ps                  launch ps
     attach              launch attach
     logs                launch logs

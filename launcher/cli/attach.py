@@ -39,7 +39,7 @@ def command(*, run: str | None, place: RunPlace) -> int:
         return 0
     if isinstance(found, RemoteRun):
         try:
-            fetch(found, Path("logs"))
+            fetch(found, Path("logs"), is_chosen=False)
         except LauncherError as error:
             tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
     return code

@@ -20,13 +20,15 @@ from launcher.cli.run_place import RunPlace, controller_options
 def command(*, run: str | None, log_dir: Path, place: RunPlace) -> int:
     """Copy the logs of RUN, run.json and the files of its ranks from the host that controls it to DIR/RUN.
 
-    What is there already is replaced.  [default: the newest run]
+    An earlier copy of this run is replaced; if DIR/RUN is anything else, the copy is DIR/RUN.2.  [default: the newest
+    run]
     """
     from launcher.cli.error_lines import tell
+    from launcher.cli.option_sources import is_chosen
     from launcher.cli.run_place import RemoteRun, fetch, find_run
 
     found = find_run(run, place)
     if isinstance(found, RemoteRun):
-        return fetch(found, log_dir)
+        return fetch(found, log_dir, is_chosen=is_chosen("log_dir"))
     tell(f"launch: the logs of run {found.id} are on this machine, in {found.folder}")
     return 0

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,7 @@ from launcher.runs.run import Opener
 from launcher.runs.run_options import RunOptions
 from launcher.session.signals import Interrupted
 from launcher.session.terms import loader_pythons
-from launcher.transports.agents.credentials import make_credentials
+from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.base import Transport, TransportError
 
 _STOPPED = (EXIT_SIGNAL_BASE + signal.SIGINT, EXIT_SIGNAL_BASE + signal.SIGTERM)
@@ -58,10 +59,12 @@ def run_planted(
         if stopped:
             return stopped
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
+    credentials = make_credentials(len(everyone))
+    code_version, proposed_id, planted = ask_code_version(job), _claim_id(credentials), None
     request = requests.Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
-        {**describe_origin(output), "git": ask_code_version(job)}, make_credentials(len(everyone)),
-        output.quiet, output.as_json, output.notify,
+        {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
+        output.notify,
     )  # fmt: skip
     planting = Planting(controller, request, transport, loader_pythons(job.python), look_here(os.environ))
     try:
@@ -70,14 +73,17 @@ def run_planted(
             controller.name, controller.user, controller.port, transport.name,
             str(reach.ssh_config.absolute()) if reach.ssh_config else None, job.python,
         )  # fmt: skip
+        _exchange_id(proposed_id, run_id, credentials)
         planted = _remember(run_id, output, way)
         if not output.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
         code = _attach(planting, planted)
     finally:
         planting.close()
+        if planted is None:
+            open_planted_runs().discard(proposed_id)
     if planting.was_refused:
-        open_planted_runs().discard(planted)
+        open_planted_runs().discard(planted.id)
     elif code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
     if code is not None:
@@ -118,12 +124,38 @@ def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) ->
         console.close()
 
 
-def _remember(run_id: str, output: OutputOptions, way: Way) -> PlantedRun:
+def _claim_id(credentials: Credentials) -> str:
+    """Take an id here, so that no run of this machine has the one that the controller shall use."""
     try:
-        return open_planted_runs().add(PlantedRun(run_id, output.name, wall_clock(), way))
+        return open_planted_runs().claim(datetime.now(), credentials.fingerprint)
     except OSError as error:
-        text = f"--detach: can't remember the run on this machine: {error.filename}: {error.strerror}"
-        raise UsageError(text, "choose another directory with XDG_STATE_HOME") from None
+        raise _not_remembered(error) from None
+
+
+def _exchange_id(proposed_id: str, run_id: str, credentials: Credentials) -> None:
+    """Take the id that the controller has given to the run, if a run there has the proposed one."""
+    if run_id == proposed_id:
+        return
+    try:
+        is_free = open_planted_runs().exchange(proposed_id, run_id, credentials.fingerprint)
+    except OSError as error:
+        raise _not_remembered(error) from None
+    if not is_free:
+        raise UsageError(f"--detach: another run that was started on this machine has the id {run_id}", "try again")
+
+
+def _remember(run_id: str, output: OutputOptions, way: Way) -> PlantedRun:
+    planted = PlantedRun(run_id, output.name, wall_clock(), way)
+    try:
+        open_planted_runs().add(planted)
+    except OSError as error:
+        raise _not_remembered(error) from None
+    return planted
+
+
+def _not_remembered(error: OSError) -> UsageError:
+    text = f"--detach: can't remember the run on this machine: {error.filename}: {error.strerror}"
+    return UsageError(text, "choose another directory with XDG_STATE_HOME")
 
 
 def _attach(planting: Planting, run: PlantedRun) -> int | None:
@@ -141,7 +173,7 @@ def _leave(
     try:
         time.sleep(_LOGOUT_S)
         pythons = loader_pythons(job.python)
-        found = _look(run.run_id, RemoteLauncher(transport, controller, pythons, job.connect_timeout_s))
+        found = _look(run.id, RemoteLauncher(transport, controller, pythons, job.connect_timeout_s))
     except TransportError as error:
         tell_lost(error.failure)
         return EXIT_UNREACHABLE

@@ -16,7 +16,7 @@ from launcher.cli.options import FILE
 from launcher.escapes import one_line
 
 if TYPE_CHECKING:
-    from launcher.cli.run_rows import Row
+    from launcher.commands.ps import Row
 
 _SHOWN = 20
 _MOST_CELL = 60
@@ -35,6 +35,7 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, as_js
     The state is looked up, also on the hosts that control runs: a run whose launch was killed is told from one that
     runs.
     """
+    from launcher.cli.error_lines import tell
     from launcher.cli.run_rows import read_rows, read_rows_of
 
     rows, unreached = read_rows() if hosts is None else read_rows_of(hosts, ssh_config)
@@ -47,7 +48,7 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, as_js
         where = "on this machine" if hosts is None else f"by {hosts}"
         click.echo(f"launch: no run was {'started' if hosts is None else 'controlled'} {where} yet", err=True)
     for line in unreached:
-        click.echo(line, err=True)
+        tell(line)
     if len(rows) > len(shown) and not as_json:
         click.echo(f"launch: {len(rows) - len(shown)} older ones: launch ps --all", err=True)
     return 0

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.options import FILE
-from launcher.cli.state_directory import open_planted_runs, open_run_list
+from launcher.cli.run_rows import prepare, read_rows, read_runs, read_ways
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
 from launcher.hosts.ranges import shown
-from launcher.runs.run_list import ListedRun, is_run_id
+from launcher.runs.run_list import ListedRun, choose_run, find_meant, is_run_id
 
 if TYPE_CHECKING:
     from launcher.controller.planted_runs import PlantedRun, Way
     from launcher.controller.remote_launcher import RemoteLauncher
     from launcher.controller.requests import Request
-
-CONNECT_TIMEOUT_S = 10.0
 
 _OPTIONS = (
     click.option(
@@ -59,47 +58,20 @@ class RemoteRun:
 
 
 def find_run(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
-    """Return the run with this id or name, or the only one whose id begins so; None: the newest one.
-
-    place: for runs that were started elsewhere. Raise UsageError if there is none.
-    """
+    """Return the run that this word means, see choose_run; place: for runs that were started elsewhere."""
     if place.controller is not None:
         return _find_there(word, place)
+    runs = _read_all()
+    if word is not None and len(find_meant(runs, word)) > 1:
+        read_rows()  # of runs elsewhere, only their hosts know which have ended
+        runs = _read_all()
+    found = choose_run(runs, word)
+    return found if isinstance(found, ListedRun) else RemoteRun(found.id, found.way)
+
+
+def _read_all() -> list[PlantedRun | ListedRun]:
     planted, listed = read_runs()
-    if word is None:
-        if planted and (not listed or planted[0].began_at > listed[0].controller.began_at):
-            return RemoteRun(planted[0].run_id, planted[0].way)
-        return listed[0] if listed else open_run_list().find(None)
-    exact = [run for run in planted if word == run.id]
-    named = [run for run in planted if word in (run.run_id, run.name)]
-    begun = [run for run in planted if run.id.startswith(word)]
-    found = exact or named or begun
-    if not found:
-        return open_run_list().find(word)
-    if len(found) > 1 and found is begun:
-        raise UsageError(f"{word!r} means {len(found)} runs", "name one by its id, as launch ps shows it")
-    return RemoteRun(found[0].run_id, found[0].way)
-
-
-def read_runs() -> tuple[list[PlantedRun], list[ListedRun]]:
-    """Return the runs of this machine that another one controls, and all others, each list with the newest first.
-
-    A home directory that all hosts share lists some of them twice.
-    """
-    listed = open_run_list().read()
-    here = {run.controller.run_id for run in listed if run.is_here}
-    planted = [run for run in open_planted_runs().read() if run.run_id not in here]
-    elsewhere = {run.run_id for run in planted}
-    return planted, [run for run in listed if run.controller.run_id not in elsewhere]
-
-
-def read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
-    """Return the ways to these hosts; source: the option that names them."""
-    from launcher.controller.planted_runs import Way
-    from launcher.hosts.hostfiles import parse_hosts
-
-    config = str(ssh_config.absolute()) if ssh_config is not None else None
-    return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source, "port")]
+    return sorted([*planted, *listed], key=lambda run: run.began_at, reverse=True)
 
 
 def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
@@ -123,11 +95,12 @@ def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
 
 def ask(way: Way, request: Request) -> int:
     """Carry out a request where the way leads, with its output here; return its exit code."""
+    from launcher.controller import requests
     from launcher.output.view import look_here
 
     with asking(way) as launcher:
         launcher.ask(request, look_here(os.environ))
-        return launcher.copy_output() or 0
+        return launcher.copy_output(is_of_a_run=isinstance(request, (requests.Attach, requests.Logs))) or 0
 
 
 @contextlib.contextmanager
@@ -151,36 +124,25 @@ def connect(way: Way) -> RemoteLauncher:
     return prepare(way)()
 
 
-def prepare(way: Way) -> Callable[[], RemoteLauncher]:
-    """Return what connects, which any thread may do; this may ask for a password."""
-    from launcher.cli.option_groups import TransportOptions
-    from launcher.cli.selection import choose_opener
-    from launcher.controller.remote_launcher import RemoteLauncher
-    from launcher.session.terms import loader_pythons
-
-    options = TransportOptions(transport=way.transport, ssh_config=Path(way.ssh_config) if way.ssh_config else None)
-    hosts = [way.host]
-    open_transport = choose_opener(options, hosts, env={}, python=way.python, silence_s=0.0)
-    transport = open_transport(hosts, lambda text: None)
-    return lambda: RemoteLauncher(transport, way.host, loader_pythons(way.python), CONNECT_TIMEOUT_S)
-
-
 def answer(found: ListedRun | RemoteRun, here: Callable[[ListedRun], int], there: Callable[[str], Request]) -> int:
     """Carry out a command for a run of this machine, or ask for it where the run is controlled."""
     return here(found) if isinstance(found, ListedRun) else ask(found.way, there(found.id))
 
 
-def fetch(found: RemoteRun, log_dir: Path) -> int:
-    """Copy the logs of a run below `log_dir`; return the exit code."""
+def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
+    """Copy the logs of a run below `log_dir`; return the exit code. is_chosen: the user has named the directory."""
     from launcher.controller import requests
     from launcher.controller.fetching import take_logs
     from launcher.output.view import look_here
 
+    if not is_chosen:
+        refuse_strange_folder(log_dir)
     with asking(found.way) as launcher:
         launcher.ask(requests.Fetch(found.id), look_here(os.environ))
-        folder, said = take_logs(launcher.pieces(), found.way.name, found.id, log_dir)
+        folder, said = take_logs(launcher, found.way, found.id, log_dir)
     if folder is None:
         tell(said.rstrip("\n") or f"launch: {found.way.name} sent no logs")
         return EXIT_FAILED
-    tell(f"launch: copied the logs to {folder}")
+    why = "" if folder.name == found.id else f": {log_dir / found.id} is no copy of this run"
+    tell(f"launch: copied the logs to {folder}{why}")
     return 0

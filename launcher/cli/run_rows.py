@@ -1,34 +1,53 @@
-"""What there is to say of each run, asked where it is controlled, of all hosts at once."""
+"""Which runs there are, and what there is to say of each, asked where it is controlled, of all hosts at once."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from launcher.cli.run_place import prepare, read_runs, read_ways
-from launcher.cli.state_directory import open_planted_runs
-from launcher.commands.ps import as_row
+from launcher.cli.state_directory import open_planted_runs, open_run_list
+from launcher.commands.ps import LIVING, Row, as_row, read_row
 from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.unreachable import failure_lines
-from launcher.runs.run_list import is_run_id
+from launcher.runs.run_list import ListedRun
+from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.controller.planted_runs import PlantedRun, Way
     from launcher.controller.remote_launcher import RemoteLauncher
 
-Row = dict[str, Any]  # the values of one run for --json
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "run": (str,), "name": (str, NoneType), "state": (str,), "exit_code": (int, NoneType), "restarts": (int, NoneType),
-    "age_s": (int, float), "nodes": (list,), "controller": (str,), "last_line": (str,),
-}  # fmt: skip
+CONNECT_TIMEOUT_S = 10.0
+
+_UNREADABLE = "sent a row that can't be read"
 _Rows = tuple[list[Row], list[str]]  # the newest first, and lines about hosts that don't answer
+_Answer = tuple[list[Row], int]  # of a host, and how many can't be read
+
+
+def read_runs() -> tuple[list[PlantedRun], list[ListedRun]]:
+    """Return the runs of this machine that another one controls, and all others, each list with the newest first.
+
+    A home directory that all hosts share lists some of them twice.
+    """
+    listed = open_run_list().read()
+    here = {run.id for run in listed if run.is_here}
+    planted = [run for run in open_planted_runs().read() if run.id not in here]
+    elsewhere = {run.id for run in planted}
+    return planted, [run for run in listed if run.id not in elsewhere]
+
+
+def read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
+    """Return the ways to these hosts; source: the option that names them."""
+    from launcher.controller.planted_runs import Way
+    from launcher.hosts.hostfiles import parse_hosts
+
+    config = str(ssh_config.absolute()) if ssh_config is not None else None
+    return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source, "port")]
 
 
 def read_rows() -> _Rows:
@@ -37,11 +56,12 @@ def read_rows() -> _Rows:
     rows = [as_row(run, now) for run in listed]
     answers, failures = _ask_all({run.way: None for run in planted if run.row is None})
     for run in planted:
-        rows_there = [{**run.row, "run": run.run_id}] if run.row is not None else answers.get(run.way, [])
-        found = next((row for row in rows_there if row["run"] == run.run_id), None)
+        rows_there, unread = ([{**run.row}], 0) if run.row is not None else answers.get(run.way, ([], 0))
+        found = next((row for row in rows_there if row["run"] == run.id), None)
         if run.row is None and found is not None and not may_live(found):
             open_planted_runs().note_end(run, found)
-        rows.append(_complete(run, found, now, is_answered=run.way in answers))
+        why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
+        rows.append(_complete(run, found, now, why))
     return sorted(rows, key=lambda row: float(row["age_s"])), failures
 
 
@@ -49,7 +69,7 @@ def read_rows_of(hosts: str, ssh_config: Path | None) -> _Rows:
     """Return the runs that these hosts control."""
     answers, failures = _ask_all(dict.fromkeys(read_ways(hosts, "--hosts", ssh_config)))
     rows: dict[tuple[str, str], Row] = {}
-    for row in (row for found in answers.values() for row in found):
+    for row in (row for found, _ in answers.values() for row in found):
         place = row["controller"], row["run"]  # with one home directory for all hosts, each of them lists all runs
         if place not in rows or rows[place]["state"] == "unknown":
             rows[place] = row
@@ -58,15 +78,14 @@ def read_rows_of(hosts: str, ssh_config: Path | None) -> _Rows:
 
 def may_live(row: Row) -> bool:
     """Tell whether the run of a row may still live."""
-    return row["state"] in ("starting", "running", "unknown")
+    return row["state"] in LIVING
 
 
-def _complete(run: PlantedRun, found: Row | None, now: float, *, is_answered: bool) -> Row:
-    """Return the row of a planted run; without an answer of its host only what is known here."""
-    age_s = round(now - run.began_at, 1)
-    why = "knows nothing of it" if is_answered else "doesn't answer"
+def _complete(run: PlantedRun, found: Row | None, now: float, why: str) -> Row:
+    """Return the row of a planted run; if its host gave none only what is known here, and why."""
+    age_s = round(max(0.0, now - run.began_at), 1)
     if found is not None:
-        return {**found, "run": run.id, "controller": run.way.name, "age_s": age_s}
+        return {**found, "name": run.name, "controller": run.way.name, "age_s": age_s}
     return {
         "run": run.id, "name": run.name, "state": "unknown", "exit_code": None,
         "attempts": 0, "restarts": None, "age_s": age_s, "nodes": [], "launch_host": None,
@@ -75,11 +94,11 @@ def _complete(run: PlantedRun, found: Row | None, now: float, *, is_answered: bo
     }  # fmt: skip
 
 
-def _ask_all(ways: dict[Way, None]) -> tuple[dict[Way, list[Row]], list[str]]:
-    answers: SimpleQueue[tuple[Way, list[Row] | HostFailure]] = SimpleQueue()
+def _ask_all(ways: dict[Way, None]) -> tuple[dict[Way, _Answer], list[str]]:
+    answers: SimpleQueue[tuple[Way, _Answer | HostFailure]] = SimpleQueue()
     for way in ways:
         start_thread(_asker(way, answers), f"ask {way.name}", lambda error: None)
-    found: dict[Way, list[Row]] = {}
+    found: dict[Way, _Answer] = {}
     failures: list[HostFailure] = []
     for _ in ways:
         way, answer = answers.get()
@@ -87,10 +106,13 @@ def _ask_all(ways: dict[Way, None]) -> tuple[dict[Way, list[Row]], list[str]]:
             failures.append(answer)
         else:
             found[way] = answer
-    return found, failure_lines(failures) if failures else []
+    unread = [
+        f"launch: {count(number, 'row')} of {way.name} can't be read" for way, (_, number) in found.items() if number
+    ]
+    return found, [*failure_lines(failures), *unread]
 
 
-def _asker(way: Way, answers: SimpleQueue[tuple[Way, list[Row] | HostFailure]]) -> Callable[[], object]:
+def _asker(way: Way, answers: SimpleQueue[tuple[Way, _Answer | HostFailure]]) -> Callable[[], object]:
     try:
         connect = prepare(way)
     except LauncherError as error:  # such as an ssh_config that was removed since
@@ -99,7 +121,7 @@ def _asker(way: Way, answers: SimpleQueue[tuple[Way, list[Row] | HostFailure]]) 
     return lambda: answers.put((way, _ask(way, connect)))
 
 
-def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> list[Row] | HostFailure:
+def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> _Answer | HostFailure:
     """Return what a host answers, or why it doesn't: whoever waits must get something."""
     from launcher.controller import requests
     from launcher.output.view import look_here
@@ -120,12 +142,23 @@ def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> list[Row] | HostFai
         return HostFailure(way.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
 
 
-def read_answer(data: bytes) -> list[Row]:
-    """Return the rows in what a host has answered, without those that can't be rows; raise ValueError for no JSON."""
+def read_answer(data: bytes) -> _Answer:
+    """Return the rows in what a host has answered, and how many others can't be read; raise ValueError for no JSON."""
     found = json.loads(data or b"[]")
-    rows = found if isinstance(found, list) else []
-    return [row for row in rows if isinstance(row, dict) and _is_row(row)]
+    all_rows = found if isinstance(found, list) else [found]
+    rows = [row for each in all_rows if (row := read_row(each)) is not None]
+    return rows, len(all_rows) - len(rows)
 
 
-def _is_row(row: Row) -> bool:
-    return is_run_id(str(row.get("run"))) and all(isinstance(row.get(key), kinds) for key, kinds in _KINDS.items())
+def prepare(way: Way) -> Callable[[], RemoteLauncher]:
+    """Return what connects, which any thread may do; this may ask for a password."""
+    from launcher.cli.option_groups import TransportOptions
+    from launcher.cli.selection import choose_opener
+    from launcher.controller.remote_launcher import RemoteLauncher
+    from launcher.session.terms import loader_pythons
+
+    options = TransportOptions(transport=way.transport, ssh_config=Path(way.ssh_config) if way.ssh_config else None)
+    hosts = [way.host]
+    open_transport = choose_opener(options, hosts, env={}, python=way.python, silence_s=0.0)
+    transport = open_transport(hosts, lambda text: None)
+    return lambda: RemoteLauncher(transport, way.host, loader_pythons(way.python), CONNECT_TIMEOUT_S)

@@ -65,11 +65,12 @@ def run_recorded(
     detachment = start_detached(output, run_options.restarts)  # before the console starts its threads
     console = make_console([*hosts, *spares], output)
     try:
-        record = create_record(output.log_dir, datetime.now(), console.complain, describe_origin(output))
+        runs, origin = open_run_list(), describe_origin(output)
+        record = create_record(output.log_dir, datetime.now(), console.complain, origin, ids=runs)
         console.transcribe(record.transcript)
         leave = partial(detachment.leave, console, record) if detachment is not None else None
         is_needed = detachment is not None
-        with listed(open_run_list(), record, is_needed=is_needed) as entry, keep_code_version(job, record):
+        with listed(runs, record, is_needed=is_needed) as entry, keep_code_version(job, record):
             running = execute_job(
                 with_trainer_command(job), hosts, open_transport, record, console, run_options, variables=os.environ,
                 spares=spares, incident_log=incident_log, on_settled=leave, notify=output.notify,

@@ -27,4 +27,4 @@ def open_planted_runs() -> PlantedRuns:
     """Return the list of the runs that other machines control."""
     from launcher.controller.planted_runs import PlantedRuns
 
-    return PlantedRuns(find_state(os.environ) / "planted")
+    return PlantedRuns(open_run_list().base)

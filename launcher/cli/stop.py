@@ -36,18 +36,25 @@ def command(*, run: str | None, now: bool, place: RunPlace) -> int:
 
 def find_living(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
     """Return the run to stop; raise UsageError unless there is exactly one that may live."""
-    from launcher.cli.run_place import find_run, read_runs
-    from launcher.cli.run_rows import may_live, read_rows
+    from launcher.cli.run_place import find_run
+    from launcher.cli.run_rows import may_live, read_rows, read_runs
     from launcher.cli.state_directory import open_run_list
     from launcher.commands import stop
 
     if word is None and place.controller is None:
-        if all(run.row is not None for run in read_runs()[0]):
+        unseen = {run.id for run in read_runs()[0] if run.row is None}
+        if not unseen:
             return stop.find_living(open_run_list(), None)
-        living = [row["run"] for row in read_rows()[0] if may_live(row)]
+        rows = read_rows()[0]
+        living = [row["run"] for row in rows if may_live(row)]
+        stopped = [row["run"] for row in rows if row["run"] in unseen and row["state"] == "stopped"]
+        if not living and len(stopped) == 1:  # another `launch stop` that was typed at the same time was quicker
+            living = stopped
         if len(living) != 1:
             what = f"{len(living)} runs may be running" if living else "no run is running"
             raise UsageError(what, "name one of launch ps" if living else "see launch ps")
         word = living[0]
     found = find_run(word, place)
-    return found if isinstance(found, RemoteRun) else stop.find_living(open_run_list(), found.id)
+    if isinstance(found, RemoteRun):
+        return found
+    return stop.find_living(open_run_list(), found.id, or_stopped=True)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.escapes import one_line
 from launcher.output.log_reader import LogFile
-from launcher.runs.run_list import ListedRun
+from launcher.runs.run_list import ListedRun, is_run_id
 
+LIVING = ("starting", "running", "unknown")  # states of a run that may live
+_ENDED = ("finished", "failed", "stopped", "killed")
 _TAIL_BYTES = 8192
 _MOST_TEXT = 200
+_MOST_PATH = 4096
+_MOST_NUMBER = 1 << 32
 
 Record = dict[str, Any]  # the run.json of a run
 Row = dict[str, Any]  # the values of one run for --json
@@ -35,6 +41,50 @@ def as_row(run: ListedRun, now: float) -> Row:
         "logs": run.controller.folder,
         "last_line": find_last_line(run, record),
     }
+
+
+def read_row(found: object) -> Row | None:
+    """Return the values that `as_row` gave on another machine, their texts cleaned; None if these can't be such."""
+    if not isinstance(found, dict) or not all(is_form(found.get(key)) for key, is_form in _FORMS.items()):
+        return None
+    return {key: _clean(found.get(key)) for key in _FORMS}
+
+
+def _clean(value: object) -> object:
+    return one_line(value.encode("utf-8", "replace").decode(), _MOST_PATH) if isinstance(value, str) else value
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST_NUMBER
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
+def _or_none(is_form: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_form(value)
+
+
+_FORMS: Mapping[str, Callable[[object], bool]] = {
+    "run": lambda value: isinstance(value, str) and is_run_id(value),
+    "name": _or_none(_is_text),
+    "state": lambda value: value in (*LIVING, *_ENDED),
+    "exit_code": _or_none(_is_count),
+    "attempts": _is_count,
+    "restarts": _or_none(_is_count),
+    "age_s": _is_number,
+    "nodes": lambda value: isinstance(value, list) and all(map(_or_none(_is_count), value)),
+    "launch_host": _or_none(_is_text),
+    "controller": _is_text,
+    "pid": _or_none(_is_count),
+    "logs": _or_none(_is_text),
+    "last_line": _is_text,
+}
 
 
 def describe_state(run: ListedRun, record: Record) -> str:

@@ -16,9 +16,14 @@ from launcher.runs.run_list import ListedRun, RunList
 _AGAIN_S = 0.5
 
 
-def find_living(runs: RunList, word: str | None) -> ListedRun:
-    """Return the run to stop; raise UsageError unless there is exactly one that lives, on this machine."""
+def find_living(runs: RunList, word: str | None, *, or_stopped: bool = False) -> ListedRun:
+    """Return the run to stop; raise UsageError unless there is exactly one that lives, on this machine.
+
+    or_stopped: also one that was stopped, as by another `launch stop` that was typed at the same time.
+    """
     found = runs.find(word) if word is not None else _find_only(runs)
+    if or_stopped and found.is_alive is False and found.end is not None and found.end.is_stopped:
+        return found
     if found.is_alive is False:
         raise UsageError(f"run {found.id} has ended", "see launch ps for those that run")
     if not found.is_here:
@@ -39,8 +44,11 @@ def stop(run: ListedRun, tell: Callable[[str], None], *, is_now: bool) -> int:
 
     A second one kills the ranks, so none is sent if this was asked before without `is_now`.
     """
-    is_asked = run.mark_stop()
-    if is_asked and not is_now:
+    has_ended = run.is_alive is False
+    is_asked = has_ended or run.mark_stop()
+    if has_ended:
+        tell(f"launch: run {run.id} was stopped before")
+    elif is_asked and not is_now:
         tell(f"launch: run {run.id} is being stopped already (--now kills its ranks)")
     signals = (0 if is_asked else 1) + is_now
     sent_at = -math.inf

@@ -53,9 +53,11 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
     )
     state = find_state(variables)
     make_private(state / "logs", state.parent, exist_ok=True)
+    runs = RunList(state / "runs", state / "logs", token=request.credentials.fingerprint)
     record = create_record(
-        state / "logs", datetime.now(), console.complain, request.known, least_free_bytes=LEAST_FREE_BYTES
-    )
+        state / "logs", datetime.now(), console.complain, request.known, ids=runs, run_id=request.run_id,
+        least_free_bytes=LEAST_FREE_BYTES,
+    )  # fmt: skip
     is_changed = threading.Event()
     hub = Hub(
         record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.silence_s,
@@ -66,7 +68,7 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
         hub.go()
         console.transcribe(record.transcript)
         leave = partial(_leave, console, record, last_line)
-        with listed(RunList(state / "runs", state / "logs"), record, is_needed=True) as entry:
+        with listed(runs, record, is_needed=True) as entry:
             start_thread(partial(_note_agents, entry, hub, is_changed), "agents", lambda error: None)
             for line in warn_of_lost_memory(socket.gethostname()):
                 console.say(line)

@@ -2,42 +2,70 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import io
+import json
+import os
+import secrets
 import shutil
+import stat
 import tarfile
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
 
+from launcher.controller.planted_runs import Way
 from launcher.errors import LauncherError
 from launcher.output.lines import STDOUT
-from launcher.private_files import make_private, open_private
+from launcher.private_files import make_private, open_private, write_private
 
 _READ_BYTES = 1 << 20
+_MOST_COPIES = 99
+_MOST_SAID_BYTES = 1 << 16
+_LEFT_S = 86400.0  # a fetch that was killed leaves what it had
+_ORIGIN = "fetched.json"  # in a copy: which run it is of
 
 
-def take_logs(pieces: Iterator[tuple[int, bytes]], host: str, run_id: str, base: Path) -> tuple[Path | None, str]:
+class Output(Protocol):
+    """The output of a launcher on a host."""
+
+    exit_code: int | None  # once all was read
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield pairs of stream and bytes; raise TransportError if it breaks off."""
+
+
+def take_logs(output: Output, way: Way, run_id: str, base: Path) -> tuple[Path | None, str]:
     """Write the archive that a launcher on a host sends to `base`/`run_id`; return that directory, and what it said.
 
-    pieces: its output, as pairs of stream and bytes. The directory appears whole, and replaces an earlier one. Nothing
-    else is written, whatever the archive holds. Raise LauncherError for a broken archive or a full disk.
+    The directory appears whole, and replaces an earlier copy of this run from this host; where another one has that
+    name, it gets the next free one, `run_id`.2. Several may do this at once: each ends with a whole copy. Nothing else
+    is written, whatever the archive holds. Raise LauncherError for a broken archive or a full disk.
     """
-    stream = _Stream(pieces)
-    fresh, folder = base / f".{run_id}.new", base / run_id
+    stream = _Stream(output.pieces())
+    fresh = base / f".{run_id}.{secrets.token_hex(4)}.new"
+    origin = {"run": run_id, "host": way.name, "user": way.user, "port": way.port}
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
+        _remove_left(base, run_id)
         make_private(fresh, base)
         try:
             with gzip.GzipFile(fileobj=stream) as plain:
                 _unpack(plain, run_id, fresh)
-            _replace(folder, fresh)
+            stream.drain()
+            folder = None
+            if not output.exit_code:
+                write_private(fresh / _ORIGIN, json.dumps(origin))
+                folder = _put(fresh, base, origin)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         if not stream.errors:
-            raise LauncherError(f"the logs of {host} arrived damaged: {error}", "try again") from None
-        return None, stream.errors.decode("utf-8", "replace")
+            raise LauncherError(f"the logs of {way.name} arrived damaged: {error}", "try again") from None
+        folder = None
     except OSError as error:
         raise LauncherError(f"can't write {base}: {error.strerror}", "name another directory with --log-dir") from None
     return folder, stream.errors.decode("utf-8", "replace")
@@ -48,7 +76,8 @@ def _unpack(plain: gzip.GzipFile, run_id: str, fresh: Path) -> None:
     with tarfile.open(fileobj=plain, mode="r|") as archive:
         for member in archive:
             top, *names = PurePosixPath(member.name).parts or ("",)
-            if top != run_id or not names or ".." in names or not member.name.isprintable():
+            is_wanted = top == run_id and names and names[0] != _ORIGIN and ".." not in names
+            if not is_wanted or not member.name.isprintable():
                 continue
             path = fresh.joinpath(*names)
             if member.isdir():
@@ -62,13 +91,59 @@ def _unpack(plain: gzip.GzipFile, run_id: str, fresh: Path) -> None:
         pass
 
 
-def _replace(folder: Path, fresh: Path) -> None:
-    """Let a directory replace another one, or a link."""
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
-    fresh.rename(folder)
+def _put(fresh: Path, base: Path, origin: dict[str, Any]) -> Path:
+    """Give a whole copy its name; raise OSError if that fails."""
+    for number in range(1, _MOST_COPIES + 1):
+        folder = base / (origin["run"] if number == 1 else f"{origin['run']}.{number}")
+        while True:
+            seen = _look(folder)
+            if seen is None:
+                try:
+                    fresh.rename(folder)
+                    return folder
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                        raise
+            elif _is_copy(folder, origin):
+                _remove(folder)
+            elif seen == _look(folder):
+                break
+            # Another fetch has put its copy there meanwhile.
+    raise FileExistsError(errno.EEXIST, f"{_MOST_COPIES} runs have this id", str(folder))
+
+
+def _look(path: Path) -> tuple[int, int] | None:
+    """Return what identifies a file or directory; None if there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_copy(folder: Path, origin: dict[str, Any]) -> bool:
+    """Tell whether a directory is this user's earlier copy of the same run; a link is none."""
+    try:
+        found = folder.lstat()
+        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        return is_own and json.loads((folder / _ORIGIN).read_text("utf-8")) == origin
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _remove(folder: Path) -> None:
+    """Remove an earlier copy at once, unless another fetch has just done so."""
+    old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_left(base: Path, run_id: str) -> None:
+    for path in base.glob(f".{run_id}.*.new"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < time.time() - _LEFT_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class _Stream(io.RawIOBase):
@@ -91,7 +166,16 @@ class _Stream(io.RawIOBase):
             if stream == STDOUT:
                 self._data = data
             else:
-                self.errors += data
+                self._note(data)
         size = min(len(buffer), len(self._data))
         buffer[:size], self._data = self._data[:size], self._data[size:]
         return size
+
+    def drain(self) -> None:
+        """Read what comes after the archive."""
+        for stream, data in self._pieces:
+            if stream != STDOUT:
+                self._note(data)
+
+    def _note(self, data: bytes) -> None:
+        self.errors = (self.errors + data)[:_MOST_SAID_BYTES]

@@ -20,6 +20,7 @@ from launcher.concurrency import start_thread
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.controller.requests import Control, find_patience
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, UnreachableError
+from launcher.escapes import clean
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, shown
 from launcher.node import messages
@@ -84,7 +85,7 @@ class Planting:
                 failures = [value, *self._collect_failures()]
             elif kind == _GATHERED:
                 is_gathered = True
-                os.write(STDERR, value)  # such as a disk that is full
+                os.write(STDERR, clean(value))  # such as a disk that is full
         if failures:
             raise UnreachableError(failures)
         return self.run_id

@@ -97,7 +97,7 @@ def _answer(order: Order, runs: RunList) -> int:
         case requests.Wait():
             return wait(runs.find(request.run), say)
         case requests.End():
-            return stop(find_living(runs, request.run), say, is_now=request.is_now)
+            return stop(find_living(runs, request.run, or_stopped=True), say, is_now=request.is_now)
         case requests.Stacks():
             found = find_living(runs, request.run)
             os.kill(found.controller.pid, signal.SIGQUIT)
@@ -116,8 +116,9 @@ def _send_logs(run: ListedRun) -> None:
         gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=1) as stream,
         tarfile.open(fileobj=stream, mode="w|") as archive,
     ):
+        gone = () if run.is_alive is False else (FileNotFoundError,)  # a run that is still writing replaces files
         for path in [run.folder, *sorted(run.folder.rglob("*"))]:
             if path.suffix != ".new" and not path.is_symlink():
-                with contextlib.suppress(FileNotFoundError):  # of a run that is still writing
+                with contextlib.suppress(*gone):
                     name = Path(run.id, path.relative_to(run.folder))
                     archive.add(path, arcname=name, recursive=False)

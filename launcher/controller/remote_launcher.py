@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ from launcher.controller import requests
 from launcher.controller.requests import Order, Request
 from launcher.controller.travelling_code import pack_code
 from launcher.errors import HostFailure, HostFailureKind
+from launcher.escapes import clean
 from launcher.hosts.host import Host
+from launcher.hosts.ranges import shown
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.terminal import write_some
@@ -24,6 +27,8 @@ from launcher.transports.loader import open_python
 BEAT_S = 5.0
 _OLDEST = "3.10"
 _MOST_ANSWER_BYTES = 4096
+_MOST_LINE_BYTES = 1 << 16
+_MOST_OUTPUT_BYTES = 64_000_000
 
 
 class RemoteLauncher:
@@ -78,16 +83,22 @@ class RemoteLauncher:
         word = self._cuts[STDERR].word
         if word != requests.LEFT:
             code, _, ending = word.partition(" ")
+            if not re.fullmatch(r"[0-9]{1,3}", code):
+                text = f"its launch ended with {shown(code)}, which is no exit code"
+                raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
             self.exit_code, self.was_refused = int(code), ending == requests.REFUSED
 
-    def copy_output(self, on_closed: Callable[[OSError], object] | None = None) -> int | None:
+    def copy_output(
+        self, on_closed: Callable[[OSError], object] | None = None, *, is_of_a_run: bool = True
+    ) -> int | None:
         """Copy all output; return the exit code, or None if the process has left its streams and continues.
 
         Raise TransportError if it was killed, or the connection lost, and OSError if a stream of this process was
-        closed. on_closed: called with that error instead, and the rest for this stream is dropped.
+        closed. on_closed: called with that error instead, and the rest for this stream is dropped. is_of_a_run: it was
+        made for this terminal by the controller that the user chose; what else a host says is cleaned.
         """
         closed: set[int] = set()
-        for stream, data in self.pieces():
+        for stream, data in self.pieces() if is_of_a_run else _clean_lines(self.pieces(), (STDOUT, STDERR)):
             error = _try_to_write(stream, data) if stream not in closed else None
             if error is not None:
                 if on_closed is None:
@@ -99,11 +110,14 @@ class RemoteLauncher:
     def read_output(self) -> bytes:
         """Return all that it writes to stdout; errors are copied to stderr."""
         output = b""
-        for stream, data in self.pieces():
-            if stream == STDOUT:
-                output += data
-            else:
+        for stream, data in _clean_lines(self.pieces(), (STDERR,)):
+            if stream == STDERR:
                 _try_to_write(stream, data)
+            else:
+                output += data
+            if len(output) > _MOST_OUTPUT_BYTES:
+                text = f"it sent more than {_MOST_OUTPUT_BYTES // 1_000_000} MB"
+                raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
         return output
 
     def _beat(self) -> None:
@@ -178,6 +192,26 @@ class LineCut:
         end = next(len(data) - size for size in sizes if self._mark.startswith(data[len(data) - size :]))
         self._held = data[end:]
         return data[:end]
+
+
+def _clean_lines(pieces: Iterator[tuple[int, bytes]], streams: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Yield the same output, that of these streams in whole lines that are safe for a terminal."""
+    held = dict.fromkeys(streams, b"")
+    error = None
+    try:
+        for stream, data in pieces:
+            if stream not in held:
+                yield stream, data
+                continue
+            lines, newline, held[stream] = (held[stream] + data).rpartition(b"\n")
+            if len(held[stream]) > _MOST_LINE_BYTES:
+                lines, newline, held[stream] = lines + newline, held[stream], b""
+            yield stream, clean(lines + newline)
+    except TransportError as raised:
+        error = raised
+    yield from ((stream, clean(rest)) for stream, rest in held.items() if rest)
+    if error is not None:
+        raise error
 
 
 def _try_to_write(fd: int, data: bytes) -> OSError | None:

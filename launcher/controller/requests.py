@@ -33,6 +33,7 @@ class Control:
     options: RunOptions
     known: Mapping[str, Any]  # the first values of run.json
     credentials: Credentials
+    run_id: str  # unless another run has it there
     is_quiet: bool = False
     as_json: bool = False
     notify: str | None = None

@@ -7,10 +7,10 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from launcher.errors import UsageError
 from launcher.output.disk_space import DiskSpace
@@ -23,6 +23,16 @@ Complaint = Callable[[Path, OSError], None]
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+class RunIds(Protocol):
+    """The ids that runs have taken, wherever their logs are."""
+
+    def claim(self, run_id: str) -> bool:
+        """Take an id; return False if another run has it."""
+
+    def release(self, run_id: str) -> None:
+        """Give back the id of a run that has not begun."""
+
+
 class RunRecord:
     """The directory of one run.
 
@@ -33,11 +43,12 @@ class RunRecord:
 
     def __init__(
         self, folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any] | None = None, *,
-        has_made_base: bool = False, least_free_bytes: int = 0,
+        has_made_base: bool = False, least_free_bytes: int = 0, ids: RunIds | None = None,
     ) -> None:  # fmt: skip
         """least_free_bytes: while less is free on the disk, the ranks' output is not written."""
         self.folder = folder
         self._has_made_base = has_made_base  # the directory above it
+        self._ids = ids
         self.run_id = run_id
         self.attempt = 0  # the number of the one that runs
         self.write_error: OSError | None = None  # the first one: something is missing in the logs
@@ -137,6 +148,8 @@ class RunRecord:
         """Remove the directory of a run that never started, and its new parent, unless something was logged."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+            if self._ids is not None:
+                self._ids.release(self.run_id)
             if self._has_made_base:
                 self.folder.parent.rmdir()
 
@@ -166,35 +179,47 @@ class RunRecord:
         return True
 
 
+def propose_ids(now: datetime) -> Iterator[str]:
+    """Yield the ids that a run may have which starts now, the usual one first."""
+    stamp = now.strftime("%Y%m%d-%H%M%S")
+    yield stamp
+    yield from (f"{stamp}-{number}" for number in range(2, 100))
+
+
 def create_record(
-    base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None, *, least_free_bytes: int = 0
-) -> RunRecord:
+    base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None, *,
+    ids: RunIds | None = None, run_id: str | None = None, least_free_bytes: int = 0,
+) -> RunRecord:  # fmt: skip
     """Create the directory of a new run, named by the time of its start; raise UsageError if that fails.
 
-    known: the first values of run.json; `name` among them is the run's name. least_free_bytes: what the ranks' output
-    leaves free on the disk.
+    known: the first values of run.json; `name` among them is the run's name. ids: among which the run's is its alone;
+    None: among those in `base`. run_id: to be used if it is free. least_free_bytes: what the ranks' output leaves free
+    on the disk.
 
     Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask applies to
     that one. A full disk raises nothing: the run continues without its logs.
     """
-    stamp = now.strftime("%Y%m%d-%H%M%S")
     is_new = not os.path.lexists(base)
-    for number in range(1, 100):
-        run_id = stamp if number == 1 else f"{stamp}-{number}"
+    for proposed in [*([run_id] if run_id else []), *propose_ids(now)]:
+        if ids is not None and not ids.claim(proposed):
+            continue
         record = RunRecord(
-            base / run_id, run_id, complain, known, has_made_base=is_new, least_free_bytes=least_free_bytes
+            base / proposed, proposed, complain, known, has_made_base=is_new, least_free_bytes=least_free_bytes, ids=ids
         )
         try:
-            make_private(base / run_id, base)
+            make_private(record.folder, base)
         except OSError as error:
-            if isinstance(error, FileExistsError) and os.path.lexists(base / run_id):
+            is_taken = isinstance(error, FileExistsError) and os.path.lexists(record.folder)
+            if ids is not None and (is_taken or error.errno not in _DISK_FULL):
+                ids.release(proposed)
+            if is_taken:
                 continue
             if error.errno not in _DISK_FULL:
-                text = f"can't create the log directory {base / run_id}: {error.strerror}"
+                text = f"can't create the log directory {record.folder}: {error.strerror}"
                 raise UsageError(text, "choose another directory with --log-dir") from None
-            record.complain(base / run_id, error)
+            record.complain(record.folder, error)
         return record
-    raise UsageError(f"{base / stamp}: 99 runs started in one second")
+    raise UsageError(f"{base / now.strftime('%Y%m%d-%H%M%S')}: 99 runs started in one second")
 
 
 def _leave_out_of_git(folder: Path) -> None:

@@ -3,13 +3,18 @@
 A run has a directory below the user's state directory, with a file that its controller keeps locked until it ends. So
 whether a run lives is looked up, not remembered: the kernel releases the lock whatever ends the process, and after a
 restart of the machine nothing is locked. A controller that ends by itself writes down how; one that was killed doesn't.
+
+A run's id is the name of its directory there, so no other run of this machine has it, wherever its logs are. A launch
+host takes the id in its own list before another machine controls the run under it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -19,18 +24,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, TypeVar
 
 from launcher.clock import boot_id
 from launcher.errors import LauncherError, UsageError
-from launcher.private_files import make_private, open_private, replace_private
+from launcher.private_files import make_private, open_private, replace_private, write_private
 from launcher.runs.result import Result
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
+CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
+CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 MACHINE_ID = Path("/etc/machine-id")  # see machine-id(5); containers often have none
-_RUN_ID = re.compile(r"\d{8}-\d{6}(-\d{1,2})?(\.\d{1,2})?")
+_RUN_ID = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
+_END_BYTES = 256
+_IS_STOPPED = b"1"
+_MOST_NAMED = 5  # runs in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +78,18 @@ class ListedRun:
 
     @property
     def id(self) -> str:
-        """What names it: its run id, unless another project's run began in the same second."""
+        """What names it: its run id."""
         return self.place.name
+
+    @property
+    def name(self) -> str | None:
+        """The name that the user gave to it."""
+        return self.controller.name
+
+    @property
+    def began_at(self) -> float:
+        """When it began, in wall-clock seconds of its controller."""
+        return self.controller.began_at
 
     @property
     def folder(self) -> Path:
@@ -113,12 +133,24 @@ class ListedRun:
         return [name for name in found if isinstance(name, str)]
 
     def mark_stop(self) -> bool:
-        """Write down that it is being stopped; return whether that was written before."""
+        """Write down that it is being stopped; return whether that was written before.
+
+        A disk that can't be written is no reason not to stop it.
+        """
         try:
-            (self.place / _STOP).touch(exist_ok=False)
-        except FileExistsError:
-            return True
-        return False
+            fd = os.open(self.place / _STOP, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            return False
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            was_stopped = os.pread(fd, 1, 0) == _IS_STOPPED
+            os.pwrite(fd, _IS_STOPPED, 0)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return was_stopped
 
 
 class Entry:
@@ -133,8 +165,8 @@ class Entry:
         """Write down how the run ended."""
         if self._place is not None:
             end = End(result.exit_code, result.interrupted_by is not None and result.cause is None)
-            with contextlib.suppress(OSError):  # a full disk: then it seems to have been killed
-                (self._place / _END).write_text(json.dumps(asdict(end)), "utf-8")
+            with contextlib.suppress(OSError), (self._place / _END).open("r+b") as file:
+                file.write(json.dumps(asdict(end)).encode().ljust(_END_BYTES))
 
     def note_missing(self, hosts: Sequence[str]) -> None:
         """Write down which hosts' agents are not connected."""
@@ -153,10 +185,28 @@ class Entry:
 class RunList:
     """The list in one directory, which the user's other machines may share."""
 
-    def __init__(self, base: Path, logs: Path | None = None) -> None:
-        """logs: the directory of the logs that are removed with their runs; None: all logs stay."""
+    def __init__(self, base: Path, logs: Path | None = None, *, token: str = "") -> None:
+        """logs: the directory of the logs that are removed with their runs; None: all logs stay.
+
+        token: that of the launch host, if it has taken the run's id; its list may be this one.
+        """
         self.base = base
         self._logs = logs
+        self._token = token
+
+    def claim(self, run_id: str) -> bool:
+        """Take an id for a run that will begin; return False if another run has it.
+
+        A run needs no list, so in an unwritable directory nobody has it.
+        """
+        with contextlib.suppress(OSError):
+            return claim_place(self.base, run_id) or bool(self._token and _read_claim(self.base, run_id) == self._token)
+        return True
+
+    def release(self, run_id: str) -> None:
+        """Give back the id of a run that has not begun."""
+        with contextlib.suppress(OSError):  # it was never taken, or is the launch host's
+            (self.base / run_id).rmdir()
 
     def begin(self, run_id: str, name: str | None, folder: Path) -> Entry:
         """List a run of this process; a run needs no list, so an unwritable directory is no error."""
@@ -167,50 +217,48 @@ class RunList:
         )  # fmt: skip
         with contextlib.suppress(LauncherError):
             self._prune()
+        place = self.base / run_id
+        lock = None
         try:
-            place = make_run_place(self.base, run_id)
+            claim_place(self.base, run_id)
+            if (place / _CONTROLLER).exists():
+                raise FileExistsError(errno.EEXIST, "another run has this id", str(place))
             lock = open(place / _LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (place / _CONTROLLER).write_text(json.dumps(asdict(controller)), "utf-8")
+            # What is written later overwrites these: the disk may be full by then.
+            write_private(place / _END, " " * _END_BYTES)
+            write_private(place / _STOP, " ")
+            write_private(place / _CONTROLLER, json.dumps(asdict(controller)))
         except OSError as error:
+            if lock is not None:
+                shutil.rmtree(place, ignore_errors=True)
+                lock.close()
+            self.release(run_id)
             return Entry(None, None, error)
         return Entry(place, lock)
 
     def read(self) -> list[ListedRun]:
         """Return all runs, the newest first."""
         runs = [run for place in self._places() if (run := _read_run(place)) is not None]
-        return sorted(runs, key=lambda run: run.controller.began_at, reverse=True)
+        return sorted(runs, key=lambda run: run.began_at, reverse=True)
 
     def find(self, word: str | None) -> ListedRun:
-        """Return the run with this id or name, or the only one whose id begins so; None: the newest one.
-
-        Of several with this name, the one that lives is meant, or else the newest. Raise UsageError if there is none.
-        """
-        runs = self.read()
-        if word is None:
-            if not runs:
-                raise UsageError("no run was started on this machine yet", "start one, or ask where it was started")
-            return runs[0]
-        exact = [run for run in runs if word == run.id]
-        named = [run for run in runs if word in (run.controller.run_id, run.controller.name)]
-        begun = [run for run in runs if run.id.startswith(word)]
-        found = exact or named or begun
-        living = [run for run in found if run.is_alive]
-        if len(living) > 1 or (len(found) > 1 and found is begun):
-            raise UsageError(f"{word!r} means {len(found)} runs", "name one by its id, as launch ps shows it")
-        if not found:
-            raise UsageError(f"no run {word!r}", "see launch ps for the runs of this machine")
-        return (living or found)[0]
+        """Return the run that this word means, see choose_run; raise UsageError if there is none, or several."""
+        return choose_run(self.read(), word)
 
     def _prune(self) -> None:
-        """Forget runs that ended long ago, and the oldest ones beyond KEPT_BYTES of logs."""
+        """Forget runs that ended long ago, the oldest ones beyond KEPT_BYTES of logs, and ids without a run."""
+        for place in self._places():
+            with contextlib.suppress(OSError):  # another run has just removed it
+                if {path.name for path in place.iterdir()} <= {CLAIM} and _age(place) > CLAIMED_S:
+                    shutil.rmtree(place, ignore_errors=True)
         total = 0
         for run in self.read():
             is_owned = run.folder.parent == self._logs
             total += _measure(run.folder) if is_owned else 0
             with contextlib.suppress(FileNotFoundError):  # another run has just removed it
-                is_old = time.time() - run.place.stat().st_mtime > KEPT_S  # since its end was written
+                is_old = min(_age(path) for path in (run.place, run.place / _END) if path.exists()) > KEPT_S
                 if run.is_alive is False and (is_old or (is_owned and total > KEPT_BYTES)):
                     for folder in (run.folder, run.place) if is_owned else (run.place,):
                         shutil.rmtree(folder, ignore_errors=True)
@@ -229,15 +277,76 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 
 
-def make_run_place(base: Path, run_id: str) -> Path:
-    """Make a directory for a run; another one may have begun in the same second, with other logs."""
+class AnyRun(Protocol):
+    """A run that a command may name, wherever it is controlled."""
+
+    @property
+    def id(self) -> str:
+        """What names it."""
+
+    @property
+    def name(self) -> str | None:
+        """The name that the user gave to it."""
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether it lives; None: not known here."""
+
+
+AnyRunT = TypeVar("AnyRunT", bound=AnyRun)
+
+
+def find_meant(runs: Sequence[AnyRunT], word: str) -> list[AnyRunT]:
+    """Return the runs that a word may mean: that with this id, those with this name, or those whose ids begin so.
+
+    Of several with this name those that may live are meant, or else the newest. runs: the newest first.
+    """
+    if exact := [run for run in runs if run.id == word]:
+        return exact
+    if named := [run for run in runs if run.name == word]:
+        return [run for run in named if run.is_alive is not False] or named[:1]
+    return [run for run in runs if run.id.startswith(word)]
+
+
+def choose_run(runs: Sequence[AnyRunT], word: str | None) -> AnyRunT:
+    """Return the run that a word means; None: the newest one. Raise UsageError if there is none, or several."""
+    if word is None and not runs:
+        raise UsageError("no run was started on this machine yet", "start one, or ask where it was started")
+    found = find_meant(runs, word) if word is not None else [*runs[:1]]
+    if not found:
+        raise UsageError(f"no run {word!r}", "see launch ps for the runs of this machine")
+    if len(found) > 1:
+        ids = ", ".join([run.id for run in found[:_MOST_NAMED]] + ["..."] * (len(found) > _MOST_NAMED))
+        raise UsageError(f"{word!r} means {len(found)} runs: {ids}", "name one by its id, as launch ps shows it")
+    return found[0]
+
+
+def claim_place(base: Path, run_id: str, token: str = "") -> bool:
+    """Make the directory of a run; return False if another one has this id.
+
+    token: by which the controller of the run knows that the id was taken for it.
+    """
     make_private(base, base.parent.parent, exist_ok=True)  # XDG_STATE_HOME itself follows the umask
-    for number in range(1, 100):
-        place = base / (run_id if number == 1 else f"{run_id}.{number}")
-        with contextlib.suppress(FileExistsError):
-            place.mkdir(mode=0o700)
-            return place
-    raise FileExistsError(run_id)
+    place = base / run_id
+    try:
+        place.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    if token:
+        write_private(place / CLAIM, token)
+    return True
+
+
+def _read_claim(base: Path, run_id: str) -> str:
+    try:
+        return (base / run_id / CLAIM).read_text("utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since a file was written."""
+    return time.time() - path.stat().st_mtime
 
 
 def _measure(folder: Path) -> int:
@@ -267,15 +376,28 @@ def _find_stop_signal() -> int:
 def _read_run(place: Path) -> ListedRun | None:
     try:
         controller = Controller(**json.loads((place / _CONTROLLER).read_text("utf-8")))
-        run = ListedRun(place, controller, False, _read_end(place / _END))
-        return replace(run, is_alive=_find_life(run))
-    except (OSError, ValueError, TypeError):  # it is being made, or is none of ours
+    except (OSError, ValueError, TypeError, RecursionError):  # it is being made, or is none of ours
         return None
+    if not _is_well_formed(controller):
+        return None
+    is_locked = _is_locked(place / _LOCK)  # before its end is read, which is written before the lock is released
+    run = ListedRun(place, controller, is_locked, _read_end(place / _END))
+    return replace(run, is_alive=_find_life(run, is_locked=is_locked))
 
 
-def _find_life(run: ListedRun) -> bool | None:
+def _is_well_formed(controller: Controller) -> bool:
+    texts = [
+        controller.run_id, controller.name or "", controller.folder, controller.host, controller.pid_namespace,
+        controller.machine_id, controller.boot_id,
+    ]  # fmt: skip
+    numbers = (controller.pid, controller.stop_signal, controller.began_at)
+    return all(isinstance(text, str) for text in texts) and all(
+        isinstance(number, (int, float)) and math.isfinite(number) for number in numbers
+    )
+
+
+def _find_life(run: ListedRun, *, is_locked: bool | None) -> bool | None:
     """Return whether the controller of a run lives; None: only its own machine can tell."""
-    is_locked = _is_locked(run.place / _LOCK)
     if is_locked or run.end is not None:
         return bool(is_locked)
     host, _, machine_id, boot = _find_machine()

@@ -115,6 +115,22 @@ def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
 
 
+@pytest.mark.parametrize("is_printed", [False, True])
+def test_what_a_host_says_can_t_move_the_cursor(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], is_printed: bool
+) -> None:
+    """Nor write the clipboard, whoever has put it there; only the output of a run comes as it is."""
+    python = tmp_path / "python"
+    stained = r"sed -u 's/^/\x1b]52;c;aGk=\x07/' >&2"
+    python.write_text(f'#!/bin/sh\n{{ "{sys.executable}" "$@" 2>&1 >&3 3>&- | {stained}; }} 3>&1\n')
+    python.chmod(0o755)
+    launcher = start(str(python))
+    launcher.ask(requests.Wait("1"), VIEW)
+    assert launcher.copy_output(is_of_a_run=False) == 2 if is_printed else launcher.read_output() == b""
+    launcher.close()
+    assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
+
+
 def test_it_ends_with_its_login(tmp_path: Path) -> None:
     """Nobody waits for a run on a host when nobody reads the answer."""
     entry = open_list().begin("20261120-091233", None, tmp_path)
@@ -156,12 +172,29 @@ def test_rows_of_this_machine(tmp_path: Path) -> None:
     entry.close(is_kept=False)
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_id_that_the_launch_host_proposes(is_taken: bool) -> None:
+    """Another run may have it here; what was taken is given back."""
+    proposed = "20261120-091233"
+    if is_taken:
+        open_list().claim(proposed)
+    job = Job(Program(ProgramKind.COMMAND, "true", ()))
+    launcher = start()
+    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), proposed), VIEW)
+    decoder, headers = messages.Decoder(), list[dict[str, object]]()
+    while not headers:
+        headers += [header for header, _ in decoder.feed(next(launcher.pieces())[1])]
+    assert (headers[0]["run"] != proposed) == is_taken
+    launcher.close()
+    assert wait_until(lambda: len([*open_list().base.iterdir()]) == is_taken)
+
+
 def test_ctrl_c_that_comes_with_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run listens to no signals yet; its directory of logs is removed all the same."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
     launcher = start()
-    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0)), VIEW)
+    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), "20261120-091233"), VIEW)
     launcher.channel.write(messages.encode(messages.GO) + messages.encode(messages.SIGNAL, number=signal.SIGINT))
     launcher.read_output()
     launcher.close()

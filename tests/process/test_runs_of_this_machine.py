@@ -15,10 +15,13 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
+
+from launcher.controller.planted_runs import PlantedRun, PlantedRuns, Way
 
 LAUNCH = str(Path(sys.executable).with_name("launch"))
 RUN = ("singlenode", "--nproc", "2", "--cpu", "--no-check", "--stop-timeout", "0.5", "--no-python", "sh", "-c")
@@ -144,6 +147,50 @@ def test_stop(machine: Machine, is_ignored: bool) -> None:
     assert (running.wait(DEADLINE_S), machine.runs[0]["state"]) == (code, "stopped")
     done = machine.call("stop", code=2)
     assert done.stderr.splitlines()[0] == "launch: no run is running on this machine"
+    run_id = str(machine.runs[0]["run"])
+    again = machine.call("stop", run_id, code=0)  # as if it had been typed at the same time
+    assert again.stderr.startswith(f"launch: run {run_id} was stopped before\nlaunch: stopped by {who} after ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is full")
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_state_directory_takes_no_new_file(machine: Machine, is_stopped: bool) -> None:
+    """The run is stopped all the same, and how it has ended is known."""
+    state = Path(os.environ["XDG_STATE_HOME"])
+    state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "none", str(state)], check=True)
+    try:
+        running = machine.start(f"CODE=7; {WRITES}")
+        with pytest.raises(OSError, match="No space left"):
+            (state / "full").write_bytes(bytes(1 << 20))
+        with pytest.raises(OSError, match="No space left"):
+            for number in range(100):
+                (state / str(number)).touch()
+        if is_stopped:
+            machine.call("stop", code=0)
+        machine.go()
+        code = 130 if is_stopped else 7
+        assert (running.wait(DEADLINE_S), machine.call("wait").returncode) == (code, code)
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=True)
+
+
+def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
+    """Their hosts are asked; what they don't say isn't guessed. One that is known to have ended isn't meant."""
+    planted = PlantedRuns(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
+    for number in range(2):
+        run_id = planted.claim(datetime(2026, 11, 20, 9, 12, 33 + number), "token")
+        planted.add(PlantedRun(run_id, "base", 1.8e9 + number, Way("127.0.0.1", port=1)))
+    done = machine.call("stop", "base", code=2)
+    assert done.stderr.splitlines() == [
+        "launch: 'base' means 2 runs: 20261120-091234, 20261120-091233",
+        "  fix: name one by its id, as launch ps shows it",
+    ]
+    row = {
+        **machine.runs[0], "run": "20261120-091234", "state": "finished", "exit_code": 0, "last_line": "",
+    }  # fmt: skip
+    planted.note_end(planted.read()[0], row)
+    assert "launch: 127.0.0.1: " in machine.call("stop", "base", code=69).stderr
 
 
 def test_stop_is_typed_twice(machine: Machine) -> None:
@@ -163,7 +210,7 @@ def test_stop_is_typed_twice(machine: Machine) -> None:
     machine.go()
     assert "is being stopped already" not in first.communicate(timeout=DEADLINE_S)[1]
     second.communicate(timeout=DEADLINE_S)
-    assert running.wait(DEADLINE_S) == 130
+    assert (running.wait(DEADLINE_S), first.returncode, second.returncode) == (130, 0, 0)
     assert machine.call("logs").stdout.count("halfsaved\n") == 2
 
 
@@ -245,3 +292,16 @@ def test_a_detached_run_that_fails_at_once_is_told_here(machine: Machine, tmp_pa
     done = machine.call("singlenode", "--detach", *RUN[1:], "exit 9", code=9)
     assert "launch: 0 processes left on 1 host, exit code 9" in done.stderr
     assert machine.runs[0]["state"] == "failed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
+def test_logs_are_not_copied_where_a_stranger_waits_for_them(machine: Machine, tmp_path: Path) -> None:
+    planted = PlantedRuns(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
+    run_id = planted.claim(datetime(2026, 11, 20, 9, 12, 33), "token")
+    planted.add(PlantedRun(run_id, None, 1.8e9, Way("127.0.0.1", port=1)))
+    (tmp_path / "logs").mkdir()
+    os.chown(tmp_path / "logs", 54321, -1)
+    tmp_path.chmod(0o1777)
+    text = "launch: logs belongs to uid 54321 and is in a directory that every user can write"
+    assert machine.call("fetch", code=2).stderr.splitlines()[0] == text
+    machine.call("fetch", "--log-dir", "logs", code=69)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,16 +11,20 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from launcher.controller.planted_runs import PlantedRuns
 from launcher.errors import UsageError
+from launcher.output.run_folder import create_record
 from launcher.runs import run_list
 from launcher.runs.result import Result
 from launcher.runs.run_list import End, Entry, ListedRun, RunList
 from launcher.session.node_state import Census
 
+NOW = datetime(2026, 11, 20, 9, 12, 33)
 HOLDS = """
     import sys, time
     from pathlib import Path
@@ -48,6 +53,10 @@ def held(runs: RunList, run_id: str, name: str | None, folder: Path, *, is_kept:
     assert entry.error is None
     yield entry
     entry.close(is_kept=is_kept)
+
+
+def no_complaint(path: Path, error: OSError) -> None:
+    raise AssertionError(f"{path}: {error}")
 
 
 def end(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
@@ -116,19 +125,55 @@ def test_a_run_that_is_not_there(tmp_path: Path) -> None:
         runs.find("x")
 
 
-def test_two_runs_of_one_second_in_two_projects(tmp_path: Path) -> None:
-    """Each can be named, and the id that they share means the one that lives, unless both do."""
+def test_an_id_is_one_run_s_alone(tmp_path: Path) -> None:
+    """Wherever its logs are, and whichever machine controls it."""
     runs = RunList(tmp_path / "runs")
-    with held(runs, "20261120-091233", "a", tmp_path / "a"):
-        with held(runs, "20261120-091233", "b", tmp_path / "b"):
-            assert {run.id: run.folder.name for run in runs.read()} == {
-                "20261120-091233": "a", "20261120-091233.2": "b",
-            }  # fmt: skip
-            assert runs.find("20261120-091233.2").folder.name == "b"
-            assert runs.find("20261120-091233").folder.name == "a"
-            with held(runs, "other", "a", tmp_path / "c"), pytest.raises(UsageError, match="'a' means 2 runs"):
-                runs.find("a")
-        assert runs.find("a").folder.name == "a"
+    records = [create_record(tmp_path / project, NOW, no_complaint, ids=runs) for project in ("a", "b")]
+    planted = PlantedRuns(tmp_path / "runs").claim(NOW, "token")
+    records.append(create_record(tmp_path / "b", NOW, no_complaint, ids=runs))
+    ids = [records[0].run_id, records[1].run_id, planted, records[2].run_id]
+    assert ids == [f"20261120-091233{suffix}" for suffix in ("", "-2", "-3", "-4")]
+    records[1].discard()
+    assert create_record(tmp_path / "a", NOW, no_complaint, ids=runs).run_id == ids[1]
+
+
+def test_a_controller_takes_the_id_that_the_launch_host_has_taken(tmp_path: Path) -> None:
+    """Its home directory may be the launch host's, with one list for both; without the token it is another run's."""
+    run_id = PlantedRuns(tmp_path / "runs").claim(NOW, "token")
+    for token, expected in (("other", f"{run_id}-2"), ("", f"{run_id}-3"), ("token", run_id)):
+        runs = RunList(tmp_path / "runs", token=token)
+        assert create_record(tmp_path / "logs", NOW, no_complaint, ids=runs, run_id=run_id).run_id == expected
+
+
+def test_an_id_whose_directory_is_another_user_s(tmp_path: Path) -> None:
+    """Machines with lists of their own may share a checkout; what was taken for nothing is given back."""
+    (tmp_path / "logs" / "20261120-091233").mkdir(parents=True)
+    record = create_record(tmp_path / "logs", NOW, no_complaint, ids=RunList(tmp_path / "runs"))
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [record.run_id] == ["20261120-091233-2"]
+
+
+def test_ids_that_no_run_took_are_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their launch was killed before the run began."""
+    runs = RunList(tmp_path / "runs")
+    PlantedRuns(runs.base).claim(NOW, "token")
+    runs.claim("20261120-091235")
+    with held(runs, "20261120-101010", None, tmp_path):
+        assert len([*runs.base.iterdir()]) == 3
+    monkeypatch.setattr(run_list, "CLAIMED_S", -1.0)
+    with held(runs, "20261120-111111", None, tmp_path):
+        assert {path.name for path in runs.base.iterdir()} == {"20261120-101010", "20261120-111111"}
+
+
+def test_a_name_that_two_runs_have(tmp_path: Path) -> None:
+    """It means the one that lives, also if it is the older one; two that live are not guessed between."""
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "20261120-091233", "base", tmp_path):
+        with held(runs, "20261120-091235", "base", tmp_path):
+            with pytest.raises(UsageError) as raised:
+                runs.find("base")
+            assert raised.value.message == "'base' means 2 runs: 20261120-091235, 20261120-091233"
+        assert runs.find("base").id == "20261120-091233"
+    assert runs.find("base").id == "20261120-091235"
 
 
 @pytest.mark.parametrize(("changes", "is_alive"), [
@@ -160,12 +205,34 @@ def test_it_is_stopped_once(tmp_path: Path) -> None:
         assert [runs.find("r").mark_stop(), runs.find("r").mark_stop()] == [False, True]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run_id": 1}', "\0", '{"pid": "x"'])
-def test_a_damaged_entry_is_none(tmp_path: Path, text: str) -> None:
+def test_what_is_written_later_has_its_place_from_the_start(tmp_path: Path) -> None:
+    """The disk may be full by then: no file is made, and none grows."""
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "r", None, tmp_path) as entry:
+        before = {path: path.stat().st_size for path in (tmp_path / "runs" / "r").iterdir()}
+        assert runs.find("r").end is None
+        runs.find("r").mark_stop()
+        entry.end(Result(7, 1.0, Census({}, {})))
+        assert {path: path.stat().st_size for path in (tmp_path / "runs" / "r").iterdir()} == before
+
+
+def test_a_run_that_can_t_be_marked_is_stopped_all_the_same(tmp_path: Path) -> None:
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "r", None, tmp_path):
+        found = runs.find("r")
+        (found.place / "stop").unlink()
+        (found.place / "stop").mkdir()
+        assert not found.mark_stop()
+
+
+@pytest.mark.parametrize("change", ["", "[]", "{}", '{"run_id": 1}', "\0", '{"pid": "x"', {"began_at": "x"},
+    {"began_at": math.inf}, {"name": [1]}, {"pid": None}, {"boot_id": 7}])  # fmt: skip
+def test_a_damaged_entry_is_none(tmp_path: Path, change: str | dict[str, object]) -> None:
     runs = RunList(tmp_path / "runs")
     with held(runs, "r", None, tmp_path):
         pass
-    (tmp_path / "runs" / "r" / "controller.json").write_text(text)
+    path = tmp_path / "runs" / "r" / "controller.json"
+    path.write_text(change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change}))
     assert runs.read() == []
 
 
