@@ -166,5 +166,6 @@ def show_sources() -> None:
         file = find_source(name)
         place = "the command line" if is_on_command_line(name) else file.source if file is not None else None
         if place is not None:
-            value = "..." if name == "env" else _name_value(ctx.params[name])  # the value may be a secret
+            value = _name_value(ctx.params[name])
+            value = "..." if name in ("env", "notify") or is_secret(name, str(value)) else value
             click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)

@@ -109,7 +109,11 @@ def trainer_command(job: Job) -> dict[str, str]:
     if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
         return {}
     command = click.get_current_context().info_name or ""
-    words = [*name_program(), *([command] if command != DEFAULT_COMMAND else []), *typed_options(("is_module",))]
+    words = [
+        *name_program(),
+        *([command] if command != DEFAULT_COMMAND else []),
+        *typed_options(("is_module", "notify")),
+    ]
     line = f"{shlex.join(words)} -m {TRAINER_MODULE}"
     return {} if is_secret(TRAINER_COMMAND, line) else {TRAINER_COMMAND: line}
 
