@@ -46,6 +46,10 @@ def _is_clock(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_CLOCK_S
 
 
+def _is_clock_or_none(value: Any) -> bool:
+    return value is None or _is_clock(value)
+
+
 def _are_texts_or_none(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text_or_none, value))
 
@@ -173,11 +177,12 @@ def _are_keepers(value: Any) -> bool:
 
 _ENDING: Mapping[str, _Test] = {"code": _is_code_or_none, "signal": _is_signal_or_none}
 _FORMS: Mapping[str, Mapping[str, _Test]] = {
-    messages.BEAT: {},
+    messages.BEAT: {"echo": _is_clock_or_none, "held_s": _is_age_or_none},
     messages.HELLO: {"folder": _is_text, "keepers": _are_keepers, "sleeps_along": _is_flag_or_none},
     messages.FACTS: {},  # `facts_message.read_facts` knows their form
     messages.ROUTED: {"interface": _is_text_or_none, "address": _is_address_or_none, "port": _is_port_or_none,
-                      "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock},
+                      "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock,
+                      "held_s": _is_age_or_none},
     messages.PROBED: {"errors": _are_texts_or_none, "links": _are_links, "reverse_dns_s": _is_age_or_none,
                       "own_address": _is_text_or_none},
     messages.SHARED: {"up": _is_level_or_none, "is_there": _is_flag_or_none},
