@@ -203,6 +203,7 @@ class Run:
             ending = judge_refusal(refusal, hosts)
             return replace(ending, is_replaced=self._lineup.can_replace(ending.suspects))
         ending = judge_result(result, hosts)
+        ending = replace(ending, has_spare=self._lineup.has_spare(ending.suspects))
         is_ended = ending.outcome is Outcome.HANG and self._job.on_hang is OnHang.END
         return replace(ending, outcome=Outcome.STOPPED) if is_ended else ending
 
