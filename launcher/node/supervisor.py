@@ -427,6 +427,8 @@ class Supervisor:
                 workers.remove_folder(folder)
         if self._tree is not None and self._tree.root:
             cleaned["tree"], cleaned["written"] = self._tree.root, self._tree.find_written()
+        if self._owned.unfinished:
+            cleaned["unfinished"] = self._owned.unfinished
         found = [[process.pid, process.name, process.state] for process in left]
         self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), **cleaned)
         for name, content in files:

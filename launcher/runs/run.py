@@ -296,6 +296,8 @@ class Run:
         search = " after a search for the host to blame" if self._searches(decision) else ""
         line = f"restarting{wait}{fence}{search}: {decision.why} ({left})"
         self._say(f"launch: {'; '.join(filter(None, [census, line]))}", Style.STRONG)
+        for line in report.unfinished_lines(result.census):
+            self._say(line, Style.TEXT)
 
     async def _discard_record(self) -> None:
         if await self._close_disk() is None:
@@ -361,7 +363,7 @@ class Run:
         self._say(f"launch: {words}{gap}", style)
         for line in report.left_lines(result.census):
             self._say(line, Style.FAILURE)
-        for line in report.written_lines(result.census):
+        for line in [*report.unfinished_lines(result.census), *report.written_lines(result.census)]:
             self._say(line, Style.TEXT)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
         self._screen.emit("result", **names, **values)

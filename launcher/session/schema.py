@@ -147,6 +147,18 @@ def _are_pairs_of_texts_or_none(value: Any) -> bool:
     )
 
 
+def _are_unfinished_or_none(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and len(value) <= messages.MOST_NAMES
+        and all(
+            isinstance(entry, list) and len(entry) == 2 and (entry[0] is None or _is_count(entry[0]))
+            and _is_text(entry[1])
+            for entry in value
+        )
+    )  # fmt: skip
+
+
 def _are_code_files_or_none(value: Any) -> bool:
     return _are_pairs_of_texts_or_none(value) and len(value or ()) <= messages.MAX_CODE_FILES
 
@@ -201,7 +213,8 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.ENDED: _ENDING,
     messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
                       "files": _is_file_count_or_none, "folders": _are_pairs_of_texts_or_none,
-                      "tree": _is_text_or_none, "written": _are_few_texts_or_none},
+                      "tree": _is_text_or_none, "written": _are_few_texts_or_none,
+                      "unfinished": _are_unfinished_or_none},
     messages.SEEN: {"has_saved": _is_flag_or_none, "is_missing": _is_flag_or_none},
     messages.RAS_STATUS: {},
     messages.STACK: {"number": _is_count, "local_rank": _is_local_rank, "pid": _is_count,
