@@ -11,7 +11,7 @@ import re
 import reprlib
 import stat
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,48 @@ from launcher.wording import listed, nearest
 FILE = "launcher.toml"
 PYPROJECT = "pyproject.toml"
 MAX_FILE_BYTES = 1 << 20
-_KEYS = (
-    "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "gpus", "nproc", "cpu", "script", "workdir",
-    "python", "setup", "venv", "conda", "env", "env_file", "legacy", "master_addr", "master_port", "rdzv_timeout",
-    "transport", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout",
-    "stacks", "hang_timeout", "on_hang", "restarts", "progress_dir", "spares", "min_nodes", "no_check", "quiet",
-    "ranks", "log_dir", "detach", "controller", "notify", "nodes", "time", "partition", "mem", "cpus_per_task",
-    "account", "qos", "constraint", "requeue", "sync", "sync_limit", "link",
-)  # fmt: skip
-# These name what is run, influence it (LD_PRELOAD, PYTHONPATH), or weaken whom the run trusts with a password, with
-# its ranks' connections or with an unknown host key. `hosts` isn't one of them: each host must prove itself by its key.
-RISKY = (
-    "script", "workdir", "python", "setup", "venv", "conda", "env", "env_file", "transport", "ssh_config",
-    "accept_new_host_keys", "ask_password", "master_addr", "notify", "sync", "link",
-)  # fmt: skip
+# Who may set an option by a file that was found. A clone of a stranger's repository is the user's own file too; what
+# lies below the home directory is what they may be expected to have read. Every option is in one of these tables.
+RISKY = {
+    "script": "it runs",
+    "workdir": "the script, and every module that it imports, is taken from there",
+    "python": "it runs",
+    "setup": "it runs",
+    "venv": "its Python runs",
+    "conda": "its Python runs",
+    "env": "LD_PRELOAD and PYTHONPATH run what they name; a bare name sends the user's own value to all hosts",
+    "env_file": "as env; and it may name any file of the user's",
+    "transport": "some show variables in command lines",
+    "ssh_config": "ProxyCommand runs; UserKnownHostsFile decides which hosts are known",
+    "accept_new_host_keys": "any host is then trusted",
+    "ask_password": "the hosts get the password that is typed",
+    "master_addr": "all ranks connect there and load what they are sent",
+    "controller": "it gets all secrets of the run, the terminal, and the agents of all hosts; `here` is accepted",
+    "notify": "it runs",
+    "sync": "all hosts get that directory, and run it; `true` is accepted: it is where the command is typed",
+    "link": "what the script reads and writes under a name in the code",
+    "log_dir": "its owner could replace logs with symlinks to the user's files; accepted in the file's directory",
+}
+_HARMLESS = {
+    # A host proves itself by its key, and admits the user alone. So a login name, which may be another user's who lets
+    # this one in, and addr=, which is as --master-addr, need a file below home (selection.py).
+    **dict.fromkeys(("hosts", "hostfile"), "a known key, and the user's own login"),
+    **dict.fromkeys(("include", "exclude", "num_nodes", "spares", "min_nodes"), "they choose among the named hosts"),
+    "detach": "it runs nothing; a controller that follows from a file's hosts needs one below home (selection.py)",
+    **dict.fromkeys(("colon", "gpus", "nproc", "cpu", "legacy", "master_port"), "a number or a switch of the plan"),
+    **dict.fromkeys(
+        ("rdzv_timeout", "connect_timeout", "silence", "stop_timeout", "hang_timeout", "on_hang", "restarts"),
+        "how long, and how often",
+    ),
+    "progress_dir": "the hosts look for newer files in it, and read none",
+    **dict.fromkeys(("stacks", "no_check", "quiet", "ranks"), "what is looked at and shown"),
+    **dict.fromkeys(
+        ("nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue"),
+        "each one quoted word of an #SBATCH line",
+    ),
+    "sync_limit": "a number",
+}
+_KEYS = (*RISKY, *_HARMLESS)
 _WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "restarts", "spares", "min_nodes")
 _LISTS = ("hosts", "env", "env_file", "script", "link")
 _NO_FILE = "--config /dev/null to use no file"
@@ -58,6 +86,7 @@ class Defaults:
     source: str
     values: dict[str, Any]
     folder: Path | None = None  # set for a file above the current directory
+    is_trusted: bool = True  # named by the user, or below the home directory
 
 
 def current_directory() -> Path:
@@ -145,7 +174,7 @@ def _move(defaults: Defaults, folder: Path) -> Defaults:
         return [move(name, text) for text in value] if isinstance(value, list) else move(name, str(value))
 
     moved = {name: change(name, value) for name, value in defaults.values.items()}
-    return Defaults(defaults.source, moved, folder)
+    return replace(defaults, values=moved, folder=folder)
 
 
 def _find_own(path: Path) -> list[Defaults]:
@@ -161,7 +190,7 @@ def _find_own(path: Path) -> list[Defaults]:
     if doubt:
         raise _refused(source, doubt)
     content = _read(path, source, f"pass {_NO_FILE}")
-    return [_limit(_check_all(source, _parse(content, source)), is_at_home=is_at_home)]
+    return [_limit(_check_all(source, _parse(content, source)), path.parent, is_at_home=is_at_home)]
 
 
 def _find_pyproject(path: Path) -> list[Defaults]:
@@ -179,7 +208,7 @@ def _find_pyproject(path: Path) -> list[Defaults]:
     if doubt and _TABLE.search(content):
         raise _refused(source, doubt)
     table = _find_table(parsed, source)
-    return [_limit(_check_all(source, table), is_at_home=is_at_home)] if table is not None else []
+    return [_limit(_check_all(source, table), path.parent, is_at_home=is_at_home)] if table is not None else []
 
 
 def _shown(path: Path) -> str:
@@ -207,18 +236,32 @@ def _trusting(source: str) -> str:
     return f"pass --config {source} if you trust it, or {_NO_FILE}"
 
 
-def _limit(defaults: Defaults, *, is_at_home: bool) -> Defaults:
-    """Return the defaults; raise UsageError if they set options that only a file below the home directory may set."""
-    # `sync = true` names no directory: what is sent is where the command is typed, as the user alone chooses.
-    values = [name for name, value in defaults.values.items() if name != "sync" or value is not True]
-    risky = [name.replace("_", "-") for name in values if name in RISKY]
-    if risky and not is_at_home:
-        what = f"{listed(f'`{name}`' for name in risky)} {'is' if len(risky) == 1 else 'are'}"
-        raise UsageError(
-            f"{defaults.source}: {what} accepted only from a file below your home directory",
-            _trusting(defaults.source),
-        )
-    return defaults
+def _limit(defaults: Defaults, folder: Path, *, is_at_home: bool) -> Defaults:
+    """Return the defaults of a file in `folder`; raise UsageError if they set what needs a file below home."""
+    if is_at_home:
+        return defaults
+    values = defaults.values.items()
+    risky = [f"`{_as_key(name)}`" for name, value in values if name in RISKY and not _is_mild(name, value, folder)]
+    if risky:
+        raise refuse_untrusted(replace(defaults, is_trusted=False), listed(risky), is_one=len(risky) == 1)
+    return replace(defaults, is_trusted=False)
+
+
+def refuse_untrusted(defaults: Defaults, what: str, *, is_one: bool = True) -> UsageError:
+    """Return the error for what a file sets that isn't below the home directory."""
+    text = f"{defaults.source}: {what} {'is' if is_one else 'are'} accepted only from a file below your home directory"
+    return UsageError(text, _trusting(defaults.source))
+
+
+def _as_key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _is_mild(name: str, value: Any, folder: Path) -> bool:
+    """Return whether this value of a risky option lets the file decide nothing."""
+    if name == "log_dir":
+        return (folder / str(value)).resolve().is_relative_to(folder.resolve())  # a clone may have symlinks
+    return (name == "sync" and value is True) or (name == "controller" and value == "here")
 
 
 def _read(path: Path, source: str, fix: str = "") -> bytes:

@@ -109,11 +109,16 @@ def _call(command: click.Command, name: str, argv: list[str] | None) -> None:
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null for each standard stream that cron or a daemon closed, so that no socket gets its number."""
+    """Open /dev/null for each standard stream that cron or a daemon closed, so that no socket gets its number.
+
+    What this process starts inherits it too: ssh would give the number to a socket as well.
+    """
     while True:
         fd = os.open(os.devnull, os.O_RDWR)  # the lowest free number
         if fd > 2:
             os.close(fd)
             break
+        os.set_inheritable(fd, True)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

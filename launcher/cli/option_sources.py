@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli.code_folder import CodeFolder
-from launcher.cli.defaults import find_source
+from launcher.cli.defaults import Defaults, find_source
 from launcher.errors import UsageError
 from launcher.job.variables import is_secret
 from launcher.transports.registry import TRANSPORTS
@@ -57,6 +57,13 @@ def is_chosen(name: str) -> bool:
     """Tell whether an option was typed or set by launcher.toml, so that its value isn't the built-in default."""
     chosen = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
     return click.get_current_context().get_parameter_source(name) in chosen
+
+
+def find_untrusted(rivals: Collection[str]) -> Defaults | None:
+    """Return the file that sets one of these options and may be a stranger's; None for a typed or trusted one."""
+    if any(map(is_on_command_line, rivals)):
+        return None
+    return next((file for file in map(find_source, rivals) if file is not None and not file.is_trusted), None)
 
 
 def list_behind(names: Collection[str], context: click.Context) -> list[slice]:
@@ -159,5 +166,6 @@ def show_sources() -> None:
         file = find_source(name)
         place = "the command line" if is_on_command_line(name) else file.source if file is not None else None
         if place is not None:
-            value = "..." if name == "env" else _name_value(ctx.params[name])  # the value may be a secret
+            value = _name_value(ctx.params[name])
+            value = "..." if name in ("env", "notify") or is_secret(name, str(value)) else value
             click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)

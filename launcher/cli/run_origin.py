@@ -13,15 +13,18 @@ from typing import Any
 
 from launcher.cli.defaults import current_directory
 from launcher.cli.option_groups import OutputOptions
-from launcher.job.variables import hide_secrets
+from launcher.job.variables import HIDDEN, hide_secrets
 
 
 def describe_origin(output: OutputOptions) -> dict[str, Any]:
     """Return the first values of run.json; secrets in the command line are hidden."""
+    # A webhook is a secret, whatever it looks like.
+    notify = {output.notify: HIDDEN, f"--notify={output.notify}": f"--notify={HIDDEN}"}
+    words = [notify.get(word, word) for word in sys.argv[1:]]
     return {
         "name": output.name,
         "note": output.note,
-        "command": shlex.join([*name_program(), *hide_secrets(sys.argv[1:])]),
+        "command": shlex.join([*name_program(), *hide_secrets(words)]),
         "directory": str(current_directory()),
         "user": _user(),
         "launch_host": socket.gethostname(),

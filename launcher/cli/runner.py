@@ -36,7 +36,8 @@ from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import Opener
 from launcher.runs.run_options import RunOptions
-from launcher.session.session import Session
+from launcher.session.session import SIGNALS, Session
+from launcher.session.signals import catch_signals, outlast_signals
 from launcher.session.terms import Terms, loader_pythons
 from launcher.transports.base import Transport
 
@@ -48,14 +49,18 @@ def run_job(
     spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
 ) -> int:  # fmt: skip
     """Run the job to its end and return the exit code; incident_log: what went wrong with its hosts in earlier runs."""
-    return run_recorded(job, hosts, open_transport, output, run_options, spares, incident_log)[0].exit_code
+    result, _ = run_recorded(job, hosts, open_transport, output, run_options, spares, incident_log, is_last=True)
+    return result.exit_code
 
 
 def run_recorded(
     job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions,
-    spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
+    spares: Sequence[Host] = (), incident_log: IncidentLog | None = None, *, is_last: bool = False,
 ) -> tuple[Result, Path]:  # fmt: skip
-    """Run the job to its end; return how it ended, and its log directory."""
+    """Run the job to its end; return how it ended, and its log directory.
+
+    is_last: the command ends with it, so that Ctrl-C changes nothing any more once the result is known.
+    """
     refuse_rank(os.environ)
     if not is_chosen("log_dir"):
         refuse_strange_folder(output.log_dir)
@@ -75,11 +80,23 @@ def run_recorded(
                 with_trainer_command(job), hosts, open_transport, record, console, run_options, variables=os.environ,
                 spares=spares, incident_log=incident_log, on_settled=leave, notify=output.notify,
             )  # fmt: skip
-            result = asyncio.run(running)
-            entry.end(result)
+
+            async def conclude() -> Result:
+                with catch_signals(dict.fromkeys(SIGNALS, _ignore)):  # also after the run has stopped listening
+                    result = await running
+                    entry.end(result)
+                    if is_last:
+                        outlast_signals(SIGNALS, result.exit_code)
+                    return result
+
+            result = asyncio.run(conclude())
         return result, record.folder
     finally:
         console.close()
+
+
+def _ignore() -> None:
+    """Let a signal change nothing."""
 
 
 def read_run_options(
@@ -110,7 +127,11 @@ def trainer_command(job: Job) -> dict[str, str]:
     if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
         return {}
     command = click.get_current_context().info_name or ""
-    words = [*name_program(), *([command] if command != DEFAULT_COMMAND else []), *typed_options(("is_module",))]
+    words = [
+        *name_program(),
+        *([command] if command != DEFAULT_COMMAND else []),
+        *typed_options(("is_module", "notify")),
+    ]
     line = f"{shlex.join(words)} -m {TRAINER_MODULE}"
     return {} if is_secret(TRAINER_COMMAND, line) else {TRAINER_COMMAND: line}
 

@@ -465,6 +465,14 @@ SIGNATURES: tuple[Signature, ...] = (
         "see which with `launch exec --hosts HOST -- df -h`, and free some space",
         says="`No space left on device`, `Disk quota exceeded`",
     ),
+    Signature(  # torch.save's own words: its archive is shorter than what it wrote
+        "save-cut-short",
+        r"inline_container\.cc:\d+\] \. (unexpected pos|PytorchStreamWriter failed writing file)"
+        r"|basic_ios::clear: iostream error",
+        "a checkpoint could not be written: the disk is full, your quota on it is used up, or it is failing",
+        "see which with `launch exec --hosts HOST -- df -h`, free some space, and remove the incomplete file",
+        says="`inline_container.cc... unexpected pos`, `iostream error` of `torch.save`",
+    ),
     Signature(
         "file-system",
         r"Stale file handle|Read-only file system|\[Errno 5\] Input/output error",

@@ -16,10 +16,13 @@ _ADDRESS = "\0"
 
 
 def failure_lines(failures: Sequence[HostFailure]) -> list[str]:
-    """Return a heading, then for each reason the hosts, the text and the fix; return [] if there is no failure."""
+    """Return a heading, then for each reason the hosts, the text and the fix; return [] if there is no failure.
+
+    A host may fail more than once: one that controls a run and has ranks of it is logged in to for each.
+    """
     if not failures:
         return []
-    lines = [f"launch: {count(len(failures), 'host')} can't be used:"]
+    lines = [f"launch: {count(len({failure.host for failure in failures}), 'host')} can't be used:"]
     for names, text, fix in fold_failures(failures):
         lines += [f"  {fold_names(names)}: {text}"] + ([f"    fix: {fix}"] if fix else [])
     return lines
@@ -34,8 +37,9 @@ def fold_failures(failures: Sequence[HostFailure]) -> Iterator[tuple[list[str], 
     for failure in failures:
         folded.setdefault((_generic(failure.text, failure), _generic(failure.fix, failure)), []).append(failure)
     for (text, fix), alike in folded.items():
-        names = [failure.host for failure in alike]
-        yield names, text.replace(_ADDRESS, fold_names(failure.address for failure in alike)), _example(fix, alike)
+        names = list(dict.fromkeys(failure.host for failure in alike))
+        addresses = fold_names(dict.fromkeys(failure.address for failure in alike))
+        yield names, text.replace(_ADDRESS, addresses), _example(fix, alike)
 
 
 def _generic(words: str, failure: HostFailure) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
+from launcher.job.variables import is_secret
 from launcher.node import messages
 
 SETUP_TIMEOUT_S = 900.0  # `uv sync` or pip may have to download torch and CUDA; every 20 s a line says who waits
@@ -124,7 +125,9 @@ def setup_by_hand(job: Job, fact: NodeFacts) -> list[str]:
     """Return commands that do the same when pasted into bash, to be joined by `&&`."""
     activation = job.activation
     commands = []
-    if activation.setup:
+    if activation.setup and is_secret("", activation.setup):
+        commands.append('eval "${SETUP:?must be the value of --setup}"')
+    elif activation.setup:
         commands.append(_setup_by_hand(activation.setup))
     if activation.conda:
         commands.append(_conda_by_hand(activation.conda, fact.conda or f"<conda directory on {fact.hostname}>/conda"))

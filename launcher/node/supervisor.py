@@ -74,6 +74,7 @@ class Supervisor:
         self._tree: TreeKeeper | None = None  # if launch sends the code
         self._workdir: str | None = None  # in that code
         self._silence_s = 15.0
+        self._echo: tuple[float, float] | None = None  # of launch's last beat: its time, and when it came
         self._hears_beats = True  # otherwise only the end of stdin shows that the launcher is gone
         self._stop_timeout_s = 15.0
         self._clock = clock.boottime  # the launcher keeps running while this machine is suspended
@@ -148,7 +149,10 @@ class Supervisor:
 
     def _beat(self) -> None:
         period = self._silence_s / messages.BEATS_PER_SILENCE
-        if time.monotonic() - self._send_queue.sent_at >= period * 0.9:
+        if self._echo is not None:  # shows how long a message takes, whatever the clocks here and there say
+            (at, came_at), self._echo = self._echo, None
+            self._send_queue.send(messages.BEAT, echo=at, held_s=round(time.monotonic() - came_at, 4))
+        elif time.monotonic() - self._send_queue.sent_at >= period * 0.9:
             self._send_queue.send(messages.BEAT)
         self._loop.call_later(period, self._beat)
 
@@ -185,6 +189,7 @@ class Supervisor:
             messages.LOOK: self._look,
             messages.RAS: self._ask_ras,
             messages.STOP: self._stop,
+            messages.BEAT: self._hear_beat,
         }
         for header, payload in self._decoder.feed(data):
             handler = handlers.get(header["type"])
@@ -258,6 +263,9 @@ class Supervisor:
     def _take_code(self, header: dict[str, Any], payload: bytes) -> None:
         if self._tree is not None:
             self._tree.forward(header, payload)
+
+    def _hear_beat(self, header: dict[str, Any], _: bytes) -> None:
+        self._echo = (header["at"], time.monotonic()) if "at" in header else None
 
     def _find_route(self, header: dict[str, Any], _: bytes) -> None:
         self._inspection.find_route(header)
@@ -419,6 +427,8 @@ class Supervisor:
                 workers.remove_folder(folder)
         if self._tree is not None and self._tree.root:
             cleaned["tree"], cleaned["written"] = self._tree.root, self._tree.find_written()
+        if self._owned.unfinished:
+            cleaned["unfinished"] = self._owned.unfinished
         found = [[process.pid, process.name, process.state] for process in left]
         self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), **cleaned)
         for name, content in files:

@@ -17,11 +17,17 @@ from launcher.concurrency import start_thread
 QUEUE_BYTES = 4 << 20  # an hour of what most runs print
 ENTRY_BYTES = 700  # of memory for each entry beside its content
 STALLED_S = 5.0  # for one write; a host counts as lost if nobody has read its messages for --silence, by default 15 s
+HURRIED_S = 1.0  # for all that is queued, once the user is in a hurry: a disk that is well takes far less
 FAREWELL_S = 60.0  # at the end of a run, for all that is queued; a disk that fails slowly would take days
 
 
 class StalledError(OSError):
     """The disk does not respond; nothing is lost yet."""
+
+
+def disk_not_awaited() -> OSError:
+    """Return the error of what may not be written, since the user was in a hurry."""
+    return OSError(errno.EINTR, "the wait for the disk was interrupted")
 
 
 def disk_stalled() -> OSError:
@@ -63,13 +69,16 @@ class DiskWriter:
         return not is_dropped
 
     def wait(self, limit_s: float | None = None, is_hurried: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until all is written; return False if that takes too long, or once the user is in a hurry."""
+        """Wait until all is written; return False if that takes too long, also for a user in a hurry."""
         deadline = time.monotonic() + (FAREWELL_S if limit_s is None else limit_s)
+        has_hurried = False
         while True:
             with self._changed:
                 if not self._queue and self._began_at is None:
                     return True
-                if time.monotonic() >= deadline or is_hurried():
+                if is_hurried() and not has_hurried:
+                    has_hurried, deadline = True, min(deadline, time.monotonic() + HURRIED_S)
+                if time.monotonic() >= deadline:
                     return False
                 self._changed.wait(0.1)
             self._say_stall()

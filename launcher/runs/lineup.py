@@ -31,6 +31,10 @@ class Lineup:
         dispensable = len(self.hosts) - self._min_nodes if self._min_nodes is not None else 0
         return 0 < len(out) <= len(self._fresh()) + dispensable
 
+    def has_spare(self, names: Collection[str]) -> bool:
+        """Return whether a spare that has not failed could take the place of one of these hosts."""
+        return any(host.name in names for host in self.hosts) and bool(self._fresh())
+
     def replace(self, names: Collection[str], *, may_shrink: bool = True) -> list[str]:
         """Take these hosts out as far as that is possible; return what changed, in words.
 

@@ -22,7 +22,7 @@ _KNOWN = {
         Outcome.INPUT,
     ),
     "module-missing": Outcome.IMPORT,
-    "disk-full": Outcome.DISK,
+    **dict.fromkeys(("disk-full", "save-cut-short"), Outcome.DISK),
     **dict.fromkeys(("gpu-fell-off", "gpu-ecc", "gpu-xid", "fabric-manager", "driver-state"), Outcome.HOST),
     # Slurm has ended the job: its hosts are no longer ours.
     **dict.fromkeys(

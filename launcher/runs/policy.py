@@ -47,6 +47,7 @@ class Ending:
     has_progress: bool = False  # it got further than the attempts before it
     is_refused: bool = False  # it could not start
     is_replaced: bool = False  # and other hosts take the place of those that failed
+    has_spare: bool = False  # an idle host could take the place of the suspects
     has_left: bool = False  # processes of it are still alive, although they were killed
 
 
@@ -79,11 +80,13 @@ def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
     if left < 0 or (not restarts and last.outcome is not Outcome.PORT):
         used = {0: "--restarts is 0", 1: "the only restart is used"}
         return Stop(used.get(restarts, f"all {restarts} restarts are used"))
+    is_suspicious = _is_of_one_host(attempts)
+    is_out = last.outcome in _BLAMES_HOSTS or is_suspicious or _is_repeated_wait(attempts)
     return Restart(
-        why=describe(last),
+        why=f"the same failure of {last.suspects[0]} twice" if is_suspicious else describe(last),
         pause_s=_find_pause(attempts),
         left=left,
-        without=last.suspects if last.outcome in _BLAMES_HOSTS or _is_repeated_wait(attempts) else (),
+        without=last.suspects if is_out else (),
         is_blamed=last.outcome in _BLAMES_HOSTS,
         is_unexplained=_is_repeated_wait(attempts),
     )
@@ -125,7 +128,7 @@ def _find_reason_to_stop(attempts: Sequence[Ending]) -> str:
     ports = [attempt.outcome is Outcome.PORT for attempt in attempts[-MOST_PORTS - 1 :]]
     if len(ports) > MOST_PORTS and all(ports):
         return f"another program took the port {MOST_PORTS + 1} times"
-    if last.outcome in _MAY_REPEAT and not last.has_progress and last.signature in _earlier_signatures(attempts):
+    if _is_repeated(attempts) and not _is_of_one_host(attempts):
         return "the same failure twice without progress"
     if len(attempts) > MOST_WAITS and all(map(_is_waiting, attempts[-MOST_WAITS - 1 :])):
         return "no attempt could start for a day"
@@ -137,14 +140,31 @@ def _is_waiting(attempt: Ending) -> bool:
     return attempt.outcome is Outcome.NETWORK or (attempt.is_refused and attempt.outcome is Outcome.HOST)
 
 
-def _earlier_signatures(attempts: Sequence[Ending]) -> list[str]:
-    """Return the signature of the last failure before this one that has one, unless progress was made since."""
+def _is_repeated(attempts: Sequence[Ending]) -> bool:
+    """Return whether the last attempt failed like one before it, without progress."""
+    last, earlier = attempts[-1], _find_earlier(attempts)
+    is_new = last.has_progress or earlier is None or earlier.signature != last.signature
+    return last.outcome in _MAY_REPEAT and not is_new
+
+
+def _is_of_one_host(attempts: Sequence[Ending]) -> bool:
+    """Return whether the same failure came twice of one host alone, and a spare can show whether that host is to blame.
+
+    If the spare fails in the same way, it is the second host: then the run ends.
+    """
+    last, earlier = attempts[-1], _find_earlier(attempts)
+    is_its_own = len(last.suspects) == 1 and not last.is_everywhere and last.has_spare
+    return is_its_own and _is_repeated(attempts) and earlier is not None and earlier.suspects == last.suspects
+
+
+def _find_earlier(attempts: Sequence[Ending]) -> Ending | None:
+    """Return the last failure before this one that has a signature, unless progress was made since."""
     for attempt in reversed(attempts[:-1]):
         if attempt.signature is not None and attempt.outcome in _MAY_REPEAT:
-            return [attempt.signature]
+            return attempt
         if attempt.has_progress:
             break
-    return []
+    return None
 
 
 def _count_spent(attempts: Sequence[Ending]) -> int:

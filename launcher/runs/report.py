@@ -152,6 +152,19 @@ def left_lines(census: Census) -> list[str]:
     return lines[:_MAX_LEFT] + ([f"  and {more} more"] if more > 0 else [])
 
 
+def unfinished_lines(census: Census) -> list[str]:
+    """Return which files may be incomplete, since their writers were killed: a checkpoint, after --stop-timeout."""
+    found = [(host, rank, path) for host, files in census.unfinished.items() for rank, path in files]
+    lines = [
+        f"  {host}: {'a process' if rank is None else f'rank {rank}'} was killed while it wrote {path}, which may be "
+        "incomplete"
+        for host, rank, path in found[:_MAX_LEFT]
+    ]
+    more = len(found) - _MAX_LEFT
+    fix = "    fix: continue from an earlier checkpoint; raise --stop-timeout if saving takes longer"
+    return [*lines, *([f"  and {more} more"] if more > 0 else []), fix] if lines else []
+
+
 def written_lines(census: Census) -> list[str]:
     """Return what ranks have written beside the code that was sent, where the next run doesn't see it."""
     hosts: dict[tuple[str, ...], list[str]] = {}

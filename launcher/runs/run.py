@@ -15,7 +15,7 @@ from launcher.clock import boottime, iso_time, wall_clock
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang
-from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_stalled
+from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_not_awaited, disk_stalled
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
 from launcher.output.style import Style
@@ -203,6 +203,7 @@ class Run:
             ending = judge_refusal(refusal, hosts)
             return replace(ending, is_replaced=self._lineup.can_replace(ending.suspects))
         ending = judge_result(result, hosts)
+        ending = replace(ending, has_spare=self._lineup.has_spare(ending.suspects))
         is_ended = ending.outcome is Outcome.HANG and self._job.on_hang is OnHang.END
         return replace(ending, outcome=Outcome.STOPPED) if is_ended else ending
 
@@ -295,15 +296,26 @@ class Run:
         search = " after a search for the host to blame" if self._searches(decision) else ""
         line = f"restarting{wait}{fence}{search}: {decision.why} ({left})"
         self._say(f"launch: {'; '.join(filter(None, [census, line]))}", Style.STRONG)
+        for line in report.unfinished_lines(result.census):
+            self._say(line, Style.TEXT)
 
     async def _discard_record(self) -> None:
-        if await self._close_disk():
+        if await self._close_disk() is None:
             self._record.discard()
 
-    async def _close_disk(self) -> bool:
-        """Wait until all is written; return False if the disk does not respond, or the user does not wait for it."""
-        signals = self._signals.qsize()  # of which the user knows
-        return await asyncio.to_thread(self._record.disk.close, lambda: self._signals.qsize() > signals)
+    async def _close_disk(self) -> OSError | None:
+        """Wait until all is written; return why that is not known: the disk does not respond, or the user can't wait.
+
+        A signal that comes now changes nothing else: how the run has ended is known.
+        """
+        signals = self._signals.qsize()
+
+        def is_hurried() -> bool:
+            return self._signals.qsize() > signals
+
+        if await asyncio.to_thread(self._record.disk.close, is_hurried):
+            return None
+        return disk_not_awaited() if is_hurried() else disk_stalled()
 
     async def _return_unstarted(self, result: Result) -> Result:
         """Return how a dry run ended, or a run that a signal stopped before it was started."""
@@ -341,8 +353,9 @@ class Run:
         """Write the record, and then print how the run ended: the disk may be full."""
         values = {**as_record(result), "seconds": round(wall_clock() - self._began_at, 3)}
         self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
-        if not await self._close_disk():
-            self._record.complain(self._record.folder, disk_stalled())
+        unwritten = await self._close_disk()
+        if unwritten is not None:
+            self._record.complain(self._record.folder, unwritten)
         await asyncio.to_thread(self._home_disk.wait, STALLED_S)
         gap = report.gap_words(self._record.write_error)
         is_calm = result.census.is_clean and not gap
@@ -350,7 +363,7 @@ class Run:
         self._say(f"launch: {words}{gap}", style)
         for line in report.left_lines(result.census):
             self._say(line, Style.FAILURE)
-        for line in report.written_lines(result.census):
+        for line in [*report.unfinished_lines(result.census), *report.written_lines(result.census)]:
             self._say(line, Style.TEXT)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
         self._screen.emit("result", **names, **values)

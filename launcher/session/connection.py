@@ -39,7 +39,7 @@ class Event:
     index: int
     kind: str
     fields: Mapping[str, Any]
-    at: float  # wall-clock seconds here
+    at: float  # wall-clock seconds here; of an EXIT or ENDED when it was sent, as far as that is known
 
 
 class Output(Protocol):
@@ -97,6 +97,8 @@ class Connection:
         self._is_busy = False
         self._is_closed = False
         self._opened_at: float | None = None
+        self._route_asked_at: float | None = None
+        self._trip_s: float | None = None  # the shortest time that a message took there and back
         self._failure: HostFailure | None = None
 
     def start(self, window: threading.Semaphore) -> None:
@@ -118,12 +120,14 @@ class Connection:
         if self.is_over:
             return
         self._expected.ask({"type": kind, **fields})
+        if kind == messages.ROUTE and not self._transport.is_terse:  # there, each message starts a program
+            self._route_asked_at = time.monotonic()
         self._outbox.put(messages.encode(kind, payload, **fields))
 
     def beat(self) -> None:
         """Send a heartbeat, which renews the node's lease, unless several are queued or the transport sends none."""
         if not self._transport.is_terse and self._outbox.qsize() < MAX_WAITING_BEATS:
-            self.send(messages.BEAT)
+            self.send(messages.BEAT, at=time.monotonic())
 
     def noise_text(self) -> str:
         """Return what the login shell, the supervisor and the transport printed besides messages."""
@@ -277,13 +281,32 @@ class Connection:
                 self._output.keep_file(header["name"], payload)
             elif header["type"] in (messages.STACK, messages.RAS_STATUS, messages.WANTED):
                 events.append(Event(self.index, header["type"], {**header, "content": payload}, wall_clock()))
-            elif header["type"] != messages.BEAT:
+            elif header["type"] == messages.BEAT:
+                self._note_trip(header.get("echo"), header.get("held_s"))
+            elif header["type"] in (messages.EXIT, messages.ENDED):
+                # The order in which two hosts' messages come says little if one of them is far away.
+                events.append(Event(self.index, header["type"], header, wall_clock() - (self._trip_s or 0.0) / 2))
+            else:
+                if header["type"] == messages.ROUTED:
+                    self._note_trip(self._route_asked_at, header.get("held_s"))
                 self.sleeps_along = self.sleeps_along or header.get("sleeps_along") is True
                 events.append(Event(self.index, header["type"], header, wall_clock()))
         if events:
             self._on_events(events)
         self.heard_at = time.monotonic()
         self._is_busy = False
+
+    def _note_trip(self, asked_at: float | None, held_s: float | None) -> None:
+        """Take a measurement of the way there and back; held_s: how long the node took to answer.
+
+        Neither clock is compared with another one: they may be wrong, drift and be set. A message may be delayed, so
+        the shortest trip counts. A node that lies about it can only make its own failures look earlier, and so be
+        blamed, or as late as they came.
+        """
+        if asked_at is None or held_s is None:
+            return
+        trip_s = max(0.0, time.monotonic() - asked_at - held_s)
+        self._trip_s = trip_s if self._trip_s is None else min(self._trip_s, trip_s)
 
     def _read_stderr(self, data: bytes) -> None:
         """Keep noise; take the messages of a dead supervisor's guardian, whose lines begin with the nonce."""

@@ -200,6 +200,7 @@ class Census:
     left: Mapping[str, Sequence[Sequence[Any]]]
     unasked: Mapping[str, int]  # host -> processes that may remain
     written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # host -> the root of the code, names in it
+    unfinished: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)  # host -> rank or None, file
 
     @property
     def is_clean(self) -> bool:
@@ -209,12 +210,14 @@ class Census:
 
 def make_census(states: Iterable[NodeState]) -> Census:
     """Combine what all nodes reported at the end; a node on which nothing of the run may be is in neither half."""
-    left, unasked, written = {}, {}, {}
+    left, unasked, written, unfinished = {}, {}, {}, {}
     for state in states:
         if state.census is not None:
             left[state.host] = list(state.census.get("left", ()))
             if state.census.get("written"):
                 written[state.host] = (str(state.census["tree"]), *state.census["written"])
+            if state.census.get("unfinished"):
+                unfinished[state.host] = state.census["unfinished"]
         elif state.may_run:
             unasked[state.host] = len(state.started) - len(state.exits)
-    return Census(left, unasked, written)
+    return Census(left, unasked, written, unfinished)

@@ -46,6 +46,10 @@ def _is_clock(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_CLOCK_S
 
 
+def _is_clock_or_none(value: Any) -> bool:
+    return value is None or _is_clock(value)
+
+
 def _are_texts_or_none(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text_or_none, value))
 
@@ -143,6 +147,18 @@ def _are_pairs_of_texts_or_none(value: Any) -> bool:
     )
 
 
+def _are_unfinished_or_none(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and len(value) <= messages.MOST_NAMES
+        and all(
+            isinstance(entry, list) and len(entry) == 2 and (entry[0] is None or _is_count(entry[0]))
+            and _is_text(entry[1])
+            for entry in value
+        )
+    )  # fmt: skip
+
+
 def _are_code_files_or_none(value: Any) -> bool:
     return _are_pairs_of_texts_or_none(value) and len(value or ()) <= messages.MAX_CODE_FILES
 
@@ -173,11 +189,12 @@ def _are_keepers(value: Any) -> bool:
 
 _ENDING: Mapping[str, _Test] = {"code": _is_code_or_none, "signal": _is_signal_or_none}
 _FORMS: Mapping[str, Mapping[str, _Test]] = {
-    messages.BEAT: {},
+    messages.BEAT: {"echo": _is_clock_or_none, "held_s": _is_age_or_none},
     messages.HELLO: {"folder": _is_text, "keepers": _are_keepers, "sleeps_along": _is_flag_or_none},
     messages.FACTS: {},  # `facts_message.read_facts` knows their form
     messages.ROUTED: {"interface": _is_text_or_none, "address": _is_address_or_none, "port": _is_port_or_none,
-                      "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock},
+                      "error": _is_text_or_none, "probe_port": _is_port_or_none, "clock": _is_clock,
+                      "held_s": _is_age_or_none},
     messages.PROBED: {"errors": _are_texts_or_none, "links": _are_links, "reverse_dns_s": _is_age_or_none,
                       "own_address": _is_text_or_none},
     messages.SHARED: {"up": _is_level_or_none, "is_there": _is_flag_or_none},
@@ -196,7 +213,8 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.ENDED: _ENDING,
     messages.CENSUS: {"left": _is_census, "reason": _is_text_or_none, "supervisor": _is_ending_or_none,
                       "files": _is_file_count_or_none, "folders": _are_pairs_of_texts_or_none,
-                      "tree": _is_text_or_none, "written": _are_few_texts_or_none},
+                      "tree": _is_text_or_none, "written": _are_few_texts_or_none,
+                      "unfinished": _are_unfinished_or_none},
     messages.SEEN: {"has_saved": _is_flag_or_none, "is_missing": _is_flag_or_none},
     messages.RAS_STATUS: {},
     messages.STACK: {"number": _is_count, "local_rank": _is_local_rank, "pid": _is_count,

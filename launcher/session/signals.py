@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 Action = Callable[[], object]
 
@@ -19,7 +23,8 @@ class Interrupted(Exception):
 
 
 _catching: list[Mapping[int, Action]] = []
-_ignored: set[int] = set()  # of these signals, those that were ignored before and will be again
+_before: dict[int, Any] = {}  # the handlers that the last block restores
+_LATE_S = 1.0
 
 
 @contextlib.contextmanager
@@ -30,13 +35,13 @@ def catch_signals(actions: Mapping[int, Action]) -> Iterator[None]:
     the last one that wants it restores what was before.
     """
     loop = asyncio.get_running_loop()
-    ignored = {number for number in actions if signal.getsignal(number) == signal.SIG_IGN}
     # Whoever started `launch` under nohup, or in a script's background, means it: Ctrl-C is for other programs there.
     # SIGQUIT is ignored there as well, but it never ends `launch`: it asks where the ranks are.
-    caught = {number: act for number, act in actions.items() if number not in ignored - {signal.SIGQUIT}}
-    _ignored.update(ignored & caught.keys())
+    ignored = {number for number in actions if signal.getsignal(number) == signal.SIG_IGN} - {signal.SIGQUIT}
+    caught = {number: act for number, act in actions.items() if number not in ignored}
     _catching.append(caught)
     for number in caught:
+        _before.setdefault(number, signal.getsignal(number))
         loop.add_signal_handler(number, _act, number)
     try:
         yield
@@ -45,12 +50,33 @@ def catch_signals(actions: Mapping[int, Action]) -> Iterator[None]:
         for number in caught:
             if not any(number in others for others in _catching):
                 loop.remove_signal_handler(number)
-                if number in _ignored:
-                    signal.signal(number, signal.SIG_IGN)
-                    _ignored.discard(number)
+                signal.signal(number, _before.pop(number))
 
 
 def _act(number: int) -> None:
     for actions in _catching:
         if number in actions:
             actions[number]()
+
+
+def outlast_signals(numbers: Collection[int], exit_code: int) -> None:
+    """Let these signals change nothing once the blocks of `catch_signals` are over: the process ends with this code.
+
+    A later one ends the process at once: what is left to be done, such as a last line for a terminal, may be stuck.
+    """
+    known_at = time.monotonic()
+
+    def end(number: int, frame: object) -> None:
+        if time.monotonic() - known_at > _LATE_S:
+            os._exit(exit_code)
+
+    def ignore() -> None:  # Python itself would restore the defaults, in its last milliseconds
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+    for number in numbers:
+        if number in _before:
+            _before[number] = end
+        elif signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
+    atexit.register(ignore)

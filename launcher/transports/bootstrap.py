@@ -40,7 +40,7 @@ _NODE_MODULES = (
     )),
     *(f"processes.{name}" for name in (
         "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",
-        "run_owner", "shim", "stacks", "torchrun", "workers",
+        "run_owner", "shim", "stacks", "torchrun", "unfinished", "workers",
     )),
     *(f"trees.{name}" for name in (
         "arrivals", "chain", "folder", "folders", "group", "intake", "keeper", "listing", "proof", "store", "worker",

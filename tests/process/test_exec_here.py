@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.errors import EXIT_USAGE
+from launcher.errors import EXIT_UNREACHABLE, EXIT_USAGE
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 IS_HERE = re.compile(r"launch: (localhost|127\.0\.0\.1) is this machine; not using SSH\n")  # in any order
@@ -54,6 +55,28 @@ def test_what_waits_on_stdin_is_not_dropped_in_silence(launch: Launch, tmp_path:
     os.read(reading, 100)
     assert launch("true", stdin=reading).stderr == ""
     os.close(reading)
+
+
+@pytest.mark.parametrize("words", [("exec", "--"), ("--detach", "--no-python")])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_breaks_nothing(tmp_path: Path, words: tuple[str, ...], closed: str) -> None:
+    launch = f"{shlex.quote(sys.executable)} -m launcher {words[0]} --hosts nowhere.invalid {' '.join(words[1:])} true"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        ["bash", "-c", f"{launch} {closed}"], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (EXIT_UNREACHABLE, False)
+
+
+def test_a_command_inherits_what_took_a_closed_stream_s_place() -> None:
+    """Without that the first file or socket that the command opens would be its stdin."""
+    code = "from launcher.cli import main; import os; main.open_closed_streams(); os.system('readlink /proc/self/fd/0')"
+    done = subprocess.run(
+        ["bash", "-c", f'{shlex.quote(sys.executable)} -c "{code}" <&-'], cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+    )  # fmt: skip
+    assert done.stdout == "/dev/null\n"
 
 
 def test_what_comes_to_stdin_while_the_command_runs_is_told_at_its_end(launch: Launch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -238,6 +239,18 @@ def test_a_failure_that_is_known_survives_ctrl_c(tmp_path: Path) -> None:
     assert any(line.startswith("launch: FAILED after") for line in words)
     recorded = json.loads((folder / "run.json").read_text())["result"]
     assert (recorded["cause"]["rank"], recorded["interrupted_by"]) == (1, signal.SIGINT)
+
+
+def test_ctrl_c_again_and_again_as_a_failed_run_ends(tmp_path: Path) -> None:
+    """From when the result is known until the process is gone."""
+    again = "(while kill -INT $PPID; do sleep 0.005; done) >/dev/null 2>&1 &"
+    words = ["singlenode", "--nproc", "1", "--cpu", "--no-python", "--notify", again, "sh", "-c", "exit 7"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    argv = [sys.executable, "-m", "launcher", *words]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        7, "launch: 0 processes left on 1 host, exit code 7"
+    )  # fmt: skip
 
 
 def test_ctrl_c_of_a_run_that_is_well_has_no_cause(tmp_path: Path) -> None:

@@ -104,6 +104,27 @@ def test_a_trainer_below_a_shell_script_may_save_too(node: Node, tmp_path: Path)
     assert node.wait_for(messages.CENSUS)["left"] == []
 
 
+def test_what_a_rank_was_writing_when_it_was_killed(node: Node, tmp_path: Path) -> None:
+    """A log isn't meant, nor what is read or has not begun."""
+    code = """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        place = sys.argv[1] + "/"
+        open(place + "data", "w").write("x")
+        kept = [open(place + name, mode) for name, mode in zip(sys.argv[2:], ("wb", "w", "ab", "r", "w"))]
+        for file in kept[:3]:
+            file.write(type(file.mode)("x") if "b" not in file.mode else b"x")
+            file.flush()
+        kept[3].read()
+        print("ready pids", os.getpid(), flush=True)
+        time.sleep(300)
+    """
+    node.start_ready(["env", "RANK=5", *python(code, str(tmp_path), "step.pt", "train.log", "more", "data", "empty")])
+    node.send(messages.STOP, timeout_s=0.1)
+    census = node.wait_for(messages.CENSUS)
+    assert (census["left"], census["unfinished"]) == ([], [[5, str(tmp_path / "step.pt")]])
+
+
 def test_what_a_rank_says_while_it_is_ended_comes(node: Node) -> None:
     node.start_ready(shell("trap 'seq 100000; exit 7' TERM; echo ready; while :; do sleep 0.01; done"))
     node.stop(NEVER_S)

@@ -58,6 +58,14 @@ def start_ready_beating(node: Node, *argvs: list[str]) -> None:
 # ---- the launcher ---------------------------------------------------------------------------------------------------
 
 
+def test_a_heartbeat_returns_with_the_time_that_the_node_kept_it(nodes: Nodes) -> None:
+    """So the launcher knows how long messages take."""
+    node = nodes.start()
+    node.prepare(silence_s=5)
+    node.send(messages.BEAT, at=7.5)
+    assert node.wait_for(messages.BEAT, echo=7.5)["held_s"] >= 0
+
+
 @any_rank
 def test_the_launcher_hangs_up(node: Node, argv: list[str]) -> None:
     node.start_ready(argv)

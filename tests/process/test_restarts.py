@@ -252,6 +252,16 @@ def test_a_spare_takes_the_place_of_a_host_that_stays_away(tmp_path: Path) -> No
     assert "[n3:2] 2 of 4" in (done.folder / "node_1.log").read_text()
 
 
+def test_a_spare_is_tried_where_one_host_fails_alike_twice(tmp_path: Path) -> None:
+    fails = "[ $RANK = 2 ] && [ $LAUNCH_ATTEMPT -lt {} ] && exit 3; exit 0"
+    names = {"names": ("n1", "n2"), "spares": ("n3",), "transport": by_host()}
+    done = run(tmp_path, fails.format(2), restarts=9, **names)
+    assert done.result.exit_code == 0
+    assert [attempt["hosts"][1] for attempt in done.record["attempts"]] == ["n2", "n2", "n3"]
+    done = run(tmp_path, fails.format(9), restarts=9, **names)
+    assert (done.result.exit_code, len(done.record["attempts"])) == (3, 3)
+
+
 def test_spares_are_checked_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError) as caught:
         run(tmp_path, "exit 0", restarts=1, spares=("n2",), transport=by_host(n2=range(99)))

@@ -69,6 +69,7 @@ class Inspection:
         self._code: dict[str, Any] | None = None  # a hash over the files of the run, if it was requested
         self._wants_packages = False
         self._held_port: socket | None = None
+        self._route_asked_at = 0.0  # by time.monotonic()
         self._listeners: list[socket] = []
         self._answered: list[socket] = []
         self._token: Token | None = None  # a file where the ranks save
@@ -214,6 +215,7 @@ class Inspection:
         """
         from launcher.node.facts import network
 
+        self._route_asked_at = time.monotonic()
         master = header["master"]
         if network.is_address(master):
             try:
@@ -269,7 +271,8 @@ class Inspection:
         self._ask_child(lambda: {"holder": network.find_holder(port)}, send, HOLDER_TIMEOUT_S)
 
     def _send_route(self, answer: dict[str, Any]) -> None:
-        self._send_queue.send(messages.ROUTED, clock=time.time(), **answer)
+        held_s = round(time.monotonic() - self._route_asked_at, 4)
+        self._send_queue.send(messages.ROUTED, clock=time.time(), held_s=held_s, **answer)
 
     def _ask_child(
         self, find: Callable[[], dict[str, Any]], on_found: Callable[[dict[str, Any] | None], object], timeout_s: float

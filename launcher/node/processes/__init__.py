@@ -3,6 +3,7 @@
 In reading order:
 
     proc                   processes as /proc shows them, and signals to them
+    unfinished             which files processes are writing when they are killed
     owned                  which of them belong to a run
     workers                how a process is started, and the run's directory
     run_owner              which run owns a directory, and whether that run is over

@@ -62,6 +62,8 @@ def descend(
         # These include a trainer that a shell script started; it may be saving.
         rest = _Rest(owned)
         yield from _wait(max(end, clock() + REST_S), rest.is_gone, clock)
+        living = owned.living()
+    owned.note_unfinished(living)
     return (yield from _kill(owned, time.monotonic() + CENSUS_S))
 
 

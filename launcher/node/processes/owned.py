@@ -17,7 +17,7 @@ from launcher.node.processes import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable
+    from typing import Any, Iterable
 
     from launcher.node.processes.proc import Process
 _HIDDEN = ["?"] + ["0"] * 49  # the fields of a process that /proc hides
@@ -71,6 +71,7 @@ class Owned:
     def __init__(self, mark: str | None, keepers: Iterable[int] = ()) -> None:
         self.marks = {mark} if mark else set()  # more than one while leftover processes of earlier runs are stopped
         self.keepers = set(keepers)  # guardian and supervisor, or the shim: what they start is part of the run
+        self.unfinished: list[list[Any]] = []  # what its processes were writing when they were killed
         # A process that started before this can't be part of the run, so its environment isn't read.
         self.born = 0
         # Start times, by process id, of children that a login's rc files started before the guardian: part of no run.
@@ -89,6 +90,13 @@ class Owned:
         """Record the process that starts the ranks."""
         self.starter = process
         self._sessions[process.pid] = process.started
+
+    def note_unfinished(self, living: list[Process]) -> None:
+        """Note which files these processes are writing, before they are killed."""
+        if living:
+            from launcher.node.processes import unfinished
+
+            self.unfinished = unfinished.find_unfinished([process.pid for process in living])
 
     def living(self) -> list[Process]:
         """Return every process of the run that is alive, except for the keepers."""

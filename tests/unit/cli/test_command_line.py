@@ -596,13 +596,15 @@ def test_the_own_file_goes_before_pyproject(launch, jobs):
 
 def test_the_source_of_a_value_is_shown(launch):
     write_defaults('hosts = "a"\ngpus = 4\n')
-    code, _, err = launch("--dry-run -v --python /p t.py")
+    code, _, err = launch("--dry-run -v --python /p --notify x --setup TOKEN=x t.py")
     assert code == 0
     assert set(err.splitlines()) == {
         "launch: using launcher.toml (hosts, gpus)",
         "launch: hosts = a (from launcher.toml)",
         "launch: gpus = 4 (from launcher.toml)",
         "launch: python = /p (from the command line)",
+        "launch: setup = ... (from the command line)",
+        "launch: notify = ... (from the command line)",
         "launch: verbose = True (from the command line)",
     }
 

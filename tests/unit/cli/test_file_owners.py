@@ -259,17 +259,63 @@ def test_what_runs_something_is_taken_from_below_home_alone(
     assert launch("hosts", "--hosts", "a") == (EXIT_USAGE, "", said)
 
 
-def test_every_option_that_runs_something_is_kept_to_home(launch: Launch, folder: Path) -> None:
-    """A new option needs a decision: it may stand in any file of the user's, or it is risky."""
-    from launcher.cli.defaults import _KEYS
+@pytest.fixture
+def clone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a clone outside of home: the files are the user's own, and a stranger wrote what is in them."""
+    (folder / "home").mkdir()
+    monkeypatch.setattr("os.environ", {"COLUMNS": "200", "HOME": str(folder / "home")})
+    (folder / "train.py").touch()
+    return folder
 
-    assert {*_KEYS} - {*RISKY} == {
-        "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "gpus", "nproc", "cpu", "legacy",
-        "master_port", "rdzv_timeout", "connect_timeout", "silence", "stop_timeout", "stacks", "hang_timeout",
-        "on_hang", "restarts", "progress_dir", "spares", "min_nodes", "no_check", "quiet", "ranks", "log_dir", "detach",
-        "controller", "nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue",
-        "sync_limit",
-    }  # fmt: skip
+
+@pytest.mark.parametrize("key", RISKY)
+def test_each_risky_option_is_kept_to_home(launch: Launch, clone: Path, key: str) -> None:
+    key = key.replace("_", "-")
+    (clone / "launcher.toml").write_text(f'{key} = "/elsewhere"\n')
+    said = f"launch: launcher.toml: `{key}` is accepted only from a file below your home directory\n"
+    assert launch("hosts", "--hosts", "a") == (EXIT_USAGE, "", said + remedy("launcher.toml"))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_accepted"),
+    [
+        ("sync = true", True),
+        ('controller = "here"', True),
+        ('log-dir = "logs/of"', True),
+        ('log-dir = "link/logs"', False),
+        ('log-dir = "../logs"', False),
+        ('log-dir = "."', True),
+    ],
+)
+def test_values_by_which_a_file_decides_nothing(launch: Launch, clone: Path, line: str, is_accepted: bool) -> None:
+    (clone / "link").symlink_to("/var")
+    (clone / "launcher.toml").write_text(f"{line}\n")
+    assert (launch("hosts", "--hosts", "a", "--json")[0] == 0) is is_accepted
+
+
+def test_hosts_by_which_a_stranger_gets_the_login(launch: Launch, clone: Path) -> None:
+    """A known host lets the user into another account too, if that account's owner wants it."""
+    (clone / "list").write_text("a\nb addr=10.0.0.66\n")
+    ends = f" is accepted only from a file below your home directory\n{remedy('launcher.toml')}"
+    lines = {
+        'hosts = "a,eve@b"': "a login name (eve@b)",
+        'hostfile = "list"': "the address of a host (b addr=10.0.0.66)",
+    }
+    for line, what in lines.items():
+        (clone / "launcher.toml").write_text(f"{line}\n")
+        assert launch("hosts") == (EXIT_USAGE, "", f"launch: launcher.toml: {what}{ends}".replace(
+            "launch: launcher", f"launch: using launcher.toml ({line.split()[0]})\nlaunch: launcher"
+        ))  # fmt: skip
+        assert launch("hosts", "--json", "--config", "launcher.toml")[0] == 0
+        assert launch("hosts", "--json", "--hosts", "eve@b")[0] == 0
+
+
+def test_a_controller_that_follows_from_a_stranger_s_hosts(launch: Launch, clone: Path) -> None:
+    (clone / "launcher.toml").write_text('hosts = "a,b"\ndetach = true\nnproc = 1\ncpu = true\n')
+    what = "the host that would control the run (a)"
+    said = f"launch: launcher.toml: {what} is accepted only from a file below your home directory\n"
+    code, _, err = launch("train.py")
+    assert (code, err.endswith(said + remedy("launcher.toml"))) == (EXIT_USAGE, True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

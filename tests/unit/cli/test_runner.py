@@ -32,6 +32,7 @@ def command_of(name: str, words: Sequence[str], job: Job) -> dict[str, str]:
     [
         ("run", "--hosts gpu[1-2] --gpus 8", "launch --hosts 'gpu[1-2]' --gpus 8 -m launcher.trainer"),
         ("run", "-q --cpu --nproc 1 -m launcher.trainer --lr 1", "launch --nproc 1 --cpu --quiet -m launcher.trainer"),
+        ("run", "--hosts a --notify ntfy.sh/mine", "launch --hosts a -m launcher.trainer"),
         ("singlenode", "--gpus 2", "launch singlenode --gpus 2 -m launcher.trainer"),
         (
             "run",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.errors import HostFailure, HostFailureKind
-from launcher.hosts.unreachable import fold_failures
+from launcher.hosts.unreachable import failure_lines, fold_failures
 from launcher.transports.ssh.failures import Place, pass_on
 
 
@@ -51,3 +51,12 @@ def test_a_gateway_that_all_share_is_named_once() -> None:
     assert names == ["a", "b"]
     assert text == "jump host gate: login refused for user me (tried nothing: there is no key)"
     assert fix == "copy a key there: ssh-copy-id me@10.0.0.1"
+
+
+def test_a_host_that_fails_twice_is_counted_and_listed_once() -> None:
+    lost = place("a", "10.0.0.1").timed_out()
+    lines = ["  a: 10.0.0.1 port 22 does not answer", "    fix: check that it is on and that no firewall blocks SSH"]
+    assert failure_lines([lost, lost]) == ["launch: 1 host can't be used:", *lines]
+    refused = HostFailure("a", HostFailureKind.SHELL, "its login shell ended")
+    lines.append("  a: its login shell ended")
+    assert failure_lines([lost, lost, refused]) == ["launch: 1 host can't be used:", *lines]

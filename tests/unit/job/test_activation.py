@@ -96,6 +96,7 @@ def test_which_environment_is_active(environ, folder):
         ("echo 'open", "eval 'echo '\"'\"'open'"),
         ("a\nb", "eval 'a\nb'"),
         ("", "eval ''"),
+        ("export HF_TOKEN=hunter2; a", 'eval "${SETUP:?must be the value of --setup}"'),
     ],
 )
 def test_a_setup_by_hand(command, words):

@@ -102,6 +102,14 @@ def test_a_disk_that_fails_slowly_delays_the_end_once(monkeypatch):
     assert len(heard) == 100
 
 
+def test_a_user_in_a_hurry_waits_for_a_disk_that_is_well():
+    """Otherwise the second Ctrl-C would make the logs incomplete."""
+    done = []
+    disk = DiskWriter(lambda: None, unexpected)
+    disk.put(lambda: done.append(time.sleep(0.05)))
+    assert (disk.close(is_hurried=lambda: True), done) == (True, [None])
+
+
 @pytest.mark.usefixtures("_impatient")
 def test_a_log_says_how_many_lines_are_missing(tmp_path):
     heard, healed = [], threading.Event()

@@ -45,6 +45,8 @@ def judge(*failures: Failure, **values: object) -> Ending:
         (raised("SyntaxError: invalid syntax"), Outcome.INPUT, ("gpu2",)),
         (raised("ModuleNotFoundError: No module named 'foo'"), Outcome.IMPORT, ("gpu2",)),
         (raised("OSError: [Errno 28] No space left on device"), Outcome.DISK, ("gpu2",)),
+        (raised("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"), Outcome.DISK,
+         ("gpu2",)),
         (raised("RuntimeError: Connection closed by peer [10.0.0.1]:41000"), Outcome.CONSEQUENCE, ("gpu2",)),
         (replace(RANK, code=2, stderr="usage: train.py [-h]\ntrain.py: error: bad\n"), Outcome.INPUT, ("gpu2",)),
         (replace(RANK, code=2), Outcome.ERROR, ("gpu2",)),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from launcher.runs.bisection import Together, Verdict
 from launcher.runs.policy import LONGEST_PAUSE_S, MOST_WAITS, Ending, Outcome, Restart, Stop, decide, use_verdict
 
 NAN = Ending(Outcome.ERROR, ("gpu2",), "ValueError in train.py:step", has_trained=True)
+ODD_NAN = replace(NAN, has_spare=True)
+BOTH_NAN = replace(ODD_NAN, suspects=("gpu1", "gpu2"))
 KEY = Ending(Outcome.ERROR, ("gpu1",), "KeyError in data.py:read", has_trained=True)
 LOST_RANK = Ending(Outcome.CONSEQUENCE, has_trained=True)
 HANG = Ending(Outcome.HANG, has_trained=True)
@@ -34,6 +38,9 @@ def far(attempt: Ending) -> Ending:
         ([far(NAN), NAN], "the same failure twice without progress"),
         ([NAN, LOST_RANK, NAN], "the same failure twice without progress"),
         ([NAN, HANG, LOST_HOST, NAN], "the same failure twice without progress"),
+        ([ODD_NAN, ODD_NAN, replace(ODD_NAN, suspects=("gpu9",))], "the same failure twice without progress"),
+        ([ODD_NAN, replace(ODD_NAN, suspects=("gpu3",))], "the same failure twice without progress"),
+        ([BOTH_NAN, BOTH_NAN], "the same failure twice without progress"),
         ([Ending(Outcome.DISK, ("gpu1", "gpu2"), is_everywhere=True)], "the disk that all hosts share is full"),
         ([PORT] * 4, "another program took the port 4 times"),
         ([NAN, *[AWAY] * (MOST_WAITS + 1)], "no attempt could start for a day"),
@@ -75,6 +82,7 @@ def test_a_lost_port_needs_no_restarts() -> None:
         ([LOST_HOST, AWAY, AWAY], Restart("gpu4 failed", 10, 2, ("gpu4",), is_blamed=True)),  # a wait costs none
         ([LOST_HOST, REPLACED], Restart("gpu9 failed", 0, 2, ("gpu9",), is_blamed=True)),
         ([NAN, Ending(Outcome.ERROR, is_refused=True)], Restart("it could not start", 5, 1)),
+        ([ODD_NAN, ODD_NAN], Restart("the same failure of gpu2 twice", 5, 1, ("gpu2",))),
         ([ODD, ODD], Restart("the run hung", 5, 1, ("gpu3",), is_unexplained=True)),
         ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5, 3)),
         ([PORT], Restart("another program took the port", 0, 3)),

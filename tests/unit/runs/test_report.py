@@ -24,6 +24,7 @@ from launcher.runs.report import (
     left_lines,
     others_lines,
     plan_line,
+    unfinished_lines,
     warning_lines,
     written_lines,
 )
@@ -318,3 +319,13 @@ def test_hosts_whose_files_torchfrtrace_must_not_read_are_all_named():
     named = [line.partition("'s files")[0].rpartition(" ")[2] for line in lines[1:9]]
     assert named == [f"gpu{node:02}" for node in range(8)]
     assert lines[9] == "    remove the directories of gpu[08-19] as well"
+
+
+def test_what_was_killed_while_it_saved() -> None:
+    census = Census({"gpu1": [], "gpu2": []}, {}, unfinished={"gpu1": [[0, "/d/step_9.pt"], [None, "/d/x"]]})
+    assert unfinished_lines(census) == [
+        "  gpu1: rank 0 was killed while it wrote /d/step_9.pt, which may be incomplete",
+        "  gpu1: a process was killed while it wrote /d/x, which may be incomplete",
+        "    fix: continue from an earlier checkpoint; raise --stop-timeout if saving takes longer",
+    ]
+    assert unfinished_lines(Census({}, {})) == []
