@@ -129,6 +129,24 @@ def test_each_node_trains_with_all_that_it_has(slurm: Slurm, telling: Path, name
     assert finish(slurm, telling / folder, job_id) == ("0:0", said, moved)
 
 
+@pytest.mark.parametrize("asked", ["--gres=gpu", "--gpus-per-node=1", "--gpus=2"])
+def test_a_job_that_asks_for_fewer_gpus_than_its_whole_nodes_have(slurm: Slurm, telling: Path, asked: str) -> None:
+    """Slurm gives a job with --exclusive all GPUs of its nodes; it has as many ranks as the GPUs that it asked for."""
+    job_id = submit(slurm, telling, "slurm_train.sh", options=(asked,))
+    code, out, errors = finish(slurm, telling, job_id)
+    assert (code, errors) == ("0:0", [])
+    assert [line.partition(" -m ")[0] for line in out] == [
+        f"node{node}: {CPUS} CPUs, GPUs 0, threads {threads(1)}:" for node in (1, 2)
+    ]
+    example = telling / "examples" / "train_distributed_example.sh"
+    python = f"--export=ALL,PYTHON={telling / 'bin' / 'python'}"
+    job_id = slurm.submit(f"--chdir={telling}", "--output=%j", python, asked, str(example))
+    slurm.wait_for_job(job_id)
+    assert [line.partition(" -u ")[0] for line in sorted((telling / job_id).read_text().splitlines())] == [
+        f"node{node}: {CPUS} CPUs, GPUs 0, threads any:" for node in (1, 2)
+    ]
+
+
 def test_tasks_share_the_cpus_of_their_node(slurm: Slurm, telling: Path) -> None:
     line = "-u -m launcher.trainer --config config/tp_shakespeare.yaml"
     job_id = submit(slurm, telling, "slurm_train_tp.sh")
