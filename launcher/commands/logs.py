@@ -67,4 +67,6 @@ def refuse_unknown(run_id: str, request: LogsRequest, record: Mapping[str, Any])
         ("attempt", None if request.follows else request.attempt, set(range(starts))),
     ):
         if number is not None and number not in known:
-            raise UsageError(f"--{option} {number}: run {run_id} has no such {option}", f"choose from {fold_ranks(known)}")
+            raise UsageError(
+                f"--{option} {number}: run {run_id} has no such {option}", f"choose from {fold_ranks(known)}"
+            )
