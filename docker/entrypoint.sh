@@ -7,7 +7,7 @@
 #   node      waits until the keys exist
 #   healthy   exits with 0 if the machine accepts logins and Slurm knows it; compose.yaml calls this
 #
-# NODES is the node list as Slurm writes it, node[1-2]; the keys are in a volume that all machines share, at /keys.
+# NODES is the node list as Slurm writes it, node-[1-2]; the keys are in a volume that all machines share, at /keys.
 # The container exits, and prints the reason, when one of its daemons exits.
 set -euo pipefail
 
@@ -23,7 +23,7 @@ main() {
 }
 
 serve() {
-    : "${NODES:?the node list as Slurm writes it, such as node[1-2]}"
+    : "${NODES:?the node list as Slurm writes it, such as node-[1-2]}"
     trap stop TERM INT
     sed "s/@NODES@/$NODES/" /etc/slurm/slurm.conf.in >/etc/slurm/slurm.conf
     if [[ $1 == head ]]; then make_keys; fi

@@ -10,7 +10,8 @@
 #
 # Usage: sbatch [SBATCH OPTIONS] train_distributed_example.sh [OPTIONS OF THE .py]...
 #
-# Requests whole nodes. Every task is a rank: one per GPU of the nodes, or one per node on CPUs:
+# Requests whole nodes. Every task is a rank: one per GPU of the nodes, or of those that
+# --gpus-per-node or --gres asks for, or one per node on CPUs:
 #
 #   sbatch train_distributed_example.sh --epochs 10 --batch_size 16
 #   sbatch --nodes=1 --ntasks-per-node=2 train_distributed_example.sh
@@ -23,7 +24,8 @@ fail() { echo "train_distributed_example.sh: $*" >&2 && exit 2; }
 [[ ${0##*/} == slurm_script ]] || fail "this is a batch script; fix: sbatch $0"
 
 # Slurm runs a copy of this file; the .py is beside the original, which scontrol shows with its arguments.
-original=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p; /^$/q') || true
+job=$(scontrol show job "$SLURM_JOB_ID" | sed '/^$/q') || true # of an array, one task
+original=$(sed -n 's/^ *Command=//p' <<<"$job")
 until [[ -f $original || $original != *" "* ]]; do original=${original% *}; done
 script=$(dirname -- "$original")/train_distributed_example.py
 [[ -e $script ]] || script=train_distributed_example.py
@@ -35,6 +37,11 @@ python=${PYTHON:-python3}
 
 nodes=$SLURM_JOB_NUM_NODES
 gpus=${SLURM_GPUS_ON_NODE:-0}
+# With --exclusive a job gets all GPUs of its nodes; scontrol shows what it asked for: TresPerNode=gres:gpu:a100:2
+sum_gpus() { sed -nE "s/^ *$1=//p" <<<"$job" | { grep -oE '\bgpu(:[^:=,(]+)?([:=][0-9]+)?' || true; } |
+    awk -F'[:=]' '{ sum += $NF ~ /^[0-9]+$/ ? $NF : 1 } END { print sum + 0 }'; }
+asked=$(($(sum_gpus TresPerNode) + ($(sum_gpus TresPerJob) + nodes - 1) / nodes))
+[[ $asked == 0 || $asked -ge $gpus ]] || gpus=$asked
 ranks=${SLURM_NTASKS_PER_NODE:-$((gpus > 0 ? gpus : 1))}
 tasks=${SLURM_NTASKS:-$((nodes * ranks))}
 ranks=$(((tasks + nodes - 1) / nodes)) # on the node with the most
@@ -43,5 +50,6 @@ step=(--kill-on-bad-exit=1 --overlap --ntasks="$tasks")
 cpus=$(tr ',' '\n' <<<"$SLURM_JOB_CPUS_PER_NODE" | sort -n | sed -n '1s/(.*//; 1p') # 4(x2),8: the smallest node's
 # By default srun gets one CPU per task (since 22.05), and only the GPUs that the job requested by number. It overlaps
 # so that you can look into the job: srun --jobid=JOB --pty nvidia-smi
+unset SLURM_GPUS SLURM_GPUS_PER_TASK # set by sbatch; they may contradict --gpus-per-node
 exec srun "${step[@]}" --cpus-per-task="$((cpus > ranks ? cpus / ranks : 1))" \
     ${SLURM_GPUS_ON_NODE:+--gpus-per-node="$gpus"} "$python" -u "$script" "$@"

@@ -14,6 +14,7 @@ import click
 from launcher.cli.help import Command
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, TransportOptions, gather
+from launcher.cli.option_sources import show_sources
 from launcher.cli.options import config_option, host_options, job_options, reach_options, sync_options
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.tree_request import add_tree
@@ -30,11 +31,12 @@ from launcher.cli.tree_request import add_tree
     "--packages", "with_packages", is_flag=True, help="List the packages of each host's Python, different ones first."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all facts and findings as one JSON object.")
+@click.option("-v", "--verbose", is_flag=True, help="Show where the values of options come from.")
 @click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @gather
 def command(
-    *, words: tuple[str, ...], with_packages: bool, as_json: bool, choice: HostChoice, request: JobRequest,
-    transport: TransportOptions, sync: SyncOptions,
+    *, words: tuple[str, ...], with_packages: bool, as_json: bool, verbose: bool, choice: HostChoice,
+    request: JobRequest, transport: TransportOptions, sync: SyncOptions,
 ) -> int:  # fmt: skip
     """Check the hosts without starting a run: compare them and show how they differ.
 
@@ -55,6 +57,8 @@ def command(
     hosts = read_hosts(choice)
     job = read_job(request, words, hosts)
     job = add_tree(job, sync, resolve_workdir(request.workdir), local_workdir(words), Path("logs"))
+    if verbose:
+        show_sources()
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
     console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
 

@@ -111,12 +111,21 @@ def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> 
         return named
     found = [_read_named(named)] if named is not None else _find_defaults()
     found = [defaults for defaults in found if defaults.values]
-    if found:
-        files = (f"{each.source} ({', '.join(name.replace('_', '-') for name in each.values)})" for each in found)
+    files = []
+    for each in found:
+        keys = [name.replace("_", "-") for name in each.values if _applies(name, ctx.command)]
+        files += [f"{each.source} ({', '.join(keys)})"] if keys else []
+    if files:
         tell(f"launch: using {' and '.join(files)}")
     ctx.meta[_META] = found
     ctx.default_map = {name: value for defaults in found for name, value in defaults.values.items()}
     return named
+
+
+def _applies(name: str, command: click.Command) -> bool:
+    """Tell whether a command reads a key: as an option, or as what its arguments say if they are given."""
+    taken = {param.name for param in command.params}
+    return name in taken or (name == "script" and "is_module" in taken) or (name == "sync" and "folder" in taken)
 
 
 def _read_named(path: Path) -> Defaults:

@@ -12,8 +12,9 @@ from click.core import ParameterSource
 
 from launcher.cli.code_folder import CodeFolder
 from launcher.cli.defaults import Defaults, find_source
+from launcher.cli.help import TYPED_WORDS
 from launcher.errors import UsageError
-from launcher.job.variables import is_secret
+from launcher.job.variables import hide_secrets, is_secret
 from launcher.transports.registry import TRANSPORTS
 
 CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # with --transport srun, those of the job
@@ -79,23 +80,27 @@ def list_behind(names: Collection[str], context: click.Context) -> list[slice]:
     return found
 
 
-def find_behind(names: Collection[str], context: click.Context) -> str:
-    """Return the first of these options that was typed after the script, with its value; empty if none was."""
-    found = list_behind(names, context)
-    return shlex.join(context.params["words"][found[0]]) if found else ""
-
-
 def missing(text: str, fix: str, names: Sequence[str], context: click.Context | None = None) -> UsageError:
-    """Return the error for missing options; if one was typed after the script, show where it belongs."""
+    """Return the error for missing options; if one was typed after the script, show the line with it in front."""
     context = context or click.get_current_context()
-    behind = find_behind(names, context)
+    behind = list_behind(names, context)[:1]
     if not behind:
         return UsageError(text, fix)
-    path, program = context.command_path.removesuffix(" run"), shlex.quote(context.params["words"][0])
-    others = "... " if any(is_on_command_line(name, context) for name in context.params.keys() - {"words"}) else ""
-    parted = "-- " if context.info_name == "exec" else ""
-    said = f"{text}: {behind} after {program} goes to {program}"
-    return UsageError(said, f"put options of launch before it: {path} {others}{behind} {parted}{program}")
+    words = context.params["words"]
+    said = f"{text}: {shlex.join(words[behind[0]])} after {shlex.quote(words[0])} goes to {shlex.quote(words[0])}"
+    return UsageError(said, f"put options of launch before it: {retype(behind, context)}")
+
+
+def retype(behind: Sequence[slice], context: click.Context) -> str:
+    """Return the command line with these of the words after the script before it, to paste."""
+    words, typed = context.params["words"], context.meta[TYPED_WORDS]
+    before = [*typed[: len(typed) - len(words)]]
+    if context.info_name == "exec" or before[-1:] == ["--"]:
+        words, before = ("--", *words), before[:-1] if before[-1:] == ["--"] else before
+        behind = [slice(place.start + 1, place.stop + 1) for place in behind]
+    moved = [word for place in behind for word in words[place]]
+    kept = [word for index, word in enumerate(words) if not any(place.start <= index < place.stop for place in behind)]
+    return f"{context.command_path.removesuffix(' run')} {shlex.join(hide_secrets([*before, *moved, *kept]))}"
 
 
 def name_source(option: str) -> str:

@@ -14,7 +14,7 @@ import click
 
 from launcher.cli.error_lines import tell
 from launcher.cli.help import TYPED_WORDS
-from launcher.cli.option_sources import is_on_command_line, list_behind
+from launcher.cli.option_sources import is_on_command_line, list_behind, retype
 from launcher.errors import UsageError
 from launcher.job.variables import hide_secrets
 from launcher.wording import listed
@@ -54,12 +54,10 @@ def refuse_trailing() -> None:
         go = "goes" if len(options) == 1 else "go"
         tell(f"launch: {listed(options)} after {program} {go} to {program}; put options of launch before it")
         return
-    moved = [word for place in behind for word in words[place]]
-    kept = [word for index, word in enumerate(words) if not any(place.start <= index < place.stop for place in behind)]
     path = context.command_path.removesuffix(" run")
     option = shlex.join(words[refused[0]])
-    fix = f"to pass it to launch, type: {path} {_quote([*before, *moved, *kept])}\n"
-    fix += f"  to pass it to {program}, type: {path} {_quote([*before, '--', *words])}"
+    fix = f"to pass it to launch, type: {retype(behind, context)}\n"
+    fix += f"  to pass it to {program}, type: {path} {shlex.join(hide_secrets([*before, '--', *words]))}"
     raise UsageError(f"{option} after {program} would go to {program}, not to launch", fix)
 
 
@@ -67,7 +65,3 @@ def needs_parting(words: Sequence[str]) -> bool:
     """Tell whether `launch` would refuse these words, a script and its arguments, without a `--` before them."""
     flags = {f"--{name.replace('_', '-')}" for name in (*_ACTIONS, *_HOSTS)}
     return any(word.partition("=")[0] in flags for word in words[1:])
-
-
-def _quote(words: Sequence[str]) -> str:
-    return shlex.join(hide_secrets(words))

@@ -161,10 +161,15 @@ def _find_inside(place: Path, tree: Tree) -> str:
 def _move_program(
     program: Program, place: Path, root: str, inside: str, sent: Collection[str], left_out: str
 ) -> Program:
-    """Return the program with its script's path in the tree; raise UsageError if the script isn't sent."""
+    """Return the program with its script's path in the tree; raise UsageError if the script isn't sent.
+
+    A path may also begin in the directory that is sent: the ranks run there if the user is elsewhere.
+    """
     if program.kind is not ProgramKind.SCRIPT:
         return program
     script = place / program.target
+    if not script.exists() and not inside and (Path(root) / program.target).exists():
+        script = Path(root) / program.target
     path = Path(os.path.normpath(script.parent.resolve() / script.name))
     if not path.is_relative_to(root):
         fix = "name a directory that contains it: --sync=DIR"

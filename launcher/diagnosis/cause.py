@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from launcher.diagnosis.collective_timeouts import explain_wait
 from launcher.diagnosis.exit_codes import explain_ending, explain_loss
 from launcher.diagnosis.failure import Failure, FailureKind, Role
-from launcher.diagnosis.signatures import Explanation, Kind, explain_lines
+from launcher.diagnosis.signatures import AT_EXIT, Explanation, Kind, explain_lines
 from launcher.diagnosis.tracebacks import (
     cut_tracebacks,
     extract_crash,
@@ -121,11 +121,16 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
 def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explanation | None:
     """Explain a failure by its Python error, or by other lines if no error does: runs survive many warnings."""
     error = extract_errors(failure.stderr)
-    found = [known for known in explain_lines(error) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
+
+    def explain(lines: list[str]) -> list[Explanation]:
+        known = (some for some in explain_lines(lines) if some.kind in (Kind.CAUSE, Kind.CONSEQUENCE))
+        return [some for some in known if not (error and some.name == AT_EXIT)]
+
+    found = explain(error)
     causes = [known for known in found if known.kind is Kind.CAUSE]
     if not causes and (not error or failure.is_secondary or failure.kind is FailureKind.TORCHRUN):
         for line in _searched_lines(failure, count):
-            said = [known for known in explain_lines([line]) if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE)]
+            said = explain([line])
             if said and said[0].kind is Kind.CAUSE:
                 return said[0]
             found += said

@@ -20,6 +20,7 @@ from launcher.wording import listed
 # Double bit and row-remap errors, NVLink, off the bus, ECC rates, GSP (docs.nvidia.com/deploy/xid-errors);
 # others, such as 13 and 31, are usually caused by the program.
 HARDWARE_XIDS = frozenset((48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140))
+AT_EXIT = "exit-aborted"  # explains no rank that raised an exception: it may print this line after that
 MAX_LINE = 4000  # characters of a line that are searched; torch's longest line has 2000
 
 
@@ -302,7 +303,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"No module named '?(?P<module>[\w.]+)",
         "this host's Python has no module {module}",
         "install it there, or select another --python; if it is yours, pass --workdir, or edit .launchignore",
-        says="`No module named 'x'`",
+        says="`ModuleNotFoundError: No module named 'x'`",
     ),
     Signature(
         "library-missing",
@@ -413,6 +414,12 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Expected to mark a variable ready only once",
         "a parameter was used twice in one backward pass, usually by activation checkpointing under DDP",
         "use checkpoint(..., use_reentrant=False), or DDP(..., static_graph=True)",
+    ),
+    Signature(
+        AT_EXIT,
+        r"terminate called without an active exception",
+        "the script was over: gloo's threads were still running while Python exited, and aborted it",
+        "end it with torch.distributed.destroy_process_group(); if it does so, add sys.stdout.flush() and os._exit(0)",
     ),
     Signature(
         "different-models",
@@ -661,7 +668,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "the hosts did not find each other",
         "check that all hosts started; open node 0's port; for a slow start, pass a longer --rdzv-timeout",
         Kind.CONSEQUENCE,
-        says="`RendezvousTimeoutError`, `DistNetworkError`",
+        says="`RendezvousTimeoutError`, `DistNetworkError`, `(errno: 110 - Connection timed out)`",
     ),
     Signature(
         "watchdog",

@@ -14,7 +14,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.output.disk_writer import StalledError
 from launcher.output.display import Display, JsonDisplay, PrefixDisplay
 from launcher.output.folding import group, make_folds
-from launcher.output.lines import STDERR, STDOUT
+from launcher.output.lines import STDERR, STDOUT, BarTurn
 from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style, render
@@ -103,8 +103,9 @@ class Console:
         if show is not None and record is not None and not self._as_json:
             self._filter = TracebackFilter(show)
             show = self._filter_output
+        bars = BarTurn(self._is_shown) if has_ranks and not self._as_json else None
         return [
-            NodeOutput(host.name, record.open_log(index) if record else None, show, has_ranks=has_ranks)
+            NodeOutput(host.name, record.open_log(index) if record else None, show, has_ranks=has_ranks, bars=bars)
             for index, host in enumerate(hosts, first_node)
         ]
 

@@ -5,6 +5,7 @@ All work is done on blocks of whole lines with bytes.replace: eight million line
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ STDOUT, STDERR = 1, 2
 LINE_BYTES = 64 << 10  # a line that is longer is cut, at the border of a character
 TAIL_BYTES = 16 << 10  # what is kept of each stream for the report
 PROGRESS_S = 1.0  # a progress bar is shown this often
+BAR_GONE_S = 5.0  # after it, another rank's bar is shown
 _STATES = re.compile(rb"\r*[^\r]+\r*|\r+")  # of a progress bar, with the carriage returns around each
 
 
@@ -24,16 +26,41 @@ class Piece(NamedTuple):
     lines: bytes
 
 
+class BarTurn:
+    """Whose progress bar is shown now: that of the lowest rank that has one, since the ranks' bars are alike.
+
+    All reader threads use it; if two ask at the same moment, one bar more is shown.
+    """
+
+    def __init__(
+        self, is_shown: Callable[[int], bool] = lambda rank: True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """is_shown: whether the screen shows a rank at all."""
+        self._is_shown = is_shown
+        self._clock = clock
+        self._last = (0, -math.inf)  # which rank's bar was shown, and when
+
+    def take(self, rank: int) -> bool:
+        """Tell whether the bar of a rank is shown now, and take down that it was."""
+        now, (holder, at) = self._clock(), self._last
+        wait_s = 0.0 if rank < holder else PROGRESS_S if rank == holder else BAR_GONE_S
+        if now - at < wait_s or not self._is_shown(rank):
+            return False
+        self._last = (rank, now)
+        return True
+
+
 class LineStream:
     """One stream (stdout or stderr) of one rank, cut into whole lines.
 
     It keeps the start of a line until the rest has come, and in `tail` the last bytes of all, for the report.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bars: BarTurn | None = None, rank: int = 0) -> None:
+        """bars: of all ranks; None: this stream's bar is shown whatever others show."""
         self._rest = b""
-        self._clock = clock
-        self._progress_at = -PROGRESS_S
+        self._bars = bars or BarTurn()
+        self._rank = rank
         self.tail = b""
         self.count = 0  # of its first lines, as its feeder says
         self.heard_at = 0.0  # wall-clock: when its last bytes came, as its feeder says
@@ -64,7 +91,7 @@ class LineStream:
     def _split_progress(self, block: bytes) -> tuple[list[Piece], bytes]:
         """Return the pieces for the log and the lines for the screen of a block with carriage returns.
 
-        All states of a progress bar go to the log, and at most one in a second to the screen.
+        All states of a progress bar go to the log, and at most one in a second to the screen, if it is its turn.
         """
         *ended, unended = block.split(b"\n")
         log: list[Piece] = []
@@ -77,8 +104,7 @@ class LineStream:
         if unended:
             log.append(Piece(False, _join(_STATES.findall(unended))))
         shown = _shown(unended)
-        if shown is not None and self._clock() - self._progress_at >= PROGRESS_S:
-            self._progress_at = self._clock()
+        if shown is not None and self._bars.take(self._rank):
             screen.append(shown)
         return log, _join(screen)
 

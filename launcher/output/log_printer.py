@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from launcher.clock import wall_clock
 from launcher.escapes import clean
 from launcher.output.display import PrefixDisplay
-from launcher.output.lines import STDERR, STDOUT
+from launcher.output.lines import STDERR, STDOUT, BarTurn
 from launcher.output.log_reader import LogLine, RunLogs
 from launcher.output.view import View
 
@@ -54,6 +54,7 @@ class ScreenPrinter(LogPrinter):
     def __init__(self, view: View, hosts: Iterable[str]) -> None:
         super().__init__(view)
         names = list(dict.fromkeys(hosts))
+        self._bars = BarTurn()
         self._displays = {
             fd: PrefixDisplay(names, is_terminal=fd in view.terminals, with_color=view.has_color(fd))
             for fd in self._streams
@@ -62,6 +63,9 @@ class ScreenPrinter(LogPrinter):
     def print(self, line: LogLine) -> None:
         """Write a line with its prefix, or a message of `launch` as it is."""
         fd = STDERR if line.is_stderr else STDOUT
+        is_bar = not line.is_whole and b"\r" in line.text
+        if is_bar and line.rank is not None and not self._bars.take(line.rank):
+            return
         shown = line.text.strip(b"\r") + b"\n"  # of the states of a progress bar
         if line.host is not None:
             shown = self._displays[fd].render(line.host, line.rank, fd, shown, wall_clock())

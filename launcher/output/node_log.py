@@ -18,7 +18,7 @@ from launcher.output.disk_space import DiskSpace
 from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.output.display import prefix_lines, prefix_of
 from launcher.output.exit_race import ExitRace
-from launcher.output.lines import STDERR, STDOUT, LineStream, Piece
+from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, Piece
 from launcher.private_files import make_private, open_private
 from launcher.wording import count
 
@@ -127,9 +127,12 @@ class NodeOutput:
         show: Callable[[str, int | None, int, bytes, float], None] | None,
         *,
         has_ranks: bool = True,
+        bars: BarTurn | None = None,
         clock: Callable[[], float] = wall_clock,
     ) -> None:
+        """bars: of all nodes; None: each rank's progress bar is shown."""
         self._has_ranks = has_ranks
+        self._bars = bars
         self.first_rank = 0  # known once there is a plan
         self._host = host
         self._log = log
@@ -159,7 +162,9 @@ class NodeOutput:
                 self.heard_at = now
             lines = self._streams.get((local_rank, stream))
             if lines is None:
-                lines = self._streams[local_rank, stream] = LineStream()
+                bars = self._bars if local_rank is not None else None
+                rank = self.first_rank + (local_rank or 0)
+                lines = self._streams[local_rank, stream] = LineStream(bars, rank)
             lines.heard_at = self._clock()
             for_log, for_screen = lines.feed(data)
             if local_rank is not None and not self.has_rhythm:

@@ -15,7 +15,8 @@ from launcher.wording import count
 
 # pip, setuptools and wheel install packages, and a virtual environment made by another tool or at another time has
 # others of them; ranks import none. What ranks need of the launcher comes from the launch host.
-_IGNORED = {"pip", "setuptools", "wheel", "ssh-torch-launcher"}
+_OURS = "ssh-torch-launcher"
+_IGNORED = {"pip", "setuptools", "wheel", _OURS}
 _COMPARED = ("torch", "numpy")
 _NCCL = "nvidia-nccl-cu"
 _FEW = 3  # packages that are named
@@ -117,7 +118,8 @@ def _name_editables(nodes: Sequence[Node]) -> Iterator[Finding]:
     for node in nodes:
         tree, root = node.job.tree, node.fact.tree
         if tree is not None and root is not None:
-            found = [f"{name} in {path}" for name, path in node.fact.editables.items() if tree.move(path, root) is None]
+            others = {name: path for name, path in node.fact.editables.items() if name != _OURS}
+            found = [f"{name} in {path}" for name, path in others.items() if tree.move(path, root) is None]
             if found:
                 yield Finding((node.name,), f"editable packages that aren't sent: {', '.join(found)}", "", NOTE)
 

@@ -53,12 +53,12 @@ def _check_folder(node: Node) -> _Found:
     if not node.fact.workdir_found and job.program.kind is not ProgramKind.BUILTIN:
         yield (
             f"the working directory {job.workdir} doesn't exist",
-            "copy yours there, or name one that exists with --workdir",
+            "send yours with --sync, or name one that exists with --workdir",
         )
     elif not node.fact.script_found:
         yield (
             f"the script {job.program.target} is not in {job.workdir}",
-            "copy it there, or name its directory with --workdir",
+            "send it with --sync, or name its directory with --workdir",
         )
 
 

@@ -380,9 +380,18 @@ class Attempt:
         self._say(f"launch: {which}FAILED after {duration(self._seconds())}", Style.FAILURE)
         others, log = self._verdict.count_others(cause, census), self._record.log_path(failure.node_rank)
         ranks = sum(rank is not None for _, rank in withheld)
-        for line in report.cause_block(cause, others, log, withheld=ranks):
+        for line in report.cause_block(cause, others, log, withheld=ranks, code=self._find_code(failure)):
             self._say(line.text, line.style)
         return cause
+
+    def _find_code(self, failure: Failure) -> tuple[str, str] | None:
+        """Return the root of the code that was sent to a failure's host, there and here."""
+        tree = self._job.tree
+        nodes = self._plan.nodes if tree is not None and self._plan is not None else ()
+        node = next((node for node in nodes if node.node_rank == failure.node_rank), None)
+        if tree is None or node is None:
+            return None
+        return node.cwd.removesuffix(tree.directory("")), tree.root
 
     def _sources_of(self, failure: Failure) -> list[Source]:
         """Return whose output is about a failure; if a host is to blame, torchrun and all its ranks."""

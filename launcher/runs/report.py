@@ -193,17 +193,20 @@ def failed_first_line(cause: Cause, nodes: int) -> str:
     return f"{cause.failure.headline}, stopping the run on {count(nodes, 'host')}"
 
 
-def cause_block(cause: Cause, others: Others, log: Path, *, withheld: int = 0) -> list[Line]:
+def cause_block(
+    cause: Cause, others: Others, log: Path, *, withheld: int = 0, code: tuple[str, str] | None = None
+) -> list[Line]:
     """Return the lines that explain the cause, no more than fit a screen of 24 rows.
 
     log: the file with all output of the failed node; withheld: how many ranks printed other tracebacks that are only in
-    the logs.
+    the logs; code: the root of the code that was sent, there and here: an editor opens what the traceback names here.
     """
     failure = cause.failure
+    traceback = [line.replace(f'"{code[0]}/', f'"{code[1]}/') if code else line for line in cause.traceback]
     local = f" (local rank {failure.local_rank}" + (f", GPU {failure.gpu})" if failure.gpu is not None else ")")
     where = local if failure.local_rank is not None else ""
     lines = [Line(f"  {failure.subject}{where} at {local_time(failure.at)[11:19]}:", Style.STRONG)]
-    *frame, error = _fit_traceback(cause.traceback) or [failure.ending]
+    *frame, error = _fit_traceback(traceback) or [failure.ending]
     lines += [*(Line(f"    {line}") for line in frame), Line(f"    {error}", Style.FAILURE)]
     lines += map(Line, same_lines(others))
     if cause.explanation is not None:

@@ -39,16 +39,19 @@ need_torch() {
         fail "no torch for $python on $node; fix: load your environment in the script, or set PYTHON=/PATH/TO/python"
 }
 
-# Print the sum of the GPUs in a list that Slurm prints: gpu:4, gpu:a100:4(S:0-1),gpu:v100:2, gres:gpu:2
+# Print the sum of the GPUs in a list that Slurm prints: gpu:4, gpu:a100:4(S:0-1),gpu:v100:2, gres:gpu:2, gres:gpu (1)
 sum_gpus() {
-    { grep -oE '\bgpu(:[^:,(]+)?:[0-9]+' || true; } | awk -F: '{ sum += $NF } END { print sum + 0 }'
+    { grep -oE '\bgpu(:[^:=,(]+)?([:=][0-9]+)?' || true; } |
+        awk -F'[:=]' '{ sum += $NF ~ /^[0-9]+$/ ? $NF : 1 } END { print sum + 0 }'
 }
 
 # Set `gpus` to the number per node that the job requested, or to all: with --exclusive a job gets all of them anyway.
 read_gpus() {
-    local job asked
+    local job asked total
     job=$(scontrol --details show job "$SLURM_JOB_ID" 2>/dev/null | sed '/^$/q') || true # of an array, one task
+    total=$(sed -n 's/^ *TresPerJob=//p' <<<"$job" | sum_gpus) # --gpus
     asked=$(sed -n 's/^ *TresPerNode=//p' <<<"$job" | sum_gpus)
+    asked=$((asked + (total + SLURM_JOB_NUM_NODES - 1) / SLURM_JOB_NUM_NODES))
     gpus=${SLURM_GPUS_ON_NODE:-0}
     # In the shell of salloc that variable isn't set.
     on_node || gpus=$(sed -n 's/^ *Nodes=.* GRES=//p' <<<"$job" | sed -n 1p | sum_gpus)

@@ -59,6 +59,6 @@ read_ranks
 limit_threads "$ranks"
 nodes=$(scontrol show hostnames "$SLURM_STEP_NODELIST")
 exec "$python" -m torch.distributed.run \
-    --nnodes="$SLURM_STEP_NUM_NODES" --node-rank="$SLURM_NODEID" --log-dir=logs --nproc-per-node="$ranks" \
+    --nnodes="$SLURM_STEP_NUM_NODES" --node-rank="$SLURM_NODEID" --log-dir=/dev/null --nproc-per-node="$ranks" \
     --master-addr="${MASTER_ADDR:-${nodes%%$'\n'*}}" --master-port="${MASTER_PORT:-$((15000 + SLURM_JOB_ID % 15000))}" \
     -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}

@@ -53,5 +53,5 @@ warn_of_idle_gpus "$ranks" "set NPROC=N"
 limit_threads "$ranks"
 meeting=(--standalone)
 [[ -z ${MASTER_PORT-} ]] || meeting=(--master-addr=127.0.0.1 --master-port="$MASTER_PORT")
-exec "$python" -m torch.distributed.run "${meeting[@]}" --log-dir=logs --nproc-per-node="$ranks" \
+exec "$python" -m torch.distributed.run "${meeting[@]}" --log-dir=/dev/null --nproc-per-node="$ranks" \
     -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
+from machines.repositories import make_repository
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +47,18 @@ def test_requirements_point_at_what_is_there() -> None:
     assert lines == ["-c constraints.txt", "-e .[torch,yaml]"]
     assert {"torch", "yaml"} <= set(extras)
     assert (ROOT / "constraints.txt").exists()
+
+
+def test_git_ignores_what_training_writes_in_a_checkout(tmp_path: Path) -> None:
+    make_repository(tmp_path, ignore=(ROOT / ".gitignore").read_text())
+    written = [
+        "data/tinyshakespeare.txt", "outputs/model.pt", "logs/node_0.log", "example.pt", "examples/example.pt",
+        "examples/train_distributed_7.out", "scripts/slurm/logs/slurm-7.out",
+    ]  # fmt: skip
+    done = subprocess.run(
+        ["git", "-C", tmp_path, "check-ignore", *written], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == written
 
 
 @pytest.mark.parametrize(

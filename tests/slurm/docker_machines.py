@@ -1,4 +1,4 @@
-"""The machines of docker/compose.yaml without Docker: the entry script on hosts whose files look like the image's."""
+"""The machines of compose.yaml without Docker: the entry script on hosts whose files look like the image's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from machines.cluster import TOOL_PATH, Cluster, Host
 from machines.patience import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("head", "node1", "node2")
-NODES = "node[1-2]"
+NAMES = ("head", "node-1", "node-2")
+NODES = "node-[1-2]"
 
 # What the Dockerfile does to Debian's files, laid over this machine's; then the entry script as a first process.
 SERVICES = """\

@@ -12,7 +12,7 @@ from machines.processes import wait_until
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Start head, node1 and node2, and wait until compose would call them healthy."""
+    """Start head, node-1 and node-2, and wait until compose would call them healthy."""
     with make_machines(tmp_path_factory.mktemp("docker")) as running:
         for host in running:
             log = host.folder / "log"
@@ -26,7 +26,7 @@ def is_healthy(machines: Cluster, name: str) -> bool:
 
 def test_a_step_runs_on_both_nodes_as_the_user(machines: Cluster) -> None:
     done = run_as("trainer", machines["head"], "srun", "--nodes=2", "sh", "-c", "echo $(uname -n) $(id -un)")
-    assert sorted(done.stdout.splitlines()) == ["node1 trainer", "node2 trainer"], done
+    assert sorted(done.stdout.splitlines()) == ["node-1 trainer", "node-2 trainer"], done
 
 
 def test_a_slurm_without_gpus_takes_the_scripts(machines: Cluster) -> None:
@@ -35,13 +35,13 @@ def test_a_slurm_without_gpus_takes_the_scripts(machines: Cluster) -> None:
         assert done.returncode == 0, done.stderr
     script, config = ROOT / "scripts" / "slurm" / "slurm_train_single_node.sh", ROOT / "config" / "local3.yaml"
     done = run_as(
-        "trainer", machines["head"], "srun", "--nodelist=node2", "env", "PYTHON=true", str(script), str(config)
+        "trainer", machines["head"], "srun", "--nodelist=node-2", "env", "PYTHON=true", str(script), str(config)
     )
     said = "it trains on CPUs with 1 rank per node; for more, set NPROC=N"
-    assert (done.returncode, done.stderr) == (0, f"scripts/slurm: node2 has no GPUs: {said}\n")
+    assert (done.returncode, done.stderr) == (0, f"scripts/slurm: node-2 has no GPUs: {said}\n")
 
 
-@pytest.mark.parametrize(("source", "target"), [("head", "node1"), ("head", "node2"), ("node2", "head")])
+@pytest.mark.parametrize(("source", "target"), [("head", "node-1"), ("head", "node-2"), ("node-2", "head")])
 def test_the_user_may_log_in_from_each_machine_to_the_others(machines: Cluster, source: str, target: str) -> None:
     done = run_as("trainer", machines[source], "ssh", "-o", "BatchMode=yes", target, "uname", "-n")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{target}\n", "")
@@ -64,11 +64,11 @@ def test_a_second_start_makes_no_new_keys(machines: Cluster) -> None:
 
 
 def test_a_machine_goes_down_with_its_daemon_and_says_which(machines: Cluster) -> None:
-    host = machines["node2"]
+    host = machines["node-2"]
     run_as("root", host, "sh", "-c", "kill -9 $(pgrep -x slurmd)")
     log = host.folder / "log"
     assert wait_until(lambda: "exit code 1\n" in log.read_text()), log.read_text()
     assert [line for line in log.read_text().splitlines() if line.startswith("entrypoint.sh")] == [
-        "entrypoint.sh: slurmd -D -N node2 ended with exit code 137, so this container exits",
+        "entrypoint.sh: slurmd -D -N node-2 ended with exit code 137, so this container exits",
         "entrypoint.sh: exit code 1",
     ]

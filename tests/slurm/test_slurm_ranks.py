@@ -67,6 +67,13 @@ def test_tasks_that_are_dealt_out_in_turns_and_unevenly(slurm: Slurm, tmp_path: 
             "rank 0 of 2 (torchrun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 1, mean 0.5",
             "",
         ),
+        (
+            # Without these quotes the script's own shell would make all node ranks 0, and torchrun would start no rank.
+            "srun --nodes=2 --ntasks=2 bash -c '{torchrun} --nnodes=2 --node_rank=$SLURM_NODEID --nproc_per_node=1 "
+            "--master_addr=node1 --master_port=23457 {script}'",
+            "rank 0 of 2 (torchrun) on node1, local rank 0 of 1, cpu, gloo, node 0 of 2, mean 0.5",
+            "",
+        ),
     ],
 )
 def test_a_script_that_was_submitted(slurm: Slurm, tmp_path: Path, command: str, first: str, error: str) -> None:

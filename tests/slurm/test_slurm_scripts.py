@@ -96,7 +96,7 @@ def test_each_has_one_place_for_an_environment_and_asks_for_gpus_cpus_and_memory
 def test_one_node_trains_on_all_its_gpus_with_all_its_cpus(slurm: Slurm, telling: Path) -> None:
     words = ("small.json", "--data", "runs/slurm_train/a  b")
     job_id = submit(slurm, telling, "slurm_train_single_node.sh", *words)
-    torchrun = f"-m torch.distributed.run --standalone --log-dir=logs --nproc-per-node={GPUS}"
+    torchrun = f"-m torch.distributed.run --standalone --log-dir=/dev/null --nproc-per-node={GPUS}"
     line = f"{torchrun} -m launcher.trainer --config small.json --data runs/slurm_train/a  b"
     said = [f"node1: {CPUS} CPUs, GPUs 0,1, threads {threads(GPUS)}: {line}"]
     assert finish(slurm, telling, job_id) == ("0:0", said, [])
@@ -121,12 +121,30 @@ def test_each_node_trains_with_all_that_it_has(slurm: Slurm, telling: Path, name
     config = telling / folder / "../../config/fsdp.yaml" if folder else "config/local3.yaml"
     said = [
         f"node{rank + 1}: {CPUS} CPUs, GPUs 0,1, threads {threads(GPUS)}: "
-        f"-m torch.distributed.run --nnodes=2 --node-rank={rank} --log-dir=logs --nproc-per-node={GPUS} "
+        f"-m torch.distributed.run --nnodes=2 --node-rank={rank} --log-dir=/dev/null --nproc-per-node={GPUS} "
         f"{meeting} -m launcher.trainer --config {config} --lr 1 2"
         for rank in range(2)
     ]
     moved = [f"scripts/slurm: this job runs in {telling}"] if folder else []
     assert finish(slurm, telling / folder, job_id) == ("0:0", said, moved)
+
+
+@pytest.mark.parametrize("asked", ["--gres=gpu", "--gpus-per-node=1", "--gpus=2"])
+def test_a_job_that_asks_for_fewer_gpus_than_its_whole_nodes_have(slurm: Slurm, telling: Path, asked: str) -> None:
+    """Slurm gives a job with --exclusive all GPUs of its nodes; it has as many ranks as the GPUs that it asked for."""
+    job_id = submit(slurm, telling, "slurm_train.sh", options=(asked,))
+    code, out, errors = finish(slurm, telling, job_id)
+    assert (code, errors) == ("0:0", [])
+    assert [line.partition(" -m ")[0] for line in out] == [
+        f"node{node}: {CPUS} CPUs, GPUs 0, threads {threads(1)}:" for node in (1, 2)
+    ]
+    example = telling / "examples" / "train_distributed_example.sh"
+    python = f"--export=ALL,PYTHON={telling / 'bin' / 'python'}"
+    job_id = slurm.submit(f"--chdir={telling}", "--output=%j", python, asked, str(example))
+    slurm.wait_for_job(job_id)
+    assert [line.partition(" -u ")[0] for line in sorted((telling / job_id).read_text().splitlines())] == [
+        f"node{node}: {CPUS} CPUs, GPUs 0, threads any:" for node in (1, 2)
+    ]
 
 
 def test_tasks_share_the_cpus_of_their_node(slurm: Slurm, telling: Path) -> None:
@@ -236,6 +254,7 @@ def test_several_nodes_train_together(slurm: Slurm, checkout: Path) -> None:
     assert code == "0:0", err
     assert [line for line in out if re.match(r"ranks +2,.* from torchrun$", line)], out
     assert (checkout / "saved" / "metrics.jsonl").exists()
+    assert {path.name for path in (checkout / "logs").iterdir()} == {f"slurm-{job_id}.{end}" for end in ("out", "err")}
 
 
 def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(slurm: Slurm, checkout: Path) -> None:

@@ -298,7 +298,7 @@ def test_the_script_is_not_there(launch: Launch) -> None:
     check_findings(
         done,
         f"the script train.py is not in {launch.folder}",
-        "copy it there, or name its directory with --workdir",
+        "send it with --sync, or name its directory with --workdir",
     )
 
 
@@ -307,7 +307,7 @@ def test_the_working_folder_is_not_there(launch: Launch) -> None:
     check_findings(
         done,
         "the working directory /nonexistent/code doesn't exist",
-        "copy yours there, or name one that exists with --workdir",
+        "send yours with --sync, or name one that exists with --workdir",
     )
 
 

@@ -14,11 +14,12 @@ from launcher.hosts.hostfiles import read_hostfile
 from launcher.hosts.ranges import expand_names
 
 DOCKER = Path(__file__).parents[2] / "docker"
+COMPOSE = DOCKER.parent / "compose.yaml"
 
 
 @pytest.fixture
 def services() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
     return found
 
 
@@ -35,8 +36,9 @@ def test_compose_sets_the_arguments_that_the_image_takes(services: dict[str, Any
     taken = re.findall(r"^ARG (\w+)=(.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     for service in services.values():
         assert service["build"]["args"] == {name: f"${{{name}:-{default}}}" for name, default in taken}
-        context = (DOCKER / service["build"]["context"]).resolve()
+        context = (COMPOSE.parent / service["build"]["context"]).resolve()
         assert context / service["build"]["dockerfile"] == DOCKER / "Dockerfile"
+        assert f"{service['build']['context']}:/project" in service["volumes"]
 
 
 def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
@@ -50,19 +52,20 @@ def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
     assert {source.partition("/")[0] for source in sources} == {rule[1:] for rule in rules if rule.startswith("!")}
 
 
-def test_compose_starts_the_cluster_from_the_root_too() -> None:
-    root = yaml.safe_load((DOCKER.parent / "compose.yaml").read_text())
-    name = yaml.safe_load((DOCKER / "compose.yaml").read_text())["name"]
-    assert root == {"name": name, "include": ["docker/compose.yaml"]}
-
-
 def test_docker_exec_in_the_readme_names_containers_that_exist(services: dict[str, Any]) -> None:
     typed = re.findall(
-        r"\| `[^`]+` \| `docker exec (?:--user (\w+) )?(\S+) .*` \|$", (DOCKER / "README.md").read_text(), re.MULTILINE
-    )
+        r"\| `docker exec (\S+) .*` \| `docker exec (?:--user (\w+) )?(\S+) .*` \|$",
+        (DOCKER / "README.md").read_text(), re.MULTILINE,
+    )  # fmt: skip
     assert len(typed) == 5
-    assert {container for _, container in typed} <= services.keys()
-    assert {user for user, _ in typed} == {"", "trainer"}
+    assert {name for known, _, container in typed for name in (known, container)} <= services.keys()
+    assert {user for _, user, _ in typed} == {"", "trainer"}
+
+
+def test_the_image_has_the_torch_that_the_constraints_name() -> None:
+    installs = re.findall(r"^RUN python -m pip install (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert len(installs) == 2
+    assert all(words.startswith("--constraint constraints.txt ") for words in installs)
 
 
 @pytest.mark.parametrize("words", [[], ["heads"]])

@@ -139,3 +139,12 @@ def test_troubleshooting_lists_its_topics() -> None:
 def test_every_line_about_waiting_is_explained(stage: Stage) -> None:
     said = f"`waiting for n3: {stage.value.partition(',')[0]}"
     assert said in (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
+
+
+def test_troubleshooting_gives_each_remedy_once_and_has_the_words_that_people_search_for() -> None:
+    text = (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
+    by_hand = re.sub(r"<!-- made by .*?<!-- end -->", "", text, flags=re.DOTALL)
+    rows = [row.split(" | ", 1)[1] for row in re.findall(r"^\| (.* \| .* \| .*) \|$", by_hand, re.MULTILINE)]
+    assert {row for row in rows if rows.count(row) > 1} <= {"cause | fix"}
+    for words in ("Connection timeout", "Connection timed out", "ModuleNotFoundError", "--node_rank=$SLURM_NODEID"):
+        assert re.search(rf"^\| .*`[^`]*{re.escape(words)}[^`]*`.* \| .* \| .* \|$", text, re.MULTILINE), words

@@ -609,6 +609,14 @@ def test_the_source_of_a_value_is_shown(launch):
     }
 
 
+def test_check_shows_the_source_of_a_value_too(launch, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    write_defaults("gpus = 4\n")
+    code, _, err = launch("check -v --hosts a --transport srun")
+    assert (code, "launch: gpus = 4 (from launcher.toml)\n" in err) == (2, True)  # it is in no allocation
+    assert "launch: transport = srun (from the command line)\n" in err
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -55,7 +55,7 @@ def test_the_nearest_file_counts_and_is_named(project: Path, launch: Launch) -> 
     assert (code, json.loads(out)[0]["source"], err) == (
         0,
         "../../launcher.toml (hosts)",
-        "launch: using ../../launcher.toml (hosts, gpus)\n",
+        "launch: using ../../launcher.toml (hosts)\n",
     )
     (project / "exp" / "pyproject.toml").write_text('[tool.launcher]\nhosts = "b;"\n')
     assert launch("hosts") == (

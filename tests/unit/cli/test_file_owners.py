@@ -248,12 +248,12 @@ def test_what_runs_something_is_taken_from_below_home_alone(
     monkeypatch.setattr("os.environ", {"COLUMNS": "200", "HOME": home.format(folder)})
     table = "[tool.launcher]\n" if name == "pyproject.toml" else ""
     (folder / name).write_text(f'{table}hosts = "a"\nnproc = 1\n')
-    assert launch("hosts", "--json")[::2] == (0, f"launch: using {name} (hosts, nproc)\n")
+    assert launch("hosts", "--json")[::2] == (0, f"launch: using {name} (hosts)\n")
     (folder / name).write_text(f'{table}hosts = "a"\nsetup = "touch pwned"\nssh-config = "x"\n')
     text = "`setup` and `ssh-config` are accepted only from a file below your home directory"
     said = f"launch: {name}: {text}\n{remedy(name)}"
     assert launch("hosts", "--json") == (EXIT_USAGE, "", said)
-    assert launch("hosts", "--json", "--config", name)[::2] == (0, f"launch: using {name} (hosts, setup, ssh-config)\n")
+    assert launch("hosts", "--json", "--config", name)[::2] == (0, f"launch: using {name} (hosts)\n")
     (folder / name).write_text(f'{table}script = "train.py"\n')
     said = f"launch: {name}: `script` is accepted only from a file below your home directory\n{remedy(name)}"
     assert launch("hosts", "--hosts", "a") == (EXIT_USAGE, "", said)

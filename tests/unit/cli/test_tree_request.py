@@ -106,6 +106,11 @@ def test_a_directory_may_follow(repository: Path, words: str) -> None:
     assert paths_of(job.tree) == ["eval.py", "here/x"]
 
 
+def test_the_script_may_begin_in_the_directory_that_is_sent(repository: Path) -> None:
+    job = read("--sync=sub", "eval.py")
+    assert (job.program.target, job.tree.root, job.tree.inside) == ("eval.py", str(repository / "sub"), "")
+
+
 def test_a_word_that_is_no_directory_is_the_script(repository: Path) -> None:
     job = read("--sync", "train.py", "--sync", "sub")
     assert (job.program.target, job.program.args) == ("train.py", ("--sync", "sub"))

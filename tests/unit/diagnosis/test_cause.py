@@ -333,6 +333,13 @@ def test_an_abort_of_the_watchdog_is_known_under_its_stack():
     assert why(aborted) == "watchdog"
 
 
+def test_an_abort_after_the_end_of_the_script_explains_no_rank_that_raised_an_exception():
+    said = "terminate called without an active exception\n"
+    assert why(failure(code=None, signal=signal.SIGABRT, stderr=said)) == "exit-aborted"
+    assert why(failure(code=None, signal=signal.SIGABRT, stderr=CLOSED + said)) == "peer-gone"
+    assert why(failure(code=None, signal=signal.SIGABRT, stderr=SIMPLE + said)) is None
+
+
 def test_a_stack_of_native_code_is_no_last_line():
     aborted = failure(code=None, signal=signal.SIGABRT, stderr="step 41\n" + ABORTED.format(rank=0))
     cause = find_cause([aborted])

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from launcher.output import log_reader
 from launcher.output.lines import STDERR, STDOUT
+from launcher.output.log_printer import ScreenPrinter, follow
 from launcher.output.log_reader import Choice, LogLine, RunLogs, find_since
 from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.view import View
 
 HOSTS = ("gpu1", "fe80::1")
 
@@ -137,3 +139,18 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path, monkeypatch: pytest.
 def test_a_time_in_the_zone_of_the_stamps(offset: str, stamp: str) -> None:
     now = datetime(2026, 11, 20, 9, 12, 33, 500_000, tzinfo=timezone.utc)
     assert find_since(600, offset, now) == stamp
+
+
+def test_attach_shows_the_bar_of_one_rank_and_what_all_ranks_say(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output, _ = write_logs(tmp_path, Clock())
+    for rank in (0, 1):
+        output.feed(rank, STDOUT, b"\r10%\r20%\r30%")
+        output.feed(rank, STDERR, b"loss 1.5\n")
+    output.finish()
+    view = View(terminals=frozenset(), is_one_file=False, with_color=False, columns=None)
+    follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(view, HOSTS), lambda: False)
+    out, err = capfdbinary.readouterr()
+    assert [line for line in out.splitlines() if b"10%" in line or b"20%" in line] == [b"[gpu1:0] 10%"]
+    assert err.splitlines() == [b"[gpu1:0] loss 1.5", b"[gpu1:1] loss 1.5"]

@@ -28,7 +28,7 @@ from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.output.console import Console
 from launcher.output.display import JsonDisplay, PrefixDisplay
-from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, LineStream
+from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, BarTurn, LineStream
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.style import Style, break_line
 from launcher.output.terminal import QUEUE_BYTES, Terminal
@@ -56,7 +56,7 @@ def read_stream(pieces, *, seconds_apart=0.0):
 
 def read_pieces(pieces, *, seconds_apart=0.0):
     now = [100.0]
-    lines = LineStream(clock=lambda: now[0])
+    lines = LineStream(BarTurn(clock=lambda: now[0]))
     log, screen = [], b""
     for piece in pieces:
         for_log, for_screen = lines.feed(piece)
@@ -139,6 +139,32 @@ def test_a_progress_bar_is_shown_once_a_second_and_logged_whole():
     bar = b"".join(b"%d%%\r\n" % percent for percent in range(0, 100, 10))
     assert log == b"\r" + bar + b"100%\ndone\n"
     assert screen == b"0%\n40%\n80%\n100%\ndone\n"
+
+
+def test_of_many_ranks_the_lowest_one_that_has_a_progress_bar_shows_it():
+    now = 0.0
+    bars = BarTurn(lambda rank: rank != 0, lambda: now)  # with --ranks 1-3
+
+    def show(*ranks):
+        return [rank for rank in ranks if bars.take(rank)]
+
+    assert show(3, 2, 0, 1, 2, 3, 1) == [3, 2, 1]
+    now = 1.0
+    assert show(0, 3, 1, 2) == [1]
+    now = 5.9
+    assert show(2, 3) == []
+    now = 6.0
+    assert show(2, 3, 1) == [2, 1]
+
+
+def test_losses_of_all_ranks_stay_beside_the_bar_of_one():
+    shown = []
+    bars = BarTurn()
+    output = NodeOutput("gpu1", None, lambda host, rank, stream, lines, at: shown.append((rank, lines)), bars=bars)
+    for rank in (0, 1):
+        output.feed(rank, STDERR, b"\r10%\r20%")
+        output.feed(rank, STDOUT, b"loss 1.5\n")
+    assert shown == [(0, b"10%\n"), (0, b"loss 1.5\n"), (1, b"loss 1.5\n")]
 
 
 def test_states_that_come_in_one_piece_are_shown_as_the_last_one():

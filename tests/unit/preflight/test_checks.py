@@ -89,18 +89,19 @@ GPU_FIX = "request fewer with --gpus (one process per GPU)"
             Job(SCRIPT, workdir="/data"),
             facts(workdir_found=False, script_found=False),
             "gpu1: the working directory /data doesn't exist\n"
-            "  fix: copy yours there, or name one that exists with --workdir",
+            "  fix: send yours with --sync, or name one that exists with --workdir",
         ),
         (
             Job(COMMAND, workdir="/data", nproc=1),
             facts(workdir_found=False),
             "gpu1: the working directory /data doesn't exist\n"
-            "  fix: copy yours there, or name one that exists with --workdir",
+            "  fix: send yours with --sync, or name one that exists with --workdir",
         ),
         (
             Job(SCRIPT, workdir="/data"),
             facts(script_found=False),
-            "gpu1: the script train.py is not in /data\n  fix: copy it there, or name its directory with --workdir",
+            "gpu1: the script train.py is not in /data\n"
+            "  fix: send it with --sync, or name its directory with --workdir",
         ),
         (
             Job(SCRIPT),
@@ -270,7 +271,8 @@ def test_the_worst_comes_first():
     worse = facts(checks=Checks(shm_mib=64), cpu_count=32, script_found=False)
     hosts = [Host("gpu1"), Host("gpu2"), Host("gpu3")]
     assert told(find_all(Job(SCRIPT, workdir="/data"), hosts, [fine, worse, fine])) == [
-        "problem: gpu2: the script train.py is not in /data; fix: copy it there, or name its directory with --workdir",
+        "problem: gpu2: the script train.py is not in /data; "
+        "fix: send it with --sync, or name its directory with --workdir",
         "warning: gpu2: /dev/shm is 64 MB: data loaders with workers may fail; fix: pass --shm-size=8g to docker run",
         "note: gpu2: 32 CPUs, the others 64 CPUs",
     ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from machines.example_facts import JOB, ON_CPUS, facts, nodes_of, told
 
+from launcher.job.tree import Tree
 from launcher.preflight.findings import fold
 from launcher.preflight.packages import check, tabulate
 
@@ -122,3 +125,10 @@ def test_a_table_of_all_of_them():
     five = [has(tqdm=str(number)) for number in range(5)]
     line = "  tqdm    0 on gpu1, 1 on gpu2, 2 on gpu3, 3 on gpu4, 1 more value"
     assert tabulate(nodes_of(JOB, five))[1] == line
+
+
+def test_editable_packages_that_are_not_sent_are_named_but_not_launch_itself():
+    job = replace(JOB, tree=Tree("/home/me/code", b"", "5f3a91c", 1, 1, live=("/home/me/code",)))
+    editables = {"mine": "/home/me/code", "lib": "/home/me/lib", "ssh-torch-launcher": "/home/me/launcher"}
+    found = check(nodes_of(job, [facts(editables=editables, tree="/tmp/tree", packages=USUAL)]))
+    assert told(found) == ["note: gpu1: editable packages that aren't sent: lib in /home/me/lib"]

@@ -126,6 +126,13 @@ def test_the_cause_as_the_design_draws_it():
     ]
 
 
+def test_a_traceback_of_code_that_was_sent_names_the_file_that_an_editor_can_open():
+    there, here = "/root/.cache/launch/trees/20261120-091233/proj", "/home/me/proj"
+    stderr = TRACEBACK.replace('"train.py"', f'"{there}/pkg/train.py"')
+    lines = texts(cause_block(find_cause([rank_failure(stderr=stderr)]), Others(), Path("log"), code=(there, here)))
+    assert lines[1] == '    File "/home/me/proj/pkg/train.py", line 88, in step'
+
+
 @pytest.mark.parametrize(
     ("withheld", "lines"),
     [(0, []), (1, ["  1 other's traceback is in the logs"]), (3, ["  3 others' tracebacks are in the logs"])],
