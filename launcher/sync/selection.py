@@ -14,7 +14,14 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.node.trees.listing import parents
-from launcher.sync.candidates import ENVIRONMENT, IGNORED, LAUNCHIGNORE, Candidates, find_candidates
+from launcher.sync.candidates import (
+    ENVIRONMENT,
+    IGNORED,
+    LAUNCHIGNORE,
+    Candidates,
+    find_candidates,
+    find_named_folders,
+)
 from launcher.sync.git import Absence, Repository, find_repository
 from launcher.sync.left_out import LeftOut, gather, measure
 from launcher.sync.links import find_useful_links
@@ -33,7 +40,8 @@ class Selection:
     sizes: in bytes, one for each path, as they were a moment ago; 0 for a link.
     left_out: what was ignored, for each topmost directory in which nothing is sent.
     ignored_folders: the names of those right below the root that git ignores, of which it tracks nothing but
-    placeholders, or that are virtual environments; also of links to directories. Caches are none of them.
+    placeholders, or that are virtual environments; also of links to directories. Caches are none of them. Directories
+    that .gitignore names are among them, wherever they are and even if they don't exist yet.
     warnings: each with its remedy, in one line.
     """
 
@@ -87,7 +95,10 @@ def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
     refuse_clashes(paths)
     left_out = _find_left_out(root, found, kept_back, hollow, paths)
     useless = {path: target for path, target in disk.links.items() if path not in useful}
-    folders = tuple(sorted(_find_ignored_folders(root, left_out)))
+    linked = set(_find_ignored_folders(root, left_out))
+    if isinstance(place, Repository):
+        linked |= _find_free(root, find_named_folders(root, place), {*paths, *linked}, kept_back)
+    folders = tuple(sorted(linked))
     warnings = _find_warnings(found, kept_back, found.sparse & disk.missing, useless)
     return Selection(
         root, paths, tuple(sizes[path] for path in paths), left_out, folders,
@@ -189,6 +200,18 @@ def _find_ignored_folders(root: Path, left_out: Iterable[LeftOut]) -> Iterable[s
         name = each.name.rstrip("/")
         if each.reason in (IGNORED, _PLACEHOLDER, ENVIRONMENT) and "/" not in name and _is_folder(root / name):
             yield name
+
+
+def _find_free(root: Path, names: Iterable[str], taken: Set[str], kept_back: Set[str]) -> set[str]:
+    """Return the directories that can be links: nothing that is taken, or another of them, is there, above or below."""
+    above = {folder for path in taken for folder in parents(path)}
+    found: set[str] = set()
+    for name in sorted(names):  # what is above comes first
+        ways = {name, *parents(name)}
+        is_free = name not in above and ways.isdisjoint({*taken, *kept_back, *found})
+        if is_free and (_is_folder(root / name) or not os.path.lexists(root / name)):
+            found.add(name)
+    return found
 
 
 def _find_warnings(found: Candidates, kept_back: Set[str], sparse: Set[str], links: Mapping[str, str]) -> Iterable[str]:

@@ -269,6 +269,26 @@ def test_python_files_that_every_host_has_for_itself_are_named(tmp_path: Path) -
     assert (found.warnings, "gen/pb2.py" in found.paths) == ((), True)
 
 
+def test_directories_that_gitignore_names_are_linked_before_they_exist(tmp_path: Path) -> None:
+    """A run may be the first to save there; patterns, files, what tools make and what is sent are none of them."""
+    ignore = (
+        "outputs/\n/runs/new/\nruns/new/deep/\nlogs/\nplain\n*.d/\n# no/\n!yes/\nback/\n!back/\nown/\nsrc/\nnote/\n"
+        "again/\nin/sub/\ndrop/  \r\n.venv/\nbuild/\ndocs/_build/\n__pycache__/\nmodule/out/\n"
+    )
+    root = make_repository(tmp_path / "r", "in/train.py", "note", "runs/x.py", ignore=ignore)
+    write_files(root, "src/x.py", "runs/new/y")
+    run_git(root, "add", "-f", "src/x.py")
+    other = make_repository(tmp_path / "m", "m.py")
+    run_git(root, "submodule", "add", "-q", str(other), "module")
+    (root / ".launchignore").write_text("!again/\n")
+    found = select(root, staying=(root / "logs",))
+    assert found.ignored_folders == ("drop", "in/sub", "outputs", "own", "runs/new")
+    (root / "in/.gitignore").write_text("here/\n")
+    assert select(root / "in").ignored_folders == (
+        "again", "drop", "here", "logs", "note", "outputs", "own", "src", "sub",
+    )  # fmt: skip
+
+
 # ---- without a repository -------------------------------------------------------------------------------------------
 
 PLAIN = ("a.py", "src/b.py", "src/deep/c", "data/x.bin", "venv.txt", "old.git/x", ".environment", "env/readme")
