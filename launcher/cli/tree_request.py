@@ -24,7 +24,7 @@ _SAVE_OPTION = re.compile(
     "(?:out|output|save|saving|ckpts?|checkpoints?|logs?|logging|results?|defaultroot)(?:dir|directory|folder)"
     "|(?:out|output|save)(?:path|to)|output"
 )
-_ONLY_WITH_SYNC = ("link", "sync_limit")
+_ONLY_WITH_SYNC = ("link", "sync_limit", "sync_secrets")
 
 
 def add_tree(
@@ -69,12 +69,14 @@ def read_tree(
     """
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
-    from launcher.sync.words import describe_left_out, refuse_large
+    from launcher.sync.words import describe_left_out, refuse_large, refuse_secrets
     from launcher.transports.agents.credentials import make_certificate
 
     root = current_directory() / options.sync if options.sync else find_root(place)
     selection = select(root, staying=(current_directory() / log_dir,))
     refuse_large(selection, options.sync_limit)
+    if not options.sync_secrets:
+        refuse_secrets(selection)
     snapshot = take_snapshot(selection)
     for warning in (*selection.warnings, *snapshot.warnings):
         say(f"launch: {warning}")

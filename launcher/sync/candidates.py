@@ -30,7 +30,7 @@ _CACHES = (
     "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox",
     "node_modules", "*.egg-info",
 )  # fmt: skip
-_SECRETS = (".env", ".env.*")
+_SECRETS = (".env", ".env.*", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk")
 # What tools make for themselves, as .gitignore files for Python name it: no run saves there.
 _OF_TOOLS = (
     ".*", "__*__", "env", "ENV", "venv", "*.bak", "build", "develop-eggs", "dist", "downloads", "eggs", "lib", "lib64",
@@ -49,7 +49,7 @@ class Candidates:
 
     names: files and links that may be sent; left_out: what is not sent, a directory with a slash at its end, and the
     reason; sparse: files that a sparse checkout may omit; uninitialized: submodules without files; nested:
-    repositories that are no submodules; exposed: files that may hold secrets, and that git neither tracks nor ignores.
+    repositories that are no submodules; untracked: those of the names that git doesn't track, in a repository.
     """
 
     names: set[str] = field(default_factory=set)
@@ -57,7 +57,7 @@ class Candidates:
     sparse: set[str] = field(default_factory=set)
     uninitialized: set[str] = field(default_factory=set)
     nested: set[str] = field(default_factory=set)
-    exposed: set[str] = field(default_factory=set)
+    untracked: set[str] = field(default_factory=set)
 
     def add_below(self, folder: str, other: Candidates) -> None:
         """Add what was found in a directory below this one."""
@@ -67,7 +67,7 @@ class Candidates:
             (self.sparse, other.sparse),
             (self.uninitialized, other.uninitialized),
             (self.nested, other.nested),
-            (self.exposed, other.exposed),
+            (self.untracked, other.untracked),
         ):
             mine.update(f"{folder}/{name}" for name in others)
 
@@ -150,7 +150,7 @@ def _list_repository(folder: Path, place: Repository, patterns: Sequence[str]) -
     found.left_out.update(left_out)
     others = [name for name in others if not any(f"{above}/" in left_out for above in parents(name.rstrip("/")))]
     found.names.update(name for name in others if not name.endswith("/"))
-    found.exposed.update(name for name in others if classify(name) == SECRETS)
+    found.untracked.update(name for name in others if not name.endswith("/"))
     found.nested.update(name.rstrip("/") for name in others if name.endswith("/"))
     found.left_out.update(_list_ignored(folder, excludes))
     for name in submodules:

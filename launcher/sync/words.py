@@ -9,7 +9,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.tree import Tree
 from launcher.sync.candidates import CACHE
 from launcher.sync.left_out import LeftOut
-from launcher.sync.names import shown
+from launcher.sync.names import listed_names, shown
 from launcher.sync.selection import STAYING, Selection
 from launcher.wording import count, size
 
@@ -41,6 +41,19 @@ def refuse_large(selection: Selection, limit_bytes: int) -> None:
     raise UsageError(
         f"{shown(selection.root)} has {size(total)} to send, more than {size(limit_bytes)}: {named}",
         "leave them out with .gitignore or .launchignore, or pass --sync-limit SIZE",
+    )
+
+
+def refuse_secrets(selection: Selection) -> None:
+    """Raise UsageError if files that may hold secrets would be sent, which nobody has chosen."""
+    if not selection.exposed:
+        return
+    it = "it" if len(selection.exposed) == 1 else "they"
+    git = f", and git neither tracks nor ignores {'it' if it == 'it' else 'them'}" if selection.is_repository else ""
+    file = ".gitignore" if selection.is_repository else ".launchignore"
+    raise UsageError(
+        f"{listed_names(selection.exposed)} would be sent: {it} may hold secrets{git}",
+        f"add a line to {file}, or pass --sync-secrets",
     )
 
 

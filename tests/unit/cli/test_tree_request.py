@@ -314,12 +314,28 @@ def test_a_limit_that_is_no_size(launch: Launch, size: str) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "value"), [("--sync-limit", "1MB"), ("--link", "data=/mnt")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--sync-limit", "1MB"), ("--link", "data=/mnt"), ("--sync-secrets", "")]
+)
 def test_what_needs_sync(launch: Launch, option: str, value: str) -> None:
-    code, _, err = launch(*PLAN, option, value, "train.py")
+    code, _, err = launch(*PLAN, option, *value.split(), "train.py")
     assert (code, err) == (
         EXIT_USAGE, f"launch: {option} works only with --sync\n  fix: add --sync, or omit {option}\n"
     )  # fmt: skip
+
+
+def test_secrets_are_refused_before_anything_is_sent(repository: Path, launch: Launch) -> None:
+    write_files(repository, ".env")
+    refused = (
+        "launch: .env would be sent: it may hold secrets, and git neither tracks nor ignores it\n"
+        "  fix: add a line to .gitignore, or pass --sync-secrets\n"
+    )
+    for words in (("run", *PLAN, "--sync", "train.py"), ("sync", "--hosts", "a")):
+        code, out, err = launch(*words)
+        assert (code, out, err) == (EXIT_USAGE, "", refused)
+    assert ".env" in paths_of(tree_of("--sync", "--sync-secrets", "train.py"))
+    (repository / ".gitignore").write_text(".env\n")
+    assert ".env" not in paths_of(tree_of("--sync", "train.py"))
 
 
 # ---- links ----------------------------------------------------------------------------------------------------------
