@@ -595,11 +595,15 @@ def test_the_own_file_goes_before_pyproject(launch, jobs):
 
 
 def test_the_source_of_a_value_is_shown(launch):
-    write_defaults('hosts = "a"\ngpus = 4\n')
-    code, _, err = launch("--dry-run -v --python /p t.py")
+    write_defaults('hosts = "a"\ngpus = 4\nenv = ["A=1", "B=1"]\n')
+    code, _, err = launch("--dry-run -v --python /p --env C=secret --env A=2 --env-file - t.py")
     assert code == 0
     assert set(err.splitlines()) == {
-        "launch: using launcher.toml (hosts, gpus)",
+        "launch: using launcher.toml (hosts, gpus, env)",
+        "launch: env = A=... (from the command line)",
+        "launch: env = B=... (from launcher.toml)",
+        "launch: env = C=... (from the command line)",
+        "launch: env-file = none (from the command line)",
         "launch: hosts = a (from launcher.toml)",
         "launch: gpus = 4 (from launcher.toml)",
         "launch: python = /p (from the command line)",
