@@ -65,9 +65,9 @@ def describe_tree(tree: Tree) -> str:
 def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
     """Return `code 5f3a91c: 212 files, 1.8 MB (3 changed, 14 kB sent); left out: data/ 41 GB (git-ignored)`.
 
-    files: that some host lacked; sent_bytes: to all hosts together.
+    files: that some host lacked; none if files were only removed or renamed; sent_bytes: to all hosts together.
     """
-    which = "all" if files >= tree.files else f"{files} changed" if files else "nothing changed"
+    which = "all" if files >= tree.files else f"{files} changed" if files else "only the list of files changed"
     sent = f"{which}, {size(sent_bytes)} sent" if sent_bytes else "nothing sent"
     return f"{describe_tree(tree)} ({sent}){_left_out_words(tree)}"
 

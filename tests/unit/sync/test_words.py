@@ -44,7 +44,7 @@ def test_a_tree(files: int, bytes_in_all: int, words: str) -> None:
     ("files", "sent_bytes", "words"),
     [
         (0, 0, "nothing sent"), (3, 14_000, "3 changed, 14 kB sent"), (1, 1, "1 changed, 1 byte sent"),
-        (212, 600_000, "all, 600 kB sent"), (0, 340, "nothing changed, 340 bytes sent"),
+        (212, 600_000, "all, 600 kB sent"), (0, 340, "only the list of files changed, 340 bytes sent"),
     ],
 )  # fmt: skip
 def test_what_was_sent(files: int, sent_bytes: int, words: str) -> None:
