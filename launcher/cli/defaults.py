@@ -69,6 +69,7 @@ _HARMLESS = {
 _KEYS = (*RISKY, *_HARMLESS)
 _WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "restarts", "spares", "min_nodes")
 _LISTS = ("hosts", "env", "env_file", "script", "link")
+ADDED = ("env", "env_file", "link")  # lists, to which those on the command line add
 _NO_FILE = "--config /dev/null to use no file"
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 
@@ -333,4 +334,4 @@ def _check(file: str, name: str, value: Any) -> Any:
     if not isinstance(value, str | int | float | bool):
         wanted = "a string or a list of strings" if name in _LISTS else "a single value"
         raise UsageError(f"{file}: {name} must be {wanted}, got {reprlib.repr(value)}")
-    return [value] if name in ("env", "env_file", "link") else value
+    return [value] if name in ADDED else value

@@ -15,7 +15,7 @@ _GROUPS = {
         "hosts", "hostfile", "colon", "include", "exclude", "num_nodes", "transport", "ssh_config",
         "accept_new_host_keys", "ask_password", "connect_timeout", "forget",
     ),
-    "Code": ("sync", "no_sync", "sync_limit", "link"),
+    "Code": ("sync", "no_sync", "sync_limit", "sync_secrets", "link"),
     "Processes": (
         "nnodes", "node_rank", "ssh_hosts", "gpus", "nproc", "cpu", "is_module", "no_python", "legacy", "workdir",
     ),

@@ -96,6 +96,7 @@ class SyncOptions:
     sync: str | None = None  # the directory; "": the repository or directory that we are in; None: it isn't sent
     no_sync: bool = False  # instead, if a file says so
     sync_limit: int = 100_000_000  # bytes
+    sync_secrets: bool = False  # send also what may hold secrets
     link: tuple[str, ...] = ()  # each NAME=PATH
 
 

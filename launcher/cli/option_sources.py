@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli.code_folder import CodeFolder
-from launcher.cli.defaults import Defaults, find_source
+from launcher.cli.defaults import ADDED, Defaults, find_source
 from launcher.cli.help import TYPED_WORDS
 from launcher.errors import UsageError
 from launcher.job.variables import hide_secrets, is_secret
@@ -29,13 +29,18 @@ _RIVALS = (
     *PYTHONS,
 )  # fmt: skip
 _UNSAID = {"gpus": "auto", "cpu": False, "legacy": False}
+_TYPED = "the command line"
+_NOTHING = "-"  # as a value of a list: drop what comes before it
 _ACTIONS = ("words", "dry_run", "check")  # what `run` does; -v shows with which values
 
 
 def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without the defaults of launcher.toml that a typed option contradicts."""
+    """Return the options without the defaults of launcher.toml that a typed option contradicts, and with its lists."""
     settled = dict(options)
     context = click.get_current_context()
+    for option in context.command.params:
+        if option.name in ADDED and option.name in settled:
+            settled[option.name] = tuple(value for value, _ in _list_values(option, settled[option.name], context))
     for pair in _RIVALS:
         for name, rival in (pair, pair[::-1]):
             is_default = context.get_parameter_source(rival) is ParameterSource.DEFAULT_MAP
@@ -47,6 +52,28 @@ def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
             if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 settled[name] = None
     return settled
+
+
+def _list_values(option: click.Parameter, given: Sequence[Any], context: click.Context) -> list[tuple[Any, str]]:
+    """Return the values of an option that is a list, and where each came from: those of launcher.toml come first.
+
+    given: without those of the file if any were typed. A typed `NAME=...` replaces the one of the file; `-` drops
+    everything before it.
+    """
+    name = str(option.name)
+    file = find_source(name)
+    found = [(value, _TYPED if file is None else file.source) for value in given]
+    if file is not None and is_on_command_line(name, context):
+        typed = {_name_entry(value) for value in given}
+        kept = option.type_cast_value(context, context.lookup_default(name))
+        found = [(value, file.source) for value in kept if _name_entry(value) not in typed]
+        found += [(value, _TYPED) for value in given]
+    drops = [place for place, (value, _) in enumerate(found, 1) if str(value) == _NOTHING]
+    return found[drops[-1] if drops else 0 :]
+
+
+def _name_entry(value: object) -> str:
+    return str(value).partition("=")[0]
 
 
 def is_on_command_line(name: str, context: click.Context | None = None) -> bool:
@@ -167,10 +194,22 @@ def _hide_secret(option: str, value: str) -> str:
 def show_sources() -> None:
     """Print where the values of the command's options came from, except defaults of `launch` itself."""
     ctx = click.get_current_context()
+    options = {option.name: option for option in ctx.command.params}
     for name in (name for name in ctx.params if name not in _ACTIONS):
         file = find_source(name)
-        place = "the command line" if is_on_command_line(name) else file.source if file is not None else None
-        if place is not None:
-            value = _name_value(ctx.params[name])
-            value = "..." if name in ("env", "notify") or is_secret(name, str(value)) else value
-            click.echo(f"launch: {name.replace('_', '-')} = {value} (from {place})", err=True)
+        place = _TYPED if is_on_command_line(name) else file.source if file is not None else None
+        if place is None:
+            continue
+        value = _name_value(ctx.params[name])
+        found = [("..." if name == "notify" or is_secret(name, str(value)) else value, place)]
+        if name in ADDED:
+            values = _list_values(options[name], ctx.params[name], ctx)
+            found = [(_hide_value(name, str(value)), source) for value, source in values] or [("none", place)]
+        for value, source in found:
+            click.echo(f"launch: {name.replace('_', '-')} = {value} (from {source})", err=True)
+
+
+def _hide_value(option: str, entry: str) -> str:
+    """Return an entry of a list without the value of a variable, which may be a secret."""
+    variable, equals, _ = entry.partition("=")
+    return f"{variable}=..." if option == "env" and equals else entry

@@ -212,6 +212,7 @@ _LINKS = (
         "--sync-limit", metavar="SIZE", type=_Size(), default=SyncOptions().sync_limit,
         help="Send up to SIZE, such as 500MB.  [default: 100MB]",
     ),
+    click.option("--sync-secrets", is_flag=True, help="Send also .env and private keys that git doesn't track."),
     click.option(
         "--link", metavar="NAME=PATH", multiple=True, help="Link NAME in the code to a directory of the hosts."
     ),

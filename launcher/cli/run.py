@@ -74,7 +74,8 @@ def command(
     incident_log = open_incident_log()
     hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log)
     job = read_job(request, words, (*hosts, *spares))
-    job = add_tree(job, sync, resolve_workdir(request.workdir), local_workdir(words), output.log_dir)
+    workdir, place = resolve_workdir(request.workdir), local_workdir(words)
+    job = add_tree(job, sync, workdir, place, output.log_dir, restarts.progress_dir)
     refuse_spares(job, hosts, spares, restarts)
     if output.verbose:
         show_sources()

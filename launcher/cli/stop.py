@@ -13,7 +13,7 @@ from launcher.runs.run_list import ListedRun
 
 @click.command("stop", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--now", is_flag=True, help="Kill the ranks at once: they can't save.")
+@click.option("--now", is_flag=True, help="Kill the ranks at once, as a second Ctrl-C would: they can't save.")
 @controller_options
 @gather
 def command(*, run: str | None, now: bool, place: RunPlace) -> int:
@@ -27,6 +27,8 @@ def command(*, run: str | None, now: bool, place: RunPlace) -> int:
     from launcher.controller import requests
 
     found = find_living(run, place)
+    if now:
+        tell(f"launch: killing the ranks of run {found.id}, as a second Ctrl-C would: they can't save")
     try:
         return answer(found, lambda run: stop(run, tell, is_now=now), lambda name: requests.End(name, now))
     except KeyboardInterrupt:

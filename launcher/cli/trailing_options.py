@@ -26,7 +26,7 @@ _RARE = (
     "colon", "nproc", "no_python", "venv", "conda", "env_file", "rdzv_timeout", "transport", "ssh_config",
     "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout", "hang_timeout", "on_hang",
     "stacks", "restarts", "progress_dir", "spares", "min_nodes", "no_check",
-    "detach", "controller", "notify", "sync", "no_sync", "sync_limit",
+    "detach", "controller", "notify", "sync", "no_sync", "sync_limit", "sync_secrets",
 )  # fmt: skip
 
 

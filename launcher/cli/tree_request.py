@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -18,13 +19,21 @@ from launcher.job.tree import Link, Tree
 
 _EXAMPLE = "write it as --link data=/mnt/data"
 _OUTPUTS = "outputs"  # where the built-in trainer writes
-_ONLY_WITH_SYNC = ("link", "sync_limit")
+# Of scripts, without dashes: --out_dir of nanoGPT, --output_dir of transformers, --default_root_dir of Lightning.
+_SAVE_OPTION = re.compile(
+    "(?:out|output|save|saving|ckpts?|checkpoints?|logs?|logging|results?|defaultroot)(?:dir|directory|folder)"
+    "|(?:out|output|save)(?:path|to)|output"
+)
+_ONLY_WITH_SYNC = ("link", "sync_limit", "sync_secrets")
 
 
-def add_tree(job: Job, options: SyncOptions, workdir: str | None, place: Path, log_dir: Path) -> Job:
+def add_tree(
+    job: Job, options: SyncOptions, workdir: str | None, place: Path, log_dir: Path, progress_dir: str | None = None
+) -> Job:
     """Return the job with the code that --sync sends, if it was given; say what is doubtful about that code.
 
-    workdir: of --workdir; place: where the job's relative paths begin on this machine.
+    workdir: of --workdir; place: where the job's relative paths begin on this machine; progress_dir: of --progress-dir,
+    which is a link if nothing is sent there.
     """
     if options.no_sync and is_on_command_line("sync"):
         raise UsageError("--sync and --no-sync contradict each other", "omit one of them")
@@ -37,10 +46,18 @@ def add_tree(job: Job, options: SyncOptions, workdir: str | None, place: Path, l
     tree, paths = read_tree(options, workdir, place, log_dir)
     inside = _find_inside(place, tree)
     program = _move_program(job.program, place, tree.root, inside, paths, tree.left_out)
-    links = tree.links
-    if (program.kind, program.target) == (ProgramKind.BUILTIN, TRAINER_MODULE):
-        links = _add_outputs(tree, paths, workdir or tree.root)
-    return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside, links=links))
+    saves = {"--progress-dir": progress_dir or "", **_find_save_options(program.args)}
+    is_trainer = (program.kind, program.target) == (ProgramKind.BUILTIN, TRAINER_MODULE)
+    if is_trainer:
+        tree = _add_link(tree, _OUTPUTS, paths, workdir or tree.root)
+    for option, value in saves.items():
+        folder = _find_in_tree(value, inside)
+        if folder is None:
+            continue
+        if is_trainer or option == "--progress-dir":
+            tree = _add_link(tree, folder, paths, workdir or tree.root)
+        _warn_of_loss(tree, f"{option} {shown(value)}", folder, paths)
+    return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside))
 
 
 def read_tree(
@@ -52,12 +69,14 @@ def read_tree(
     """
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
-    from launcher.sync.words import describe_left_out, refuse_large
+    from launcher.sync.words import describe_left_out, refuse_large, refuse_secrets
     from launcher.transports.agents.credentials import make_certificate
 
     root = current_directory() / options.sync if options.sync else find_root(place)
     selection = select(root, staying=(current_directory() / log_dir,))
     refuse_large(selection, options.sync_limit)
+    if not options.sync_secrets:
+        refuse_secrets(selection)
     snapshot = take_snapshot(selection)
     for warning in (*selection.warnings, *snapshot.warnings):
         say(f"launch: {warning}")
@@ -65,14 +84,14 @@ def read_tree(
     base = workdir or here
     ways = (here, str(root), *_find_typed_way(place, selection.root), base)
     live = tuple(dict.fromkeys(path for path in ways if not path.startswith("~")))
-    links = {
-        name: Link(name, f"{base.rstrip('/')}/{name}", may_make=True, is_filled=_is_data(selection.root / name))
-        for name in selection.ignored_folders
-    }
+    links = {name: _link_ignored(selection.root, name, base) for name in selection.ignored_folders}
     paths = frozenset(entry.path for entry in snapshot.entries)
     if not paths:
         raise UsageError(f"{here} has no files to send", "look at .gitignore and .launchignore, or name --sync=DIR")
-    links |= {link.name: link for link in _read_links(options.link, paths, links)}
+    typed = _read_links(options.link, paths, [name for name, link in links.items() if not link.is_optional])
+    names = [link.name for link in typed]
+    links = {name: link for name, link in links.items() if not (link.is_optional and _overlaps(name, names))}
+    links |= {link.name: link for link in typed}
     tree = Tree(
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
         links=tuple(links.values()), live=live,
@@ -90,6 +109,12 @@ def _find_typed_way(place: Path, root: Path) -> list[str]:
     depth = len(place.resolve().relative_to(root).parts)
     way = Path(*typed.parts[: len(typed.parts) - depth])
     return [str(way)] if way.resolve() == root else []
+
+
+def _link_ignored(root: Path, name: str, base: str) -> Link:
+    target, folder = f"{base.rstrip('/')}/{name}", root / name
+    is_here = os.path.lexists(folder)
+    return Link(name, target, may_make=True, is_filled=is_here and _is_data(folder), is_optional=not is_here)
 
 
 def _is_data(folder: Path) -> bool:
@@ -129,7 +154,7 @@ def _read_links(texts: Sequence[str], sent: Collection[str], ignored: Iterable[s
         if path.is_absolute() or not path.parts or ".." in path.parts:
             raise UsageError(f"--link: {shown(name)} must be a name in the directory that is sent", _EXAMPLE)
         name = str(path)
-        if any(each == name or each.startswith(f"{name}/") or name.startswith(f"{each}/") for each in sent):
+        if _overlaps(name, sent):
             text = f"--link: {shown(name)} is sent, so it can't be a link"
             raise UsageError(text, "leave it out with .launchignore, or omit the link")
         links.append(Link(name, target, may_make=False))
@@ -184,12 +209,45 @@ def _move_program(
     return replace(program, target=os.path.relpath(name, inside or "."))
 
 
-def _add_outputs(tree: Tree, sent: Collection[str], base: str) -> tuple[Link, ...]:
-    """Return the links with one for what the built-in trainer writes, unless that is sent or linked already.
+def _find_save_options(args: Sequence[str]) -> dict[str, str]:
+    """Return the options of a script that name where it saves, such as `--out_dir out`, with their values."""
+    found = {}
+    for word, following in zip(args, [*args[1:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        if option.startswith("-") and _SAVE_OPTION.fullmatch(re.sub("[-_.]", "", option).lower()):
+            found[option] = value if equals else following
+    return found
+
+
+def _find_in_tree(path: str, inside: str) -> str | None:
+    """Return where a relative path of the ranks is, seen from the root of the tree; None for any other."""
+    is_relative = path and not path.startswith(("/", "~", "-")) and "://" not in path
+    return os.path.normpath(f"{inside or '.'}/{path}") if is_relative else None
+
+
+def _add_link(tree: Tree, name: str, sent: Collection[str], base: str) -> Tree:
+    """Return the tree with a link for a directory where the run saves, unless something is sent or linked there.
 
     base: the live directory, as the hosts have it.
     """
-    is_taken = any(path.partition("/")[0] == _OUTPUTS for path in sent)
-    if is_taken or any(link.name == _OUTPUTS for link in tree.links):
-        return tree.links
-    return (*tree.links, Link(_OUTPUTS, f"{base.rstrip('/')}/{_OUTPUTS}", may_make=True))
+    if name == "." or name.startswith("..") or _overlaps(name, [*sent, *(link.name for link in tree.links)]):
+        return tree
+    return replace(tree, links=(*tree.links, Link(name, f"{base.rstrip('/')}/{name}", may_make=True)))
+
+
+def _overlaps(name: str, others: Iterable[str]) -> bool:
+    """Tell whether one of the others is this name, or above or below it."""
+    return any(each == name or each.startswith(f"{name}/") or name.startswith(f"{each}/") for each in others)
+
+
+def _warn_of_loss(tree: Tree, option: str, name: str, sent: Collection[str]) -> None:
+    """Say that what is saved there stays in the run's copy of the code, unless a link leads out of it."""
+    from launcher.sync.git import list_ignored
+
+    if _overlaps(name, [link.name for link in tree.links]):
+        return
+    top = name.partition("/")[0]
+    way = f"pass --link {name}=DIR, or " if top not in (".", "..") and not _overlaps(name, sent) else ""
+    make = f"mkdir {os.path.relpath(f'{tree.root}/{top}')}, or " if list_ignored(Path(tree.root), [f"{top}/"]) else ""
+    text = f"{option} is in this run's copy of the code, so the next run won't see what is saved there"
+    tell(f"launch: {text}; fix: {make}{way}name an absolute path")

@@ -22,6 +22,7 @@ from launcher.errors import EXIT_FAILED
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.output.console import Console
+from launcher.output.disk_space import warn_of_little
 from launcher.output.lines import STDOUT
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.transcript import redirect_streams
@@ -70,7 +71,8 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
         leave = partial(_leave, console, record, last_line)
         with listed(runs, record, is_needed=True) as entry:
             start_thread(partial(_note_agents, entry, hub, is_changed), "agents", lambda error: None)
-            for line in warn_of_lost_memory(socket.gethostname()):
+            host = socket.gethostname()
+            for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, LEAST_FREE_BYTES, host)]:
                 console.say(line)
             running = execute_job(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,

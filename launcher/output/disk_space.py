@@ -8,8 +8,22 @@ import time
 from pathlib import Path
 
 from launcher.output.disk_writer import DiskWriter
+from launcher.wording import size
 
 LOOK_S = 1.0
+
+
+def warn_of_little(folder: Path, least_bytes: int, host: str) -> list[str]:
+    """Return a line if soon, or at once, no output is written there, since fewer bytes than that are free."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:  # which `complain` hears as well, from the first write
+        return []
+    free = found.f_bavail * found.f_frsize
+    if free > 2 * least_bytes:
+        return []
+    text = f"{host}, which controls the run, has {size(free)} free in {folder}"
+    return [f"launch: {text}; below {size(least_bytes)} the logs leave the output out; fix: free space there"]
 
 
 class DiskSpace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,9 @@ async def execute_job(
         screen.say(f"launch: no script given; {place}")
     if options.progress_dir is None and not is_requeued:
         options = replace(options, progress_dir=find_checkpoints(job, record.run_id))
+    notifier = Notifier(notify, record.run_id, record.name, variables, screen.say) if notify else None
+    if notifier is not None:
+        await asyncio.to_thread(notifier.warn)
     find_culprits = None
     if job.program.needs_torch and options.share is None:
         find_culprits = partial(
@@ -47,7 +51,7 @@ async def execute_job(
     return await Run(
         job, hosts, open_transport, record, screen, options, spares=spares, incident_log=incident_log,
         find_culprits=find_culprits, on_settled=on_settled,
-        notify=Notifier(notify, record.run_id, variables) if notify else None,
+        notify=notifier,
         contents=Contents(job.tree, {**variables, **job.env}) if job.tree is not None else None,
     ).execute()  # fmt: skip
 

@@ -131,8 +131,9 @@ def refusal_lines(error: LauncherError, number: int) -> list[str]:
 
 
 def describe_cause(cause: Cause) -> str:
-    """Return the failure in one line: which process, how it ended, and the last line that it printed."""
-    said = cause.traceback[-1:] or cause.last_lines[-1:]
+    """Return the failure in one line: which process, how it ended, and the error, the explanation or its last line."""
+    explained = (cause.explanation.cause,) if cause.explanation is not None else ()
+    said = cause.traceback[-1:] or explained or cause.last_lines[-1:]
     return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])
 
 

@@ -369,6 +369,7 @@ class Run:
         self._screen.emit("result", **names, **values)
         if self._notify is not None:
             await asyncio.to_thread(self._notify, "end", result)
+            await asyncio.to_thread(self._home_disk.wait, STALLED_S)  # it may have said something
         return result
 
 

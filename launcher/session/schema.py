@@ -203,7 +203,7 @@ _FORMS: Mapping[str, Mapping[str, _Test]] = {
     messages.MET: {"port": _is_port_or_none, "addresses": _are_addresses},
     messages.JOINED: {"is_complete": _is_flag},
     messages.PLACED: {"path": _is_text, "hash": _is_text, "wrong_count": _is_count,
-                      **dict.fromkeys(("wrong", "extras", "repaired", "empty"), _are_few_texts)},
+                      **dict.fromkeys(("wrong", "extras", "repaired", "empty", "unmade"), _are_few_texts)},
     messages.UNPLACED: {"text": _is_text, "is_disk": _is_flag, "is_full": _is_flag},
     messages.PRUNED: {"runs": _is_count, "bytes": _is_size, "left": _are_few_texts},
     messages.CODE: {"files": _are_code_files_or_none},

@@ -6,6 +6,7 @@ Everything here is names; whether there is a file of that name on the disk is fo
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.node.trees.listing import parents
 from launcher.sync import launchignore
-from launcher.sync.git import Absence, Repository, find_repository, list_names
+from launcher.sync.git import Absence, Repository, find_repository, list_ignored, list_names
 from launcher.sync.launchignore import exclude_options, seen_from_above, seen_from_inside
 from launcher.sync.names import shown
 
@@ -29,7 +30,14 @@ _CACHES = (
     "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox",
     "node_modules", "*.egg-info",
 )  # fmt: skip
-_SECRETS = (".env", ".env.*")
+_SECRETS = (".env", ".env.*", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk")
+# What tools make for themselves, as .gitignore files for Python name it: no run saves there.
+_OF_TOOLS = (
+    ".*", "__*__", "env", "ENV", "venv", "*.bak", "build", "develop-eggs", "dist", "downloads", "eggs", "lib", "lib64",
+    "parts", "sdist", "var", "wheels", "share", "htmlcov", "cover", "instance", "_build", "target", "profile_default",
+    "cython_debug", "marimo", "site",
+)  # fmt: skip
+_PLAIN_FOLDER = re.compile(rb"/?([^\s\\*?\[\]!#/][^\\*?\[\]/\r\n]*(?:/[^\\*?\[\]/\r\n]+)*)/\s*")
 _VERSION_CONTROL = (".git", ".hg", ".svn")
 _GITLINK = "160000"  # the mode of a submodule
 _SKIPPED = "S"  # the tag of a file that a sparse checkout omits
@@ -41,7 +49,7 @@ class Candidates:
 
     names: files and links that may be sent; left_out: what is not sent, a directory with a slash at its end, and the
     reason; sparse: files that a sparse checkout may omit; uninitialized: submodules without files; nested:
-    repositories that are no submodules; exposed: files that may hold secrets, and that git neither tracks nor ignores.
+    repositories that are no submodules; untracked: those of the names that git doesn't track, in a repository.
     """
 
     names: set[str] = field(default_factory=set)
@@ -49,7 +57,7 @@ class Candidates:
     sparse: set[str] = field(default_factory=set)
     uninitialized: set[str] = field(default_factory=set)
     nested: set[str] = field(default_factory=set)
-    exposed: set[str] = field(default_factory=set)
+    untracked: set[str] = field(default_factory=set)
 
     def add_below(self, folder: str, other: Candidates) -> None:
         """Add what was found in a directory below this one."""
@@ -59,7 +67,7 @@ class Candidates:
             (self.sparse, other.sparse),
             (self.uninitialized, other.uninitialized),
             (self.nested, other.nested),
-            (self.exposed, other.exposed),
+            (self.untracked, other.untracked),
         ):
             mine.update(f"{folder}/{name}" for name in others)
 
@@ -75,6 +83,38 @@ def find_candidates(root: Path, place: Repository | Absence) -> Candidates:
         fix = f"install git on this machine, or remove {launchignore.NAME}"
         raise UsageError(f"{shown(root / launchignore.NAME)} needs git, which is not installed", fix)
     return _filter_without_repository(root, _walk(root, is_complete=False).left_out, patterns)
+
+
+def find_named_folders(root: Path, place: Repository) -> list[str]:
+    """Return the directories that a line such as `outputs/` or `/runs/new/` in .gitignore names, and git ignores.
+
+    They need not exist: a run may be the first to save there. What tools make for themselves is none of them.
+    """
+    names = {name: None for line in _read_lines(root) if (name := _read_folder(line))}
+    if place.prefix:
+        for line in _read_lines(place.root):
+            name = _read_folder(line)
+            is_anchored = "/" in name or line.startswith(b"/")
+            names[name.removeprefix(f"{place.prefix}/") if is_anchored else name] = None
+    kept = {pattern.removeprefix("!").strip("/") for pattern in launchignore.read_patterns(root) if pattern[0] == "!"}
+    wanted = [f"{name}/" for name in names if name and kept.isdisjoint((name, *parents(name)))]
+    return [name.rstrip("/") for name in list_ignored(root, wanted)]
+
+
+def _read_lines(folder: Path) -> list[bytes]:
+    try:
+        return (folder / ".gitignore").read_bytes().splitlines()
+    except OSError:
+        return []
+
+
+def _read_folder(line: bytes) -> str:
+    """Return the directory that a line of .gitignore names; empty for a pattern, and for what is a tool's."""
+    found = _PLAIN_FOLDER.fullmatch(line)
+    name = os.fsdecode(found[1]) if found else ""
+    parts = name.split("/")
+    is_of_tool = any(fnmatchcase(part, pattern) for part in parts for pattern in (*_OF_TOOLS, *_CACHES))
+    return "" if is_of_tool else name
 
 
 def classify(name: str) -> str | None:
@@ -110,7 +150,7 @@ def _list_repository(folder: Path, place: Repository, patterns: Sequence[str]) -
     found.left_out.update(left_out)
     others = [name for name in others if not any(f"{above}/" in left_out for above in parents(name.rstrip("/")))]
     found.names.update(name for name in others if not name.endswith("/"))
-    found.exposed.update(name for name in others if classify(name) == SECRETS)
+    found.untracked.update(name for name in others if not name.endswith("/"))
     found.nested.update(name.rstrip("/") for name in others if name.endswith("/"))
     found.left_out.update(_list_ignored(folder, excludes))
     for name in submodules:

@@ -47,6 +47,7 @@ def tree_fields(tree: Tree, *, is_check: bool = False) -> dict[str, Any]:
         "name": tree.folder_name,
         "sub": tree.inside,
         "links": [[link.name, link.target, link.may_make] for link in tree.links],
+        "optional": [link.name for link in tree.links if link.is_optional],
         "group": secrets.token_hex(8),
         "is_check": is_check,
     }

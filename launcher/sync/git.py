@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -83,6 +84,17 @@ def list_names(folder: Path, *words: str, is_complete: bool = True) -> list[str]
     return output.split("\0")[:-1]
 
 
+def list_ignored(folder: Path, names: Sequence[str]) -> list[str]:
+    """Return which of these names git ignores, whether they exist or not; one of a directory ends with a slash."""
+    if not names:
+        return []
+    wanted = "".join(f"./{name}\0" for name in names)
+    done = _run(folder, "check-ignore", "-z", "--stdin", stdin=os.fsencode(wanted))
+    if done.returncode > 1 and len(names) > 1:  # a name below a submodule or a link is an error for all
+        return [each for name in names for each in list_ignored(folder, [name])]
+    return [name.removeprefix("./") for name in os.fsdecode(done.stdout).split("\0")[:-1]]
+
+
 def ask_git(folder: Path, *words: str, is_complete: bool = True) -> str | Absence:
     """Run git in a directory and return what it prints, with bytes that are no UTF-8 as surrogates."""
     done = _run(folder, *words)
@@ -111,9 +123,9 @@ def ask_git(folder: Path, *words: str, is_complete: bool = True) -> str | Absenc
     )
 
 
-def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+def _run(folder: Path, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     argv = [*COMMAND, "-C", str(folder), *words]
     try:
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        return subprocess.run(argv, input=stdin, capture_output=True, check=False)
     except OSError as error:  # too many processes or too little memory, or patterns beyond what argv can have
         raise UsageError(f"can't start git: {error.strerror}") from None

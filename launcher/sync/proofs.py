@@ -53,6 +53,9 @@ def find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
             fix = f"copy the files there, or link another directory: --link {link.name}=DIR"
             text = f"{link.target} is empty; here {link.name}/ has files, which aren't sent"
             yield Finding((host,), text, fix, WARNING)
+        if link.name in fields["unmade"]:
+            text = f"can't make {link.target}, so {link.name}/ stays in this run's copy of the code"
+            yield Finding((host,), text, f"link another directory: --link {link.name}=DIR", WARNING)
 
 
 def _name_some(paths: Sequence[str], total: int = 0) -> str:

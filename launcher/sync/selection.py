@@ -7,6 +7,7 @@ every file is, less the defaults of `candidates`. The contents are those on the 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -14,8 +15,17 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.node.trees.listing import parents
-from launcher.sync.candidates import ENVIRONMENT, IGNORED, LAUNCHIGNORE, Candidates, find_candidates
-from launcher.sync.git import Absence, Repository, find_repository
+from launcher.sync.candidates import (
+    ENVIRONMENT,
+    IGNORED,
+    LAUNCHIGNORE,
+    SECRETS,
+    Candidates,
+    classify,
+    find_candidates,
+    find_named_folders,
+)
+from launcher.sync.git import Absence, Repository, find_repository, list_ignored
 from launcher.sync.left_out import LeftOut, gather, measure
 from launcher.sync.links import find_useful_links
 from launcher.sync.names import listed_names, refuse_clashes, shown
@@ -23,6 +33,10 @@ from launcher.wording import count
 
 STAYING = "logs"
 PLACEHOLDERS = (".gitkeep", ".keep", ".gitignore")  # for directories that git would not keep without a file
+_KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-")
+_KEY_BYTES = 100  # of a file in which it is the first line
+_MAY_HOLD_KEYS = (".pem", ".key", ".crt", ".json")  # after certificates, or as a value of a cloud's service account
+_MIXED_BYTES = 64 << 10
 _PLACEHOLDER = "git has only a placeholder"
 
 
@@ -33,8 +47,10 @@ class Selection:
     sizes: in bytes, one for each path, as they were a moment ago; 0 for a link.
     left_out: what was ignored, for each topmost directory in which nothing is sent.
     ignored_folders: the names of those right below the root that git ignores, of which it tracks nothing but
-    placeholders, or that are virtual environments; also of links to directories. Caches are none of them.
+    placeholders, or that are virtual environments; also of links to directories. Caches are none of them. Directories
+    that .gitignore names are among them, wherever they are and even if they don't exist yet.
     warnings: each with its remedy, in one line.
+    exposed: files that may hold secrets, and that git neither tracks nor ignores.
     """
 
     root: Path
@@ -44,6 +60,7 @@ class Selection:
     ignored_folders: tuple[str, ...]
     warnings: tuple[str, ...]
     is_repository: bool
+    exposed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +104,16 @@ def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
     refuse_clashes(paths)
     left_out = _find_left_out(root, found, kept_back, hollow, paths)
     useless = {path: target for path, target in disk.links.items() if path not in useful}
-    folders = tuple(sorted(_find_ignored_folders(root, left_out)))
+    linked = set(_find_ignored_folders(root, left_out))
+    if isinstance(place, Repository):
+        linked |= _find_free(root, find_named_folders(root, place), {*paths, *linked}, kept_back)
+    folders = tuple(sorted(linked))
     warnings = _find_warnings(found, kept_back, found.sparse & disk.missing, useless)
     return Selection(
         root, paths, tuple(sizes[path] for path in paths), left_out, folders,
-        (*warnings, *_warn_of_linked_code(root, folders, hollow)), isinstance(place, Repository),
+        (*warnings, *_warn_of_linked_code(root, folders, hollow)),
+        isinstance(place, Repository),
+        tuple(_find_exposed(root, found, disk.sizes.keys() & paths, is_repository=isinstance(place, Repository))),
     )  # fmt: skip
 
 
@@ -191,6 +213,18 @@ def _find_ignored_folders(root: Path, left_out: Iterable[LeftOut]) -> Iterable[s
             yield name
 
 
+def _find_free(root: Path, names: Iterable[str], taken: Set[str], kept_back: Set[str]) -> set[str]:
+    """Return the directories that can be links: nothing that is taken, or another of them, is there, above or below."""
+    above = {folder for path in taken for folder in parents(path)}
+    found: set[str] = set()
+    for name in sorted(names):  # what is above comes first
+        ways = {name, *parents(name)}
+        is_free = name not in above and ways.isdisjoint({*taken, *kept_back, *found})
+        if is_free and (_is_folder(root / name) or not os.path.lexists(root / name)):
+            found.add(name)
+    return found
+
+
 def _find_warnings(found: Candidates, kept_back: Set[str], sparse: Set[str], links: Mapping[str, str]) -> Iterable[str]:
     if names := _without(found.uninitialized, kept_back):
         text = f"{count(len(names), 'submodule')} without files: {listed_names(names)}"
@@ -199,9 +233,6 @@ def _find_warnings(found: Candidates, kept_back: Set[str], sparse: Set[str], lin
         what = "repository" if len(names) == 1 else "repositories"
         text = f"not sent, as git doesn't list the files of a {what} in a repository: {listed_names(names)}"
         yield f"{text}; fix: add it as a submodule, or remove its .git"
-    if exposed := _without(found.exposed, kept_back):
-        text = f"sent, because git neither tracks nor ignores what may hold secrets: {listed_names(exposed)}"
-        yield f"{text}; fix: add it to .gitignore"
     if sparse:
         text = f"{count(len(sparse), 'file')} of a sparse checkout not sent: {listed_names(sparse)}"
         yield f"{text}; fix: git sparse-checkout disable"
@@ -209,6 +240,34 @@ def _find_warnings(found: Candidates, kept_back: Set[str], sparse: Set[str], lin
         named = listed_names([f"{path} -> {target}" for path, target in links.items()])
         text = f"{count(len(links), 'symbolic link')} not sent, because they lead to nothing that is sent: {named}"
         yield f"{text}; fix: use absolute paths instead, and leave the links out with .launchignore"
+
+
+def _find_exposed(root: Path, found: Candidates, sent: Set[str], *, is_repository: bool) -> Iterable[str]:
+    """Return the files that may hold secrets, by their names or as private keys, and that nobody meant to be sent.
+
+    Somebody did who tracks one, or takes it from .gitignore, or from the defaults without a repository, with a line of
+    `.launchignore`.
+    """
+    untracked = sorted(found.untracked & sent if is_repository else sent)
+    named = {name for name in untracked if is_repository and classify(name) == SECRETS and not _is_template(name)}
+    exposed = [name for name in untracked if name in named or _holds_key(f"{root}/{name}")]
+    meant = set(list_ignored(root, exposed)) if is_repository else set[str]()
+    return (name for name in exposed if name not in meant)
+
+
+def _is_template(name: str) -> bool:
+    return name.rpartition(".")[2] in ("example", "sample", "template", "dist")
+
+
+def _holds_key(path: str) -> bool:
+    """Tell whether a file is a private key, or one of those types that may have one in them."""
+    is_mixed = path.endswith(_MAY_HOLD_KEYS)
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            head = file.read(_MIXED_BYTES if is_mixed else _KEY_BYTES)
+    except OSError:  # it is read again before it is sent
+        return False
+    return bool(_KEY.search(head) if is_mixed else _KEY.match(head.lstrip()))
 
 
 def _warn_of_linked_code(root: Path, folders: Iterable[str], hollow: Set[str]) -> Iterable[str]:

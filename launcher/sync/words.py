@@ -9,7 +9,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.tree import Tree
 from launcher.sync.candidates import CACHE
 from launcher.sync.left_out import LeftOut
-from launcher.sync.names import shown
+from launcher.sync.names import listed_names, shown
 from launcher.sync.selection import STAYING, Selection
 from launcher.wording import count, size
 
@@ -44,6 +44,19 @@ def refuse_large(selection: Selection, limit_bytes: int) -> None:
     )
 
 
+def refuse_secrets(selection: Selection) -> None:
+    """Raise UsageError if files that may hold secrets would be sent, which nobody has chosen."""
+    if not selection.exposed:
+        return
+    it = "it" if len(selection.exposed) == 1 else "they"
+    git = f", and git neither tracks nor ignores {'it' if it == 'it' else 'them'}" if selection.is_repository else ""
+    file = ".gitignore" if selection.is_repository else ".launchignore"
+    raise UsageError(
+        f"{listed_names(selection.exposed)} would be sent: {it} may hold secrets{git}",
+        f"add a line to {file}, or pass --sync-secrets",
+    )
+
+
 def describe_tree(tree: Tree) -> str:
     """Return `code 5f3a91c: 212 files, 1.8 MB`."""
     return f"code {tree.name}: {count(tree.files, 'file')}, {size(tree.bytes_in_all)}"
@@ -52,9 +65,9 @@ def describe_tree(tree: Tree) -> str:
 def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
     """Return `code 5f3a91c: 212 files, 1.8 MB (3 changed, 14 kB sent); left out: data/ 41 GB (git-ignored)`.
 
-    files: that some host lacked; sent_bytes: to all hosts together.
+    files: that some host lacked; none if files were only removed or renamed; sent_bytes: to all hosts together.
     """
-    which = "all" if files >= tree.files else f"{files} changed" if files else "nothing changed"
+    which = "all" if files >= tree.files else f"{files} changed" if files else "only the list of files changed"
     sent = f"{which}, {size(sent_bytes)} sent" if sent_bytes else "nothing sent"
     return f"{describe_tree(tree)} ({sent}){_left_out_words(tree)}"
 

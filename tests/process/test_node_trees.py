@@ -57,7 +57,7 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     assert root == cache / "launch" / "trees" / f"test-{code.hash[:7]}" / "proj"
     assert answer | {"path": ""} == {
         "type": "placed", "path": "", "hash": code.hash, "wrong": [], "wrong_count": 0, "extras": [],
-        "repaired": [], "empty": [],
+        "repaired": [], "empty": [], "unmade": [],
     }  # fmt: skip
     assert read(root) == code.files
     assert [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o100] == ["run.sh"]
@@ -194,6 +194,13 @@ def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_pat
     assert [path.name for path in (live / "outputs").iterdir()] == ["model.pt"]
     talk.node.stop()
     talk.node.wait_until_gone()
+    out, under = ["out", "/dev/null/out", True], ["under", "/dev/null/under", True]
+    without = Talk(start("without"), Code({"train.py": b"0"}), links=[out], optional=["out"])
+    assert not os.path.lexists(Path(without.deliver()) / "out")
+    assert without.node.find(messages.PLACED)[0]["unmade"] == ["out"]
+    fails = Talk(start("fails"), Code({"train.py": b"1"}), links=[out, under], optional=["out"])
+    fails.send(*fails.ask())
+    assert fails.place()["text"] == "can't make /dev/null/under for under/: Not a directory"
     again = Talk(start("again"), Code({"train.py": b""}), links=[["data", str(tmp_path / "missing"), False]])
     again.send(*again.ask())
     assert again.place()["text"] == f"--link data={tmp_path}/missing: there is no {tmp_path}/missing"

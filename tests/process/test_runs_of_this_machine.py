@@ -218,7 +218,7 @@ def test_stop_now(machine: Machine) -> None:
     """A rank that ignores SIGTERM gets no time to save."""
     words = (*RUN[:5], "--stop-timeout", "600", *RUN[7:])
     running = machine.start(f"trap '' TERM; {WRITES}", words=words)
-    machine.call("stop", "--now", code=0)
+    assert "killing the ranks of run " in machine.call("stop", "--now", code=0).stderr
     assert running.wait(DEADLINE_S) == 130
 
 

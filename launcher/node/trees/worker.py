@@ -92,6 +92,7 @@ class Worker:
         self._run = run
         self._listing = b""
         self._entries: list[Entry] = []
+        self._unmade: list[str] = []  # names of links whose directories can't be made, and need not be
 
     def work(self) -> None:
         """Put the code in its place, answer, and remove what earlier runs have left; or only compare it."""
@@ -206,6 +207,9 @@ class Worker:
                 try:
                     os.makedirs(target, exist_ok=True)
                 except OSError as error:
+                    if name in self._wanted["optional"]:
+                        self._unmade.append(name)
+                        continue
                     raise GivenUpError("can't make %s for %s/: %s" % (target, name, error.strerror)) from None
             elif not os.path.exists(target):
                 raise GivenUpError("--link %s=%s: there is no %s" % (name, target, target))
@@ -224,6 +228,7 @@ class Worker:
         answer["repaired"] = [entry.path for entry in changed or () if entry not in wrong][: messages.MOST_NAMES]
         made = [(name, os.path.expanduser(target)) for name, target, may_make in self._wanted["links"] if may_make]
         answer["empty"] = [name for name, target in made if _is_empty(target)][: messages.MOST_NAMES]
+        answer["unmade"] = self._unmade[: messages.MOST_NAMES]
         message = messages.encode(messages.PLACED, **answer)
         self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
 
@@ -242,13 +247,14 @@ class Worker:
             "extras": proof.find_extra_code(place.root, extras, messages.MOST_NAMES),
             "repaired": [],
             "empty": [],
+            "unmade": [],
         }
 
     def _compare(self) -> None:
         """Answer how the newest directory of this name differs from the listing; change nothing."""
         place = folders.find_like(self._store, self._wanted["name"], self._listing)
         if place is None:
-            nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty")}
+            nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty", "unmade")}
             self._intake.say(messages.PLACED, path="", hash="", wrong_count=0, **nothing)
         else:
             wrong = proof.find_wrong(place.root, self._entries)

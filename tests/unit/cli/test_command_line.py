@@ -582,7 +582,7 @@ def test_a_typed_no_python_wins_over_legacy_in_the_file(launch, jobs):
 def test_every_option_of_a_run_can_have_a_default():
     options = {parameter.name for parameter in (*run_command.params, *sbatch_command.params)} - {"words"}
     of_one_call = {"config", "is_module", "no_python", "as_json", "dry_run", "check", "verbose", "name", "note"}
-    of_one_call |= {"job_name", "directive", "output", "submit", "no_sync"}
+    of_one_call |= {"job_name", "directive", "output", "submit", "no_sync", "sync_secrets"}
     assert {*defaults._KEYS} == options - of_one_call | {"script"}
 
 
@@ -595,11 +595,16 @@ def test_the_own_file_goes_before_pyproject(launch, jobs):
 
 
 def test_the_source_of_a_value_is_shown(launch):
-    write_defaults('hosts = "a"\ngpus = 4\n')
-    code, _, err = launch("--dry-run -v --python /p --notify x --setup TOKEN=x t.py")
+    write_defaults('hosts = "a"\ngpus = 4\nenv = ["A=1", "B=1"]\n')
+    words = "--env C=secret --env A=2 --env-file - --notify x --setup TOKEN=x"
+    code, _, err = launch(f"--dry-run -v --python /p {words} t.py")
     assert code == 0
     assert set(err.splitlines()) == {
-        "launch: using launcher.toml (hosts, gpus)",
+        "launch: using launcher.toml (hosts, gpus, env)",
+        "launch: env = A=... (from the command line)",
+        "launch: env = B=... (from launcher.toml)",
+        "launch: env = C=... (from the command line)",
+        "launch: env-file = none (from the command line)",
         "launch: hosts = a (from launcher.toml)",
         "launch: gpus = 4 (from launcher.toml)",
         "launch: python = /p (from the command line)",

@@ -319,12 +319,28 @@ def test_a_limit_that_is_no_size(launch: Launch, size: str) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "value"), [("--sync-limit", "1MB"), ("--link", "data=/mnt")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--sync-limit", "1MB"), ("--link", "data=/mnt"), ("--sync-secrets", "")]
+)
 def test_what_needs_sync(launch: Launch, option: str, value: str) -> None:
-    code, _, err = launch(*PLAN, option, value, "train.py")
+    code, _, err = launch(*PLAN, option, *value.split(), "train.py")
     assert (code, err) == (
         EXIT_USAGE, f"launch: {option} works only with --sync\n  fix: add --sync, or omit {option}\n"
     )  # fmt: skip
+
+
+def test_secrets_are_refused_before_anything_is_sent(repository: Path, launch: Launch) -> None:
+    write_files(repository, ".env")
+    refused = (
+        "launch: .env would be sent: it may hold secrets, and git neither tracks nor ignores it\n"
+        "  fix: add a line to .gitignore, or pass --sync-secrets\n"
+    )
+    for words in (("run", *PLAN, "--sync", "train.py"), ("sync", "--hosts", "a")):
+        code, out, err = launch(*words)
+        assert (code, out, err) == (EXIT_USAGE, "", refused)
+    assert ".env" in paths_of(tree_of("--sync", "--sync-secrets", "train.py"))
+    (repository / ".gitignore").write_text(".env\n")
+    assert ".env" not in paths_of(tree_of("--sync", "train.py"))
 
 
 # ---- links ----------------------------------------------------------------------------------------------------------
@@ -411,6 +427,63 @@ def test_the_built_in_trainer_writes_outside_of_the_tree(repository: Path, taken
         words += ["--link", "outputs=/scratch"]
         expected = (Link("outputs", "/scratch", may_make=False),)
     assert tree_of(*words, "-m", "launcher.trainer").links == expected
+
+
+def test_what_is_ignored_and_not_here_yet_is_a_link_that_a_host_may_lack(repository: Path) -> None:
+    """A --link below it is the user's word, so it isn't one."""
+    (repository / ".gitignore").write_text("outputs/\n/ckpt/\n")
+    write_files(repository, "ckpt/")
+    here = Link("ckpt", f"{repository}/ckpt", may_make=True)
+    missing = Link("outputs", f"{repository}/outputs", may_make=True, is_optional=True)
+    assert tree_of("--sync", "train.py").links == (here, missing)
+    below = Link("outputs/big", "/mnt", may_make=False)
+    assert tree_of("--sync", "--link", "outputs/big=/mnt", "train.py").links == (here, below)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words", "name"),
+    [
+        (".", "--progress-dir out/ckpt train.py", "out/ckpt"),
+        ("sub", "--progress-dir ckpt eval.py", "sub/ckpt"),
+        ("sub", "--progress-dir ../ckpt/ eval.py", "ckpt"),
+        (".", "-m launcher.trainer --save-dir saved", "saved"),
+    ],
+)
+def test_where_a_run_is_known_to_save_is_a_link(
+    repository: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, folder: str, words: str, name: str
+) -> None:
+    monkeypatch.chdir(repository / folder)
+    code, out, err = launch(*PLAN, "--restarts", "1", "--json", "--sync", *words.split())
+    links = json.loads(out)["code"]["links"]
+    links.pop("outputs", None)  # of the trainer
+    assert (code, links, err) == (0, {name: f"{repository}/{name}"}, "")
+
+
+@pytest.mark.parametrize(
+    ("folder", "words", "said", "fixes"),
+    [
+        (".", "train.py --out_dir=out/a", "--out_dir 'out/a'", "mkdir out, or pass --link out/a=DIR, or "),
+        ("sub", "eval.py --output-dir ../out", "--output-dir '../out'", "mkdir ../out, or pass --link out=DIR, or "),
+        (".", "train.py --save-dir new", "--save-dir 'new'", "pass --link new=DIR, or "),
+        (".", "train.py --output_dir .", "--output_dir '.'", ""),
+        (".", "train.py --ckpt_dir ../x", "--ckpt_dir '../x'", ""),
+        (".", "--restarts 1 --progress-dir sub train.py", "--progress-dir 'sub'", ""),
+        (".", "train.py --out-dir data/x --log-dir /tmp --save-dir ~/x --output s3://a --results-dir", "", ""),
+        (".", "--link out=/mnt train.py --output out/a", "", ""),
+    ],
+)
+def test_what_a_run_would_save_beside_its_code_is_said_before(
+    repository: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, folder: str, words: str, said: str, fixes: str
+) -> None:
+    (repository / ".gitignore").write_text("/data\nout\n")
+    write_files(repository, "data/")
+    monkeypatch.chdir(repository / folder)
+    code, _, err = launch(*PLAN, "--sync=", *words.split())
+    expected = (
+        f"launch: {said} is in this run's copy of the code, so the next run won't see what is saved there; "
+        f"fix: {fixes}name an absolute path\n"
+    )
+    assert (code, err) == (0, expected if said else "")
 
 
 def test_an_ignored_directory_that_can_t_be_read(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

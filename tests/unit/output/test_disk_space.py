@@ -10,7 +10,7 @@ import pytest
 from machines.logs import without_stamps
 
 from launcher.output import disk_space
-from launcher.output.disk_space import DiskSpace
+from launcher.output.disk_space import DiskSpace, warn_of_little
 from launcher.output.disk_writer import DiskWriter
 from launcher.output.lines import STDOUT
 from launcher.output.node_log import NodeOutput
@@ -32,6 +32,17 @@ def test_a_disk_is_looked_at_in_its_own_thread(tmp_path: Path, monkeypatch: pyte
     assert DiskSpace(tmp_path, 0, disk).has_room()
     error = DiskSpace(tmp_path, 1_000_000_000, disk).describe()
     assert (error.errno, error.strerror) == (errno.ENOSPC, "less than 1 GB is free")
+
+
+def test_little_space_is_said_before_output_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert warn_of_little(tmp_path, 0, "n1") == warn_of_little(tmp_path / "none", 1 << 60, "n1") == []
+    full = os.statvfs_result((4096, 4096, 1000, 500, 366_000, 0, 0, 0, 0, 255))
+    monkeypatch.setattr("os.statvfs", lambda path: full)
+    assert warn_of_little(tmp_path, 1_000_000_000, "n1") == [
+        f"launch: n1, which controls the run, has 1.5 GB free in {tmp_path}; below 1.0 GB the logs leave the output "
+        "out; fix: free space there"
+    ]
+    assert warn_of_little(tmp_path, 700_000_000, "n1") == []
 
 
 def test_output_is_left_out_and_counted_while_too_little_is_free(

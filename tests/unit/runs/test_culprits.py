@@ -14,6 +14,7 @@ from machines.patience import DEADLINE_S
 
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
+from launcher.diagnosis.signatures import Explanation
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
@@ -25,6 +26,13 @@ from launcher.runs.culprits import NoVerdictError, find_between_attempts, search
 from launcher.runs.report import describe_cause
 from launcher.session.signals import Interrupted
 from launcher.transports.base import Transport
+
+
+def test_an_explained_cause_in_one_line() -> None:
+    """The last line is what the rank printed before it ended, such as a loss."""
+    failure = Failure("n1", 0, FailureKind.RANK, 0.0, rank=3, code=1)
+    cause = Cause(failure, (), ("step 7 loss 2.1",), Explanation("disk-full", "the disk is full", "free space"))
+    assert describe_cause(cause) == "n1 rank 3, exit code 1: the disk is full"
 
 
 @pytest.mark.parametrize(

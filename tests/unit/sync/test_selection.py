@@ -295,6 +295,60 @@ def test_python_files_that_every_host_has_for_itself_are_named(tmp_path: Path) -
     assert (found.warnings, "gen/pb2.py" in found.paths) == ((), True)
 
 
+def test_directories_that_gitignore_names_are_linked_before_they_exist(tmp_path: Path) -> None:
+    """A run may be the first to save there; patterns, files, what tools make and what is sent are none of them."""
+    ignore = (
+        "outputs/\n/runs/new/\nruns/new/deep/\nlogs/\nplain\n*.d/\n# no/\n!yes/\nback/\n!back/\nown/\nsrc/\nnote/\n"
+        "again/\nin/sub/\ndrop/  \r\n.venv/\nbuild/\ndocs/_build/\n__pycache__/\nmodule/out/\n"
+    )
+    root = make_repository(tmp_path / "r", "in/train.py", "note", "runs/x.py", ignore=ignore)
+    write_files(root, "src/x.py", "runs/new/y")
+    run_git(root, "add", "-f", "src/x.py")
+    other = make_repository(tmp_path / "m", "m.py")
+    run_git(root, "submodule", "add", "-q", str(other), "module")
+    (root / ".launchignore").write_text("!again/\n")
+    found = select(root, staying=(root / "logs",))
+    assert found.ignored_folders == ("drop", "in/sub", "outputs", "own", "runs/new")
+    (root / "in/.gitignore").write_text("here/\n")
+    assert select(root / "in").ignored_folders == (
+        "again", "drop", "here", "logs", "note", "outputs", "own", "src", "sub",
+    )  # fmt: skip
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+
+
+def test_secrets_that_nobody_chose_to_send_are_exposed(tmp_path: Path) -> None:
+    """Somebody chose those that git tracks, and those that .launchignore takes from what git ignores."""
+    root = make_repository(tmp_path / "r", "tracked/.env", "tracked.pem", ignore="/lib\n.env.mine\n*.gone\n")
+    (root / "tracked.pem").write_text(KEY)
+    (root / ".launchignore").write_text("!.env.mine\nleft.pem\n")
+    write_files(root, ".env", "a/.env.local", ".env.mine", ".env.example", "a/id_rsa", "a/id_rsa.pub", "cert.pem")
+    (root / "deploy").write_text(f"\n{KEY}")
+    (root / "chain.pem").write_text("-----BEGIN CERTIFICATE-----\n" + KEY.replace("OPENSSH ", ""))
+    (root / "cloud.json").write_text('{"private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}')
+    (root / "test_keys.py").write_text(f"KEY = '{KEY.strip()}'")
+    for name in ("left.pem", "x.gone"):
+        (root / name).write_text(KEY)
+    (root / "link.pem").symlink_to("deploy")
+    found = select(root)
+    assert found.exposed == (".env", "a/.env.local", "a/id_rsa", "chain.pem", "cloud.json", "deploy")
+    assert (".env.mine" in found.paths, found.warnings) == (True, ())
+    alone = select(root / "a")
+    assert alone.exposed == (".env.local", "id_rsa")
+
+
+def test_a_private_key_outside_of_a_repository_is_exposed(tmp_path: Path) -> None:
+    """What is one by its name is left out there, unless .launchignore says otherwise."""
+    write_files(tmp_path / "p", "x.py", "id_ed25519", ".env")
+    (tmp_path / "p/key.pem").write_text(KEY)
+    found = select(tmp_path / "p")
+    assert (found.exposed, reasons(found)) == (("key.pem",), {".env": "secrets", "id_ed25519": "secrets"})
+    (tmp_path / "p/.launchignore").write_text("!.env\nkey.pem\n")
+    found = select(tmp_path / "p")
+    assert (found.exposed, found.paths) == ((), (".env", ".launchignore", "x.py"))
+
+
 # ---- without a repository -------------------------------------------------------------------------------------------
 
 PLAIN = ("a.py", "src/b.py", "src/deep/c", "data/x.bin", "venv.txt", "old.git/x", ".environment", "env/readme")

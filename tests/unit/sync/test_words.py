@@ -18,6 +18,7 @@ from launcher.sync.words import (
     place_lines,
     progress_words,
     refuse_large,
+    refuse_secrets,
 )
 
 TREE = Tree("/proj", b"", "5f3a91c" + 57 * "0", 212, 1_800_000, left_out="data/ 41 GB (git-ignored)")
@@ -43,7 +44,7 @@ def test_a_tree(files: int, bytes_in_all: int, words: str) -> None:
     ("files", "sent_bytes", "words"),
     [
         (0, 0, "nothing sent"), (3, 14_000, "3 changed, 14 kB sent"), (1, 1, "1 changed, 1 byte sent"),
-        (212, 600_000, "all, 600 kB sent"), (0, 340, "nothing changed, 340 bytes sent"),
+        (212, 600_000, "all, 600 kB sent"), (0, 340, "only the list of files changed, 340 bytes sent"),
     ],
 )  # fmt: skip
 def test_what_was_sent(files: int, sent_bytes: int, words: str) -> None:
@@ -109,6 +110,15 @@ def test_too_much_is_refused_with_what_is_largest(files: dict[str, int], limit: 
     with pytest.raises(UsageError) as caught:
         refuse_large(selection_of(files), limit)
     assert (str(caught.value), caught.value.fix) == (f"/home/ann/proj has {words}", FIX)
+
+
+def test_secrets_are_refused_by_name() -> None:
+    plain = replace(selection_of({}), exposed=("a.pem", "b", "c", "d"), is_repository=False)
+    with pytest.raises(UsageError) as caught:
+        refuse_secrets(plain)
+    assert str(caught.value) == "a.pem, b, c and 1 more would be sent: they may hold secrets"
+    assert caught.value.fix == "add a line to .launchignore, or pass --sync-secrets"
+    refuse_secrets(replace(plain, exposed=()))
 
 
 @pytest.mark.parametrize(("files", "limit"), [({}, 0), ({"a": 0}, 0), ({"a": 60, "b": 40}, 100)])
