@@ -13,7 +13,7 @@ from launcher.cli.option_groups import SyncOptions
 from launcher.cli.option_sources import is_on_command_line
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
-from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.tree import Link, Tree
 
 _EXAMPLE = "write it as --link data=/mnt/data"
@@ -38,7 +38,7 @@ def add_tree(job: Job, options: SyncOptions, workdir: str | None, place: Path, l
     inside = _find_inside(place, tree)
     program = _move_program(job.program, place, tree.root, inside, paths, tree.left_out)
     links = tree.links
-    if (program.kind, program.target) == (ProgramKind.BUILTIN, TRAINER_MODULE):
+    if program.is_trainer:
         links = _add_outputs(tree, paths, workdir or tree.root)
     return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside, links=links))
 
