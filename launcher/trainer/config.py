@@ -65,7 +65,13 @@ class TrainConfig:
 
     epochs: int = option(1, "epochs to train", minimum=1, aliases=("num_epochs",), group="Training")
     steps_per_epoch: int = option(60, "end each epoch after N steps; 0: after all of the data")
-    batch_size: int = option(16, "samples per rank and pass", minimum=1, instead_of="global_batch")
+    batch_size: int = option(
+        16,
+        "samples per rank and pass",
+        minimum=1,
+        instead_of="global_batch",
+        elsewhere="is per rank here; if all ranks shared it in the trainer of this file, write global_batch: {}",
+    )
     global_batch: int = option(
         0, "samples per step of all ranks together, instead of --batch-size", instead_of="batch_size"
     )
