@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,11 @@ import torch
 
 from launcher.distributed import Attempt, World, find_attempt
 from launcher.trainer import __main__ as trainer
-from launcher.trainer.continuation import continue_command
+from launcher.trainer.continuation import continue_command, name_python
 from launcher.trainer.ownership import make_new
 
 SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2", "--log-every", "1"]
-PYTHON = Path(sys.executable).name
+PYTHON = name_python()
 OUTPUTS = Path("outputs")
 
 
@@ -294,9 +293,9 @@ def test_what_a_run_is_called(environ: dict[str, str], attempt: Attempt, monkeyp
             Attempt(),
             ["--epochs", "3"],
             4,
-            "torchrun ... -m launcher.trainer --save-dir o --epochs 4 --resume",
+            "torchrun --nproc-per-node 1 -m launcher.trainer --save-dir o --epochs 4 --resume",
         ),
-        ("srun", Attempt(), ["--resume", "p"], 0, f"srun ... {PYTHON} -m launcher.trainer --save-dir o --resume"),
+        ("mpirun", Attempt(), ["--resume", "p"], 0, f"mpirun ... {PYTHON} -m launcher.trainer --save-dir o --resume"),
         ("torchrun", NAMED, ["--lr", "1"], 0, "launch --cpu --lr 1 --save-dir o --resume"),
     ],
 )
@@ -305,3 +304,29 @@ def test_the_command_that_goes_on(
 ) -> None:
     world = World(0, 1, 0, 1, torch.device("cpu"), "gloo", launched_by)
     assert continue_command(argv, world, attempt, "o", epochs) == command
+
+
+@pytest.mark.parametrize(
+    ("launched_by", "ranks", "device", "step"),
+    [
+        ("srun", 4, "cpu", "--nodes=2 --ntasks-per-node=2 --cpus-per-task=3"),
+        ("torchrun", 16, "cuda", "--nodes=2 --ntasks-per-node=8 --cpus-per-task=3 --gpus-per-node=2"),
+        ("srun", 3, "cpu", "--nodes=2 --ntasks=3 --cpus-per-task=3"),
+    ],
+)
+def test_in_slurm_the_command_that_goes_on_is_an_srun(
+    launched_by: str, ranks: int, device: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.distributed.cpu_count", lambda: 3)
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "a100")
+    world = World(0, ranks, 0, 2, torch.device(device), "gloo", launched_by, node_count=2, job_id="41")
+    command = continue_command(["--lr", "1"], world, Attempt("slurm-41", job_id="41"), "o", 2)
+    trainer = f"{PYTHON} -m launcher.trainer --lr 1 --save-dir o --epochs 2 --resume"
+    assert command == f"srun {step} --partition=a100 {trainer}"
+
+
+def test_the_script_that_was_typed_goes_on(starter: Any, tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[2] / "train.py", tmp_path)
+    run = starter.start(["train.py", *SHORT])
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.splitlines()[-1].partition(" --")[0] == f"to train longer: {PYTHON} train.py"

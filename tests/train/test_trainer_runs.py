@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,14 @@ from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
 from launcher.trainer.config import TrainConfig
+from launcher.trainer.continuation import name_python
 from launcher.trainer.curve import read_losses
 from launcher.trainer.weights import build_model
 from tests.train.conftest import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PYTHON = Path(sys.executable).name
+PYTHON = name_python()
 STEP_LINE = r"epoch 1 step (1|20|40|60) loss \d\.\d{3} [\d.]+[kM]? tokens/s"
 
 
@@ -154,7 +154,7 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
     where = rf"{re.escape(socket.gethostname())}, cpu, pid \d+"
     assert re.fullmatch(rf"rank 0  {where}\nrank 1  {where}", "\n".join(lines[7:9]))
     assert lines[-2].endswith("model in out/model.pt")
-    longer = "torchrun ... -m launcher.trainer --steps_per_epoch 2 --save-dir out --epochs 2 --resume"
+    longer = "torchrun --nproc-per-node 2 -m launcher.trainer --steps_per_epoch 2 --save-dir out --epochs 2 --resume"
     assert lines[-1] == f"to train longer: {longer}"
     assert (tmp_path / "out" / "model.pt").exists()
 
@@ -182,7 +182,7 @@ def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path
     typed = f"--epochs 1000 --steps-per-epoch 0 {' '.join(SMALL)} --workers 1"
     assert ranks[0].stdout.splitlines()[-2:] == [
         f"SIGTERM: step {step} saved in out/checkpoints/step_{step}",
-        f"to continue: torchrun ... -m launcher.trainer {typed} --save-dir out --resume",
+        f"to continue: torchrun --nproc-per-node 2 -m launcher.trainer {typed} --save-dir out --resume",
     ]
     assert wait_until(lambda: all(rank.is_empty() for rank in ranks))
 
