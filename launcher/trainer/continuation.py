@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
@@ -22,29 +21,28 @@ def continue_command(argv: Sequence[str], world: World, attempt: Attempt, save_d
     replaced = ("--save-dir", "--resume", *(("--epochs",) if epochs else ()))
     words = [*leave_out(argv, replaced), "--save-dir", save_dir]
     words += ["--epochs", str(epochs)] if epochs else []
-    starter = attempt.command or f"{describe_starter(world)} {shlex.join(name_program(argv))}"
+    starter = attempt.command or f"{describe_starter(world, attempt)} {shlex.join(name_program(argv))}"
     return f"{starter} {shlex.join([*words, '--resume'])}"
 
 
-def describe_starter(world: World) -> str:
+def describe_starter(world: World, attempt: Attempt) -> str:
     """Return the start of the command line, before the program."""
     python = shlex.quote(name_python())
     if world.launched_by == SINGLE_PROCESS:
         return python
     if world.job_id is not None:
-        return f"{shlex.join(plan_step(world))} {python}"
+        return f"{shlex.join(plan_step(world, attempt.partition))} {python}"
     if world.launched_by == TORCHRUN:
         return f"torchrun --nproc-per-node {world.world_size}" if world.node_count == 1 else "torchrun ..."
     return f"{world.launched_by} ... {python}"
 
 
-def plan_step(world: World) -> list[str]:
+def plan_step(world: World, partition: str) -> list[str]:
     """Return an srun for as many ranks on as many nodes, in this Slurm job or, once it is over, in one of its own."""
     tasks, left = divmod(world.world_size, world.node_count)
     step = [f"--ntasks={world.world_size}"] if left else [f"--ntasks-per-node={tasks}"]
     step += [f"--cpus-per-task={distributed.cpu_count()}"]  # a step gets one CPU per task since Slurm 22.05
     step += [f"--gpus-per-node={world.local_world_size}"] if world.device.type == "cuda" else []
-    partition = os.environ.get("SLURM_JOB_PARTITION")
     return ["srun", f"--nodes={world.node_count}", *step, *([f"--partition={partition}"] if partition else [])]
 
 

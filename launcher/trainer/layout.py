@@ -90,10 +90,10 @@ def list_tensor_sizes(config: TrainConfig, world: World) -> list[str]:
             remedies.append(f"pass --tensor-parallel {size} and start {numbers}")
             break
     heads, context = (-(-number // asked) * asked for number in (config.heads, config.context))
-    shape = {"heads": heads, "dim": -(-config.dim // heads) * heads, "context": context}
+    dim = -(-config.dim // heads) * heads
     with suppress(ConfigError):
-        deal_ranks(replace(config, **shape), world)
-        remedies.append("pass " + " ".join(f"--{name} {number}" for name, number in shape.items()))
+        deal_ranks(replace(config, heads=heads, dim=dim, context=context), world)
+        remedies.append(f"pass --heads {heads} --dim {dim} --context {context}")
     return remedies
 
 

@@ -10,6 +10,7 @@ import argparse
 import difflib
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, field
 from pathlib import Path
@@ -52,10 +53,12 @@ def option(
     bare: str = "",
     aliases: tuple[str, ...] = (),
     elsewhere: str = "",
+    pattern: str = "",
 ) -> Any:
     """Describe one field: its type is its default's, and a number must be at least `minimum` and below `below`.
 
     Without `below` a whole number must be below `INT_LIMIT`.
+    A text must match all of `pattern`, if there is one; the metavar says how to write it.
     Its flag overrides a file's value of the field `instead_of`, and means `bare` if it has no value.
     `aliases` are names that other tools use for it; they are accepted as well. `elsewhere` is what to say of its value
     in a file that looks as if it was written for another tool, to which the value means something else.
@@ -66,7 +69,7 @@ def option(
         below = INT_LIMIT if isinstance(default, int) else math.inf
     rules = {"help": text, "metavar": metavar, "minimum": minimum, "below": below, "choices": choices}
     metadata = {**rules, "instead_of": instead_of, "bare": bare, "aliases": aliases, "group": group}
-    metadata["elsewhere"] = elsewhere
+    metadata |= {"elsewhere": elsewhere, "pattern": pattern}
     return field(default=default, metadata=metadata)
 
 
@@ -188,8 +191,12 @@ def convert(described: Field[Any], where: str, value: object) -> object:
     if isinstance(default, str):
         if isinstance(value, bool) and (word := "on" if value else "off") in rules["choices"]:
             return word  # YAML 1.1 reads on and off as booleans
+        if isinstance(value, int) and not isinstance(value, bool) and rules["pattern"]:
+            value = str(value)  # YAML reads it as a number
         if not isinstance(value, str):
             raise ConfigError(f"{where} must be text, got {_shown(value)}")
+        if rules["pattern"] and not re.fullmatch(rules["pattern"], value):
+            raise ConfigError(f"{where} must be {rules['metavar']}, got {_shown(value)}")
         if rules["choices"] and value not in rules["choices"]:
             raise ConfigError(f"{where} must be one of {', '.join(rules['choices'])}, got {_shown(value)}")
         return value

@@ -46,6 +46,16 @@ def test_a_boolean_is_a_flag_and_its_opposite() -> None:
     assert not read_config(["--config", "c.yaml", "--no-compile"]).compile
 
 
+def test_checkpoints_are_saved_by_steps_or_by_epochs() -> None:
+    Path("c.yaml").write_text("save_every: 50\n")
+    Path("e.yaml").write_text("save_every: 2 epochs\n")
+    lines = ([], ["--config", "c.yaml"], ["--config", "e.yaml"], ["--save-every=1epoch"], ["--save_every", "5epochs"])
+    configs = [read_config(list(line)) for line in lines]
+    assert [(config.save_steps, config.save_epochs) for config in configs] == [(0, 1), (50, 1), (0, 2), (0, 1), (0, 5)]
+    for wrong in ("0epochs", "-1", "1.5", "5 steps", ""):
+        assert error_of("--save-every", wrong) == f"--save-every must be N|Nepochs, got {wrong!r}"
+
+
 def test_off_needs_no_quotes() -> None:
     Path("c.yaml").write_text("amp: off\n")
     assert read_config(["--config", "c.yaml"]) == TrainConfig(amp="off")
@@ -173,10 +183,11 @@ def test_help_is_in_groups_with_examples_and_fits_80_columns(
         "General:", "Data:", "Saving and resuming:", "Training:", "Validation and output:", "Model:",
         "Precision and parallelism:", "Examples:",
     ]  # fmt: skip
-    assert lines[-5:] == [
+    assert lines[-6:] == [
         "Examples:",
         "  python -m launcher.trainer --epochs 2",
         "  launch --hosts node1,node2 -m launcher.trainer --config config/local3.yaml",
+        "  python -m launcher.trainer.generate --model outputs/RUN --prompt ROMEO:",
         "",
         "Underscores work as well as dashes: --batch_size 32.",
     ]

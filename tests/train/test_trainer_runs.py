@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -26,7 +27,7 @@ from tests.train.conftest import free_port
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PYTHON = name_python()
-STEP_LINE = r"epoch 1 step (1|20|40|60) loss \d\.\d{3} [\d.]+[kM]? tokens/s"
+STEP_LINE = r"epoch 1 step (1|20|40|60) loss \d\.\d{3} gradient norm [\d.]+ [\d.]+[kM]? tokens/s"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -43,16 +44,25 @@ def check_default_run(lines: list[str], folder: Path) -> None:
     data = r"data    [\d.]+[kM] bytes of the topics of Python's help\(\), [\d.]+k samples, \d+ to validate"
     assert re.fullmatch(data, lines[4])
     host = socket.gethostname()
-    assert lines[5:8] == ["model   137.0k parameters", "saves   out", f"rank 0  {host}, cpu, pid {os.getpid()}"]
-    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[8:12]] == [True] * 4
+    assert lines[5:9] == [
+        "model   137.0k parameters",
+        "train   1 epoch of 60 steps, learning rate 0.003",
+        "saves   out",
+        f"rank 0  {host}, cpu, pid {os.getpid()}",
+    ]
+    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[9:13]] == [True] * 4
     metrics = read_metrics(folder)
     assert [(line["epoch"], line["step"]) for line in metrics] == [(1, 1), (1, 20), (1, 40), (1, 60), (1, 60)]
     first, final, validation = metrics[0]["loss"], metrics[3]["loss"], metrics[4]["validation_loss"]
     assert first > 5.3
     assert final < 3.2
-    assert lines[12:] == [
-        f"epoch 1 step 60 validation loss {validation:.3f}",
-        f"final loss {final:.3f} (first {first:.3f}), model in {folder.name}/model.pt",
+    assert {"gradient_norm", "peak_memory_mb"} <= metrics[0].keys()
+    assert metrics[4]["validation_perplexity"] == pytest.approx(math.exp(validation))
+    peak = lines[14].split(", ")[1]
+    assert lines[13:] == [
+        f"epoch 1 step 60 validation loss {validation:.3f} perplexity {math.exp(validation):.4g}",
+        f"final loss {final:.3f} (first {first:.3f}), {peak}, model in {folder.name}/model.pt",
+        f"best validation loss {validation:.3f} in {folder.name}/checkpoints/step_60",
         f"to train longer: {PYTHON} -m launcher.trainer --save-dir out --epochs 2 --resume",
     ]
 
@@ -77,7 +87,7 @@ def test_a_single_process_learns_and_saves(
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_60"]
 
     assert trainer.main(["--save-dir", "out", "--resume", "auto"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2] == "nothing left to train, model in out/model.pt"
+    assert capsys.readouterr().out.splitlines()[-3] == "nothing left to train, model in out/model.pt"
     assert trainer.main(["--save-dir", "out", "--resume", "auto", "--layers", "3"]) == 2
     assert capsys.readouterr().err == "out/checkpoints/step_60: saved with layers 2, but this run has 3\n"
     assert trainer.main(["--save-dir", "out", "--resume", "out/step_60"]) == 2
@@ -102,7 +112,8 @@ def test_the_regression_on_its_own_line(
         "data    a made-up regression, 900 samples, 100 to validate",
         "model   67.6k parameters",
     ]
-    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} [\d.]+k? samples/s", lines[9])
+    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} gradient norm [\d.]+ [\d.]+k? samples/s", lines[10])
+    assert re.fullmatch(r"epoch 1 step 14 validation loss \d\.\d{3}", lines[11])  # only a text has a perplexity
     losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
     assert losses[1] < losses[0]
     assert (tmp_path / "curve.svg").stat().st_size > 1000
@@ -152,8 +163,8 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
     assert lines[1] == "ranks   2, from torchrun"
     assert lines[3] == "batch   ddp, 32 samples per step (2 ranks x batch size 16)"
     where = rf"{re.escape(socket.gethostname())}, cpu, pid \d+"
-    assert re.fullmatch(rf"rank 0  {where}\nrank 1  {where}", "\n".join(lines[7:9]))
-    assert lines[-2].endswith("model in out/model.pt")
+    assert re.fullmatch(rf"rank 0  {where}\nrank 1  {where}", "\n".join(lines[8:10]))
+    assert lines[-3].endswith("model in out/model.pt")
     longer = "torchrun --nproc-per-node 2 -m launcher.trainer --steps_per_epoch 2 --save-dir out --epochs 2 --resume"
     assert lines[-1] == f"to train longer: {longer}"
     assert (tmp_path / "out" / "model.pt").exists()
