@@ -103,7 +103,7 @@ def describe_peak_memory(world: World) -> str:
     most, kind, of = max(peaks), "memory", ""
     if world.device.type == "cuda":
         kind, of = "GPU memory", f" of {gigabytes(torch.cuda.get_device_properties(world.device).total_memory)}"
-    where = f" (rank {peaks.index(most)}, the most of all)" if world.world_size > 1 else ""
+    where = f" on rank {peaks.index(most)} (the highest)" if world.world_size > 1 else ""
     return f"peak {kind} {gigabytes(most)}{of}{where}"
 
 
