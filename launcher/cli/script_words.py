@@ -52,10 +52,12 @@ def refuse_script(words: Sequence[str], *, is_here: bool) -> None:
 
 def wraps_trainer(path: Path) -> bool:
     """Return whether a file here is the built-in trainer, as the checkout's train.py is; its own line tells."""
+    if not os.path.isfile(path):  # noqa: PTH113 - as in _read_first_line; a pipe isn't read either
+        return False
     try:
         with path.open("rb") as file:
-            return _TRAINER_LINE in file.read(_FIRST_BYTES * 4)
-    except (OSError, ValueError):  # ValueError: a zero byte in the path
+            return _TRAINER_LINE in file.read(4 * _FIRST_BYTES)
+    except OSError:
         return False
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -100,7 +101,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--model", metavar="PATH", required=True, help="model.pt, the directory of a run, or a checkpoint of it")
     add("--prompt", metavar="TEXT", default="", help="text to continue (default: a new line)")
     add("--length", metavar="N", type=count_of(1), default=500, help="tokens to write (default: 500)")
-    add("--temperature", metavar="X", type=temperature, default=1.0, help="0: the likeliest token; more: bolder")
+    add(
+        "--temperature",
+        metavar="X",
+        type=temperature,
+        default=1.0,
+        help="0: the likeliest token; more: bolder (default: 1)",
+    )
     add("--top-k", metavar="K", type=count_of(0), default=0, help="choose from the K likeliest tokens (default: all)")
     add("--seed", metavar="N", type=int, help="write the same text each time (default: another one)")
     return parser
@@ -211,4 +218,6 @@ def outline(path: Path, options: dict[str, Any], vocabulary: str) -> tuple[Any, 
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGPIPE):  # end silently after Ctrl-C, and under `| head`
+        signal.signal(number, signal.SIG_DFL)
     sys.exit(main())

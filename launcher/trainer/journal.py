@@ -156,8 +156,10 @@ class Journal:
 
     def _tell_best(self) -> None:
         """Print which checkpoint has the best validation loss, if one was validated."""
-        if self._is_main and (best := find_best(find_whole(Path(self._config.save_dir) / "checkpoints"))):
-            self.say(f"best validation loss {best[1]:.3f} in {best[0]}")
+        if self._is_main:
+            with contextlib.suppress(OSError):  # whatever fails here, the training itself has succeeded
+                if best := find_best(find_whole(Path(self._config.save_dir) / "checkpoints")):
+                    self.say(f"best validation loss {best[1]:.3f} in {best[0]}")
 
     def close(self, exit_code: int) -> None:
         """Finish the trackers; call it after saving, since one of them may be slow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -498,6 +499,7 @@ def test_slots_say_the_size_on_cpus_too(launch, jobs):
         ("--hosts a --gpus 8 train.py", False),
         ("--hosts a,b --include b:2,3", False),
         ("--hosts a own.py", False),
+        ("--hosts a pipe", False),  # which nobody writes to
         ("--hosts a --workdir /elsewhere train.py", False),
         ("node --nnodes 1 --node-rank 0 --master-addr a", True),
         ("node --nnodes 2 --node-rank 0 --master-addr a", False),  # the other may have GPUs
@@ -506,6 +508,7 @@ def test_slots_say_the_size_on_cpus_too(launch, jobs):
 def test_only_the_built_in_trainer_does_without_gpus(launch, jobs, folder, line, may_use_cpus):
     (folder / "train.py").write_text((Path(__file__).parents[3] / "train.py").read_text())
     (folder / "own.py").write_text("import torch\nfrom launcher import distributed\n")
+    os.mkfifo(folder / "pipe")
     launch(line)
     assert jobs[0][0].may_use_cpus is may_use_cpus
 
