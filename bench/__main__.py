@@ -22,6 +22,9 @@ def main() -> int:
         return soak.main(sys.argv[2:])
     if sys.argv[1:2] == ["gpu"]:
         return run_gpu_parts(sys.argv[2:])
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        print(f"{__doc__}\nMeasures: {', '.join(MEASURES)}.")
+        return 0
     console = Console(highlight=False)
     table = Table("measure", "value", "limit", "holds", "seen")
     all_hold = True

@@ -32,9 +32,13 @@ def main() -> None:
 
     args.save.parent.mkdir(parents=True, exist_ok=True)
     world = distributed.init()
-    gpu = f", {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
+    gpu = torch.cuda.get_device_properties(world.device) if world.device.type == "cuda" else None
+    has = f", {gpu.name} with {gpu.total_memory / 2**30:.0f} GB" if gpu else ""
     with distributed.rank_ordered():
-        print(f"{world}{gpu}, pid {os.getpid()}", flush=True)
+        print(f"{world}{has}, pid {os.getpid()}", flush=True)
+    if world.is_main:
+        batch = f"batch size {args.batch_size} per rank, {args.batch_size * world.world_size} in all"
+        print(f"{batch}, learning rate {args.lr}, epochs {args.epochs}", flush=True)
 
     torch.manual_seed(0)  # the same data on all ranks
     inputs = torch.randn(args.data_size, 16)
@@ -56,9 +60,11 @@ def main() -> None:
         average = distributed.all_reduce_mean(total / len(loader))
         if world.is_main:
             print(f"epoch {epoch + 1} of {args.epochs}: loss {average:.4f}", flush=True)
-            torch.save({"model": model.module.state_dict(), "epoch": epoch + 1}, args.save)
+            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            torch.save(state, args.save)
     if world.is_main:
-        print(f"saved {args.save}", flush=True)
+        peak = f", peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GB" if gpu else ""
+        print(f"saved {args.save}{peak}", flush=True)
     distributed.shutdown()
 
 

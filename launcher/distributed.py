@@ -125,6 +125,7 @@ class Attempt:
     job_id: str | None = None
     requeues: int = 0  # how often Slurm has put the job back into its queue
     restarts: int = 0  # how often `launch` has started the run again
+    partition: str = ""  # of the Slurm job
 
 
 # ---- joining and leaving -----------------------------------------------------------------------------------------
@@ -244,7 +245,8 @@ def rank_ordered() -> Iterator[None]:
 def gather_ranks(world: World) -> list[str]:
     """Return one line per rank, in rank order, that says where it runs; every rank must call this.
 
-    `rank 3  node2, cuda:1 GPU-1f2e..., pid 4711`, where Slurm runs `rank 3  SLURMD_NODENAME=node2, ...`. On CPUs `cpu`.
+    `rank 3  node2, cuda:1 GPU-1f2e..., 80 GB, pid 4711`, where Slurm runs `rank 3  SLURMD_NODENAME=node2, ...`. On CPUs
+    `cpu`.
     """
     name = os.environ.get("SLURMD_NODENAME")
     where = f"SLURMD_NODENAME={name}" if name else world.host
@@ -331,6 +333,7 @@ def find_attempt() -> Attempt:
         job_id=job_id,
         requeues=int(requeues) if job_id and requeues.isdecimal() else 0,
         restarts=int(restarts) if run_id and restarts.isdecimal() else 0,
+        partition=environ.get("SLURM_JOB_PARTITION", "") if job_id else "",
     )
 
 
@@ -912,9 +915,12 @@ def _port_of(text: str) -> int:
 
 
 def _describe_device(device: torch.device) -> str:
-    """Return `cpu`, or `cuda:1` with the UUID that `nvidia-smi -L` shows: another process may call that GPU cuda:0."""
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "") if device.type == "cuda" else ""
-    return f"{device} GPU-{uuid}" if uuid else str(device)
+    """Return `cpu`, or `cuda:1 GPU-1f2e..., 80 GB` with nvidia-smi's UUID: another process may call that GPU cuda:0."""
+    if device.type != "cuda":
+        return str(device)
+    properties = torch.cuda.get_device_properties(device)
+    uuid = getattr(properties, "uuid", "")
+    return f"{device}{f' GPU-{uuid}' if uuid else ''}, {properties.total_memory / 2**30:.0f} GB"
 
 
 def _describe_agent(run_id: str) -> str | None:

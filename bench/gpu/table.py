@@ -140,6 +140,9 @@ PARTS = (
 def main(words: list[str]) -> int:
     """Run the parts that were requested, or all; return 1 if one failed, and 2 for an unknown part."""
     names = [part.name for part in PARTS]
+    if {"-h", "--help"} & {*words}:
+        print(describe_parts())
+        return 0
     unknown = [word for word in words if word not in names]
     if unknown:
         print(f"bench: no part {unknown[0]!r}; fix: choose from {', '.join(names)}", file=sys.stderr)
@@ -160,6 +163,22 @@ def main(words: list[str]) -> int:
     counts = ", ".join(f"{count} {verdict.value}" for verdict, count in verdicts.items())
     print(f"\n{counts}; {time.monotonic() - began_at:.0f} s", flush=True)
     return 1 if verdicts[Verdict.FAIL] else 0
+
+
+def describe_parts() -> str:
+    """Return how to run them, and what each one does."""
+    width = max(len(part.name) for part in PARTS)
+    return "\n".join(
+        [
+            "Usage: python -m bench gpu [PART]...",
+            "",
+            "Run everything that needs a GPU, or only these parts, and print a table.",
+            "Without a GPU a part runs a form of itself on CPUs. docs/gpu.md has the latest results.",
+            "",
+            "Parts, in the order in which they run:",
+            *(f"  {part.name:<{width}}  {part.does}" for part in PARTS),
+        ]
+    )
 
 
 def report_part(part: Part, hardware: Hardware, stops_at: float) -> Verdict:

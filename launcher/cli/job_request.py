@@ -12,7 +12,7 @@ import click
 from launcher.cli.defaults import current_directory, find_source
 from launcher.cli.option_groups import JobRequest, PythonEnvironment
 from launcher.cli.option_sources import PYTHONS, find_reach, missing
-from launcher.cli.script_words import refuse_command, refuse_module, refuse_script
+from launcher.cli.script_words import refuse_command, refuse_module, refuse_script, wraps_trainer
 from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
@@ -42,6 +42,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         program=program,
         nproc=nproc,
         cpu=request.cpu,
+        may_use_cpus=may_use_cpus(program, request, hosts),
         gpus=None if request.gpus == "auto" else int(request.gpus),
         workdir=read_workdir(request, words),
         python=request.environment.python,
@@ -119,7 +120,8 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
         refuse_command(words)
         return Program(ProgramKind.COMMAND, words[0], tuple(words[1:]))
     refuse_script(words, is_here=read_workdir(request, typed) == str(current_directory()))
-    return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]))
+    is_trainer = wraps_trainer(Path(read_workdir(request, typed), words[0]))
+    return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]), is_trainer)
 
 
 def _default_script(words: Sequence[str]) -> list[str]:
@@ -164,6 +166,15 @@ def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
             fix = "pass --nproc N, or set slots=N in the hostfile"
             raise missing("--cpu needs a number of processes", fix, ("nproc",))
     return size
+
+
+def may_use_cpus(program: Program, request: JobRequest, hosts: Sequence[Host]) -> bool:
+    """Return whether hosts without GPUs are good enough: for the built-in trainer, if nobody has asked for GPUs.
+
+    Somebody's own script might fail there, or train for days without its GPUs.
+    """
+    asks = request.cpu or request.gpus != "auto" or any(host.gpus is not None for host in hosts)
+    return program.is_trainer and not asks
 
 
 def read_on_hang(request: JobRequest) -> OnHang:

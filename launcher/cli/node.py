@@ -49,6 +49,8 @@ def command(
     host = Host(socket.gethostname().split(".")[0], source="this machine")
     request = replace(request, master_port=request.master_port or DEFAULT_MASTER_PORT)
     job = read_job(request, words, [host])
+    if nnodes > 1:  # the others may have GPUs
+        job = replace(job, may_use_cpus=False)
     share = (nnodes, node_rank)
     if dry_run:
         from launcher.cli.run import print_dry_run

@@ -122,4 +122,6 @@ def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share:
         click.echo(f"# {plan_line(job.tree)}")
     for line in plan_lines(plan):
         click.echo(line)
+    if job.may_use_cpus and not all(node.nproc for node in plan.nodes):
+        click.echo("# without GPUs on the hosts: 1 process per host on CPUs, as with --nproc 1 --cpu")
     return 0

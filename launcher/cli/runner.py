@@ -23,7 +23,7 @@ from launcher.cli.run_origin import describe_origin, name_program
 from launcher.cli.state_directory import open_run_list
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.job.job import TRAINER_MODULE, Job, ProgramKind
+from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.console import Console
@@ -124,7 +124,8 @@ def with_trainer_command(job: Job) -> Job:
 
 def trainer_command(job: Job) -> dict[str, str]:
     """Return the variable that tells the built-in trainer the command by which it can be started again."""
-    if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
+    program = job.program
+    if not program.is_trainer:
         return {}
     command = click.get_current_context().info_name or ""
     words = [
@@ -132,7 +133,7 @@ def trainer_command(job: Job) -> dict[str, str]:
         *([command] if command != DEFAULT_COMMAND else []),
         *typed_options(("is_module", "notify")),
     ]
-    line = f"{shlex.join(words)} -m {TRAINER_MODULE}"
+    line = shlex.join([*words, *(["-m"] if program.kind is ProgramKind.BUILTIN else []), program.target])
     return {} if is_secret(TRAINER_COMMAND, line) else {TRAINER_COMMAND: line}
 
 

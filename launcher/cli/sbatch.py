@@ -121,8 +121,13 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
     if job.wants_gpus and not gpus:
         fix = "pass --gpus N, or --nproc N --cpu to train on CPUs"
         raise missing("Slurm needs the number of GPUs per node", fix, ("gpus", "nproc"))
+    from launcher.cli.runner import trainer_command
+
     # Ignore the hosts of launcher.toml; the job reads it again, since it runs in this directory.
     launch = (own_program(), "--transport", SRUN.name, *typed_options({field.name for field in fields(BatchOptions)}))
+    # The trainer prints what to type for more epochs once the job is over; the `launch` in the script needs the job.
+    for name, line in trainer_command(job).items():
+        launch += ("--env", f"{name}={line}")
     is_of_file = words and words[0].startswith("-")  # arguments of the script that launcher.toml names
     for_script = ("--",) if is_of_file or needs_parting(words) else ()
     return Batch(

@@ -26,6 +26,7 @@ _STARTER_MODULES = (
 _NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]([0-9]+)(?= |$)")
 _SHELL_SCRIPTS = (".sh", ".bash")
 _FIRST_BYTES = 256
+_TRAINER_LINE = f"\nfrom {TRAINER_MODULE}.__main__ import main\n".encode()
 
 
 def refuse_first_word(words: Sequence[str]) -> None:
@@ -47,6 +48,17 @@ def refuse_script(words: Sequence[str], *, is_here: bool) -> None:
         refuse_unknown_word(words[0])
     elif words[0].endswith(_SHELL_SCRIPTS):
         raise _no_python(words[0], "a shell script", ["bash", words[0]])
+
+
+def wraps_trainer(path: Path) -> bool:
+    """Return whether a file here is the built-in trainer, as the checkout's train.py is; its own line tells."""
+    if not os.path.isfile(path):  # noqa: PTH113 - as in _read_first_line; a pipe isn't read either
+        return False
+    try:
+        with path.open("rb") as file:
+            return _TRAINER_LINE in file.read(4 * _FIRST_BYTES)
+    except OSError:
+        return False
 
 
 def refuse_module(words: Sequence[str]) -> None:

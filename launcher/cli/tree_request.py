@@ -14,7 +14,7 @@ from launcher.cli.option_groups import SyncOptions
 from launcher.cli.option_sources import is_on_command_line
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
-from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.tree import Link, Tree
 
 _EXAMPLE = "write it as --link data=/mnt/data"
@@ -47,14 +47,13 @@ def add_tree(
     inside = _find_inside(place, tree)
     program = _move_program(job.program, place, tree.root, inside, paths, tree.left_out)
     saves = {"--progress-dir": progress_dir or "", **_find_save_options(program.args)}
-    is_trainer = (program.kind, program.target) == (ProgramKind.BUILTIN, TRAINER_MODULE)
-    if is_trainer:
+    if program.is_trainer:
         tree = _add_link(tree, _OUTPUTS, paths, workdir or tree.root)
     for option, value in saves.items():
         folder = _find_in_tree(value, inside)
         if folder is None:
             continue
-        if is_trainer or option == "--progress-dir":
+        if program.is_trainer or option == "--progress-dir":
             tree = _add_link(tree, folder, paths, workdir or tree.root)
         _warn_of_loss(tree, f"{option} {shown(value)}", folder, paths)
     return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside))

@@ -28,6 +28,12 @@ class Program:
     kind: ProgramKind
     target: str
     args: tuple[str, ...] = ()
+    wraps_trainer: bool = False  # a script that is the built-in trainer, as the checkout's train.py
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether each rank is the built-in trainer, as this package's module or by a script."""
+        return self.wraps_trainer or (self.kind is ProgramKind.BUILTIN and self.target == TRAINER_MODULE)
 
     @property
     def needs_torch(self) -> bool:

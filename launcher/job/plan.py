@@ -98,8 +98,8 @@ def refuse_unknown_ranks(plan: LaunchPlan, ranks: Set[int] | None) -> None:
 
 
 def count_processes(job: Job, host: Host, fact: NodeFacts) -> int:
-    """Return how many ranks `host` gets."""
-    return job.nproc or host.slots or count_visible(host, fact)
+    """Return how many ranks `host` gets: on CPUs one, unless a number was named."""
+    return job.nproc or host.slots or (1 if job.cpu else count_visible(host, fact))
 
 
 def settle_device(job: Job, facts: Sequence[NodeFacts]) -> Job:

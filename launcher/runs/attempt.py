@@ -126,9 +126,7 @@ class Attempt:
             raise UnreachableError(list(inspection.failures))
         self._check_gpus(inspection)
         refuse_problems(inspection.findings)
-        if inspector.job != job:
-            self._say(f"launch: {count(len(inspection.hosts), 'host')} without GPUs, so the run uses CPUs")
-            self._job = inspector.job
+        is_moved, self._job = inspector.job != job, inspector.job
         number = len(session.hosts) - self._spares
         spares = [host.name for host in session.hosts[number:]]
         session.release_after(number)
@@ -136,6 +134,8 @@ class Attempt:
         self._plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
         if not self._learned.attempts:  # with fewer hosts some ranks may be gone
             refuse_unknown_ranks(self._plan, self._options.shown_ranks)
+        if is_moved and not self._learned.attempts:
+            self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
         self._verdict = Verdict(session, self._plan, self._outputs, share is None, wall_clock())
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, ProgramKind
+from launcher.job.job import DEFAULT_PROGRAM, Job
 from launcher.output.disk_writer import STALLED_S
 from launcher.output.run_folder import RunRecord
 from launcher.output.screen import Screen
@@ -85,7 +85,7 @@ def describe_trainer(run_id: str, options: RunOptions, *, is_requeued: bool) -> 
 
 def find_checkpoints(job: Job, run_id: str) -> str | None:
     """Return the directory in which the built-in trainer saves; None for other programs, and if a file names it."""
-    if (job.program.kind, job.program.target) != (ProgramKind.BUILTIN, TRAINER_MODULE):
+    if not job.program.is_trainer:
         return None
     args = job.program.args
     for word, following in zip(args, [*args[1:], ""], strict=False):

@@ -14,6 +14,7 @@ from launcher.diagnosis.cause import Cause
 from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
+from launcher.job.job import Job
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.output.style import Line, Style, break_line
 from launcher.preflight.findings import Finding
@@ -65,6 +66,13 @@ def plan_size(plan: LaunchPlan, *, on_cpu: bool) -> str:
         shape = f"{count(plan.nnodes, 'host')} with {each} {plural(unit)}"
     ranks = count(plan.world_size, "rank")
     return f"{shape}, {ranks} in all" if plan.nnodes > len(plan.nodes) else f"{shape} = {ranks}"
+
+
+def cpu_words(job: Job, plan: LaunchPlan) -> str:
+    """Return what the run does on hosts that have no GPUs, and how to get more ranks unless a number was chosen."""
+    is_chosen = job.nproc or any(node.host.slots for node in plan.nodes)
+    each = ": 1 process per host (--nproc N for more)" if not is_chosen else ""
+    return f"{count(len(plan.nodes), 'host')} without GPUs, so the run uses CPUs{each}"
 
 
 def warning_lines(warnings: Sequence[Finding]) -> list[str]:

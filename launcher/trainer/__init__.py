@@ -14,7 +14,7 @@ In reading order:
     main_rank             work that rank 0 does for all ranks, without a time limit
     text                  the text, mapped from one file per node
     sample_order          the order of the samples in each epoch
-    data                  a text as bytes, or a made-up regression, in batches
+    data                  a text as bytes or characters, or a made-up regression, in batches
     optimization          one training step
     stopping              SIGTERM, agreed on by all ranks
     evaluation            the validation loss, exact on any number of ranks
@@ -28,9 +28,10 @@ In reading order:
     progress              a progress line on a terminal
     trackers              where the metrics go: JSON lines, TensorBoard, MLflow, W&B
     curve                 the loss curve as a picture
+    report                the start report, and the memory that was used
     journal               what rank 0 prints and tracks during training
-    report                the start report
     sigterm_exit          the end of a run after SIGTERM
     schedule              how many steps a run takes
     loop                  step, log, validate, save
+    generate              write text with a trained model
 """

@@ -18,7 +18,8 @@ Train a small model: in one process, or in many under launch, torchrun or srun.
 
 Examples:
   python -m launcher.trainer --epochs 2
-  launch --hosts node1,node2 -m launcher.trainer --config config/local3.yaml"""
+  launch --hosts node1,node2 -m launcher.trainer --config config/local3.yaml
+  python -m launcher.trainer.generate --model outputs/RUN --prompt ROMEO:"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class TrainConfig:
         group="Data",
     )
     data_size: int = option(0, "use only the first N samples; 0: the whole text, 10000 for the regression")
+    tokens: str = option(
+        "bytes",
+        "what the model reads and writes: bytes, which fit any file, or the characters that occur in the text",
+        metavar="KIND",
+        choices=("bytes", "characters"),
+    )
     validation_fraction: float = option(0.1, "share of the data kept for validation; 0: none", below=1)
     workers: int = option(
         -1,
@@ -55,17 +62,32 @@ class TrainConfig:
         metavar="last|auto|none|PATH",
         bare=LAST,
     )
-    save_every: int = option(0, "save a checkpoint every N steps too; 0: after each epoch only")
+    save_every: str = option(
+        "0",
+        "save a checkpoint every N steps too, or, as in 5epochs, after every fifth epoch instead of each one; 0: after "
+        "each epoch only",
+        metavar="N|Nepochs",
+        pattern=r"\d{1,9}|[1-9]\d{0,8} ?epochs?",
+    )
     async_save: bool = option(
         False, "save checkpoints while the training continues, one at a time; takes a copy of the state in memory"
     )
     keep: int = option(
-        2, "checkpoints to keep; the oldest is removed first, unless it was saved with a larger --keep", minimum=1
+        2,
+        "newest checkpoints to keep, beside the one with the best validation loss; older ones are removed, unless they "
+        "were saved with a larger --keep",
+        minimum=1,
     )
 
     epochs: int = option(1, "epochs to train", minimum=1, aliases=("num_epochs",), group="Training")
     steps_per_epoch: int = option(60, "end each epoch after N steps; 0: after all of the data")
-    batch_size: int = option(16, "samples per rank and pass", minimum=1, instead_of="global_batch")
+    batch_size: int = option(
+        16,
+        "samples per rank and pass",
+        minimum=1,
+        instead_of="global_batch",
+        elsewhere="is per rank here; if all ranks shared it in the trainer of this file, write global_batch: {}",
+    )
     global_batch: int = option(
         0, "samples per step of all ranks together, instead of --batch-size", instead_of="batch_size"
     )
@@ -86,6 +108,9 @@ class TrainConfig:
         choices=("all", "main"),
     )
 
+    evaluate_only: bool = option(
+        False, "validate a checkpoint, and end: that of --resume PATH, or the newest one in --save-dir"
+    )
     report_ranks: str = option(
         "auto",
         "on, or no value: print at the start where each rank runs (host, GPU and its UUID, pid), a line per rank; "
@@ -102,7 +127,7 @@ class TrainConfig:
     layers: int = option(2, "transformer blocks", minimum=1, group="Model")
     heads: int = option(2, "attention heads per block", minimum=1)
     dim: int = option(64, "width of the model", minimum=1)
-    context: int = option(64, "bytes that the model can look back", minimum=1)
+    context: int = option(64, "tokens that the model can look back", minimum=1)
     dropout: float = option(
         0.0, "share of the values dropped after the embedding, attention and MLP while training; 0: none", below=1
     )
@@ -161,6 +186,16 @@ class TrainConfig:
     )
     nodes: int = option(0, "refuse to run unless there are N nodes; 0: any number", aliases=("num_nodes",))
     gpus_per_node: int = option(0, "refuse to run unless each node has N ranks; 0: any number")
+
+    @property
+    def save_steps(self) -> int:
+        """Return after how many steps a checkpoint is saved, beside those at the ends of epochs; 0: none."""
+        return int(self.save_every) if self.save_every.isdecimal() else 0
+
+    @property
+    def save_epochs(self) -> int:
+        """Return after how many epochs a checkpoint is saved."""
+        return 1 if self.save_every.isdecimal() else int(self.save_every.rstrip("epochs "))
 
     @property
     def kind(self) -> str:

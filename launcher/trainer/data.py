@@ -1,14 +1,16 @@
-"""The data: a text as bytes, or a made-up regression; each rank takes its share, one batch at a time.
+"""The data: a text as bytes or characters, or a made-up regression; each rank takes its share, one batch at a time.
 
-A byte is a token, so there is no vocabulary to build, and any file can be used.
+If a byte is a token, there is no vocabulary to build, and any file can be used, also one larger than the memory. If a
+character is one, each rank holds the whole text in memory, as the numbers of its characters in the vocabulary.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -48,19 +50,19 @@ class Samples(Protocol):
         """Turn what `gather` returned, meanwhile on the device, into a batch for the model."""
 
 
-class ByteSequences:
-    """Cut text into sequences of `context` bytes; the target is the same sequence shifted by one byte."""
+class TokenSequences:
+    """Cut text into sequences of `context` tokens; the target is the same sequence shifted by one token."""
 
     def __init__(self, text: Tensor, context: int) -> None:
         length = context + 1
-        # A view of shape (sequences, context + 1); the last byte of each is also the first of the next.
+        # A view of shape (sequences, context + 1); the last token of each is also the first of the next.
         self._rows = text.unfold(0, length, context) if len(text) >= length else text.new_empty(0, length)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def gather(self, numbers: Tensor, *, pin: bool) -> tuple[Tensor, ...]:
-        rows = torch.empty(len(numbers), self._rows.shape[1], dtype=torch.uint8, pin_memory=pin)
+        rows = torch.empty(len(numbers), self._rows.shape[1], dtype=self._rows.dtype, pin_memory=pin)
         return (torch.index_select(self._rows, 0, numbers, out=rows),)
 
     def unpack(self, parts: tuple[Tensor, ...]) -> Batch:
@@ -88,7 +90,10 @@ class Points:
 
 @dataclass(frozen=True)
 class Task:
-    """What to learn: training samples, then validation samples, and the words that describe them."""
+    """What to learn: training samples, then validation samples, and the words that describe them.
+
+    vocabulary: the characters that the tokens stand for, in order; "" if the tokens are bytes, or there are none.
+    """
 
     source: str
     samples: Samples
@@ -97,6 +102,7 @@ class Task:
     size_bytes: int
     unit: str
     units_per_sample: int
+    vocabulary: str = ""
 
 
 def load_task(config: TrainConfig, world: World, group: Any) -> Task:
@@ -105,10 +111,34 @@ def load_task(config: TrainConfig, world: World, group: Any) -> Task:
         features, targets = make_regression(config.data_size or REGRESSION_SAMPLES, config.seed)
         size_bytes = features.nbytes + targets.nbytes
         return split(config, Points(features, targets), source="a made-up regression", size_bytes=size_bytes)
-    most_bytes = config.data_size * config.context + 1 if config.data_size else None
-    text = load_text(config.data, world, group, most_bytes)
-    source = f"{short(len(text))} bytes of {config.data or HELP_TOPICS}"
-    return split(config, ByteSequences(text, config.context), source=source, size_bytes=len(text))
+    most = config.data_size * config.context + 1 if config.data_size else None  # tokens
+    vocabulary, name = "", config.data or HELP_TOPICS
+    if config.tokens == "characters":
+        vocabulary, text = number_characters(load_text(config.data, world, group), most, name)
+        source = f"{short(len(text))} characters of {name}, {len(vocabulary)} different ones"
+    else:
+        text = load_text(config.data, world, group, most)
+        source = f"{short(len(text))} bytes of {name}"
+    task = split(config, TokenSequences(text, config.context), source=source, size_bytes=text.nbytes)
+    return replace(task, vocabulary=vocabulary)
+
+
+def number_characters(text: Tensor, most: int | None, name: str) -> tuple[str, Tensor]:
+    """Return the different characters of a text in UTF-8, sorted, and for each character its number among them.
+
+    most: take only that many characters. name: of the text, for the ConfigError if it isn't UTF-8.
+    """
+    try:
+        characters = ctypes.string_at(text.data_ptr(), len(text)).decode("utf-8")[:most]  # numpy may be missing
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{name}: byte {error.start} isn't UTF-8 text, so it has no characters; fix: use --tokens bytes"
+        ) from None
+    vocabulary = "".join(sorted(set(characters)))
+    codes = torch.frombuffer(bytearray(characters.encode("utf-32-le")), dtype=torch.int32) if characters else text.int()
+    known = torch.tensor(list(map(ord, vocabulary)), dtype=torch.int32)
+    small = next(kind for kind in (torch.uint8, torch.int16, torch.int32) if len(known) <= torch.iinfo(kind).max + 1)
+    return vocabulary, torch.searchsorted(known, codes, out_int32=True).to(small)
 
 
 def split(config: TrainConfig, samples: Samples, *, source: str, size_bytes: int) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import nn
 
 from launcher.distributed import World, find_attempt
 from launcher.trainer.checkpoints.checkpoints import Position
-from launcher.trainer.checkpoints.save_folder import explain, find_newest
+from launcher.trainer.checkpoints.save_folder import explain, find_best, find_newest, find_whole
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.continuation import continue_command
 from launcher.trainer.curve import check_picture, plot_losses
@@ -22,7 +23,10 @@ from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilization
 from launcher.trainer.layout import Layout
 from launcher.trainer.progress import Progress
-from launcher.trainer.trackers import METRICS_FILE, open_trackers
+from launcher.trainer.report import peak_memory_bytes
+from launcher.trainer.trackers import METRICS_FILE, Trackers, open_trackers
+
+MOST_EXPONENT = 700.0  # e to the power of more isn't a float
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,9 @@ class Journal:
         """Open the trackers on rank 0, before training takes any time."""
         if self._config.plot:
             check_picture(Path(self._config.plot))
+        if self._config.evaluate_only:
+            self._trackers = Trackers([])
+            return
         names = [name.strip() for name in self._config.track.split(",") if name.strip()]
         self._trackers = open_trackers(names, Path(self._config.save_dir))
 
@@ -109,33 +116,50 @@ class Journal:
         """Exclude the time before now from the speed, because it was not spent on training."""
         self._last_step, self._last_time = position.step, time.perf_counter()
 
-    def record_step(self, position: Position, loss: float, lr: float) -> None:
-        """Report the loss of a step, and the speed of all ranks together since the last line."""
+    def record_step(self, position: Position, loss: float, lr: float, norm: float) -> None:
+        """Report a step's loss and gradient norm, and the speed of all ranks together since the last line."""
         if not self._is_main:
             return
         self._losses.append(loss)
         units = (position.step - self._last_step) * self._speed.units_per_step
         units_per_s = units / (time.perf_counter() - self._last_time)
         self.restart_clock(position)
-        self.say(f"epoch {position.epoch} step {position.step} loss {loss:.3f} {self._speed.describe(units_per_s)}")
+        said = f"loss {loss:.3f} gradient norm {norm:.3g} {self._speed.describe(units_per_s)}"
+        self.say(f"epoch {position.epoch} step {position.step} {said}")
         used = self._speed.use(units_per_s)
-        figures = {"loss": loss, "lr": lr, f"{self._speed.unit}_per_s": round(units_per_s, 1)}
+        figures = {"loss": loss, "lr": lr, "gradient_norm": norm, f"{self._speed.unit}_per_s": round(units_per_s, 1)}
+        figures["peak_memory_mb"] = peak_memory_bytes(self._world.device) >> 20
         self._log(position, figures if used is None else {**figures, "mfu": round(used, 4)})
 
     def record_validation(self, position: Position, loss: float) -> None:
-        """Report the validation loss."""
-        self.say(f"epoch {position.epoch} step {position.step} validation loss {loss:.3f}")
-        self._log(position, {"validation_loss": loss})
+        """Report the validation loss, and for a text its perplexity: of how many tokens the model was left to guess."""
+        said, figures = f"validation loss {loss:.3f}", {"validation_loss": loss}
+        if self._config.kind == "text" and loss < MOST_EXPONENT:
+            figures["validation_perplexity"] = math.exp(loss)
+            said += f" perplexity {figures['validation_perplexity']:.4g}"
+        self.say(f"epoch {position.epoch} step {position.step} {said}")
+        self._log(position, figures)
 
-    def end(self, model: Path) -> None:
-        """Print the final and the first loss and the path of the model; draw the curve."""
+    def end(self, model: Path, peak: str) -> None:
+        """Print the final and the first loss, the path of the model and the best checkpoint; draw the curve.
+
+        peak: the most memory that a rank has had, in words.
+        """
         if not self._losses:
             self.say(f"nothing left to train, model in {model}")
         else:
-            self.say(f"final loss {self._losses[-1]:.3f} (first {self._losses[0]:.3f}), model in {model}")
+            self.say(f"final loss {self._losses[-1]:.3f} (first {self._losses[0]:.3f}), {peak}, model in {model}")
+        self._tell_best()
         self.say(f"to train longer: {self._command(self._config.epochs + 1)}")
         if self._is_main and self._config.plot:
             self._draw()
+
+    def _tell_best(self) -> None:
+        """Print which checkpoint has the best validation loss, if one was validated."""
+        if self._is_main:
+            with contextlib.suppress(OSError):  # whatever fails here, the training itself has succeeded
+                if best := find_best(find_whole(Path(self._config.save_dir) / "checkpoints")):
+                    self.say(f"best validation loss {best[1]:.3f} in {best[0]}")
 
     def close(self, exit_code: int) -> None:
         """Finish the trackers; call it after saving, since one of them may be slow."""
@@ -151,7 +175,7 @@ class Journal:
 
     def tell_failure(self) -> None:
         """Print the command that continues a failed run, unless it hasn't begun or has no checkpoint."""
-        if self._progress is not None:
+        if self._progress is not None and not self._config.evaluate_only:
             with contextlib.suppress(OSError):  # the disk may be the cause of the failure
                 if find_newest(Path(self._config.save_dir) / "checkpoints"):
                     self.say(f"to continue: {self._command()}")

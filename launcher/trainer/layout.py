@@ -64,8 +64,9 @@ def plan_layout(config: TrainConfig, world: World) -> Layout:
         return deal_ranks(config, world)
     except ConfigError as error:
         numbers = list_world_sizes(config, world)
-        remedy = f"{', or' if '; fix: ' in str(error) else '; fix:'} start {numbers}" if numbers else ""
-        raise ConfigError(f"{error}{remedy}") from None
+        remedies = [f"start {numbers}"] if numbers else list_tensor_sizes(config, world)
+        joint = ", or " if "; fix: " in str(error) else "; fix: "
+        raise ConfigError(f"{error}{joint}{', or '.join(remedies)}" if remedies else str(error)) from None
 
 
 def list_world_sizes(config: TrainConfig, world: World) -> str:
@@ -79,6 +80,21 @@ def list_world_sizes(config: TrainConfig, world: World) -> str:
     *others, last = map(str, sorted(nearest)) if nearest else ("",)
     words = f"{', '.join(others)} or {last}" if others else last
     return f"{words} rank{'' if words == '1' else 's'}" if words else ""
+
+
+def list_tensor_sizes(config: TrainConfig, world: World) -> list[str]:
+    """Return what would work if no number of ranks does: another --tensor-parallel, or a model that this one splits."""
+    remedies, asked = [], config.tensor_parallel or world.world_size
+    for size in sorted(range(2, max(2 * asked, LEAST_TRIED) + 1), key=lambda size: abs(size - asked)):
+        if numbers := list_world_sizes(replace(config, tensor_parallel=size), world):
+            remedies.append(f"pass --tensor-parallel {size} and start {numbers}")
+            break
+    heads, context = (-(-number // asked) * asked for number in (config.heads, config.context))
+    dim = -(-config.dim // heads) * heads
+    with suppress(ConfigError):
+        deal_ranks(replace(config, heads=heads, dim=dim, context=context), world)
+        remedies.append(f"pass --heads {heads} --dim {dim} --context {context}")
+    return remedies
 
 
 def deal_ranks(config: TrainConfig, world: World) -> Layout:

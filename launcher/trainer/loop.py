@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -23,14 +23,21 @@ from launcher.trainer.layout import Layout, plan_layout
 from launcher.trainer.main_rank import make_cpu_group, share_from_main
 from launcher.trainer.model import outline_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
-from launcher.trainer.options import RunError
+from launcher.trainer.options import ConfigError, RunError
 from launcher.trainer.ownership import Claim
-from launcher.trainer.parallel import parallelize
+from launcher.trainer.parallel import count_shard, make_whole, parallelize
 from launcher.trainer.precision import choose_tf32
 from launcher.trainer.randomness import seed_ranks
-from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start, gather_nodes
+from launcher.trainer.report import (
+    Node,
+    check_nodes,
+    describe_peak_memory,
+    describe_ranks,
+    describe_start,
+    gather_nodes,
+)
 from launcher.trainer.schedule import Schedule, plan_steps
-from launcher.trainer.sigterm_exit import leave_alone, leave_together
+from launcher.trainer.sigterm_exit import leave, leave_alone, leave_together
 from launcher.trainer.stopping import StopVote
 
 
@@ -61,14 +68,14 @@ def train_in_folder(
         loader = build_loader(task, config, layout, world)
 
         choose_tf32(config, world.device)
-        model = outline_model(config)
+        model = outline_model(config, task.vocabulary)
         speed = measure_speed(config, world, layout, task, model)
         report = describe_start(world, nodes, layout, task, model)
         seed_ranks(config.seed, 0, layout)  # from here on each data-parallel rank draws its own numbers
         learner = build_learner(parallelize(model, layout, config, world), config, world.device)
         evaluator = Evaluator(loader, config, learner, world)
 
-        checkpoints = Checkpoints(config, world, learner, group)
+        checkpoints = Checkpoints(config, world, learner, group, task.vocabulary)
         position = checkpoints.resume()
         schedule = plan_steps(config, layout, loader.epoch_size)
         vote = StopVote(world)
@@ -85,9 +92,15 @@ def train_in_folder(
             position=position,
             vote=vote,
         )
-        report += f"\nsaves   {config.save_dir}{checkpoints.describe_resume(position)}"
-        journal.begin(position, run.steps, speed, report + describe_ranks(config, world))
-        run.train()
+        if not config.evaluate_only:
+            report += f"\ntrain   {schedule.describe()}, learning rate {config.lr:g}\nsaves   {config.save_dir}"
+        report += checkpoints.describe_resume(position)
+        report += describe_ranks(config, world, count_shard(learner.replica))
+        journal.begin(position, run.steps, speed, report)
+        if config.evaluate_only:
+            run.evaluate_checkpoint()
+        else:
+            run.train()
     except Exception:
         journal.tell_failure()
         journal.close(1)
@@ -111,6 +124,7 @@ class Run:
     position: Position
     vote: StopVote
     unchecked: Tensor | None = None
+    validated: tuple[int, float] | None = None  # the step of the latest validation, and its loss
 
     def train(self) -> None:
         """Train to the end of the last epoch."""
@@ -120,6 +134,7 @@ class Run:
             self.vote.finish()
             # No rank may exit with 0 before the model is saved.
             model = self.checkpoints.export()
+            peak = describe_peak_memory(self.world)
             distributed.barrier()
         except (RuntimeError, SaveError):
             # A collective failed: another rank has exited after SIGTERM too, or it died.
@@ -128,7 +143,7 @@ class Run:
             leave_alone(self.journal, self.position, self.checkpoints, self.world)
         finally:
             self.checkpoints.settle()
-        self.journal.end(model)
+        self.journal.end(model, peak)
 
     def train_epoch(self) -> None:
         """Train to the end of the epoch, then validate and save."""
@@ -139,25 +154,28 @@ class Run:
             if number < steps:  # what is due at the end of the epoch is done there
                 if is_due(self.config.evaluate_every, self.position.step):
                     self.evaluate()
-                if is_due(self.config.save_every, self.position.step):
+                if is_due(self.config.save_steps, self.position.step):
                     self.save()
             if self.vote.poll():
                 self.stop()
         self.evaluate()
-        self.position = Position(self.position.step, self.position.epoch + 1)
-        self.save()
+        epoch, self.position = self.position.epoch, Position(self.position.step, self.position.epoch + 1)
+        if is_due(self.config.save_epochs, epoch) or epoch == self.config.epochs:
+            self.save()
 
     def take_step(self, passes: list[Batch], *, last: bool) -> None:
         """Learn from one global batch, and report the loss if a line is due."""
         begun, step = self.position, self.position.step + 1
         lr = learning_rate(step, self.steps, self.config)
-        loss = self.learner.take_step(passes, lr)
+        is_reported = step == 1 or last or is_due(self.config.log_every, step)
+        loss, norm = self.learner.take_step(passes, lr, measures=is_reported)
         self.position = Position(step, begun.epoch, begun.samples + self.schedule.global_batch)
         self.journal.tick(self.position)
-        if step == 1 or last or is_due(self.config.log_every, step):
+        if is_reported:
+            assert norm is not None  # it was asked for
             # The only place that waits for the GPU.
             mean = float(distributed.all_reduce_mean(loss))
-            self.journal.record_step(self.position, mean, lr)
+            self.journal.record_step(self.position, mean, lr, float(make_whole(norm)))
             self.check(mean)
             self.unchecked = None
         else:
@@ -177,6 +195,7 @@ class Run:
             self.stop()
         self.journal.record_validation(self.position, loss)
         self.check(loss)
+        self.validated = self.position.step, loss
         self.journal.restart_clock(self.position)
 
     def save(self) -> Path:
@@ -184,9 +203,21 @@ class Run:
         if self.unchecked is not None:
             self.check(float(distributed.all_reduce_mean(self.unchecked)))
             self.unchecked = None
-        path = self.checkpoints.save(self.position)
+        step, loss = self.validated or (None, None)
+        path = self.checkpoints.save(self.position, loss if step == self.position.step else None)
         self.journal.restart_clock(self.position)
         return path
+
+    def evaluate_checkpoint(self) -> None:
+        """Validate what was resumed, and save nothing, also after SIGTERM."""
+        if not self.evaluator.size:
+            raise ConfigError("evaluate_only needs validation samples; fix: set validation_fraction")
+        begun = self.position
+        ended = begun.epoch - 1 if begun.epoch > 1 and not begun.samples else begun.epoch  # the epoch that ended there
+        loss = self.evaluator.evaluate(self.vote)
+        if loss is None:
+            leave(self.journal)
+        self.journal.record_validation(replace(begun, epoch=ended), loss)
 
     def stop(self) -> NoReturn:
         """Save with all ranks after SIGTERM, then end them with exit code 143."""

@@ -1,4 +1,4 @@
-"""The models: a small GPT that reads and writes bytes, modelled on nanoGPT, and a perceptron for numbers.
+"""The models: a small GPT that reads and writes bytes or characters, modelled on nanoGPT, and a perceptron for numbers.
 
 Both take a batch and its targets and return the mean loss, a scalar, so the loop treats them alike.
 nanoGPT: https://github.com/karpathy/nanoGPT
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from launcher.trainer.config import TrainConfig
 
-VOCABULARY = 256
+BYTES = 256
 FEATURES = 16
 
 
@@ -90,22 +90,24 @@ class Block(nn.Module):
         return x  # noqa: RET504  # as in nanoGPT: each part adds to x
 
 
-class ByteTransformer(nn.Module):
-    """Predict the next byte at each position of a (batch, length) tensor of bytes."""
+class Transformer(nn.Module):
+    """Predict the next token at each position of a (batch, length) tensor of tokens."""
 
-    def __init__(self, layers: int, heads: int, dim: int, context: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, layers: int, heads: int, dim: int, context: int, dropout: float = 0.0, tokens: int = BYTES
+    ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
-        self.embed_byte = make_embedding(VOCABULARY, dim)
+        self.embed_byte = make_embedding(tokens, dim)  # named before there were other tokens; checkpoints have it
         self.embed_position = make_embedding(context, dim)
         self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(layers))
         self.norm = Norm(dim)
-        self.head = nn.Linear(dim, VOCABULARY, bias=False)
+        self.head = nn.Linear(dim, tokens, bias=False)
 
     def weight_std(self, name: str, inputs: int) -> float:
         """Return the standard deviation of the first weights of a matrix.
 
-        With small weights the first prediction is uniform over all bytes: the loss starts at ln 256 = 5.55.
+        With small weights the first prediction is uniform over all tokens: for bytes the loss starts at ln 256 = 5.55.
         The matrices whose products are added to the residual stream, two per block, get less in deeper models,
         as in GPT-2 (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf,
         section 2.3).
@@ -114,14 +116,18 @@ class ByteTransformer(nn.Module):
         return 0.02 / math.sqrt(2 * len(self.blocks)) if added else 0.02
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats per byte."""
+        """Return the mean cross-entropy in nats per token."""
+        return F.cross_entropy(self.predict(tokens).flatten(0, 1), targets.flatten())
+
+    def predict(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token after each position: (batch, length, number of tokens)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         # The residual stream stays fp32.
         x = self.dropout((self.embed_byte(tokens) + self.embed_position(positions)).float())
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def make_embedding(size: int, dim: int) -> nn.Embedding:
@@ -154,18 +160,22 @@ class Perceptron(nn.Module):
 
     def forward(self, features: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error."""
-        x = self.dropout(self.embed(features).float())  # as in ByteTransformer
+        x = self.dropout(self.embed(features).float())  # as in Transformer
         for block in self.blocks:
             x = x + self.dropout(block(x))
         return F.mse_loss(self.head(x).squeeze(-1).float(), targets)
 
 
-Model = Union[ByteTransformer, Perceptron]  # noqa: UP007  # Python 3.9 has no `|` for types
+Model = Union[Transformer, Perceptron]  # noqa: UP007  # Python 3.9 has no `|` for types
 
 
-def outline_model(config: TrainConfig) -> Model:
-    """Build the model for this kind of data on the meta device: with shapes, and without memory for its weights."""
+def outline_model(config: TrainConfig, vocabulary: str = "") -> Model:
+    """Build the model for this kind of data on the meta device: with shapes, and without memory for its weights.
+
+    vocabulary: the characters that the tokens stand for; "": the tokens are bytes.
+    """
     with torch.device("meta"):
         if config.kind == "regression":
             return Perceptron(config.layers, config.dim, config.dropout)
-        return ByteTransformer(config.layers, config.heads, config.dim, config.context, config.dropout)
+        tokens = len(vocabulary) or BYTES
+        return Transformer(config.layers, config.heads, config.dim, config.context, config.dropout, tokens)

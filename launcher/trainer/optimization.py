@@ -27,23 +27,30 @@ class Learner:
     config: TrainConfig
     device: torch.device
 
-    def take_step(self, passes: Sequence[Batch], lr: float) -> Tensor:
-        """Update the weights with the mean gradient of all passes; return the mean loss without waiting for the GPU."""
+    def take_step(self, passes: Sequence[Batch], lr: float, *, measures: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Update the weights with the mean gradient of all passes; return the mean loss, and the gradient's norm.
+
+        It doesn't wait for the GPU. The norm is that before clipping, or None if it was neither needed for that nor
+        asked for by `measures`; of a sharded model it is a DTensor.
+        """
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(passes, start=1):
             with self.replica.gradient_sync(last=number == len(passes)):
                 loss = self.compute_loss(self.replica.module, batch) / len(passes)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        if self.config.clip_norm:
+        norm = None
+        if self.config.clip_norm or measures:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.replica.model.parameters(), self.config.clip_norm)
+            # Nothing is longer than infinity, so that only measures.
+            most = self.config.clip_norm or math.inf
+            norm = nn.utils.clip_grad_norm_(self.replica.model.parameters(), most)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        return total
+        return total, norm
 
     def compute_loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of one batch, in the configured precision."""

@@ -10,7 +10,8 @@ import argparse
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,12 +52,16 @@ def option(
     group: str = "",
     bare: str = "",
     aliases: tuple[str, ...] = (),
+    elsewhere: str = "",
+    pattern: str = "",
 ) -> Any:
     """Describe one field: its type is its default's, and a number must be at least `minimum` and below `below`.
 
     Without `below` a whole number must be below `INT_LIMIT`.
+    A text must match all of `pattern`, if there is one; the metavar says how to write it.
     Its flag overrides a file's value of the field `instead_of`, and means `bare` if it has no value.
-    `aliases` are names that other tools use for it; they are accepted as well.
+    `aliases` are names that other tools use for it; they are accepted as well. `elsewhere` is what to say of its value
+    in a file that looks as if it was written for another tool, to which the value means something else.
     In the help `group` starts a group of options with this heading, from this field on.
     """
     metavar = metavar or ("N" if isinstance(default, int) else "X")
@@ -64,6 +69,7 @@ def option(
         below = INT_LIMIT if isinstance(default, int) else math.inf
     rules = {"help": text, "metavar": metavar, "minimum": minimum, "below": below, "choices": choices}
     metadata = {**rules, "instead_of": instead_of, "bare": bare, "aliases": aliases, "group": group}
+    metadata |= {"elsewhere": elsewhere, "pattern": pattern}
     return field(default=default, metadata=metadata)
 
 
@@ -74,9 +80,10 @@ def read_values(fields: Fields, argv: list[str], about: str, tell: Callable[[str
     """
     flags = parse_flags(fields, argv, about, tell)
     path = flags.pop("config", None)
-    values = read_file(fields, path, tell) if path is not None else {}
-    for name in flags:
-        values.pop(fields[name].metadata["instead_of"], None)
+    overruled = {*flags, *(fields[name].metadata["instead_of"] for name in flags)}
+    values = read_file(fields, path, tell, overruled) if path is not None else {}
+    for name in overruled:
+        values.pop(name, None)
     for name, given in flags.items():
         values[name] = convert(fields[name], flag(name), given)
     return values
@@ -98,8 +105,13 @@ def parse_flags(fields: Fields, argv: list[str], about: str, tell: Callable[[str
     return vars(known)
 
 
-def read_file(fields: Fields, path: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Read a YAML or JSON file of `key: value` lines, which may be in sections; errors start with the file's name."""
+def read_file(
+    fields: Fields, path: str, tell: Callable[[str], None], overruled: Collection[str] = ()
+) -> dict[str, Any]:
+    """Read a YAML or JSON file of `key: value` lines, which may be in sections; errors start with the file's name.
+
+    overruled: the fields whose values in the file don't count, since flags set them.
+    """
     try:
         with Path(path).open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -130,7 +142,11 @@ def read_file(fields: Fields, path: str, tell: Callable[[str], None]) -> dict[st
         if name in keys:
             raise ConfigError(f"{path}: {keys[name]} and {key} are the same option; fix: give one of them")
         keys[name], values[name] = key, convert(fields[name], f"{path}: {key}", value)
-    tell_names([(key, name) for name, key in keys.items() if key.replace("-", "_") != name], tell, f"{path}: ")
+    renamed = [(key, name) for name, key in keys.items() if key.replace("-", "_") != name]
+    tell_names(renamed, tell, f"{path}: ")
+    for name in keys if renamed else ():
+        if (elsewhere := fields[name].metadata["elsewhere"]) and name not in overruled:
+            tell(f"{path}: {keys[name]} {values[name]} {elsewhere.format(values[name])}")
     return values
 
 
@@ -175,8 +191,12 @@ def convert(described: Field[Any], where: str, value: object) -> object:
     if isinstance(default, str):
         if isinstance(value, bool) and (word := "on" if value else "off") in rules["choices"]:
             return word  # YAML 1.1 reads on and off as booleans
+        if isinstance(value, int) and not isinstance(value, bool) and rules["pattern"]:
+            value = str(value)  # YAML reads it as a number
         if not isinstance(value, str):
             raise ConfigError(f"{where} must be text, got {_shown(value)}")
+        if rules["pattern"] and not re.fullmatch(rules["pattern"], value):
+            raise ConfigError(f"{where} must be {rules['metavar']}, got {_shown(value)}")
         if rules["choices"] and value not in rules["choices"]:
             raise ConfigError(f"{where} must be one of {', '.join(rules['choices'])}, got {_shown(value)}")
         return value

@@ -25,7 +25,13 @@ from launcher.trainer.checkpoints.save_folder import FILES, LOCK, find_whole, lo
 from launcher.trainer.config import LAST, TrainConfig
 from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.options import ConfigError
-from launcher.trainer.resumption import DEFAULT_PARENT, nothing_to_resume, refuse_nameless_resume, settle_resume
+from launcher.trainer.resumption import (
+    DEFAULT_PARENT,
+    choose_evaluated,
+    nothing_to_resume,
+    refuse_nameless_resume,
+    settle_resume,
+)
 from launcher.trainer.run_mark import MARK, find_marked, is_same_run, read_mark, write_mark
 
 # What a run may overwrite; in a directory that isn't the trainer's own, these files are someone else's.
@@ -44,7 +50,8 @@ class Claim:
     def take(self) -> TrainConfig:
         """Claim the directory; return the config with save_dir and resume resolved, the same on every rank.
 
-        Rank 0 chooses, locks and marks the directory; its ConfigError is raised on all ranks.
+        Rank 0 chooses, locks and marks the directory; its ConfigError is raised on all ranks. A run that only evaluates
+        writes nothing, so it claims no directory, and another run may save there.
         """
         settled = json.loads(share_from_main(self._settle, self._world))
         return replace(self._config, **settled)
@@ -61,6 +68,8 @@ class Claim:
 
     def _settle(self) -> bytes:
         config, attempt = self._config, distributed.find_attempt()
+        if config.evaluate_only:
+            return json.dumps({"resume": choose_evaluated(config)}).encode()
         try:
             refuse_nameless_resume(config)
             path = Path(config.save_dir) if config.save_dir else self._choose(attempt)

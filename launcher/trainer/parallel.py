@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.distributed import World
@@ -72,6 +72,21 @@ def parallelize(model: Model, layout: Layout, config: TrainConfig, world: World)
     if layout.kind in FSDP_KINDS:
         share_parameters(model, mesh["replicate", "shard"] if layout.replicas > 1 else mesh["shard"], config)
     return Replica(materialize(model, config.seed, world.device, sharded=True), model, layout, sync)
+
+
+def count_shard(replica: Replica) -> tuple[int, int] | None:
+    """Return how many parameters this rank has, and the model; None if it has them all."""
+    if not replica.layout.sharded:
+        return None
+    parameters: list[Any] = list(replica.model.parameters())
+    own = (part.to_local() if hasattr(part, "to_local") else part for part in parameters)
+    return sum(part.numel() for part in own), sum(part.numel() for part in parameters)
+
+
+def make_whole(tensor: Any) -> Tensor:
+    """Return the whole of a tensor, which every rank must call for a DTensor; for others it is the tensor itself."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def make_mesh(layout: Layout, world: World) -> DeviceMesh:

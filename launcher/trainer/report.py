@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,11 +75,41 @@ def describe_start(world: World, nodes: Sequence[Node], layout: Layout, task: Ta
     return "\n".join(f"{name:<8}{said}" for name, said in lines.items() if said)
 
 
-def describe_ranks(config: TrainConfig, world: World) -> str:
-    """Return a line per rank with where it runs, if --report-ranks asks for it; every rank must call this."""
+def describe_ranks(config: TrainConfig, world: World, shard: tuple[int, int] | None = None) -> str:
+    """Return a line per rank with where it runs, if --report-ranks asks for it; every rank must call this.
+
+    shard: how many parameters this rank has, and the model; None if it has them all.
+    """
     if config.report_ranks == "off" or (config.report_ranks == "auto" and world.world_size > RANKS_SHOWN):
         return ""
-    return "".join(f"\n{line}" for line in distributed.gather_ranks(world))
+    shards = [shard] * world.world_size
+    if shard is not None and world.world_size > 1:
+        dist.all_gather_object(shards, shard)
+    parts = (f", {short(one[0])} of {short(one[1])} parameters" if one else "" for one in shards)
+    return "".join(f"\n{line}{part}" for line, part in zip(distributed.gather_ranks(world), parts))  # noqa: B905
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory that this rank has had so far: torch's on a GPU, or else the process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def describe_peak_memory(world: World) -> str:
+    """Return the most memory that a rank has had; every rank must call this."""
+    peaks = [peak_memory_bytes(world.device)] * world.world_size
+    dist.all_gather_object(peaks, peaks[world.rank])
+    most, kind, of = max(peaks), "memory", ""
+    if world.device.type == "cuda":
+        kind, of = "GPU memory", f" of {gigabytes(torch.cuda.get_device_properties(world.device).total_memory)}"
+    where = f" on rank {peaks.index(most)} (the highest)" if world.world_size > 1 else ""
+    return f"peak {kind} {gigabytes(most)}{of}{where}"
+
+
+def gigabytes(size_bytes: int) -> str:
+    """Return `0.81 GB` or `12.3 GB`, of 2**30 bytes, as `launch` and nvidia-smi count them."""
+    return f"{size_bytes / 2**30:.3g} GB"
 
 
 def list_names(names: Sequence[str]) -> str:

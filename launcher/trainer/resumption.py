@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.distributed import Attempt
-from launcher.trainer.checkpoints.save_folder import NAME, find_whole, read_progress
+from launcher.trainer.checkpoints.save_folder import NAME, find_newest, find_whole, read_progress
 from launcher.trainer.config import AUTO, LAST, NONE, TrainConfig
 from launcher.trainer.options import ConfigError
 from launcher.trainer.run_mark import find_marked, is_same_run, read_mark
@@ -49,6 +49,17 @@ def settle_resume(path: Path, config: TrainConfig, attempt: Attempt) -> str:
     if config.resume == LAST or (config.resume == NONE and (attempt.requeues or attempt.restarts)):
         return AUTO  # for a requeued job without a checkpoint the start report says so
     return config.resume
+
+
+def choose_evaluated(config: TrainConfig) -> str:
+    """Return the checkpoint that --evaluate-only validates: the one that --resume names, or the directory's newest."""
+    if config.resume not in (NONE, AUTO, LAST):
+        return config.resume
+    newest = find_newest(Path(config.save_dir) / "checkpoints") if config.save_dir else None
+    if newest is None:
+        reason = f"{config.save_dir}: no complete checkpoint" if config.save_dir else "evaluate_only needs a checkpoint"
+        raise ConfigError(f"{reason}; fix: pass --save-dir DIR of a run, or --resume DIR/checkpoints/step_N")
+    return str(newest)
 
 
 def is_newest(chosen: Path, path: Path, whole: Sequence[Path]) -> bool:

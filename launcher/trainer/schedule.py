@@ -18,6 +18,14 @@ class Schedule:
     global_batch: int
     samples_per_rank: int
 
+    def describe(self) -> str:
+        """Return `3 epochs of 150 steps`."""
+        epochs, steps = (
+            f"{number} {noun}{'' if number == 1 else 's'}"
+            for number, noun in ((self.epochs, "epoch"), (self.epoch_steps, "step"))
+        )
+        return f"{epochs} of {steps}"
+
     def steps_done(self, position: Position) -> int:
         """Return the number of steps done in the position's epoch; another batch size than before rounds it down."""
         return min(self.epoch_steps, position.samples // self.global_batch)

@@ -17,9 +17,9 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.model import Model, outline_model
 
 
-def build_model(config: TrainConfig) -> Model:
-    """Build the whole model on the CPU, with its first weights."""
-    return materialize(outline_model(config), config.seed, torch.device("cpu"), sharded=False)
+def build_model(config: TrainConfig, vocabulary: str = "") -> Model:
+    """Build the whole model on the CPU, with its first weights; vocabulary: as for `outline_model`."""
+    return materialize(outline_model(config, vocabulary), config.seed, torch.device("cpu"), sharded=False)
 
 
 def materialize(model: Model, seed: int, device: torch.device, *, sharded: bool) -> Model:

@@ -86,3 +86,17 @@ def test_exec_goes_on_without_a_host_that_is_off(launch: Launch, cluster: Cluste
     assert done.exit_code == 69
     assert sorted(done.lines) == ["[node3] node3", "[node5] node5"]
     assert f"  node4: {cluster['node4'].address} port 22 does not answer" in done.words
+
+
+def test_the_trainer_needs_no_gpus(launch: Launch) -> None:
+    """Without a script; your own script still does."""
+    words = ("--workdir", str(launch.folder), "--python", sys.executable)
+    small = ("--steps-per-epoch", "1", "--layers", "1", "--dim", "8", "--context", "8")
+    done = launch.start(*words, "-m", "launcher.trainer", *small, hosts="node[1-2]").finish()
+    assert done.exit_code == 0, done
+    assert (
+        done.words[0] == "launch: 2 hosts without GPUs, so the run uses CPUs: 1 process per host (--nproc N for more)"
+    )
+    assert "[node1:0] ranks   2, 1 per node, from torchrun" in done.lines
+    asked = launch.start(*words, "--gpus", "8", "-m", "launcher.trainer", hosts="node[1-2]").finish()
+    assert (asked.exit_code, asked.words[2]) == (70, "  node[1-2]: no GPU (neither nvidia-smi nor rocm-smi found)")

@@ -38,7 +38,9 @@ def test_the_example_trains_alone_with_a_copy_of_distributed_py(tmp_path: Path) 
         timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["saved out/model.pt"]), done.stderr
-    assert (tmp_path / "out" / "model.pt").exists()
+    assert "batch size 32 per rank, 32 in all, learning rate 0.05, epochs 1" in done.stdout.splitlines()
+    saved = pytest.importorskip("torch").load(tmp_path / "out" / "model.pt", weights_only=True)
+    assert {*saved} == {"model", "optimizer", "epoch"}
 
 
 def test_requirements_point_at_what_is_there() -> None:

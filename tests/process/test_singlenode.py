@@ -58,6 +58,17 @@ def test_torchruns_page_at_the_end_of_a_good_run_goes_to_the_log(launch: Launch,
     assert [line.partition("]! ")[2] for line in log.splitlines() if "]! " in line] == PAGE.splitlines()
 
 
+def test_without_a_script_and_without_gpus_the_trainer_runs_on_cpus(launch: Launch, tmp_path: Path) -> None:
+    short = ("--steps-per-epoch", "1", "--layers", "1", "--dim", "8")
+    done = launch("singlenode", "--no-check", "-m", "launcher.trainer", *short, PATH=str(tmp_path))  # no nvidia-smi
+    assert done.returncode == 0, done.stderr
+    said = even(done.stderr)
+    assert said[:2] == [
+        "launch: 1 host without GPUs, so the run uses CPUs: 1 process per host (--nproc N for more)",
+        "launch: 1 host x 1 process = 1 rank, run RUN, logs in logs/RUN",
+    ]
+
+
 def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
     """Its first line, its logs with their times, and what was typed, in which no secret is left."""
     words = ("--nproc", "1", "--cpu", "--no-check", "--name", "base-1", "--note", "lr x 2", "--env", "MY_KEY=geheim")

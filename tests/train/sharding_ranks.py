@@ -44,7 +44,7 @@ def deal_batch(learner: Learner, step: int) -> tuple[torch.Tensor, torch.Tensor]
 def learn(config: TrainConfig, world: World) -> list[float]:
     """Return the losses of four steps."""
     learner = build(config, world)
-    losses = [learner.take_step([deal_batch(learner, step)], lr=1e-2) for step in range(4)]
+    losses = [learner.take_step([deal_batch(learner, step)], lr=1e-2)[0] for step in range(4)]
     return [float(distributed.all_reduce_mean(loss)) for loss in losses]
 
 

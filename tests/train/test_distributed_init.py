@@ -317,7 +317,9 @@ def test_a_line_says_where_a_rank_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "gpu02")  # the name that people search a job's output for
     assert distributed.gather_ranks(alone) == [f"rank 0  SLURMD_NODENAME=gpu02, cpu, pid {os.getpid()}"]
     on_gpu = dataclasses.replace(alone, device=torch.device("cuda", 1))
-    for gpu, device in ((SimpleNamespace(uuid="1f2e3d4c"), "cuda:1 GPU-1f2e3d4c"), (SimpleNamespace(), "cuda:1")):
+    h100 = SimpleNamespace(uuid="1f2e3d4c", total_memory=84_929_347_584)
+    older = SimpleNamespace(total_memory=84_929_347_584)
+    for gpu, device in ((h100, "cuda:1 GPU-1f2e3d4c, 79 GB"), (older, "cuda:1, 79 GB")):
         monkeypatch.setattr(torch.cuda, "get_device_properties", {on_gpu.device: gpu}.get)  # a fake: another torch
         assert distributed.gather_ranks(on_gpu) == [f"rank 0  SLURMD_NODENAME=gpu02, {device}, pid {os.getpid()}"]
 

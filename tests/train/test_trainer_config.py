@@ -46,6 +46,16 @@ def test_a_boolean_is_a_flag_and_its_opposite() -> None:
     assert not read_config(["--config", "c.yaml", "--no-compile"]).compile
 
 
+def test_checkpoints_are_saved_by_steps_or_by_epochs() -> None:
+    Path("c.yaml").write_text("save_every: 50\n")
+    Path("e.yaml").write_text("save_every: 2 epochs\n")
+    lines = ([], ["--config", "c.yaml"], ["--config", "e.yaml"], ["--save-every=1epoch"], ["--save_every", "5epochs"])
+    configs = [read_config(list(line)) for line in lines]
+    assert [(config.save_steps, config.save_epochs) for config in configs] == [(0, 1), (50, 1), (0, 2), (0, 1), (0, 5)]
+    for wrong in ("0epochs", "-1", "1.5", "5 steps", ""):
+        assert error_of("--save-every", wrong) == f"--save-every must be N|Nepochs, got {wrong!r}"
+
+
 def test_off_needs_no_quotes() -> None:
     Path("c.yaml").write_text("amp: off\n")
     assert read_config(["--config", "c.yaml"]) == TrainConfig(amp="off")
@@ -86,12 +96,31 @@ def test_sections_and_names_of_others_are_read_and_one_line_tells_ours() -> None
         "read --num-epochs as --epochs",
         "c.yaml: read train.num_nodes as nodes, train.batch_size as batch_size, data.num-workers as workers, "
         "data.data as data",
+        "c.yaml: train.batch_size 32 is per rank here; if all ranks shared it in the trainer of this file, "
+        "write global_batch: 32",
     ]
     keys = ("lr", "seed", "epochs", "keep", "layers", "heads", "dim", "context", "amp", "data")
     defaults = asdict(TrainConfig())
     Path("all.json").write_text(json.dumps({"a": {"b": {key: defaults[key] for key in keys}}}))
     assert read_config(["--config", "all.json"], told.append) == TrainConfig()
-    assert told[2].endswith(", a.b.context as context and 2 more")
+    assert told[3].endswith(", a.b.context as context and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "is_told"),
+    [
+        ("batch_size: 8\nlearning_rate: 1", [], True),
+        ("batch_size: 8\nlr: 1", [], False),  # this trainer's own names: nothing shows that it was meant for another
+        ("train: {batch_size: 8}", ["--batch-size", "4"], False),
+        ("train: {batch_size: 8}", ["--global-batch", "16"], False),
+        ("train: {global_batch: 8}", [], False),
+    ],
+)
+def test_a_file_of_another_trainer_may_mean_the_batch_of_all_ranks(text: str, argv: list[str], is_told: bool) -> None:
+    Path("c.yaml").write_text(text)
+    told: list[str] = []
+    read_config(["--config", "c.yaml", *argv], told.append)
+    assert any(line.endswith("write global_batch: 8") for line in told) is is_told
 
 
 def test_a_section_of_validation_sets_its_own_options() -> None:
@@ -154,10 +183,11 @@ def test_help_is_in_groups_with_examples_and_fits_80_columns(
         "General:", "Data:", "Saving and resuming:", "Training:", "Validation and output:", "Model:",
         "Precision and parallelism:", "Examples:",
     ]  # fmt: skip
-    assert lines[-5:] == [
+    assert lines[-6:] == [
         "Examples:",
         "  python -m launcher.trainer --epochs 2",
         "  launch --hosts node1,node2 -m launcher.trainer --config config/local3.yaml",
+        "  python -m launcher.trainer.generate --model outputs/RUN --prompt ROMEO:",
         "",
         "Underscores work as well as dashes: --batch_size 32.",
     ]

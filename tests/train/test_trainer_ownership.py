@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.distributed import Attempt, World, find_attempt
+from launcher.distributed import Attempt, World, cpu_count, find_attempt
 from launcher.trainer import __main__ as trainer
-from launcher.trainer.continuation import continue_command
+from launcher.trainer.continuation import continue_command, name_python
 from launcher.trainer.ownership import make_new
 
 SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2", "--log-every", "1"]
-PYTHON = Path(sys.executable).name
+PYTHON = name_python()
 OUTPUTS = Path("outputs")
 
 
@@ -126,10 +125,11 @@ def test_an_earlier_run_is_resumed_or_refused(train: Callable[..., Said]) -> Non
 
 def test_newer_checkpoints_are_not_replaced(train: Callable[..., Said]) -> None:
     """Neither by a run that goes on from an older one, nor by one that keeps fewer."""
-    assert train("--save-dir", "out", "--epochs", "4", "--keep", "3").exit_code == 0
+    unvalidated = ("--validation-fraction", "0")  # so none of them is the best
+    assert train("--save-dir", "out", "--epochs", "4", "--keep", "3", *unvalidated).exit_code == 0
     saved = read_all(Path("out"))
     checkpoints = Path("out") / "checkpoints"
-    from_older = ["--save-dir", "out", "--resume", "out/checkpoints/step_6", "--epochs", "4"]
+    from_older = ["--save-dir", "out", "--resume", "out/checkpoints/step_6", "--epochs", "4", *unvalidated]
     both = "fix: continue from it with --resume, or name another --save-dir"
     lost = "an earlier run's newer checkpoint step_8 would be lost"
     assert train(*from_older) == Said(2, [], f"out: {lost}; {both}\n")
@@ -140,7 +140,7 @@ def test_newer_checkpoints_are_not_replaced(train: Callable[..., Said]) -> None:
     assert train(*from_older, "--save-dir", "other").line("resume") == "out/checkpoints/step_6, step 6 of epoch 4"
 
     def kept(*words: str) -> list[str]:
-        assert train("--save-dir", "out", *words).exit_code == 0
+        assert train("--save-dir", "out", *words, *unvalidated).exit_code == 0
         return sorted(path.name for path in checkpoints.iterdir())
 
     earlier = ["step_4", "step_6", "step_8"]
@@ -294,9 +294,9 @@ def test_what_a_run_is_called(environ: dict[str, str], attempt: Attempt, monkeyp
             Attempt(),
             ["--epochs", "3"],
             4,
-            "torchrun ... -m launcher.trainer --save-dir o --epochs 4 --resume",
+            "torchrun --nproc-per-node 1 -m launcher.trainer --save-dir o --epochs 4 --resume",
         ),
-        ("srun", Attempt(), ["--resume", "p"], 0, f"srun ... {PYTHON} -m launcher.trainer --save-dir o --resume"),
+        ("mpirun", Attempt(), ["--resume", "p"], 0, f"mpirun ... {PYTHON} -m launcher.trainer --save-dir o --resume"),
         ("torchrun", NAMED, ["--lr", "1"], 0, "launch --cpu --lr 1 --save-dir o --resume"),
     ],
 )
@@ -305,3 +305,25 @@ def test_the_command_that_goes_on(
 ) -> None:
     world = World(0, 1, 0, 1, torch.device("cpu"), "gloo", launched_by)
     assert continue_command(argv, world, attempt, "o", epochs) == command
+
+
+@pytest.mark.parametrize(
+    ("launched_by", "ranks", "device", "step"),
+    [
+        ("srun", 4, "cpu", "--nodes=2 --ntasks-per-node=2 --cpus-per-task={cpus}"),
+        ("torchrun", 16, "cuda", "--nodes=2 --ntasks-per-node=8 --cpus-per-task={cpus} --gpus-per-node=2"),
+        ("srun", 3, "cpu", "--nodes=2 --ntasks=3 --cpus-per-task={cpus}"),
+    ],
+)
+def test_in_slurm_the_command_that_goes_on_is_an_srun(launched_by: str, ranks: int, device: str, step: str) -> None:
+    world = World(0, ranks, 0, 2, torch.device(device), "gloo", launched_by, node_count=2, job_id="41")
+    command = continue_command(["--lr", "1"], world, Attempt("slurm-41", job_id="41", partition="a100"), "o", 2)
+    trainer = f"{PYTHON} -m launcher.trainer --lr 1 --save-dir o --epochs 2 --resume"
+    assert command == f"srun {step.format(cpus=cpu_count())} --partition=a100 {trainer}"
+
+
+def test_the_script_that_was_typed_goes_on(starter: Any, tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[2] / "train.py", tmp_path)
+    run = starter.start(["train.py", *SHORT])
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.splitlines()[-1].partition(" --")[0] == f"to train longer: {PYTHON} train.py"

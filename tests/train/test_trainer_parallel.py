@@ -63,6 +63,16 @@ def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[obje
         ),
         (["--parallel", "tp"], "heads must be a multiple of tensor_parallel, got 2 and 4; fix: start 1 or 2 ranks"),
         (
+            ["--tensor-parallel", "3"],
+            "the number of ranks must be a multiple of tensor_parallel, got 4 and 3; "
+            "fix: pass --tensor-parallel 2 and start 2, 4, 6 or 8 ranks",
+        ),
+        (
+            ["--tensor-parallel", "4", "--parallel", "tp"],
+            "heads must be a multiple of tensor_parallel, got 2 and 4; "
+            "fix: pass --tensor-parallel 2 and start 2 ranks, or pass --heads 4 --dim 64 --context 64",
+        ),
+        (
             ["--parallel", "tp", "--heads", "4", "--context", "7"],
             "context must be a multiple of tensor_parallel, got 7 and 4; fix: start 1 rank",
         ),
@@ -76,7 +86,8 @@ def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[obje
         ),
         (
             ["--parallel", "fsdp+tp"],
-            "parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product",
+            "parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product; "
+            "fix: pass --tensor-parallel 2 and start 2, 4, 6 or 8 ranks",
         ),
         (
             ["--tensor-parallel", "2", "--data-size", "9"],

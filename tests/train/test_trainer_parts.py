@@ -31,7 +31,9 @@ from launcher.trainer.checkpoints.checks import check_model
 from launcher.trainer.checkpoints.replacement import put_in_place
 from launcher.trainer.checkpoints.save_folder import (
     SaveError,
+    find_best,
     find_newest,
+    find_whole,
     lock_folder,
     make_folder,
     prune,
@@ -40,14 +42,15 @@ from launcher.trainer.checkpoints.save_folder import (
 from launcher.trainer.config import TrainConfig, read_config
 from launcher.trainer.data import (
     MOST_WORKERS,
-    ByteSequences,
     Loader,
     Task,
+    TokenSequences,
     build_loader,
     count_workers,
     deal_validation,
     load_task,
     make_regression,
+    number_characters,
     short,
     split,
 )
@@ -59,7 +62,7 @@ from launcher.trainer.model import FEATURES
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
 from launcher.trainer.parallel import Replica
-from launcher.trainer.report import Node, check_nodes, describe_ranks, describe_start
+from launcher.trainer.report import Node, check_nodes, describe_peak_memory, describe_ranks, describe_start
 from launcher.trainer.sample_order import Order
 from launcher.trainer.schedule import Schedule
 from launcher.trainer.weights import build_model
@@ -74,7 +77,7 @@ def layout_of(size: int, rank: int = 0, batch_size: int = 3) -> Layout:
 
 
 def text_task(text: torch.Tensor, context: int) -> Task:
-    sequences = ByteSequences(text, context)
+    sequences = TokenSequences(text, context)
     config = TrainConfig(context=context, validation_fraction=0)
     source = f"{short(len(text))} bytes of zeros"
     return split(config, sequences, source=source, size_bytes=len(text))
@@ -93,13 +96,13 @@ def starts_of(loader: Loader, epoch: int = 0, skip: int = 0) -> list[list[int]]:
 
 def test_sequences_cover_the_text_once_and_targets_are_one_byte_on() -> None:
     text = torch.arange(33, dtype=torch.uint8)
-    sequences = ByteSequences(text, context=8)
+    sequences = TokenSequences(text, context=8)
     assert len(sequences) == 4
     tokens, targets = sequences.unpack(sequences.gather(torch.arange(4), pin=False))
     assert tokens.flatten().tolist() == list(range(32))
     assert targets.flatten().tolist() == list(range(1, 33))
-    assert len(ByteSequences(text[:8], context=8)) == 0
-    assert len(ByteSequences(text[:0], context=8)) == 0
+    assert len(TokenSequences(text[:8], context=8)) == 0
+    assert len(TokenSequences(text[:0], context=8)) == 0
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -153,13 +156,13 @@ def test_data_too_few_for_one_step_are_refused() -> None:
 
 def test_the_last_samples_are_kept_for_validation() -> None:
     text = torch.arange(101, dtype=torch.uint8)
-    samples = ByteSequences(text, context=10)
+    samples = TokenSequences(text, context=10)
     task = split(TrainConfig(validation_fraction=0.25), samples, source="", size_bytes=101)
     assert (task.train_size, task.validation_size) == (8, 2)
     ((tokens, _),) = build_loader(task, CONFIG, layout_of(1), WORLD).load_validation([range(2)])
     assert tokens[:, 0].tolist() == [80, 90]
     assert split(TrainConfig(validation_fraction=0), samples, source="", size_bytes=0).train_size == 10
-    assert split(TrainConfig(), ByteSequences(text, context=33), source="", size_bytes=0).validation_size == 1
+    assert split(TrainConfig(), TokenSequences(text, context=33), source="", size_bytes=0).validation_size == 1
 
 
 @given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6))
@@ -229,15 +232,33 @@ def test_a_run_that_resumes_with_shorter_epochs_is_as_long_as_it_says() -> None:
 def test_passes_together_are_one_large_batch(amp: str) -> None:
     batch = make_regression(8, seed=3)
     config = TrainConfig(data="regression", amp=amp)
+    norms: list[float] = []
 
     def learn(passes: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, torch.Tensor]:
         model = build_model(config)
         learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
-        return learner.take_step(passes, lr=0.1).item(), model.head.weight.detach()
+        loss, norm = learner.take_step(passes, lr=0.1)
+        assert norm is not None
+        norms.append(norm.item())
+        return loss.item(), model.head.weight.detach()
 
     whole, parts = learn([batch]), learn([tuple(part[:4] for part in batch), tuple(part[4:] for part in batch)])
     assert parts[0] == pytest.approx(whole[0], rel=1e-2 if amp == "bf16" else 1e-5)
     torch.testing.assert_close(parts[1], whole[1], rtol=1e-3, atol=1e-2 if amp == "bf16" else 1e-4)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-2 if amp == "bf16" else 1e-4)
+
+
+def test_the_norm_of_the_gradient_is_measured_without_clipping_too() -> None:
+    batch = make_regression(8, seed=3)
+    measured = []
+    for clip_norm, measures in ((0.0, True), (1e9, False), (0.0, False)):
+        config = TrainConfig(data="regression", clip_norm=clip_norm)
+        model = build_model(config)
+        learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
+        measured.append((learner.take_step([batch], lr=0.1, measures=measures)[1], model.head.weight.detach()))
+    (asked, weights), (clipped, same), (none, also_same) = measured
+    assert (asked, none) == (clipped, None)
+    assert torch.equal(weights, same) and torch.equal(weights, also_same)
 
 
 def test_fp16_on_a_cpu_is_refused() -> None:
@@ -392,6 +413,17 @@ def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make_folder(str(tmp_path / "file" / "b"))
     assert str(caught.value) == f"{tmp_path}/file/b: can't save there: Not a directory"
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    for step, loss in enumerate((None, 2.5, 2.0, 2.25, float("nan"), 3.0)):
+        make_checkpoint(tmp_path, f"step_{step}", saved_at=float(step))
+        said = tmp_path / f"step_{step}" / "progress.json"
+        said.write_text(json.dumps({**json.loads(said.read_text()), "validation_loss": loss}))
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_2", "step_4", "step_5"]
+    assert find_best(find_whole(tmp_path)) == (tmp_path / "step_2", 2.0)
+    assert find_best([tmp_path / "step_4"]) is None
 
 
 @pytest.mark.parametrize(
@@ -551,6 +583,26 @@ def test_another_world_than_was_asked_for(argv: list[str], message: str) -> None
     assert str(caught.value) == message
 
 
+def test_characters_are_numbered_in_their_order() -> None:
+    text = torch.frombuffer(bytearray("Grüße, 世界!".encode()), dtype=torch.uint8)
+    vocabulary, numbers = number_characters(text, None, "a.txt")
+    assert (vocabulary, numbers.dtype) == (" !,Gerßü世界", torch.uint8)
+    assert "".join(vocabulary[number] for number in numbers) == "Grüße, 世界!"
+    assert number_characters(text, 4, "a.txt")[0] == "Grßü"  # of characters, not bytes
+    assert number_characters(text[:0], None, "a.txt")[1].tolist() == []
+    many = "".join(map(chr, range(0x4E00, 0x4E00 + 300)))
+    vocabulary, numbers = number_characters(torch.tensor(list(many.encode()), dtype=torch.uint8), None, "a.txt")
+    assert (vocabulary, numbers.dtype, numbers.tolist()) == (many, torch.int16, list(range(300)))
+    with pytest.raises(ConfigError) as caught:
+        number_characters(torch.tensor([65, 255], dtype=torch.uint8), None, "a.bin")
+    assert str(caught.value) == "a.bin: byte 1 isn't UTF-8 text, so it has no characters; fix: use --tokens bytes"
+
+
+def test_the_peak_of_the_memory_in_words(single_rank: World) -> None:
+    kind, most, unit = describe_peak_memory(single_rank).rsplit(" ", 2)
+    assert (kind, 0.01 < float(most) < 100, unit) == ("peak memory", True, "GB")
+
+
 def test_the_start_report() -> None:
     task = text_task(torch.zeros(2000, dtype=torch.uint8), context=10)
     world = World(0, 16, 0, 8, torch.device("cpu"), "gloo", "srun", job_id="4711")
@@ -580,6 +632,8 @@ def test_the_start_report() -> None:
 
 def test_ranks_are_reported_one_by_one_if_they_are_few() -> None:
     assert describe_ranks(CONFIG, WORLD) == f"\nrank 0  , cpu, pid {os.getpid()}"
+    shard = f"\nrank 0  , cpu, pid {os.getpid()}, 34.2k of 137.0k parameters"
+    assert describe_ranks(CONFIG, WORLD, (34_240, 136_960)) == shard
     assert describe_ranks(replace(CONFIG, report_ranks="off"), WORLD) == ""
     many = replace(WORLD, world_size=17)
     assert describe_ranks(CONFIG, many) == ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
 import socket
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,15 @@ from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
 from launcher.trainer.config import TrainConfig
+from launcher.trainer.continuation import name_python
 from launcher.trainer.curve import read_losses
 from launcher.trainer.weights import build_model
 from tests.train.conftest import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PYTHON = Path(sys.executable).name
-STEP_LINE = r"epoch 1 step (1|20|40|60) loss \d\.\d{3} [\d.]+[kM]? tokens/s"
+PYTHON = name_python()
+STEP_LINE = r"epoch 1 step (1|20|40|60) loss \d\.\d{3} gradient norm [\d.]+ [\d.]+[kM]? tokens/s"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -43,16 +44,25 @@ def check_default_run(lines: list[str], folder: Path) -> None:
     data = r"data    [\d.]+[kM] bytes of the topics of Python's help\(\), [\d.]+k samples, \d+ to validate"
     assert re.fullmatch(data, lines[4])
     host = socket.gethostname()
-    assert lines[5:8] == ["model   137.0k parameters", "saves   out", f"rank 0  {host}, cpu, pid {os.getpid()}"]
-    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[8:12]] == [True] * 4
+    assert lines[5:9] == [
+        "model   137.0k parameters",
+        "train   1 epoch of 60 steps, learning rate 0.003",
+        "saves   out",
+        f"rank 0  {host}, cpu, pid {os.getpid()}",
+    ]
+    assert [re.fullmatch(STEP_LINE, line) is not None for line in lines[9:13]] == [True] * 4
     metrics = read_metrics(folder)
     assert [(line["epoch"], line["step"]) for line in metrics] == [(1, 1), (1, 20), (1, 40), (1, 60), (1, 60)]
     first, final, validation = metrics[0]["loss"], metrics[3]["loss"], metrics[4]["validation_loss"]
     assert first > 5.3
     assert final < 3.2
-    assert lines[12:] == [
-        f"epoch 1 step 60 validation loss {validation:.3f}",
-        f"final loss {final:.3f} (first {first:.3f}), model in {folder.name}/model.pt",
+    assert {"gradient_norm", "peak_memory_mb"} <= metrics[0].keys()
+    assert metrics[4]["validation_perplexity"] == pytest.approx(math.exp(validation))
+    peak = lines[14].split(", ")[1]
+    assert lines[13:] == [
+        f"epoch 1 step 60 validation loss {validation:.3f} perplexity {math.exp(validation):.4g}",
+        f"final loss {final:.3f} (first {first:.3f}), {peak}, model in {folder.name}/model.pt",
+        f"best validation loss {validation:.3f} in {folder.name}/checkpoints/step_60",
         f"to train longer: {PYTHON} -m launcher.trainer --save-dir out --epochs 2 --resume",
     ]
 
@@ -77,7 +87,7 @@ def test_a_single_process_learns_and_saves(
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_60"]
 
     assert trainer.main(["--save-dir", "out", "--resume", "auto"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2] == "nothing left to train, model in out/model.pt"
+    assert capsys.readouterr().out.splitlines()[-3] == "nothing left to train, model in out/model.pt"
     assert trainer.main(["--save-dir", "out", "--resume", "auto", "--layers", "3"]) == 2
     assert capsys.readouterr().err == "out/checkpoints/step_60: saved with layers 2, but this run has 3\n"
     assert trainer.main(["--save-dir", "out", "--resume", "out/step_60"]) == 2
@@ -102,7 +112,8 @@ def test_the_regression_on_its_own_line(
         "data    a made-up regression, 900 samples, 100 to validate",
         "model   67.6k parameters",
     ]
-    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} [\d.]+k? samples/s", lines[9])
+    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} gradient norm [\d.]+ [\d.]+k? samples/s", lines[10])
+    assert re.fullmatch(r"epoch 1 step 14 validation loss \d\.\d{3}", lines[11])  # only a text has a perplexity
     losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
     assert losses[1] < losses[0]
     assert (tmp_path / "curve.svg").stat().st_size > 1000
@@ -152,9 +163,9 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
     assert lines[1] == "ranks   2, from torchrun"
     assert lines[3] == "batch   ddp, 32 samples per step (2 ranks x batch size 16)"
     where = rf"{re.escape(socket.gethostname())}, cpu, pid \d+"
-    assert re.fullmatch(rf"rank 0  {where}\nrank 1  {where}", "\n".join(lines[7:9]))
-    assert lines[-2].endswith("model in out/model.pt")
-    longer = "torchrun ... -m launcher.trainer --steps_per_epoch 2 --save-dir out --epochs 2 --resume"
+    assert re.fullmatch(rf"rank 0  {where}\nrank 1  {where}", "\n".join(lines[8:10]))
+    assert lines[-3].endswith("model in out/model.pt")
+    longer = "torchrun --nproc-per-node 2 -m launcher.trainer --steps_per_epoch 2 --save-dir out --epochs 2 --resume"
     assert lines[-1] == f"to train longer: {longer}"
     assert (tmp_path / "out" / "model.pt").exists()
 
@@ -182,7 +193,7 @@ def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path
     typed = f"--epochs 1000 --steps-per-epoch 0 {' '.join(SMALL)} --workers 1"
     assert ranks[0].stdout.splitlines()[-2:] == [
         f"SIGTERM: step {step} saved in out/checkpoints/step_{step}",
-        f"to continue: torchrun ... -m launcher.trainer {typed} --save-dir out --resume",
+        f"to continue: torchrun --nproc-per-node 2 -m launcher.trainer {typed} --save-dir out --resume",
     ]
     assert wait_until(lambda: all(rank.is_empty() for rank in ranks))
 

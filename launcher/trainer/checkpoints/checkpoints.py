@@ -20,7 +20,15 @@ import torch
 import torch.distributed as dist
 
 from launcher.distributed import World
-from launcher.trainer.checkpoints.checks import agree, check_metadata, check_model, is_shared, read_states, unreadable
+from launcher.trainer.checkpoints.checks import (
+    agree,
+    check_metadata,
+    check_model,
+    check_vocabulary,
+    is_shared,
+    read_states,
+    unreadable,
+)
 from launcher.trainer.checkpoints.replacement import make_durable, put_in_place, write_durable
 from launcher.trainer.checkpoints.save_folder import (
     PROGRESS,
@@ -62,17 +70,18 @@ class Checkpoints:
 
     With --async-save at most one of them is in flight: written by a thread while the training continues. It is not a
     checkpoint before it is whole; `save`, `finish` and `export` wait for it, and raise SaveError if it failed.
-    group: of all ranks, on the CPU, from `make_cpu_group`.
+    group: of all ranks, on the CPU, from `make_cpu_group`. vocabulary: as in the Task.
     """
 
-    def __init__(self, config: TrainConfig, world: World, learner: Learner, group: Any) -> None:
+    def __init__(self, config: TrainConfig, world: World, learner: Learner, group: Any, vocabulary: str = "") -> None:
         self._config = config
         self._world = world
         self._learner = learner
         self._folder = Path(config.save_dir) / "checkpoints"
         self._layout = learner.replica.layout
         self._sharded = self._layout.sharded
-        self._shared = self._sharded and is_shared(config.save_dir, world)
+        self._vocabulary = vocabulary
+        self._shared = self._sharded and not config.evaluate_only and is_shared(config.save_dir, world)
         self._group = group
         # Rank 0 must be able to save after the others are gone, so it has a group of its own.
         self._alone = dist.new_group([0], backend="gloo")
@@ -82,12 +91,15 @@ class Checkpoints:
         self._resumed = ""
         self._new_numbers = ""  # why the random numbers don't continue where they were
 
-    def save(self, position: Position) -> Path:
-        """Save a checkpoint; every rank must call this. When it returns, rank 0 has written it or put it in flight."""
+    def save(self, position: Position, validation_loss: float | None = None) -> Path:
+        """Save a checkpoint; every rank must call this. When it returns, rank 0 has written it or put it in flight.
+
+        validation_loss: of the weights as they are now, if it is known.
+        """
         path = self._path_of(position)
         if position != self._saved:
             self.finish()
-            self._write(path, position)
+            self._write(path, position, validation_loss)
             self._saved = position
         return path
 
@@ -132,7 +144,7 @@ class Checkpoints:
                 self._saved = None  # so that rank 0 tries again if it stops without the others
                 raise
 
-    def _write(self, path: Path, position: Position) -> None:
+    def _write(self, path: Path, position: Position, validation_loss: float | None) -> None:
         """Write a checkpoint with all ranks, or put it in flight. The others wait for rank 0 as long as it takes."""
         from launcher.trainer.checkpoints.writing import write_files
 
@@ -140,7 +152,7 @@ class Checkpoints:
         writes = self._shared or self._world.is_main
         state = self._state(full=self._sharded and not self._shared) if self._sharded or writes else {}
         with told_as_save_error(path):
-            share_from_main(partial(self._prepare, path, position, states), self._world)
+            share_from_main(partial(self._prepare, path, position, states, validation_loss), self._world)
             if self._config.async_save:
                 self._begun = True
                 self._in_flight = self._put_in_flight(state, path) if writes else None
@@ -157,13 +169,16 @@ class Checkpoints:
         group = self._group if self._shared else self._alone
         return SaveInFlight(state, temporary_name(path), group, path, complete)
 
-    def _prepare(self, path: Path, position: Position, states: list[States]) -> None:
+    def _prepare(
+        self, path: Path, position: Position, states: list[States], validation_loss: float | None = None
+    ) -> None:
         """Make the temporary directory on rank 0, with the position and the states of the random numbers."""
         temporary = temporary_name(path)
         shutil.rmtree(temporary, ignore_errors=True)
         make_durable(self._folder)
         temporary.mkdir(exist_ok=True)
-        write_durable(temporary / PROGRESS, json.dumps(self._describe(position), indent=1).encode())
+        progress = {**self._describe(position), "validation_loss": validation_loss}
+        write_durable(temporary / PROGRESS, json.dumps(progress, indent=1).encode())
         save_file(temporary / RANDOM, {"states": states})
 
     def _write_and_complete(self, state: dict[str, Any], path: Path) -> None:
@@ -194,6 +209,7 @@ class Checkpoints:
             "parallel": self._learner.replica.layout.kind,
             "torch": torch.__version__,
             "kind": self._config.kind,
+            "vocabulary": self._vocabulary,
             "config": asdict(self._config),
         }
 
@@ -211,6 +227,7 @@ class Checkpoints:
         name, progress = found.split(b"\n", 1)
         path, said = Path(name.decode()), json.loads(progress)
         check_model(path, {"kind": said["kind"], **said["config"]}, {"kind": self._config.kind, **asdict(self._config)})
+        check_vocabulary(path, str(said.get("vocabulary", "")), self._vocabulary)
         self._load(path, shared=self._all_see(path / PROGRESS, progress))
         self._resume_random_numbers(path, said["step"])
         if said["scaler"]:  # the run that saved it may have had none
@@ -310,7 +327,7 @@ class Checkpoints:
 
         def write() -> None:
             try:
-                save_file(path, {"model": weights, "config": asdict(self._config)})
+                save_file(path, {"model": weights, "config": asdict(self._config), "vocabulary": self._vocabulary})
             except OSError as error:
                 raise SaveError(path, error) from error
 

@@ -64,6 +64,14 @@ def check_model(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> No
             raise ConfigError(f"{path}: saved with {name} {saved[name]}, but this run has {wanted[name]}")
 
 
+def check_vocabulary(path: Path, saved: str, wanted: str) -> None:
+    """Raise ConfigError for a checkpoint whose tokens stand for other characters, or for bytes; "" means bytes."""
+    if saved != wanted:
+        had, has = (f"{len(one)} characters" if one else "bytes" for one in (saved, wanted))
+        other = " other" if had == has else ""
+        raise ConfigError(f"{path}: its tokens are {had}, but those of this run are{other} {has}")
+
+
 def read_states(path: Path) -> list[States]:
     """Read the states of the random numbers as data, of each data-parallel rank."""
     from launcher.trainer.checkpoints.reading import read_plain

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import re
 import shutil
+from collections.abc import Sequence
 from multiprocessing.util import register_after_fork
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -92,6 +94,16 @@ def find_whole(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def find_best(paths: Sequence[Path]) -> tuple[Path, float] | None:
+    """Return which of these checkpoints has the least validation loss, and that loss; None if none was validated."""
+    losses = [(progress.get("validation_loss"), path) for path in paths if (progress := read_progress(path))]
+    known = [(loss, path) for loss, path in losses if isinstance(loss, float) and math.isfinite(loss)]
+    if not known:
+        return None
+    loss, path = min(known, key=lambda one: one[0])
+    return path, loss
+
+
 def read_progress(path: Path) -> dict[str, Any] | None:
     """Return the content of `progress.json`, or None if the checkpoint isn't complete, such as a half-copied one."""
     try:
@@ -126,7 +138,7 @@ def explain(error: BaseException) -> str:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove the oldest checkpoints except the last `keep`, and what a killed run left unfinished.
+    """Remove the oldest checkpoints except the last `keep` and the best, and what a killed run left unfinished.
 
     A checkpoint saved with a larger --keep stays: only a run with at least that --keep removes it.
     """
@@ -137,7 +149,9 @@ def prune(folder: Path, keep: int) -> None:
     if leftovers:
         # A displaced checkpoint that is removed in part must be gone before the one in its place is removed.
         sync_folder(folder)
-    discard([path for path in find_whole(folder)[:-keep] if read_keep(path) <= keep])
+    whole = find_whole(folder)
+    best, _ = find_best(whole) or (None, 0.0)
+    discard([path for path in whole[:-keep] if path != best and read_keep(path) <= keep])
 
 
 def read_keep(path: Path) -> int:

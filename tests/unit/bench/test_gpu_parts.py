@@ -56,6 +56,13 @@ def fail(error: Exception) -> Callable[[Trial], Outcome]:
     return run
 
 
+def test_the_help_names_the_parts_and_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mfu", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Usage: python -m bench gpu [PART]..."
+    assert [line.split()[0] for line in lines[-len(PARTS) :]] == [part.name for part in PARTS]
+
+
 def test_the_header_names_the_hardware() -> None:
     probe = '{"torch": "2.13.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "gpus": [["NVIDIA H100 80GB HBM3", 84929347584, "GPU-1"]]}'  # noqa: E501
     assert str(parse_hardware(f"a warning\n{probe}\n", "580.159.04\n580.159.04\n", 16)) == (

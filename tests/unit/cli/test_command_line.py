@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -486,6 +487,38 @@ def test_ranks_write_their_stacks_unless_that_is_left_out(launch, jobs, line, wi
 def test_slots_say_the_size_on_cpus_too(launch, jobs):
     launch("--hostfile two --cpu t.py")
     assert (jobs[0][0].nproc, jobs[0][0].cpu, jobs[0][1]) == (None, True, ["node1", "node2"])
+
+
+@pytest.mark.parametrize(
+    ("line", "may_use_cpus"),
+    [
+        ("--hosts a", True),
+        ("singlenode --nproc 2", True),
+        ("--hosts a -m launcher.trainer --lr 1", True),
+        ("--hosts a train.py --lr 1", True),
+        ("--hosts a --gpus 8 train.py", False),
+        ("--hosts a,b --include b:2,3", False),
+        ("--hosts a own.py", False),
+        ("--hosts a pipe", False),  # which nobody writes to
+        ("--hosts a --workdir /elsewhere train.py", False),
+        ("node --nnodes 1 --node-rank 0 --master-addr a", True),
+        ("node --nnodes 2 --node-rank 0 --master-addr a", False),  # the other may have GPUs
+    ],
+)
+def test_only_the_built_in_trainer_does_without_gpus(launch, jobs, folder, line, may_use_cpus):
+    (folder / "train.py").write_text((Path(__file__).parents[3] / "train.py").read_text())
+    (folder / "own.py").write_text("import torch\nfrom launcher import distributed\n")
+    os.mkfifo(folder / "pipe")
+    launch(line)
+    assert jobs[0][0].may_use_cpus is may_use_cpus
+
+
+@pytest.mark.parametrize(
+    ("line", "has_note"), [("singlenode --dry-run", True), ("singlenode --dry-run --nproc 1 --cpu", False)]
+)
+def test_a_dry_run_says_what_becomes_of_hosts_without_gpus(launch, line, has_note):
+    note = "# without GPUs on the hosts: 1 process per host on CPUs, as with --nproc 1 --cpu"
+    assert (launch(line)[1].splitlines()[-1] == note) is has_note
 
 
 def test_collectives_on_this_machine_or_on_hosts(launch, jobs, monkeypatch):

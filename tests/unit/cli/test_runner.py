@@ -34,6 +34,7 @@ def command_of(name: str, words: Sequence[str], job: Job) -> dict[str, str]:
         ("run", "-q --cpu --nproc 1 -m launcher.trainer --lr 1", "launch --nproc 1 --cpu --quiet -m launcher.trainer"),
         ("run", "--hosts a --notify ntfy.sh/mine", "launch --hosts a -m launcher.trainer"),
         ("singlenode", "--gpus 2", "launch singlenode --gpus 2 -m launcher.trainer"),
+        ("run", "--hosts a train.py --lr 1", "launch --hosts a train.py"),
         (
             "run",
             "--env A=1 --env WANDB_API_KEY=hunter2 --hosts a",
@@ -46,7 +47,9 @@ def test_the_trainer_is_told_how_it_was_started(
 ) -> None:
     """Its own options are not among the words: it knows them."""
     monkeypatch.setattr("sys.argv", ["launch"])
-    assert command_of(name, words.split(), TRAINER) == {"LAUNCH_COMMAND": line}
+    script = Job(program=Program(ProgramKind.SCRIPT, "train.py", wraps_trainer=True))
+    job = script if "train.py" in words else TRAINER
+    assert command_of(name, words.split(), job) == {"LAUNCH_COMMAND": line}
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,10 @@ def test_the_built_in_trainer_is_started_alike_when_it_is_requeued(
 ) -> None:
     """It finds out by itself that its job was started before."""
     _, out, err = sbatch("--gpus", "8", "--cpus-per-task", "8", "--requeue", *words)
-    assert f"\n/opt/bin/launch --transport srun --gpus 8{program} &\n" in out
+    again = "/opt/bin/launch sbatch --cpus-per-task 8 --requeue --gpus 8 -m launcher.trainer"  # once the job is over
+    starts = program.replace(" --module", f" --module --env 'LAUNCH_COMMAND={again}'")
+    starts = starts or f" --env 'LAUNCH_COMMAND={again}'"
+    assert f"\n/opt/bin/launch --transport srun --gpus 8{starts} &\n" in out
     assert err == ""
 
 

@@ -283,6 +283,13 @@ def test_the_hosts_say_whether_a_job_runs_on_cpus(may_use_cpus, errors, cpu):
     assert settle_device(Job(script(), nproc=2, may_use_cpus=may_use_cpus), facts).cpu == cpu
 
 
+def test_a_run_on_cpus_has_one_rank_per_host_unless_a_number_was_named():
+    two = (facts_of("gpu1", gpus=0), facts_of("gpu2", gpus=0))
+    job = Job(script(), cpu=True)
+    assert [node.nproc for node in plan_of(job, *two, gpu2=Host("gpu2", slots=3)).nodes] == [1, 3]
+    assert plan_of(Job(script(), nproc=2, cpu=True), *two).world_size == 4
+
+
 @pytest.mark.parametrize(
     ("cpu_count", "nproc", "threads"), [(8, 8, "1"), (7, 2, "3"), (1, 4, "1"), (64, 1, "64"), (None, 2, None)]
 )
