@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
@@ -234,6 +235,21 @@ def test_strangers_harm_nobody(
     assert read_line(holds) == b"on\n"
     assert fleet.hub.missing() == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_strangers_of_another_address_keep_no_agent_out(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, silent ones and some that begin TLS as an agent does."""
+    monkeypatch.setattr(doorway, "ROOM_S", NEVER_S)
+    monkeypatch.setattr(doorway, "MOST_STRANGERS", 16)
+    monkeypatch.setattr(doorway, "MOST_GUESTS", 4)
+    fleet = make_fleet()
+    silent = [socket.create_connection(("127.0.0.1", fleet.port), None, ("127.0.0.2", 0)) for _ in range(24)]
+    for sock in silent[-12:]:
+        with contextlib.suppress(OSError):  # it was closed already
+            sock.send(b"\x16\x03\x01")
+    fleet.start()
+    for sock in silent:
+        sock.close()
 
 
 @pytest.mark.parametrize(
