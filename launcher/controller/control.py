@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import threading
@@ -40,10 +41,12 @@ LEAST_FREE_BYTES = 1_000_000_000  # others need the disk of the home directories
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
 
 
-def control(request: Control, view: View, last_line: LastLine, variables: Mapping[str, str]) -> tuple[int, bool]:
+def control(
+    request: Control, view: View, last_line: LastLine, variables: Mapping[str, str], silence_s: float
+) -> tuple[int, bool]:
     """Control the run to its end; return its exit code, and whether it was started before a signal came.
 
-    Raise LauncherError if it can't start.
+    Raise LauncherError if it can't start. silence_s: before `go`, the launch host is gone if it is silent for that long.
     """
     for number in (signal.SIGQUIT, signal.SIGTSTP):  # until the run itself listens to them
         signal.signal(number, lambda number, frame: None)
@@ -62,7 +65,7 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
         on_change=is_changed.set,
     )  # fmt: skip
     try:
-        _gather(hub, record, find_patience(request.job))
+        _gather(hub, record, find_patience(request.job), silence_s)
         hub.go()
         console.transcribe(record.transcript)
         leave = partial(_leave, console, record, last_line)
@@ -86,11 +89,11 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
         hub.close(LEAVE_S if request.options.restarts else _END_S)
 
 
-def _gather(hub: Hub, record: RunRecord, patience_s: float) -> None:
+def _gather(hub: Hub, record: RunRecord, patience_s: float, silence_s: float) -> None:
     """Wait for all agents, and then for `go`; raise BrokenPipeError if the launch host has hung up."""
     addresses = [address for _, address in network.list_addresses()]
     _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=hub.listen())
-    inbox = Inbox(partial(_give_up, record, hub))
+    inbox = Inbox(partial(_give_up, record, hub), silence_s)
     inbox.start()
     _send(messages.GATHERED, missing=hub.wait_for_all(patience_s))
     inbox.wait_for_go()
@@ -99,9 +102,10 @@ def _gather(hub: Hub, record: RunRecord, patience_s: float) -> None:
 class Inbox:
     """What the launch host sends: `go`, and the signals that its user sends with the keyboard."""
 
-    def __init__(self, on_early_end: Callable[[], object]) -> None:
-        """on_early_end: called, in a thread, if the launch host hangs up before `go`."""
+    def __init__(self, on_early_end: Callable[[], object], silence_s: float) -> None:
+        """on_early_end: called, in a thread, if the launch host hangs up or falls silent before `go`."""
         self._on_early_end = on_early_end
+        self._silence_s = silence_s
         self._may_go = threading.Event()
 
     def start(self) -> None:
@@ -114,7 +118,7 @@ class Inbox:
 
     def _read(self) -> None:
         decoder = messages.Decoder()
-        while data := os.read(0, _READ_BYTES):
+        while data := read_in_time(_READ_BYTES, None if self._may_go.is_set() else self._silence_s):
             for header, _ in decoder.feed(data):
                 if header["type"] == messages.GO:
                     self._may_go.set()
@@ -124,9 +128,18 @@ class Inbox:
             self._on_early_end()
 
 
+def read_in_time(size: int, silence_s: float | None) -> bytes:
+    """Read from the launch host; return nothing if it hangs up, or is silent for that long.
+
+    It sends heartbeats. Without them, sshd may not notice for hours that a machine has lost power.
+    """
+    ready, _, _ = select.select([0], [], [], silence_s)
+    return os.read(0, size) if ready else b""
+
+
 def _give_up(record: RunRecord, hub: Hub) -> NoReturn:
     record.discard()
-    hub.close()
+    hub.close(_END_S)
     os._exit(EXIT_FAILED)
 
 

@@ -20,6 +20,7 @@ from launcher.transports.agents.credentials import Credentials
 LENGTH_BYTES = 8
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
 LEFT = "left"
+SILENCE_S = 15.0  # for which an answer continues without hearing from the launch host
 REFUSED = "refused"  # after the exit code of a run that never started
 
 
@@ -101,6 +102,7 @@ class Order:
     request: Request
     view: View  # where the answer is shown
     mark: bytes  # begins the last line of both streams: the exit code and REFUSED, or LEFT if they are left before
+    silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
 
 
 def find_patience(job: Job) -> float:

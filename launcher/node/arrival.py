@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from _signal import alarm  # which ends this process if nothing comes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +21,13 @@ MISSING, PRESENT, OLD, FAILED = "missing", "present", "old", "failed"  # the fir
 _EXIT_CODE = 1
 
 
-def main(name: str, files: int, bytes_in_all: int, size: int) -> None:
+def main(name: str, files: int, bytes_in_all: int, size: int, wait_s: int) -> None:
     """Answer whether the code is here, take it if not, and let it be imported.
 
-    name: its hash; files: how many there are, with so many bytes in all; size: of the archive, in bytes.
+    name: its hash; files: how many there are, with so many bytes in all; size: of the archive, in bytes; wait_s: for
+    the next bytes of it.
     """
+    alarm(0)
     if sys.version_info < PYTHON:
         _give_up(OLD, "%d.%d" % sys.version_info[:2])
     folder = os.path.join(_find_cache(), "launch", "code", name)
@@ -34,7 +37,7 @@ def main(name: str, files: int, bytes_in_all: int, size: int) -> None:
             _answer(PRESENT)
         else:
             _answer(MISSING)
-            _unpack(_take(size), folder)
+            _unpack(_take(size, wait_s), folder)
             _answer(PRESENT)
     except OSError as error:
         _give_up(FAILED, "can't write %s: %s" % (folder, error.strerror))
@@ -89,13 +92,15 @@ def _remove_old(base: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _take(size: int) -> bytes:
+def _take(size: int, wait_s: int) -> bytes:
     data = bytearray()
     while len(data) < size:
+        alarm(wait_s)
         piece = os.read(0, size - len(data))
         if not piece:
             os._exit(_EXIT_CODE)
         data += piece
+    alarm(0)
     return bytes(data)
 
 
