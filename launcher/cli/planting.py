@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from launcher.controller import requests
 from launcher.controller.planted_runs import PlantedRun, Way
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
+from launcher.controller.travelling_code import list_modules
 from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, UnreachableError, UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
@@ -61,7 +63,7 @@ def run_planted(
     request = requests.Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": ask_code_version(job)}, make_credentials(len(everyone)),
-        output.quiet, output.as_json, output.notify,
+        output.quiet, output.as_json, output.notify, modules=list_modules(),
     )  # fmt: skip
     planting = Planting(controller, request, transport, loader_pythons(job.python), look_here(os.environ))
     try:
@@ -151,6 +153,8 @@ def _leave(
     ended = [] if found.get("is_alive") else [controller.name]
     ended += [host.name for host in hosts if host.name in found.get("missing", ()) and host.name not in ended]
     if ended:
+        if controller.name not in ended:
+            _end(run.run_id, RemoteLauncher(transport, controller, pythons, job.connect_timeout_s))
         tell(f"launch: {fold_names(ended)} ended the processes of run {run.id} when its login ended")
         tell("  fix: loginctl enable-linger there, or use --controller here")
         return EXIT_PREFLIGHT
@@ -172,6 +176,14 @@ def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     finally:
         launcher.close()
     return found if isinstance(found, dict) else {}
+
+
+def _end(run_id: str, launcher: RemoteLauncher) -> None:
+    """End a run that would fail sooner or later, if it has not ended yet: it did not prove itself."""
+    with contextlib.suppress(TransportError), contextlib.closing(launcher):
+        launcher.ask(requests.End(run_id, is_now=True), look_here(os.environ))
+        for _ in launcher.pieces():
+            pass  # what is said about it follows
 
 
 def _say_nothing(text: str) -> None:

@@ -7,6 +7,7 @@ any other, which shows its output there for as long as it can.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import select
 import signal
@@ -33,6 +34,7 @@ from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.run_list import Entry, RunList
 from launcher.runs.state_directory import find_state
+from launcher.transports import bootstrap
 from launcher.transports.agents.hub import LEAVE_S, Hub
 
 _READ_BYTES = 4096
@@ -46,7 +48,7 @@ def control(
 ) -> tuple[int, bool]:
     """Control the run to its end; return its exit code, and whether it was started before a signal came.
 
-    Raise LauncherError if it can't start. silence_s: before `go`, the launch host is gone if it is silent for that long.
+    Raise LauncherError if it can't start. silence_s: after it the launch host is gone, before `go`.
     """
     for number in (signal.SIGQUIT, signal.SIGTSTP):  # until the run itself listens to them
         signal.signal(number, lambda number, frame: None)
@@ -65,7 +67,7 @@ def control(
         on_change=is_changed.set,
     )  # fmt: skip
     try:
-        _gather(hub, record, find_patience(request.job), silence_s)
+        _gather(hub, record, request, silence_s)
         hub.go()
         console.transcribe(record.transcript)
         leave = partial(_leave, console, record, last_line)
@@ -89,13 +91,16 @@ def control(
         hub.close(LEAVE_S if request.options.restarts else _END_S)
 
 
-def _gather(hub: Hub, record: RunRecord, patience_s: float, silence_s: float) -> None:
+def _gather(hub: Hub, record: RunRecord, request: Control, silence_s: float) -> None:
     """Wait for all agents, and then for `go`; raise BrokenPipeError if the launch host has hung up."""
     addresses = [address for _, address in network.list_addresses()]
     _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=hub.listen())
     inbox = Inbox(partial(_give_up, record, hub), silence_s)
     inbox.start()
-    _send(messages.GATHERED, missing=hub.wait_for_all(patience_s))
+    for name in request.modules:  # the files may be gone by the time when one of them is needed
+        importlib.import_module(name)
+    bootstrap.read_code()
+    _send(messages.GATHERED, missing=hub.wait_for_all(find_patience(request.job)))
     inbox.wait_for_go()
 
 

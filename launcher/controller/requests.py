@@ -37,6 +37,7 @@ class Control:
     is_quiet: bool = False
     as_json: bool = False
     notify: str | None = None
+    modules: tuple[str, ...] = ()  # of the code that has travelled, to be imported before the run starts
 
 
 @dataclass(frozen=True, slots=True)

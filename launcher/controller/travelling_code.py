@@ -20,6 +20,7 @@ _STAYING = (
     "commands/plots.py",
 )  # fmt: skip
 _NODE_SET = ("__init__.py", "Defaults.py", "NodeSet.py", "NodeUtils.py", "RangeSet.py")
+_RANKS = ("launcher.__main__", "launcher.collectives", "launcher.distributed", "launcher.trainer")
 _DATE = (2000, 1, 1, 0, 0, 0)  # so that equal code gives an equal archive
 
 
@@ -46,6 +47,12 @@ def pack_code() -> TravellingCode:
             file.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
             sizes.append(len(content))
     return TravellingCode(archive.getvalue(), len(sizes), sum(sizes))
+
+
+def list_modules() -> tuple[str, ...]:
+    """Return the names of the modules that travel, without those that only the ranks need."""
+    names = (name.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for name, _ in _find_files())
+    return tuple(name for name in names if not name.startswith(_RANKS))
 
 
 def _find_files() -> Iterator[tuple[str, bytes]]:

@@ -271,6 +271,14 @@ def arrival_code(name: str, files: int, bytes_in_all: int, size: int) -> bytes:
     return f"exec({code!r})\n".encode()
 
 
+def read_code() -> None:
+    """Read all code that may be sent through agents: it is never read again."""
+    trainer_archive()
+    for magic in ("", MAGIC_NUMBER.hex()):
+        node_code("", magic)
+
+
+@functools.cache
 def trainer_archive() -> bytes:
     """Return the built-in programs (`launcher.trainer`, `launcher.collectives`) as a zip that Python can run.
 

@@ -35,6 +35,10 @@ def far(attempt: Ending) -> Ending:
         ([NAN, LOST_RANK, NAN], "the same failure twice without progress"),
         ([NAN, HANG, LOST_HOST, NAN], "the same failure twice without progress"),
         ([Ending(Outcome.DISK, ("gpu1", "gpu2"), is_everywhere=True)], "the disk that all hosts share is full"),
+        (
+            [Ending(Outcome.HOST, ("gpu4",), is_start=True)],
+            "a host was lost before the run could continue without its terminal",
+        ),
         ([PORT] * 4, "another program took the port 4 times"),
         ([NAN, *[AWAY] * (MOST_WAITS + 1)], "no attempt could start for a day"),
         ([NAN, KEY, NAN, KEY], "all 3 restarts are used"),
