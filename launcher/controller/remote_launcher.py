@@ -51,7 +51,8 @@ class RemoteLauncher:
     def ask(self, request: Request, view: View) -> None:
         """Send the request; view: of this process's streams."""
         silence_s = self._silence_s if isinstance(request, Control) else requests.SILENCE_S
-        self.channel.write(requests.encode(Order(request, look_from_afar(view), self._mark, silence_s)))
+        with contextlib.suppress(OSError):  # whoever reads its output learns that it has gone
+            self.channel.write(requests.encode(Order(request, look_from_afar(view), self._mark, silence_s)))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 
     def send(self, kind: str, **fields: Any) -> None:

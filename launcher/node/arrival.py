@@ -9,11 +9,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-from _signal import alarm  # which ends this process if nothing comes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from signal import alarm
     from typing import NoReturn
+else:
+    from _signal import alarm  # it ends this process if nothing comes
 
 PYTHON = (3, 10)
 KEPT_S = 180 * 86400.0

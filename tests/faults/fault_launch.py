@@ -214,3 +214,15 @@ def said(done: Done) -> list[str]:
     """Return the launcher's own messages, without the line that says whose hosts it uses, or who controls the run."""
     lines = (re.sub(r"\S+/launch/logs/RUN", "logs/RUN", line) for line in done.words)
     return [line for line in lines if not re.match(_NOT_OURS, line)]
+
+
+def ask(launch: FaultLaunch, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command on the launch host, and check how it ends."""
+    done = launch.slurm.run("launch", *words, cwd=launch.folder)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done
+
+
+def find_process(host: Host, name: str) -> Process:
+    (found,) = (process for process in host.processes() if read_name(process.pid) == name)
+    return found

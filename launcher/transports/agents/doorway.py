@@ -9,6 +9,7 @@ import math
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sized
+from functools import partial
 
 from launcher.concurrency import start_task
 from launcher.transports.agents.link import AgentLink
@@ -66,7 +67,7 @@ class Doorway:
             # Whatever fails here was counted, and is that stranger's: the others must not notice.
             task = start_task(self._meet(sock, source), lambda error: None)
             self._strangers.setdefault(source, {})[task] = None
-            task.add_done_callback(lambda task, source=source: self._forget(task, source))
+            task.add_done_callback(partial(self._forget, source))
             await asyncio.sleep(0)  # the task takes its socket over before anybody cancels it
             if _count(self._strangers) > MOST_STRANGERS:
                 busiest = max(self._strangers.values(), key=len)
@@ -86,7 +87,7 @@ class Doorway:
             link.abort()
             await link.closed
 
-    def _forget(self, task: asyncio.Task[None], source: str) -> None:
+    def _forget(self, source: str, task: asyncio.Task[None]) -> None:
         for places in (self._strangers, self._guests):
             places.get(source, {}).pop(task, None)
             if not places.get(source, True):
