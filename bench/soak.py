@@ -1,6 +1,7 @@
 """python -m bench soak [--runs N] [--seed S] [--detach]: one run on 4 hosts that is made to fail N times, at random.
 
-With --detach, the first host controls the run, and the others are reached through agents.
+With --detach, the first host controls the run, and the others are reached through agents. Then faults of other commands
+come too: runs are killed, cut or stopped while they are planted, logs are fetched, terminals attach and are killed.
 
 After each fault the run must come back, and at the end nothing of it may be left. The launcher's memory, threads and
 descriptors must not grow. The faults follow from the seed, but not their exact times.
@@ -211,32 +212,125 @@ class Soak:
 
 
 class DetachedSoak(Soak):
-    """A controller on the first host. An agent that is killed can't come back, so none is."""
+    """A controller on the first host. Some faults are those of other commands, which must not touch the run."""
 
     words = ("--detach",)
 
     def __init__(self, hosts: Farm, folder: Path, chance: random.Random) -> None:
         super().__init__(hosts, folder, chance)
         self._logs = hosts.ssh_config.parent / ".local" / "state" / "launch" / "logs"
+        self._copies = folder / "copies"
+        self._hosts = hosts
+        self._before: set[int] = set()
         if self._launch.wait(PATIENCE_S):
             raise SystemExit(self._errors.read_text())
+        self._id = (self._logs / "latest").readlink().name
+
+    @property
+    def _run_id(self) -> str:
+        return self._id
 
     def _find_kinds(self) -> list[Callable[[], str]]:
-        return [self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._freeze]
+        return [
+            self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._freeze, self._kill_agent,
+            self._kill_planting, self._cut_planting, self._stop_another, self._fetch_during_restart, self._kill_watcher,
+        ]  # fmt: skip
 
     def _read_output(self) -> str:
-        return "".join(path.read_text() for path in (self._logs / "latest").glob("node_*.log"))
+        return "".join(path.read_text() for path in (self._logs / self._id).glob("node_*.log"))
 
     def _find_pid(self) -> int:
-        (row,) = json.loads(self._ask("ps", "--json").stdout)
+        (row,) = (row for row in json.loads(self._ask("ps", "--json").stdout) if row["run"] == self._id)
         return int(row["pid"])
 
     def _is_over(self) -> bool:
-        return not self._ours() and not list(self._logs.glob("latest"))
+        return not self._ours() and not (self._logs / self._id).exists()
 
     def _stop(self) -> int:
-        self._ask("stop")
-        return self._ask("wait").returncode
+        self._ask("stop", self._id)
+        return self._ask("wait", self._id).returncode
+
+    # ---- faults of other commands; each ends with one of a rank, so that the run has to come back -------------------
+
+    def _kill_agent(self) -> str:
+        os.kill(_ancestor(self._pick_rank(), _SESSION), signal.SIGKILL)
+        return "an agent is killed"
+
+    def _kill_planting(self) -> str:
+        """Before anything runs, or a little later: whatever it is, nothing stays."""
+        other = self._plant_another()
+        other.kill()
+        other.wait()
+        return f"a launcher is killed while it plants; {self._end_others()}; {self._end_rank()}"
+
+    def _cut_planting(self) -> str:
+        other = self._plant_another()
+        for pid in sorted(self._new())[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        other.wait(PATIENCE_S)
+        said = f"a process of it is killed while a run is planted (exit code {other.returncode}; {self._end_others()})"
+        return f"{said}; {self._end_rank()}"
+
+    def _stop_another(self) -> str:
+        other = self._plant_another()
+        other.send_signal(signal.SIGINT)
+        other.wait(PATIENCE_S)
+        said = f"a run is stopped while it is planted (exit code {other.returncode}; {self._end_others()})"
+        return f"{said}; {self._end_rank()}"
+
+    def _fetch_during_restart(self) -> str:
+        said = self._end_rank()
+        fetched = self._ask("fetch", self._id, "--log-dir", str(self._copies))
+        if fetched.returncode or not list(self._copies.glob("*/node_0.log")):
+            raise SystemExit(f"soak: fetch failed: {fetched.stderr}")
+        return f"{said}, and the logs are fetched"
+
+    def _kill_watcher(self) -> str:
+        watchers = [self._start("attach", self._id) for _ in range(2)]
+        said = self._end_rank()
+        watchers[0].kill()
+        watchers[1].send_signal(signal.SIGINT)
+        for watcher in watchers:
+            watcher.wait(PATIENCE_S)
+        return f"{said}, and one of two terminals is killed"
+
+    def _plant_another(self) -> subprocess.Popen[bytes]:
+        """Start another run, and return at some moment of its planting."""
+        argv = ["--ssh-config", str(self._hosts.ssh_config), "--hosts", ",".join(self._hosts.names), "--no-python"]
+        self._before = self._planted()
+        other = self._start(*argv, "--nproc", "1", "--detach", "--workdir", "/", "sleep", "300")
+        wanted = self._chance.randint(1, HOSTS)
+        while len(self._new()) < wanted and other.poll() is None:
+            time.sleep(0.01)
+        return other
+
+    def _end_others(self) -> str:
+        """End what went on without its launcher, and wait until nothing of it is left."""
+        rows = [row for row in json.loads(self._ask("ps", "--json").stdout) if row["run"] != self._id]
+        living = [row["run"] for row in rows if row["state"] in ("starting", "running", "unknown")]
+        for run in living:
+            self._ask("stop", run, "--now")
+        return "it went on, and is stopped" if living else "it ends"
+
+    def _planted(self) -> set[int]:
+        """Return controllers, agents, and what still waits for its code: all that have a login of their own."""
+        loaded = {pid for pid in _all() if "~launch" in _command(pid)}
+        return {pid for pid in loaded if _parent(pid) not in loaded}
+
+    def _new(self) -> set[int]:
+        """Return those of the run that was started last."""
+        return self._planted() - self._before
+
+    def _find_left(self) -> list[str]:
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and self._planted():
+            time.sleep(0.1)
+        return [*super()._find_left(), *(f"left: {pid} {_command(pid)[:60]}" for pid in self._planted())]
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        argv, null = [sys.executable, "-c", _DRIVER, *words], subprocess.DEVNULL
+        return subprocess.Popen(argv, env=self._environment, stdin=null, stdout=null, stderr=null)
 
     def _ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-c", _DRIVER, *words]
@@ -253,8 +347,13 @@ def _command(pid: int) -> str:
 
 def _ancestor(pid: int, level: int) -> int:
     for _ in range(level):
-        pid = int(_read(pid, "stat").rpartition(b")")[2].split()[1])
+        pid = _parent(pid)
     return pid
+
+
+def _parent(pid: int) -> int:
+    """Return the id of a process's parent, or 0 if it is gone."""
+    return int((_read(pid, "stat").rpartition(b")")[2].split() or [b"", b"0"])[1])
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -170,10 +171,10 @@ def _leave(
     run: PlantedRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
 ) -> int:
     """Look whether controller and agents have survived the end of the logins that started them."""
+    connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.connect_timeout_s)
     try:
         time.sleep(_LOGOUT_S)
-        pythons = loader_pythons(job.python)
-        found = _look(run.id, RemoteLauncher(transport, controller, pythons, job.connect_timeout_s))
+        found = _look(run.id, connect())
     except TransportError as error:
         tell_lost(error.failure)
         return EXIT_UNREACHABLE
@@ -183,6 +184,8 @@ def _leave(
     ended = [] if found.get("is_alive") else [controller.name]
     ended += [host.name for host in hosts if host.name in found.get("missing", ()) and host.name not in ended]
     if ended:
+        if controller.name not in ended:
+            _end(run.id, connect)
         tell(f"launch: {fold_names(ended)} ended the processes of run {run.id} when its login ended")
         tell("  fix: loginctl enable-linger there, or use --controller here")
         return EXIT_PREFLIGHT
@@ -204,6 +207,14 @@ def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     finally:
         launcher.close()
     return found if isinstance(found, dict) else {}
+
+
+def _end(run_id: str, connect: Callable[[], RemoteLauncher]) -> None:
+    """End a run that would fail sooner or later, if it has not ended yet: it did not prove itself."""
+    with contextlib.suppress(TransportError), contextlib.closing(connect()) as launcher:
+        launcher.ask(requests.End(run_id, is_now=True), look_here(os.environ))
+        for _ in launcher.pieces():
+            pass  # what is said about it follows
 
 
 def _say_nothing(text: str) -> None:

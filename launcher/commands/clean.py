@@ -61,7 +61,8 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
             await _find(session)
             found = [(host, process) for host, checks in _checked(session) for process in checks.runs]
             folders = [(host, folder) for host, checks in _checked(session) for folder in checks.folders]
-            for line in [*found_lines(found), *folder_lines(folders)]:
+            planted = [(host, process) for host, checks in _checked(session) for process in checks.planted]
+            for line in [*found_lines(found), *folder_lines(folders), *planted_lines(planted)]:
                 say(line)
             adopted = False if is_dry else _adopt(session)
         except Interrupted:
@@ -76,7 +77,7 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
 
 
 async def _find(session: Session) -> None:
-    session.open(facts=True, gpus=False, pythons=[], checks=True)
+    session.open(facts=True, gpus=False, pythons=[], checks=True, planted=True)
     await session.pump(lambda: all(state.facts or state.failure for state in session.states))
 
 
@@ -146,6 +147,22 @@ def folder_lines(folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
             lines.append(f"  {host}: leftover directory: {folder.path}{files}")
     return lines + [f"  {host}: {count(number - _MOST_RUNS, 'more leftover directory')}"
                     for host, number in named.items() if number > _MOST_RUNS]  # fmt: skip
+
+
+def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
+    """Return a line for each host with processes that control or start runs: they end by themselves."""
+    hosts: dict[str, list[str]] = {}
+    for host, (pid, name) in planted:
+        hosts.setdefault(host, []).append(f"{pid} ({name})")
+    lines = []
+    for host, names in hosts.items():
+        noun, ends = (
+            ("process controls or starts", "it ends") if len(names) == 1 else ("processes control or start", "they end")
+        )
+        rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        why = f"left alone: {ends} with it, or without its launch host"
+        lines.append(f"  {host}: {len(names)} {noun} a run ({why}): {', '.join(names[:4])}{rest}")
+    return lines
 
 
 def verdict(done: Cleaning, *, is_dry: bool) -> str:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
-from launcher.controller.requests import LEFT, Control, LastLine, find_patience
+from launcher.controller.requests import LEFT, Control, LastLine, find_patience, read_in_time
 from launcher.errors import EXIT_FAILED
 from launcher.node import messages
 from launcher.node.facts import network
@@ -41,10 +41,12 @@ LEAST_FREE_BYTES = 1_000_000_000  # others need the disk of the home directories
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
 
 
-def control(request: Control, view: View, last_line: LastLine, variables: Mapping[str, str]) -> tuple[int, bool]:
+def control(
+    request: Control, view: View, last_line: LastLine, variables: Mapping[str, str], silence_s: float
+) -> tuple[int, bool]:
     """Control the run to its end; return its exit code, and whether it was started before a signal came.
 
-    Raise LauncherError if it can't start.
+    Raise LauncherError if it can't start. silence_s: after it the launch host is gone, before `go`.
     """
     for number in (signal.SIGQUIT, signal.SIGTSTP):  # until the run itself listens to them
         signal.signal(number, lambda number, frame: None)
@@ -65,7 +67,7 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
         on_change=is_changed.set,
     )  # fmt: skip
     try:
-        _gather(hub, record, find_patience(request.job))
+        _gather(hub, record, request, silence_s)
         hub.go()
         console.transcribe(record.transcript)
         leave = partial(_leave, console, record, last_line)
@@ -90,22 +92,23 @@ def control(request: Control, view: View, last_line: LastLine, variables: Mappin
         hub.close(LEAVE_S if request.options.restarts else _END_S)
 
 
-def _gather(hub: Hub, record: RunRecord, patience_s: float) -> None:
+def _gather(hub: Hub, record: RunRecord, request: Control, silence_s: float) -> None:
     """Wait for all agents, and then for `go`; raise BrokenPipeError if the launch host has hung up."""
     addresses = [address for _, address in network.list_addresses()]
     _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=hub.listen())
-    inbox = Inbox(partial(_give_up, record, hub))
+    inbox = Inbox(partial(_give_up, record, hub), silence_s)
     inbox.start()
-    _send(messages.GATHERED, missing=hub.wait_for_all(patience_s))
+    _send(messages.GATHERED, missing=hub.wait_for_all(find_patience(request.job)))
     inbox.wait_for_go()
 
 
 class Inbox:
     """What the launch host sends: `go`, and the signals that its user sends with the keyboard."""
 
-    def __init__(self, on_early_end: Callable[[], object]) -> None:
-        """on_early_end: called, in a thread, if the launch host hangs up before `go`."""
+    def __init__(self, on_early_end: Callable[[], object], silence_s: float) -> None:
+        """on_early_end: called, in a thread, if the launch host hangs up or falls silent before `go`."""
         self._on_early_end = on_early_end
+        self._silence_s = silence_s
         self._may_go = threading.Event()
 
     def start(self) -> None:
@@ -118,7 +121,7 @@ class Inbox:
 
     def _read(self) -> None:
         decoder = messages.Decoder()
-        while data := os.read(0, _READ_BYTES):
+        while data := read_in_time(_READ_BYTES, None if self._may_go.is_set() else self._silence_s):
             for header, _ in decoder.feed(data):
                 if header["type"] == messages.GO:
                     self._may_go.set()
@@ -130,7 +133,7 @@ class Inbox:
 
 def _give_up(record: RunRecord, hub: Hub) -> NoReturn:
     record.discard()
-    hub.close()
+    hub.close(_END_S)
     os._exit(EXIT_FAILED)
 
 

@@ -190,7 +190,8 @@ class Planting:
                 python = open_python(self._transport, host, self._pythons, job.connect_timeout_s)
             self._channels.append(python.channel)
             python.channel.write(bootstrap.agent_code(python.nonce, python.magic))
-            self._is_listening.wait()
+            while not self._is_listening.wait(job.connect_timeout_s / messages.BEATS_PER_SILENCE):
+                python.channel.write(messages.encode(messages.BEAT))
             python.channel.write(messages.encode(messages.PLANT, **self._describe(index, host)))
             self._read_agent(python.channel, host)
         except TransportError as error:

@@ -26,7 +26,7 @@ from launcher.commands.stop import find_living, stop
 from launcher.commands.wait import wait
 from launcher.concurrency import start_thread
 from launcher.controller import requests
-from launcher.controller.requests import LastLine, Order
+from launcher.controller.requests import LastLine, Order, read_in_time
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.notice import describe_error, tell
 from launcher.runs.run_end import is_running
@@ -36,18 +36,21 @@ from launcher.runs.state_directory import find_state
 _READ_BYTES = 4096
 
 
-def main(variables: Mapping[str, str]) -> NoReturn:
-    """Read one order from stdin, carry it out, and exit; variables: the environment of this process."""
-    order = requests.decode(_take(int.from_bytes(_take(requests.LENGTH_BYTES), "big")))
+def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
+    """Read one order from stdin, carry it out, and exit.
+
+    variables: the environment of this process; wait_s: for the next bytes of the order.
+    """
+    order = requests.decode(_take(int.from_bytes(_take(requests.LENGTH_BYTES, wait_s), "big"), wait_s))
     last_line, ending = LastLine(order.mark), ""
     try:
         if isinstance(order.request, requests.Control):
             from launcher.controller.control import control  # half of this package, which no other request needs
 
-            code, has_begun = control(order.request, order.view, last_line, variables)
+            code, has_begun = control(order.request, order.view, last_line, variables, order.silence_s)
             ending = "" if has_begun else f" {requests.REFUSED}"
         else:
-            start_thread(_end_with_the_login, "login", lambda error: None)
+            start_thread(partial(_end_with_the_login, order.silence_s), "login", lambda error: None)
             code = _answer(order, RunList(find_state(variables) / "runs"))
         sys.stdout.flush()
     except LauncherError as error:
@@ -65,19 +68,19 @@ def main(variables: Mapping[str, str]) -> NoReturn:
     os._exit(code)
 
 
-def _take(size: int) -> bytes:
-    """Read so many bytes, and none of those behind them."""
+def _take(size: int, wait_s: float) -> bytes:
+    """Read so many bytes, and none of those behind them; exit if the launch host is silent for `wait_s`."""
     data = b""
     while len(data) < size:
-        piece = os.read(0, size - len(data))
+        piece = read_in_time(size - len(data), wait_s)
         if not piece:
             os._exit(EXIT_FAILED)
         data += piece
     return data
 
 
-def _end_with_the_login() -> None:
-    while os.read(0, _READ_BYTES):
+def _end_with_the_login(silence_s: float) -> None:
+    while read_in_time(_READ_BYTES, silence_s):
         pass
     os._exit(EXIT_SIGNAL_BASE + signal.SIGHUP)
 

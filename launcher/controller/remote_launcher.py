@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.concurrency import start_thread
 from launcher.controller import requests
-from launcher.controller.requests import Order, Request
+from launcher.controller.requests import Control, Order, Request
 from launcher.controller.travelling_code import pack_code
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.escapes import clean
@@ -22,7 +22,7 @@ from launcher.output.terminal import write_some
 from launcher.output.view import View, look_from_afar
 from launcher.transports import bootstrap
 from launcher.transports.base import Transport, TransportError
-from launcher.transports.loader import open_python
+from launcher.transports.loader import MARKER_TIMEOUT_S, open_python
 
 BEAT_S = 5.0
 _OLDEST = "3.10"
@@ -44,6 +44,7 @@ class RemoteLauncher:
         self._mark = f"~{python.nonce} ".encode()
         self._cuts = {fd: LineCut(self._mark) for fd in (STDOUT, STDERR)}
         self._unread = python.rest
+        self._silence_s = max(MARKER_TIMEOUT_S, timeout_s)
         self._is_closed = threading.Event()
         self._errors = bytearray()
         try:
@@ -54,7 +55,9 @@ class RemoteLauncher:
 
     def ask(self, request: Request, view: View) -> None:
         """Send the request; view: of this process's streams."""
-        self.channel.write(requests.encode(Order(request, look_from_afar(view), self._mark)))
+        silence_s = self._silence_s if isinstance(request, Control) else requests.SILENCE_S
+        with contextlib.suppress(OSError):  # whoever reads its output learns that it has gone
+            self.channel.write(requests.encode(Order(request, look_from_afar(view), self._mark, silence_s)))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -121,8 +124,8 @@ class RemoteLauncher:
         return output
 
     def _beat(self) -> None:
-        """Send something now and then: what isn't acknowledged shows that the connection is lost."""
-        while not self._is_closed.wait(BEAT_S):
+        """Send something now and then: if it isn't acknowledged, or doesn't come, the other side is gone."""
+        while not self._is_closed.wait(min(BEAT_S, self._silence_s / messages.BEATS_PER_SILENCE)):
             self.send(messages.BEAT)
 
     def _describe_end(self) -> HostFailure:

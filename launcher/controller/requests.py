@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from launcher.transports.agents.credentials import Credentials
 LENGTH_BYTES = 8
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
 LEFT = "left"
+SILENCE_S = 15.0  # for which an answer continues without hearing from the launch host
 REFUSED = "refused"  # after the exit code of a run that never started
 
 
@@ -102,6 +104,7 @@ class Order:
     request: Request
     view: View  # where the answer is shown
     mark: bytes  # begins the last line of both streams: the exit code and REFUSED, or LEFT if they are left before
+    silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
 
 
 def find_patience(job: Job) -> float:
@@ -120,6 +123,15 @@ def decode(data: bytes) -> Order:
     order = pickle.loads(data)
     assert isinstance(order, Order)
     return order
+
+
+def read_in_time(size: int, silence_s: float | None) -> bytes:
+    """Read from the launch host; return nothing if it hangs up, or is silent for that long.
+
+    It sends heartbeats. Without them, sshd may not notice for hours that a machine has lost power.
+    """
+    ready, _, _ = select.select([0], [], [], silence_s)
+    return os.read(0, size) if ready else b""
 
 
 class LastLine:

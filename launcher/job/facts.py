@@ -103,6 +103,7 @@ class Checks:
     xids: tuple[Xid, ...] = ()
     runs: tuple[RunProcess, ...] = ()
     folders: tuple[RunFolder, ...] = ()
+    planted: tuple[tuple[int, str], ...] = ()  # controllers, agents and what waits for its code: pid and name
 
 
 @dataclass(frozen=True, slots=True)

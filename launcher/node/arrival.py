@@ -16,7 +16,10 @@ from launcher.node.own_folders import make_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from signal import alarm
     from typing import NoReturn
+else:
+    from _signal import alarm  # it ends this process if nothing comes
 
 PYTHON = (3, 10)
 KEPT_S = 180 * 86400.0
@@ -26,8 +29,12 @@ _EXIT_CODE = 1
 _MOST_BYTES = 64 << 20
 
 
-def main(name: str) -> None:
-    """Answer whether the code is here, take it if not, and let it be imported; name: the hash of its archive."""
+def main(name: str, wait_s: int) -> None:
+    """Answer whether the code is here, take it if not, and let it be imported.
+
+    name: the hash of its archive; wait_s: for the next bytes of it.
+    """
+    alarm(0)
     if sys.version_info < PYTHON:
         _give_up(OLD, "%d.%d" % sys.version_info[:2])
     base = os.path.join(_find_cache(), "launch")
@@ -41,7 +48,7 @@ def main(name: str) -> None:
             os.utime(path)
         else:
             _answer(MISSING)
-            archive = _take()
+            archive = _take(wait_s)
             if _hash(archive) != name:
                 _give_up(FAILED, "its code came with another content")
             _keep(archive, path)
@@ -123,20 +130,22 @@ def _remove(path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _take() -> bytes:
+def _take(wait_s: int) -> bytes:
     import zlib
 
-    size = int.from_bytes(_read_all(LENGTH_BYTES), "big")
-    return zlib.decompress(_read_all(size))
+    size = int.from_bytes(_read_all(LENGTH_BYTES, wait_s), "big")
+    return zlib.decompress(_read_all(size, wait_s))
 
 
-def _read_all(size: int) -> bytes:
+def _read_all(size: int, wait_s: int) -> bytes:
     data = bytearray()
     while len(data) < size:
+        alarm(wait_s)
         piece = os.read(0, size - len(data))
         if not piece:
             os._exit(_EXIT_CODE)
         data += piece
+    alarm(0)
     return bytes(data)
 
 

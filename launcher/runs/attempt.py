@@ -24,6 +24,7 @@ from launcher.job.plan import (
 from launcher.job.plan_record import as_dry_record, as_record, code_record
 from launcher.job.start_order import start_fields
 from launcher.node import messages
+from launcher.node.facts.machine import find_identity
 from launcher.output.disk_writer import STALLED_S
 from launcher.output.node_log import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.run_folder import RunRecord
@@ -121,6 +122,8 @@ class Attempt:
             checkpoints=self._shared_checkpoints(), contents=self._contents,
         )  # fmt: skip
         inspection = await inspector.ask(has_master=not (share and share[1]))
+        own, pairs = find_identity(), zip(inspection.hosts, inspection.facts, strict=True)
+        self._learned.here.update(host.name for host, fact in pairs if own and fact.machine == own)
         self._say_code(inspector.delivered)
         if inspection.failures:
             raise UnreachableError(list(inspection.failures))
@@ -361,10 +364,12 @@ class Attempt:
         return max(0.0, wall_clock() - self._started_at - (time.monotonic() - at))
 
     def _has_lost_network(self) -> bool:
-        """Return whether this machine was suspended, or lost all of its hosts: then none of them is to blame."""
-        kinds = [state.failure.kind for state in self.session.states if state.failure is not None]
-        has_lost_all = len(self.session.states) > 1 and all(state.is_lost for state in self.session.states)
-        return HostFailureKind.STANDSTILL in kinds or has_lost_all
+        """Return whether this machine was suspended, or lost all other hosts at once: then none of them is to blame."""
+        session, here = self.session, self._learned.here
+        kinds = [state.failure.kind for state in session.states if state.failure is not None]
+        pairs = list(zip(session.hosts, session.states, strict=True))
+        others = [state for host, state in pairs if host.name not in here] or session.states
+        return HostFailureKind.STANDSTILL in kinds or (len(others) > 1 and all(state.is_lost for state in others))
 
     def _say_cause(self, told: Failure, census: Census) -> Cause:
         """Print the cause, from all that is known at the end; `told` is the failure that was reported as the first."""

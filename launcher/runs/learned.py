@@ -13,4 +13,5 @@ class Learned:
     attempts: int = 0  # before this one
     warnings: set[str] = field(default_factory=set)  # that were printed
     incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
+    here: set[str] = field(default_factory=set)  # hosts that are this machine: its network can't lose them
     gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB

@@ -56,14 +56,14 @@ def judge_result(result: Result, hosts: Collection[str]) -> Ending:
     )
 
 
-def judge_refusal(error: LauncherError, hosts: Collection[str]) -> Ending:
-    """Return what it means that a later attempt could not start."""
+def judge_refusal(error: LauncherError, hosts: Collection[str], here: Collection[str] = ()) -> Ending:
+    """Return what it means that a later attempt could not start; here: which of these hosts are this machine."""
     refused = Ending(Outcome.ERROR, is_refused=True)
     if isinstance(error, UsageError):
         return replace(refused, outcome=Outcome.INPUT)
     if isinstance(error, UnreachableError):
         suspects = tuple(dict.fromkeys(failure.host for failure in error.failures))
-        if _are_all(suspects, hosts):
+        if _are_all(suspects, set(hosts).difference(here)):
             is_network = all(failure.kind in _NETWORK for failure in error.failures)
             return replace(refused, outcome=Outcome.NETWORK) if is_network else refused
         return replace(refused, outcome=Outcome.HOST, suspects=suspects)
@@ -77,21 +77,29 @@ def _are_all(suspects: Collection[str], hosts: Collection[str]) -> bool:
     return len(hosts) > 1 and set(suspects) >= set(hosts)
 
 
-def find_incidents(cause: Cause | None, refusal: LauncherError | None, ending: Ending | None) -> dict[str, str]:
+def find_incidents(
+    cause: Cause | None, refusal: LauncherError | None, ending: Ending | None, *, has_one_other: bool = False
+) -> dict[str, str]:
     """Return, for each host that is to blame for the end of an attempt, what went wrong with it.
 
-    ending: None if the attempt succeeded. A host is not to blame for what the user's program does.
+    ending: None if the attempt succeeded. A host is not to blame for what the user's program does. has_one_other:
+    the run is on this machine and one other host; if that is lost, nobody knows whose network failed.
     """
     if ending is None or ending.outcome is not Outcome.HOST:
         known = cause.explanation.name if cause is not None and cause.explanation is not None else ""
         return {cause.failure.host: _OTHERS_MEMORY} if cause is not None and known == "gpu-memory-shared" else {}
+    is_cut = False
     if isinstance(refusal, GpusInUseError):
         what = "kept GPU memory in use"
     elif refusal is not None:
-        what = "lost" if isinstance(refusal, UnreachableError) else "failed its checks"
+        is_cut = isinstance(refusal, UnreachableError)
+        what = "lost" if is_cut else "failed its checks"
     else:
         is_lost = cause is not None and cause.failure.kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR)
         what = "lost" if is_lost else "had a broken GPU"
+        is_cut = cause is not None and cause.failure.kind is FailureKind.CONNECTION
+    if is_cut and has_one_other:
+        return {}
     return dict.fromkeys(ending.suspects, what)
 
 

@@ -48,6 +48,7 @@ class Ending:
     is_refused: bool = False  # it could not start
     is_replaced: bool = False  # and other hosts take the place of those that failed
     has_spare: bool = False  # an idle host could take the place of the suspects
+    is_start: bool = False  # a host was lost while the run still had to prove that it can do without its terminal
     has_left: bool = False  # processes of it are still alive, although they were killed
 
 
@@ -114,6 +115,8 @@ def _find_reason_to_stop(attempts: Sequence[Ending]) -> str:
     last = attempts[-1]
     if last.outcome is Outcome.STOPPED:
         return "stopped"
+    if last.is_start:
+        return "a host was lost before the run could continue without its terminal"
     if last.has_left:  # never two attempts at once
         return "processes of this attempt are still running"
     if last.outcome is Outcome.INPUT:

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from launcher.clock import boottime, iso_time, wall_clock
-from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
+from launcher.diagnosis.failure import FailureKind
+from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang
 from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_not_awaited, disk_stalled
@@ -200,10 +201,15 @@ class Run:
         if result.interrupted_by is not None or not self._signals.empty():  # a signal may come while it is stopped
             return Ending(Outcome.STOPPED)
         if refusal is not None:
-            ending = judge_refusal(refusal, hosts)
-            return replace(ending, is_replaced=self._lineup.can_replace(ending.suspects))
+            ending = judge_refusal(refusal, hosts, self._learned.here)
+            is_start = self._on_settled is not None and isinstance(refusal, UnreachableError)
+            return replace(ending, is_start=is_start, is_replaced=self._lineup.can_replace(ending.suspects))
         ending = judge_result(result, hosts)
-        ending = replace(ending, has_spare=self._lineup.has_spare(ending.suspects))
+        is_lost = result.cause is not None and result.cause.failure.kind is FailureKind.CONNECTION
+        ending = replace(
+            ending, has_spare=self._lineup.has_spare(ending.suspects),
+            is_start=self._on_settled is not None and (is_lost or result.is_network),
+        )  # fmt: skip
         is_ended = ending.outcome is Outcome.HANG and self._job.on_hang is OnHang.END
         return replace(ending, outcome=Outcome.STOPPED) if is_ended else ending
 
@@ -265,7 +271,9 @@ class Run:
             }
         )
         self._write_attempts()
-        incidents = find_incidents(result.cause, refusal, ending)
+        here = [host for host in self._lineup.hosts if host.name in self._learned.here]
+        has_one_other = bool(here) and len(self._lineup.hosts) - len(here) == 1
+        incidents = find_incidents(result.cause, refusal, ending, has_one_other=has_one_other)
         self._note_incidents({host.name: incidents.get(host.name) for host in self._lineup.hosts})
 
     def _write_attempts(self) -> None:

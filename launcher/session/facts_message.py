@@ -162,6 +162,10 @@ def _read_checks(checks: Mapping[str, Any]) -> Checks:
             RunFolder(str(folder["path"]), str(folder["run"]), _count(folder["files"]))
             for folder in _list(checks["folders"], "directories of runs")
         ),
+        planted=tuple(
+            (_count(process["pid"]), str(process["name"]))
+            for process in _list(checks.get("planted", []), "processes of runs")
+        ),
     )
 
 

@@ -11,6 +11,7 @@ import base64
 import functools
 import io
 import marshal
+import math
 import shlex
 import threading
 import zipfile
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 MARKER = "~launch"
+WAIT_S = 60.0  # for the next bytes of the code, which under pdsh each take a login
 # Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
@@ -56,9 +58,12 @@ _AGENT_MODULES = (
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")
 _RELAY_PACKAGES = ("launcher", "launcher.node", "launcher.node.relays")
 
-# Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends.
+# Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends. SIGALRM ends it if nothing comes
+# for too long, as from a machine that has lost power: sshd may notice that hours later. A process that it forks, and
+# the program behind it, hear nothing of that.
 _LOADER = (
-    "import os,sys,_frozen_importlib_external as f;"
+    "import os,sys,_signal as s,_frozen_importlib_external as f;"
+    "w={wait_s};s.alarm(w);"
     "sys.version_info<(3,8)and os._exit(127);"
     'sys.platform=="linux"or os._exit(119);'
     'print("{marker} {nonce}",f.MAGIC_NUMBER.hex(),flush=True);'
@@ -73,7 +78,9 @@ while len(data) < {size}:
     piece = os.read(0, {size} - len(data))
     if not piece:
         os._exit(1)
+    s.alarm(w)
     data += piece
+s.alarm(0)
 modules = marshal.loads(zlib.decompress(bytes(data)))
 class Importer:
     find_spec = staticmethod(
@@ -86,7 +93,7 @@ class Importer:
         exec(compile(code, module.__name__, "exec") if isinstance(code, str) else code, module.__dict__)
 sys.meta_path.insert(0, Importer)
 from {package} import {program}
-{program}.main({nonce!r})
+{program}.main({nonce!r}{more})
 """
 
 
@@ -102,10 +109,14 @@ def not_linux(host: str) -> HostFailure:
     return HostFailure(host, HostFailureKind.NOT_LINUX, "it doesn't run Linux", fix)
 
 
-def loader_command(python: str, nonce: str) -> str:
-    """Return the command line that prints the marker and runs one line from stdin; python: a program's name or path."""
+def loader_command(python: str, nonce: str, wait_s: float = WAIT_S) -> str:
+    """Return the command line that prints the marker and runs one line from stdin; python: a program's name or path.
+
+    wait_s: how long it waits while nothing comes.
+    """
     # -X utf8: under an 8-bit locale, arguments and paths would not arrive unchanged.
-    return f"exec {shlex.quote(python)} -X utf8 -ISc '{_LOADER.format(marker=MARKER, nonce=nonce)}'"
+    code = _LOADER.format(marker=MARKER, nonce=nonce, wait_s=math.ceil(wait_s))
+    return f"exec {shlex.quote(python)} -X utf8 -ISc '{code}'"
 
 
 # The loader for a task of Slurm, whose marker is the line `here` of launcher.node.relays.relay: srun passes on no
@@ -211,17 +222,23 @@ def node_code(nonce: str, magic: str) -> bytes:
 
 def agent_code(nonce: str, magic: str) -> bytes:
     """Return what `node_code` returns, for an agent; its first message (messages.PLANT) is to be sent after it."""
-    return _program_code("launcher.node.agents", "agent", _AGENT_PACKAGES, _AGENT_MODULES, nonce, magic)
+    return _program_code("launcher.node.agents", "agent", _AGENT_PACKAGES, _AGENT_MODULES, nonce, magic, ", w")
 
 
 def _program_code(
-    package: str, program: str, packages: tuple[str, ...], names: tuple[str, ...], nonce: str, magic: str
-) -> bytes:
-    """Return an importer of these modules of launcher.node, which calls `main` of the module `program`, and them."""
+    package: str, program: str, packages: tuple[str, ...], names: tuple[str, ...], nonce: str, magic: str,
+    more: str = "",
+) -> bytes:  # fmt: skip
+    """Return an importer of these modules of launcher.node, which calls `main` of the module `program`, and them.
+
+    more: further arguments of `main`, as the loader knows them: `w` is its time to wait.
+    """
     with _LOCK:  # hosts connect in threads, and the modules are compiled once for all
         pack = _compiled_modules if magic == MAGIC_NUMBER.hex() else _plain_modules
         modules = pack(packages, names)
-    importer = _IMPORTER.format(size=len(modules), packages=packages, package=package, program=program, nonce=nonce)
+    importer = _IMPORTER.format(
+        size=len(modules), packages=packages, package=package, program=program, nonce=nonce, more=more
+    )
     return f"exec({importer!r})\n".encode() + modules
 
 
@@ -253,9 +270,9 @@ _ARRIVAL = """\
 import os, sys
 for name, text in {sources!r}:
     exec(text, sys.modules.setdefault(name, type(sys)(name)).__dict__)
-sys.modules[name].main({name!r})
+sys.modules[name].main({name!r}, w)
 from launcher.controller import program
-program.main(os.environ)
+program.main(os.environ, w)
 """
 
 

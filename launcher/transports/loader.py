@@ -33,7 +33,8 @@ def open_python(transport: Transport, host: Host, pythons: Sequence[str], timeou
     nonce = secrets.token_hex(8)
     noise = bytearray()
     for python in pythons:
-        channel = transport.open(host, bootstrap.loader_command(python, nonce), timeout_s)
+        command = bootstrap.loader_command(python, nonce, max(MARKER_TIMEOUT_S, timeout_s))
+        channel = transport.open(host, command, timeout_s)
         with _hanging_up(channel, max(MARKER_TIMEOUT_S, timeout_s)) as has_hung_up:
             found = await_marker(channel, nonce, host.name, noise.extend, noise.extend)
         if has_hung_up.is_set():

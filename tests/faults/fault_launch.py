@@ -40,7 +40,7 @@ _BARE = "sleep 300 "  # the only sign of a child without environment
 # Runs the command line: waits before it while a file `early` exists, and after it while a file `held` exists.
 _TYPIST = 'while [ -e early ]; do sleep 0.02; done; "$@"; code=$?; while [ -e held ]; do sleep 0.02; done; exit $code'
 _LOADER = "~launch"  # in the command line of every guardian and supervisor
-_REMOTE = ("launch", "launch-agent")  # a controller and its agents
+_REMOTE = ("launch", "launch-agent", "launch-guardian")  # a controller, its agents and their parents
 _NOT_OURS = r"\[|launch: hosts of Slurm job \d+: |launch: run RUN is controlled from |launch: the logs are on node1; "
 
 
@@ -214,3 +214,15 @@ def said(done: Done) -> list[str]:
     """Return the launcher's own messages, without the line that says whose hosts it uses, or who controls the run."""
     lines = (re.sub(r"\S+/launch/logs/RUN", "logs/RUN", line) for line in done.words)
     return [line for line in lines if not re.match(_NOT_OURS, line)]
+
+
+def ask(launch: FaultLaunch, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command on the launch host, and check how it ends."""
+    done = launch.slurm.run("launch", *words, cwd=launch.folder)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done
+
+
+def find_process(host: Host, name: str) -> Process:
+    (found,) = (process for process in host.processes() if read_name(process.pid) == name)
+    return found

@@ -12,9 +12,19 @@ import threading
 from typing import Any
 
 import pytest
-from fault_launch import AT_GO, OF_EVERY_KIND, READY, FaultLaunch, ranks, said, short_connect, short_silence
-from machines.cluster import Host
-from machines.processes import CENSUS_POLL_S, Process, read_name, wait_until
+from fault_launch import (
+    AT_GO,
+    OF_EVERY_KIND,
+    READY,
+    FaultLaunch,
+    ask,
+    find_process,
+    ranks,
+    said,
+    short_connect,
+    short_silence,
+)
+from machines.processes import CENSUS_POLL_S, read_name, wait_until
 from machines.slurm import LOGIN
 from ways import WAYS
 
@@ -25,22 +35,10 @@ WRITES = rf"""{READY}; printf '\303\251 \377\r50%%\r100%%\n'; printf 'oops\n' >&
     until [ -e go ]; do echo $((n += 1)); sleep 0.1; done; printf end"""
 
 
-def ask(launch: FaultLaunch, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a command on the launch host, and check how it ends."""
-    done = launch.slurm.run("launch", *words, cwd=launch.folder)
-    assert done.returncode == code, (done.stdout, done.stderr)
-    return done
-
-
 def find_run(launch: FaultLaunch) -> dict[str, Any]:
     """Return what `launch ps` says of the run."""
     (row,) = (row for row in json.loads(ask(launch, "ps", "--json").stdout) if row["run"] in launch.started[-1].stderr)
     return dict(row)
-
-
-def find_process(host: Host, name: str) -> Process:
-    (found,) = (process for process in host.processes() if read_name(process.pid) == name)
-    return found
 
 
 def test_the_terminal_is_killed(launch: FaultLaunch) -> None:

@@ -149,6 +149,7 @@ GAPS: Mapping[str, Mapping[Promise, str]] = {
         Promise.KILLED: "the run continues",
         Promise.FROZEN: "the run continues",
         Promise.BROKEN: "the host is named and stops its ranks; it is checked only if a restart follows",
+        Promise.RESTART_LOST: "once the run continues without its terminal; until then its start fails",
     },
     "pdsh": {
         Promise.FROZEN: "only if the machine is; if `launch` alone is, no host detects it and the run continues",

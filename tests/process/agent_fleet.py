@@ -101,9 +101,9 @@ class Fleet:
             del os.environ[MARK]
         return self.planted[-1]
 
-    def start(self) -> None:
-        """Plant all agents, and let them leave their logins."""
-        planted = [self.plant(name) for name in self.names]
+    def start(self, **fields: Any) -> None:
+        """Plant all agents, and let them leave their logins; fields: of their first messages."""
+        planted = [self.plant(name, **fields) for name in self.names]
         assert {one.read_answer()["type"] for one in planted} == {"dialled"}
         assert self.hub.wait_for_all(DEADLINE_S) == []
         self.hub.go()

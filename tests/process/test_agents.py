@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
@@ -19,7 +20,7 @@ import pytest
 from agent_fleet import RUN, Fleet, MakeFleet, Wire
 from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, slowed
-from node_process import WAITS, find_marked, is_alive, shell, wait_until
+from node_process import WAITS, find_marked, is_alive, parent_of, shell, wait_until
 
 from launcher.errors import HostFailureKind
 from launcher.hosts.host import Host
@@ -236,6 +237,21 @@ def test_strangers_harm_nobody(
     assert capfd.readouterr() == ("", "")
 
 
+def test_strangers_of_another_address_keep_no_agent_out(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, silent ones and some that begin TLS as an agent does."""
+    monkeypatch.setattr(doorway, "ROOM_S", NEVER_S)
+    monkeypatch.setattr(doorway, "MOST_STRANGERS", 16)
+    monkeypatch.setattr(doorway, "MOST_GUESTS", 4)
+    fleet = make_fleet()
+    silent = [socket.create_connection(("127.0.0.1", fleet.port), None, ("127.0.0.2", 0)) for _ in range(24)]
+    for sock in silent[-12:]:
+        with contextlib.suppress(OSError):  # it was closed already
+            sock.send(b"\x16\x03\x01")
+    fleet.start()
+    for sock in silent:
+        sock.close()
+
+
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -380,7 +396,26 @@ def test_after_go_the_login_may_end(fleet: Fleet) -> None:
     assert read_line(channel) == b"on\n"
 
 
-def test_an_agent_that_is_killed_loses_its_host_alone(fleet: Fleet) -> None:
+def test_an_agent_that_is_killed_is_started_again(fleet: Fleet) -> None:
+    """Twice, and also the last one ends with the controller."""
+    agents = set()
+    for _ in range(2):
+        transport = fleet.hub.open_transport()
+        lost = transport.open(A, "echo $PPID; cat", DEADLINE_S)
+        other = transport.open(B, "cat", DEADLINE_S)
+        agents.add(agent := int(read_line(lost)))
+        os.kill(agent, signal.SIGKILL)
+        assert fail_of(lost) == (HostFailureKind.CONNECTION, "the connection to its agent was lost")
+        other.write(b"on\n")
+        assert read_line(other) == b"on\n"
+    assert len(agents) == 2
+    assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
+
+
+def test_an_agent_that_is_killed_loses_its_host_alone(make_fleet: MakeFleet) -> None:
+    """Without restarts it is not needed again."""
+    fleet = make_fleet("n1", "n2")
+    fleet.start(redial_s=0.0)
     transport = fleet.hub.open_transport()
     lost = transport.open(A, "echo $PPID; cat", DEADLINE_S)
     other = transport.open(B, "cat", DEADLINE_S)
@@ -423,7 +458,7 @@ def test_an_agent_whose_connection_is_cut_hangs_up_and_comes_back(
         {STDOUT: b"", STDERR: b"launch: attempt 1 is over, attempt 2 has begun\n"},
         126,
     )
-    wait_until(lambda: fleet.pids() == [agent])
+    wait_until(lambda: set(fleet.pids()) == {agent, parent_of(agent)})
 
 
 def test_an_agent_that_may_not_come_back_ends(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
@@ -459,7 +494,9 @@ def test_an_agent_that_comes_again_replaces_the_older_one(fleet: Fleet) -> None:
     assert fail_of(older) == (HostFailureKind.CONNECTION, "its agent has connected again")
     assert newer.read_answer()["type"] == "dialled"
     assert newer.wait_for_end() == 0
-    wait_until(lambda: len(fleet.pids()) == 2)  # the older one came again too, and the other one may not
+    wait_until(
+        lambda: len(fleet.pids()) == 4
+    )  # the older one came again too, and the other one may not; each with its parent
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
 
 

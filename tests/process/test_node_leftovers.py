@@ -33,6 +33,7 @@ from node_process import (
 
 from launcher.node import messages
 from launcher.node.facts import leftovers
+from launcher.transports import bootstrap
 
 NOBODY = 65534
 # Its child has no environment.
@@ -121,6 +122,31 @@ def test_a_run_that_goes_on_is_owned(nodes: Nodes) -> None:
     assert len(runs) >= 3
     assert {run["is_owned"] for run in runs} == {True}
     assert {run["pid"] for run in runs} <= set(live.told_pids)
+
+
+def test_what_waits_for_its_code_or_its_order_is_named_if_asked(nodes: Nodes) -> None:
+    """Guardians and supervisors are not: they show by their runs."""
+    command = ["/bin/sh", "-c", bootstrap.loader_command(sys.executable, "nonce")]
+    waiting = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for each in waiting:
+            assert each.stdout is not None
+            each.stdout.readline()
+        assert waiting[1].stdin is not None
+        waiting[1].stdin.write(bootstrap.agent_code("nonce", ""))
+        waiting[1].stdin.flush()
+        wait_until(lambda: Path(f"/proc/{waiting[1].pid}/comm").read_text() == "launch-agent\n")
+        live = nodes.start()
+        live.prepare()
+        node = nodes.start()
+        node.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True)
+        planted = {each["pid"]: each["name"] for each in node.wait_for(messages.FACTS)["checks"]["planted"]}
+        assert planted[waiting[0].pid].startswith("python")
+        assert planted[waiting[1].pid] == "launch-agent"
+        assert not {live.guardian.pid, live.supervisor, node.guardian.pid, node.supervisor} & set(planted)
+    finally:
+        for each in waiting:
+            each.communicate()
 
 
 def test_only_what_was_adopted_is_ended(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

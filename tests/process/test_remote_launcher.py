@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,14 +10,15 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
 import pytest
+from machines.patience import NEVER_S, slowed
 from machines.processes import wait_until
 
-from launcher.controller import requests
+from launcher.controller import remote_launcher, requests
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.controller.travelling_code import pack_code
 from launcher.hosts.host import Host
@@ -31,6 +33,7 @@ from launcher.transports.base import TransportError
 from launcher.transports.local import LocalTransport
 
 TIMEOUT_S = 10.0
+RUN = "20261120-091233"
 VIEW = View(frozenset(), is_one_file=False, with_color=False, columns=None)
 
 # Imports every module but those that only the ranks, or the nodes, need.
@@ -54,6 +57,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def open_list() -> RunList:
     return RunList(find_state(os.environ) / "runs")
+
+
+@contextlib.contextmanager
+def listed(folder: Path) -> Iterator[None]:
+    """List a run of this process meanwhile."""
+    entry = open_list().begin(RUN, None, folder)
+    try:
+        yield
+    finally:
+        entry.close(is_kept=False)
 
 
 def start(python: str = sys.executable) -> RemoteLauncher:
@@ -133,12 +146,35 @@ def test_what_a_host_says_can_t_move_the_cursor(
 
 def test_it_ends_with_its_login(tmp_path: Path) -> None:
     """Nobody waits for a run on a host when nobody reads the answer."""
-    entry = open_list().begin("20261120-091233", None, tmp_path)
-    launcher = start()
-    launcher.ask(requests.Wait("20261120-091233"), VIEW)
-    launcher.close()
-    assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
-    entry.close(is_kept=False)
+    with listed(tmp_path):
+        launcher = start()
+        launcher.ask(requests.Wait(RUN), VIEW)
+        launcher.close()
+        assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
+
+
+def test_an_answer_ends_if_its_launch_host_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a loss of power there, of which sshd hears hours later."""
+    monkeypatch.setattr(requests, "SILENCE_S", 0.5)  # less than between two heartbeats
+    with listed(tmp_path):
+        launcher = start()
+        launcher.ask(requests.Wait(RUN), VIEW)
+        assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
+
+
+def test_a_controller_ends_if_its_launch_host_is_silent_before_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so do its agents, whose connection it is; nothing of the run is left."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(remote_launcher, "BEAT_S", NEVER_S)
+    launcher = RemoteLauncher(LocalTransport(), Host("here"), [sys.executable], slowed(1.0))
+    launcher._is_closed.set()  # no heartbeat is sent
+    job = Job(Program(ProgramKind.COMMAND, "true", ()))
+    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0)), VIEW)
+    assert wait_until(lambda: launcher.channel.exit_code() == 1)
+    assert not list((tmp_path / "state" / "launch" / "logs").iterdir())
 
 
 def test_a_cache_that_can_t_be_written(cache: Path) -> None:

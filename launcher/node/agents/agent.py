@@ -2,7 +2,7 @@
 
 It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
 
-    stdin              plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s}
+    stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s}
     stdout             dialled {address} or refused {why}, once; both with the nonce of the loader
     to controller      hello {run, index, token}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    beat
@@ -11,6 +11,9 @@ It is started by the loader, and its first message comes on stdin. Messages are 
 
 Before `go` it ends with its login, since nothing was started. At `go` it leaves the login: its own process exits with
 0, and a fork with a session of its own continues. From then on it depends on the controller alone.
+
+If it may dial again (redial_s), that fork is only its parent, which starts it again if it is killed. The new one has
+nothing in its hands, as after a lost connection: what the old one had started has lost its pipes, and ends by itself.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 _STDIN, _STDOUT = 0, 1
 _READ_BYTES = 64 << 10
+_MOST_STARTS = 10  # of an agent that is killed again and again
 
 
 class Agent:
@@ -42,17 +46,17 @@ class Agent:
     by itself. The agent exits only when no process that it has started is left.
     """
 
-    def __init__(self, nonce: str, plant: dict[str, Any]) -> None:
-        """Begin to catch signals; plant: the first message."""
+    def __init__(self, nonce: str, plant: dict[str, Any], known: str = "") -> None:
+        """Begin to catch signals; plant: the first message; known: where a killed agent was connected, after `go`."""
         self._nonce = nonce
         self._plant = plant
         self._silence_s: float = plant["silence_s"]
         self._lifecycle = Lifecycle(plant["connect_timeout_s"], plant["redial_s"], clock.boottime())
         addresses = [(str(host), int(port)) for host, port in plant["addresses"]]
-        self._dials = Dials(addresses, plant["fingerprint"])
+        self._dials = Dials(addresses, plant["fingerprint"], known)
         self._children = Children(dict(os.environ), self._send)
         self._link: Optional[ControllerLink] = None
-        self._has_answered = False
+        self._has_answered = bool(known)
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write):
             os.set_blocking(fd, False)
@@ -60,6 +64,9 @@ class Agent:
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
         for number in (signals.SIGCHLD, signals.SIGHUP):
             signals.signal(number, lambda number, frame: None)
+        if known:
+            self._lifecycle.start()
+            self._lifecycle.disconnect(clock.boottime())
 
     def run(self) -> int:
         """Serve until the agent may exit; return its exit code."""
@@ -149,7 +156,34 @@ class Agent:
         for fd in range(3):
             os.dup2(null, fd)
         os.close(null)
+        if self._lifecycle.may_redial:
+            self._leave_guardian()
         self._lifecycle.start()
+
+    def _leave_guardian(self) -> None:
+        """Let this process be the agent's parent, and continue in a fork; at first it holds no more than its link."""
+        assert self._link is not None  # `go` came through it
+        known = self._link.name
+        for number in range(_MOST_STARTS):
+            try:
+                pid = os.fork()
+            except OSError:  # no process is left
+                if number:
+                    os._exit(1)
+                return
+            if not pid and number:
+                _name_process("launch-agent")
+                os._exit(Agent(self._nonce, self._plant, known).run())
+            if not pid:
+                return
+            if not number:
+                _name_process("launch-guardian")
+                signals.set_wakeup_fd(-1)
+                self._link.close()
+            _, status = os.waitpid(pid, 0)
+            if not os.WIFSIGNALED(status):
+                break
+        os._exit(0)
 
     # ---- the connection -------------------------------------------------------------------------------------------
 
@@ -230,20 +264,31 @@ class Agent:
         self._children.reap()
 
 
-def _read_plant() -> Optional[dict[str, Any]]:
-    """Return the first message on stdin, or None if stdin ends before."""
+def _name_process(name: str) -> None:
+    """Set what ps, top and `launch clean` show."""
+    with open("/proc/self/comm", "w") as file:
+        file.write(name)
+
+
+def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
+    """Return the first message on stdin but heartbeats, or None if stdin ends before.
+
+    SIGALRM ends this process if nothing comes for `wait_s`: the launch host is gone.
+    """
     decoder = messages.Decoder()
     while True:
+        signals.alarm(wait_s)
         data = os.read(_STDIN, _READ_BYTES)
+        signals.alarm(0)
         if not data:
             return None
         for header, _ in decoder.feed(data):
-            return header
+            if header["type"] != messages.BEAT:
+                return header
 
 
-def main(nonce: str) -> NoReturn:
-    """Serve the controller that the first message names; never returns."""
-    with open("/proc/self/comm", "w") as file:  # what ps and top show
-        file.write("launch-agent")
-    plant = _read_plant()
+def main(nonce: str, wait_s: int) -> NoReturn:
+    """Serve the controller that the first message names; wait_s: for that message. Never returns."""
+    _name_process("launch-agent")
+    plant = _read_plant(wait_s)
     os._exit(1 if plant is None else Agent(nonce, plant).run())

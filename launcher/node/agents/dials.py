@@ -31,10 +31,13 @@ class Dials:
     but TLS's own handshake. Neither its dates nor names count, so clocks and addresses may be wrong.
     """
 
-    def __init__(self, addresses: list[tuple[str, int]], fingerprint: str) -> None:
-        """addresses: numeric ones with their ports, since a resolver may hang; fingerprint: SHA-256 in hex."""
+    def __init__(self, addresses: list[tuple[str, int]], fingerprint: str, known: str = "") -> None:
+        """addresses: numeric ones with their ports, since a resolver may hang; fingerprint: SHA-256 in hex.
+
+        known: the name of one that was connected.
+        """
         self.pending: list[Dial] = []
-        self._known = ""  # the address that was connected last
+        self._known = known  # the address that was connected last
         self._refusals = 0  # by that address, since then
         self._faults: dict[str, str] = {}  # by address: what went wrong there last
         self._addresses = addresses

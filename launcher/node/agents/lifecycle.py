@@ -46,9 +46,14 @@ class Lifecycle:
         self._pauses = 0
         self._give_up_at = None
 
+    @property
+    def may_redial(self) -> bool:
+        """Tell whether a lost connection doesn't end it."""
+        return self._redial_s > 0
+
     def disconnect(self, now: float) -> None:
         """Note that the connection is lost."""
-        if not self.has_started or self._redial_s <= 0:
+        if not self.has_started or not self.may_redial:
             self.end(1)
         elif self.exit_code is None:
             self._give_up_at = now + self._redial_s

@@ -70,6 +70,7 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "xids": xids.find_xids() if wanted.get("gpus", True) else [],
         "runs": runs,
         "folders": run_folders.find_folders(runs),
+        "planted": leftovers.find_planted() if wanted.get("planted") else [],
     }
 
 

@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_LOADER = b'print("~launch '  # part of the command line of every guardian and supervisor
+_LOADER = b'print("~launch '  # part of the command line of every program that launch sends
+_PLANTED = ("launch", "launch-agent", "launch-guardian")  # what such a program may call itself
 
 
 def find_runs(own_mark: str) -> list[dict[str, Any]]:
@@ -33,6 +34,29 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
         {"pid": process.pid, "name": process.name, "mark": mark, "is_owned": mark in owned}
         for process, mark in found
         if mark in owned or _has_folder(process.pid, mark)
+    ]
+
+
+def find_planted() -> list[dict[str, Any]]:
+    """Return controllers and agents of this user, and what waits for its code: pid and name.
+
+    They have no mark, and need none: they end by themselves with the run, or when its launch host falls silent first.
+    """
+    everything = proc.read_all()
+    found = [
+        each
+        for each in everything.values()
+        if (each.name in _PLANTED or each.name.startswith("python"))
+        and _LOADER in proc.read_command_line(each.pid)
+        and _is_ours(each.pid)
+        and _is_of_this_machine(each.pid)
+    ]
+    pids, parents = {each.pid for each in found}, {each.ppid for each in found}
+    return [
+        {"pid": each.pid, "name": each.name}
+        for each in found
+        # Guardian and supervisor are parent and child.
+        if each.name in _PLANTED or (each.pid not in parents and each.ppid not in pids)
     ]
 
 

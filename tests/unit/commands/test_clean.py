@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines, verdict
+from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines, planted_lines, verdict
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.facts import RunFolder, RunProcess
 from launcher.session.node_state import Census
@@ -52,6 +52,16 @@ def test_a_line_for_each_directory_on_each_host():
     assert lines[-1] == "  gpu1: 51 more leftover directories"
     assert kept_lines([("gpu1", path, "files/dump: Permission denied")]) == [
         f"  gpu1: {path} is still there: files/dump: Permission denied"
+    ]
+
+
+def test_a_line_for_what_was_planted_on_each_host():
+    planted = [("gpu1", (pid, "launch-agent")) for pid in range(1, 7)] + [("gpu2", (7, "launch-agent"))]
+    assert planted_lines(planted) == [
+        "  gpu1: 6 processes control or start a run (left alone: they end with it, or without its launch host): "
+        "1 (launch-agent), 2 (launch-agent), 3 (launch-agent), 4 (launch-agent) and 2 more",
+        "  gpu2: 1 process controls or starts a run (left alone: it ends with it, or without its launch host): "
+        "7 (launch-agent)",
     ]
 
 

@@ -17,7 +17,7 @@ from launcher.errors import (
     UsageError,
 )
 from launcher.runs.gpu_memory import GpusInUseError
-from launcher.runs.outcomes import PROGRESS_S, judge_refusal, judge_result
+from launcher.runs.outcomes import PROGRESS_S, find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
 from launcher.session.node_state import Census
@@ -135,3 +135,21 @@ def test_what_it_means_that_a_restart_could_not_start(error: LauncherError, endi
 
 def test_the_only_host_is_not_the_network() -> None:
     assert judge_refusal(lost("gpu1"), ("gpu1",)) == Ending(Outcome.HOST, ("gpu1",), is_refused=True)
+
+
+def test_a_host_that_is_this_machine_can_t_be_lost_with_the_others():
+    """So all others were lost at once, and none is to blame."""
+    failures = [HostFailure(name, HostFailureKind.SILENT, "no heartbeat") for name in HOSTS]
+    hosts = ("gpu0", *HOSTS)
+    assert judge_refusal(UnreachableError(failures), hosts).suspects == HOSTS
+    assert judge_refusal(UnreachableError(failures), hosts, {"gpu0"}) == Ending(Outcome.NETWORK, is_refused=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "incidents"), [(FailureKind.CONNECTION, {}), (FailureKind.SUPERVISOR, {"gpu2": "lost"})]
+)
+def test_of_two_hosts_nobody_knows_whose_network_failed(kind, incidents):
+    cause = find_cause([replace(RANK, kind=kind, code=None)])
+    ending = judge_result(Result(1, 60.0, CLEAN, cause), HOSTS)
+    assert find_incidents(cause, None, ending) == {"gpu2": "lost"}
+    assert find_incidents(cause, None, ending, has_one_other=True) == incidents

@@ -42,6 +42,10 @@ def far(attempt: Ending) -> Ending:
         ([ODD_NAN, replace(ODD_NAN, suspects=("gpu3",))], "the same failure twice without progress"),
         ([BOTH_NAN, BOTH_NAN], "the same failure twice without progress"),
         ([Ending(Outcome.DISK, ("gpu1", "gpu2"), is_everywhere=True)], "the disk that all hosts share is full"),
+        (
+            [Ending(Outcome.HOST, ("gpu4",), is_start=True)],
+            "a host was lost before the run could continue without its terminal",
+        ),
         ([PORT] * 4, "another program took the port 4 times"),
         ([NAN, *[AWAY] * (MOST_WAITS + 1)], "no attempt could start for a day"),
         ([NAN, KEY, NAN, KEY], "all 3 restarts are used"),

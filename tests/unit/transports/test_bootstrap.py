@@ -6,6 +6,7 @@ import io
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -97,6 +98,16 @@ def test_end_of_file_instead_of_code_ends_the_loader():
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, MARKER_LINE)
+
+
+@pytest.mark.parametrize("sent", [b"", agent_code(NONCE, "")[:9000], agent_code(NONCE, "")])
+def test_a_launch_host_that_falls_silent_ends_the_loader(sent):
+    """Before the code, within it, and before the order of an agent: its login may last for hours."""
+    command = ["/bin/sh", "-c", loader_command(sys.executable, NONCE, 0.5)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loader:
+        loader.stdin.write(sent)
+        loader.stdin.flush()
+        assert loader.wait() == -signal.SIGALRM
 
 
 PROBE = f"""
