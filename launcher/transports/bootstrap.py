@@ -80,15 +80,11 @@ _LOADER = (
     'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
 )
 
+# The one line that the loader reads byte by byte: it reads the modules and the importer that follow, and runs that.
+_READER = "d=bytearray();exec('while len(d)<{size}:d+=os.read(0,{size}-len(d))or os._exit(1)');exec(bytes(d[{modules_size}:]))"
 _IMPORTER = """\
-import os, sys, marshal, zlib
+import marshal, sys, zlib
 from _frozen_importlib import ModuleSpec
-data = bytearray()
-while len(data) < {size}:
-    piece = os.read(0, {size} - len(data))
-    if not piece:
-        os._exit(1)
-    data += piece
 class Importer:
     modules = {{}}
     @staticmethod
@@ -104,7 +100,8 @@ class Importer:
         code = Importer.modules[module.__name__]
         code = marshal.loads(code) if isinstance(code, bytes) else compile(code, module.__name__, "exec")
         exec(code, module.__dict__)
-Importer.take(bytes(data))
+Importer.take(d[:{modules_size}])
+del d
 sys.meta_path.insert(0, Importer)
 from {package} import {program}
 {program}.main({nonce!r}{argument})
@@ -273,9 +270,12 @@ def agent_code(nonce: str, magic: str) -> bytes:
 
 
 def _program(package: str, program: str, nonce: str, modules: bytes, argument: str = "") -> bytes:
-    """Return an importer of these modules, which calls `main` of the module `program`, and the modules."""
-    importer = _IMPORTER.format(size=len(modules), package=package, program=program, nonce=nonce, argument=argument)
-    return f"exec({importer!r})\n".encode() + modules
+    """Return these modules behind the line that reads them, with an importer that calls `main` of one, `program`."""
+    importer = _IMPORTER.format(
+        modules_size=len(modules), package=package, program=program, nonce=nonce, argument=argument
+    ).encode()
+    reader = _READER.format(size=len(modules) + len(importer), modules_size=len(modules))
+    return b"%b\n%b%b" % (reader.encode(), modules, importer)
 
 
 def _pack_modules(packages: tuple[str, ...], names: tuple[str, ...], magic: str) -> bytes:

@@ -106,14 +106,15 @@ def test_end_of_file_instead_of_code_ends_the_loader():
     assert (done.returncode, done.stdout) == (0, MARKER_LINE)
 
 
-PROBE = f"""
+PROBE = """
 import sys, zlib, marshal
-line, _, modules = sys.stdin.buffer.read().partition(b"\\n")
-head = line.decode().partition("class Importer")[0]
-for name, code in sorted(marshal.loads(zlib.decompress(modules)).items()):
+line, _, sent = sys.stdin.buffer.read().partition(b"\\n")
+unpacked = zlib.decompressobj()
+for name, code in sorted(marshal.loads(unpacked.decompress(sent)).items()):
     print(name, type(marshal.loads(code) if isinstance(code, bytes) else code).__name__)
     compile(code, name, "exec") if isinstance(code, str) else None
-print({NONCE!r} in line.decode(), str(len(modules)) in head)
+importer = unpacked.unused_data
+print(len(line) < 150, str(len(sent)) in line.decode(), str(len(sent) - len(importer)) in importer.decode())
 """
 
 
@@ -137,7 +138,8 @@ def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(
     *modules, last = done.stdout.decode().splitlines()
     names = sorted([*(f"{name} str" for name in packages), *(f"launcher.node.{name} {kind}" for name in own_modules)])
     assert modules == names
-    assert last == "True True"
+    assert last == "True True True"
+    assert NONCE.encode() in sent
     assert sent == make_code(NONCE, magic)
 
 
