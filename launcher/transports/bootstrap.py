@@ -81,7 +81,11 @@ _LOADER = (
 )
 
 # The one line that the loader reads byte by byte: it reads the modules and the importer that follow, and runs that.
-_READER = "d=bytearray();exec('while len(d)<{size}:d+=os.read(0,{size}-len(d))or os._exit(1)');exec(bytes(d[{modules_size}:]))"
+_READER = (
+    "d=bytearray();"
+    "exec('while len(d)<{size}:d+=os.read(0,{size}-len(d))or os._exit(1)');"
+    "exec(bytes(d[{modules_size}:]))"
+)
 _IMPORTER = """\
 import marshal, sys, zlib
 from _frozen_importlib import ModuleSpec
