@@ -51,7 +51,7 @@ def _share_arena() -> None:
     with contextlib.suppress(ImportError, OSError):  # another C library than glibc
         from _ctypes import call_function, dlopen, dlsym  # ctypes itself takes 2 ms more
 
-        call_function(dlsym(dlopen(None, 0), "mallopt"), (_M_ARENA_MAX, 1))
+        call_function(dlsym(dlopen(None, 0), "mallopt"), (_M_ARENA_MAX, 1))  # type: ignore[arg-type] # None is this program
 
 
 async def call_in_thread(work: Callable[[], _Result], timeout_s: float | None = None) -> _Result:

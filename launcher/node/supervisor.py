@@ -171,7 +171,7 @@ class Supervisor:
             return
         self._heard_at = self._clock()
         handlers = {
-            messages.MODULES: lambda header, payload: self._take_modules(payload),
+            messages.MODULES: self._add_modules,
             messages.PREPARE: self._prepare,
             messages.ROUTE: self._find_route,
             messages.PROBE: self._probe,
@@ -202,6 +202,9 @@ class Supervisor:
             self._send_queue.send(messages.FAILED, text="%s: %s" % (header["type"], error))
             # Nothing may start without directory and mark, though START may be in the same piece of input.
             self._is_done = self._folder is None
+
+    def _add_modules(self, _: dict[str, Any], payload: bytes) -> None:
+        self._take_modules(payload)
 
     def _prepare(self, header: dict[str, Any], _: bytes) -> None:
         self._silence_s = header["silence_s"]
