@@ -2,26 +2,32 @@
 
 `python -m bench soak` is something else: a run that is made to fail many times.
 `python -m bench gpu` is too: everything that needs a GPU.
+`python -m bench record` keeps some results in record.json, and `compare` finds what is worse than they are.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from rich.console import Console
 from rich.table import Table
 
-from bench import soak
+from bench import record, soak
 from bench.gpu.table import main as run_gpu_parts
 from bench.measures import MEASURES, missing_programs, parse_names
 
 
 def main() -> int:
-    """Run the measures that were requested, the soak, or the parts that need a GPU."""
+    """Run the measures that were requested, the soak, the parts that need a GPU, or a comparison with the record."""
+    # A launcher that is installed has its bytecode; without, most of a start is compiling.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if sys.argv[1:2] == ["soak"]:
         return soak.main(sys.argv[2:])
     if sys.argv[1:2] == ["gpu"]:
         return run_gpu_parts(sys.argv[2:])
+    if sys.argv[1:2] in (["record"], ["compare"]):
+        return record.main(sys.argv[1:])
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(f"{__doc__}\nMeasures: {', '.join(MEASURES)}.")
         return 0

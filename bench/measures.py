@@ -21,7 +21,7 @@ from bench.farm import Farm, farm
 from bench.includes import includes
 from bench.restarts import restarts
 from bench.sync import sync
-from bench.timing import Row, median, run
+from bench.timing import Row, compare_turns, run, spread_of, take_turns
 from bench.training import scaling, trainer
 from bench.transports import transports
 from bench.ways import LAUNCH
@@ -31,22 +31,23 @@ FIRST_ALL_REDUCE = Path(__file__).parent / "first_all_reduce.py"
 
 def help_time() -> list[Row]:
     """Measure `launch --help`."""
-    (seconds,) = median(11, lambda: run([*LAUNCH, "--help"]).seconds)
-    return [Row("launch --help", seconds, "s", 0.2, "median of 11")]
+    (seconds,) = take_turns(11, lambda: run([*LAUNCH, "--help"]).seconds)
+    spread = spread_of(seconds)
+    return [Row("launch --help", statistics.median(seconds), "s", 0.2, "median of 11", spread=spread)]
 
 
 def first_all_reduce() -> list[Row]:
     """Measure 2 hosts x 2 processes until the first all-reduce, against torchrun by hand over parallel ssh."""
     with farm(2) as hosts:
-        ours, by_hand = median(5, lambda: _ours(hosts), lambda: _by_hand(hosts))
-    return [Row("first all-reduce / by hand", ours / by_hand, "ratio", 1.10, f"{ours:.2f} s against {by_hand:.2f} s")]
+        ours, by_hand = take_turns(5, lambda: _ours(hosts), lambda: _by_hand(hosts))
+    return [compare_turns("first all-reduce / by hand", ours, by_hand, 1.10)]
 
 
 def checks() -> list[Row]:
     """Measure what the comparison of the hosts and their probes add to the time until the first all-reduce."""
     with farm(2) as hosts:
-        checked, bare = median(7, lambda: _ours(hosts), lambda: _ours(hosts, "--no-check"))
-    return [Row("with checks / --no-check", checked / bare, "ratio", 1.05, f"{checked:.2f} s against {bare:.2f} s")]
+        checked, bare = take_turns(7, lambda: _ours(hosts), lambda: _ours(hosts, "--no-check"))
+    return [compare_turns("with checks / --no-check", checked, bare, 1.05)]
 
 
 def _ours(hosts: Farm, *options: str) -> float:
@@ -101,11 +102,10 @@ def flood() -> list[Row]:
             _check_lines(output, 8_000_000)
             return spent.seconds
 
-        launch_s, pdsh_s = median(3, ours, pdsh)
-    detail = f"{launch_s:.2f} s against {pdsh_s:.2f} s"
+        launch_s, pdsh_s = take_turns(3, ours, pdsh)
     return [
-        Row("8 million lines / pdsh", launch_s / pdsh_s, "ratio", 0.2, detail),
-        Row("8 million lines, memory", max(memory), "MiB", 100, "the launcher's peak"),
+        compare_turns("8 million lines / pdsh", launch_s, pdsh_s, 0.2),
+        Row("8 million lines, memory", max(memory), "MiB", 100, "the launcher's peak", spread=spread_of(memory)),
     ]
 
 
@@ -150,13 +150,14 @@ def many_hosts() -> list[Row]:
             cpu.append(spent.cpu_seconds)
             return spent.seconds
 
-        launch_s, pdsh_s = median(
+        launch_s, pdsh_s = take_turns(
             5, ours, lambda: run(["pdsh", "-f", "128", "-w", names, "true"], env=hosts.ssh_environment()).seconds
         )
-    detail = f"{launch_s:.2f} s against {pdsh_s:.2f} s"
+    cpu_ms = [seconds / 128 * 1000 for seconds in cpu]
+    detail = "start of Python included"
     return [
-        Row("128 hosts, exec true / pdsh", launch_s / pdsh_s, "ratio", 0.6, detail),
-        Row("128 hosts, client CPU", statistics.median(cpu) / 128 * 1000, "ms a host", 8, "start of Python included"),
+        compare_turns("128 hosts, exec true / pdsh", launch_s, pdsh_s, 0.6),
+        Row("128 hosts, client CPU", statistics.median(cpu_ms), "ms a host", 8, detail, spread=spread_of(cpu_ms)),
     ]
 
 

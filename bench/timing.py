@@ -23,6 +23,7 @@ class Row:
     limit: float
     detail: str
     at_least: bool = False  # the limit is a minimum; otherwise it is a maximum
+    spread: float = 0.0  # of single turns around the value; 0: not measured
 
     @property
     def holds(self) -> bool:
@@ -59,8 +60,26 @@ def run(argv: Sequence[str | Path], *, env: dict[str, str] | None = None, output
 
 def median(repeats: int, *measures: Callable[[], float]) -> list[float]:
     """Return the median of each measure; they run in turns, so that noise affects all equally."""
+    return [statistics.median(found) for found in take_turns(repeats, *measures)]
+
+
+def take_turns(repeats: int, *measures: Callable[[], float]) -> list[list[float]]:
+    """Return all values of each measure; they run in turns, so that noise affects all equally."""
     values: list[list[float]] = [[] for _ in measures]
     for _ in range(repeats):
         for found, measure in zip(values, measures, strict=True):
             found.append(measure())
-    return [statistics.median(found) for found in values]
+    return values
+
+
+def compare_turns(name: str, ours: Sequence[float], theirs: Sequence[float], limit: float) -> Row:
+    """Return the row of a ratio: of two medians, with the spread of the ratios of single turns."""
+    mine, other = statistics.median(ours), statistics.median(theirs)
+    spread = spread_of([own / their for own, their in zip(ours, theirs, strict=True)])
+    return Row(name, mine / other, "ratio", limit, f"{mine:.2f} s against {other:.2f} s", spread=spread)
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Return how far apart the middle half of the values is, so that one turn that was disturbed has no effect."""
+    first, _, third = statistics.quantiles(values, method="inclusive")
+    return third - first

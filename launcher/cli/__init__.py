@@ -21,6 +21,7 @@ One file per command, and the modules that they share. In reading order:
     state_directory     what this machine remembers: hosts that failed, and runs that were started
     run_origin          who typed what, and where, for run.json
     detachment          --detach: out of the terminal
+    sessions            the sessions of commands that start no ranks
     runner              from a job and its hosts to a run on the console
     selection           which hosts, and which transport
     planting            --detach: a controller and agents on the hosts

@@ -43,7 +43,7 @@ def command(
     With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
     job, its hosts are the default.
     """
-    from launcher.cli.runner import make_session, make_terms
+    from launcher.cli.sessions import make_session, make_terms
     from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE

@@ -43,7 +43,7 @@ def command(
     Jobs that a run submitted (sbatch, at) aren't part of it and are kept.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.runner import make_session, read_terms
+    from launcher.cli.sessions import make_session, read_terms
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console

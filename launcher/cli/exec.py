@@ -53,7 +53,7 @@ def command(
     The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.runner import read_terms
+    from launcher.cli.sessions import read_terms
     from launcher.commands.exec import command_argv
     from launcher.output.console import Console
     from launcher.output.view import look_here
@@ -86,7 +86,7 @@ async def _run(
     hosts: Sequence[Host], open_transport: Opener, terms: Terms, argv: list[str], workdir: str | None,
     console: Console,
 ) -> Execution:  # fmt: skip
-    from launcher.cli.runner import make_session
+    from launcher.cli.sessions import make_session
     from launcher.commands.exec import execute
 
     outputs = console.outputs(hosts, None, has_ranks=False)
@@ -137,6 +137,4 @@ def _report(console: Console, done: Execution) -> None:
     for line in failure_lines(done.failures):
         console.say(line)
     if not done.census.is_clean:
-        from launcher.runs import report
-
-        console.say(f"launch: {report.census_words(done.census)}")
+        console.say(f"launch: {done.census.describe()}")

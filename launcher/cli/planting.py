@@ -19,7 +19,8 @@ from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.option_groups import OutputOptions, TransportOptions
 from launcher.cli.run_origin import describe_origin
-from launcher.cli.runner import make_console, make_session, make_terms, with_trainer_command
+from launcher.cli.runner import make_console, with_trainer_command
+from launcher.cli.sessions import make_session, make_terms
 from launcher.cli.state_directory import open_planted_runs
 from launcher.clock import wall_clock
 from launcher.commands.sync import sync

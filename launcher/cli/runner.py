@@ -10,14 +10,13 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 
 import click
 
 from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
 from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.option_groups import OutputOptions, RestartOptions, Timeouts
+from launcher.cli.option_groups import OutputOptions, RestartOptions
 from launcher.cli.option_sources import is_chosen, is_on_command_line, typed_options
 from launcher.cli.run_origin import describe_origin, name_program
 from launcher.cli.state_directory import open_run_list
@@ -27,7 +26,6 @@ from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.console import Console
-from launcher.output.node_log import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.output.view import look_here
 from launcher.runs.code_version import keep_code_version
@@ -36,10 +34,8 @@ from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import Opener
 from launcher.runs.run_options import RunOptions
-from launcher.session.session import SIGNALS, Session
+from launcher.session.session import SIGNALS
 from launcher.session.signals import catch_signals, outlast_signals
-from launcher.session.terms import Terms, loader_pythons
-from launcher.transports.base import Transport
 
 TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 
@@ -151,33 +147,3 @@ def read_ranks(text: str | None) -> frozenset[int] | None:
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(f"--ranks: must be numbers separated by commas, got {text!r}", "write them as --ranks 0,8")
     return frozenset(map(int, words))
-
-
-def make_terms(job: Job, purpose: str) -> Terms:
-    """Return the terms of the session of a job that is only checked, or whose code is only sent."""
-    pythons = loader_pythons(job.python)
-    return Terms(
-        _name_session(purpose), job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
-        connect_timeout_s=job.connect_timeout_s,
-    )  # fmt: skip
-
-
-def read_terms(timeouts: Timeouts, purpose: str, python: str | None) -> Terms:
-    """Return the terms of the session of a command that runs no job, from its options."""
-    pythons = (python,) if python else loader_pythons(None)
-    return Terms(
-        _name_session(purpose), {}, pythons, silence_s=timeouts.silence_s, stop_timeout_s=timeouts.stop_timeout_s,
-        connect_timeout_s=timeouts.connect_timeout_s,
-    )  # fmt: skip
-
-
-def _name_session(purpose: str) -> str:
-    """Return what takes the place of a run's id, such as `check-20261120-091233-1f3a`: two may begin in one second."""
-    return f"{purpose}-{datetime.now():%Y%m%d-%H%M%S}-{token_hex(2)}"
-
-
-def make_session(
-    terms: Terms, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console
-) -> Session:
-    """Return a session on these terms; must be called in a running loop."""
-    return Session(hosts, transport, outputs, terms, say=console.say, progress=console.progress)

@@ -47,7 +47,7 @@ def command(
     Files that a host has already are not sent. DIR is the repository or directory that you are in by default. With
     --check, the exit code is 0 if every host has what is here.
     """
-    from launcher.cli.runner import make_session, read_terms
+    from launcher.cli.sessions import make_session, read_terms
     from launcher.cli.tree_request import read_tree
     from launcher.commands.sync import exit_code, sync
     from launcher.errors import EXIT_SIGNAL_BASE

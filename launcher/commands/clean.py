@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.job.facts import Checks, RunFolder, RunProcess
 from launcher.node import messages
-from launcher.runs import report
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
@@ -177,7 +176,7 @@ def verdict(done: Cleaning, *, is_dry: bool) -> str:
         (folders - len(done.kept), "directory", "removed {}"),
         (len(done.kept), "directory", "{} could not be removed"),
     )
-    return ", ".join(filter(None, [ends, report.census_words(done.census)]))
+    return ", ".join(filter(None, [ends, done.census.describe()]))
 
 
 def _listed(*parts: tuple[int, str, str]) -> str:

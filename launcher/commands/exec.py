@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
 from launcher.node import messages
-from launcher.runs import report
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
@@ -62,7 +61,7 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
         own_codes = _exit_codes(session)
         census = await session.stop_all(timeout_s)
     if interrupted_by is not None:
-        say(f"launch: stopped, {report.census_words(census) or 'nothing was started'}")
+        say(f"launch: stopped, {census.describe() or 'nothing was started'}")
     return Execution(_exit_codes(session), session.failures(), census, interrupted_by, own_codes)
 
 

@@ -50,16 +50,19 @@ class Supervisor:
     """
 
     def __init__(
-        self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
-    ) -> None:
+        self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
+        take_modules: Callable[[bytes], object],
+    ) -> None:  # fmt: skip
         """Take what the guardian made before the fork.
 
         life_fd: closes when the guardian dies; handover_fd: where the `HandoverLog` is written; keepers_fds: both ends
         of a pipe that closes once guardian and supervisor are gone; strangers: start times, by process id, of the
-        children that the guardian had before it started anything.
+        children that the guardian had before it started anything; take_modules: makes more modules importable here,
+        but not in the guardian.
         """
         self._loop = Loop()
         self._life_fd = life_fd
+        self._take_modules = take_modules
         self._keepers_fds = keepers_fds  # the reading end is for torchrun or the shim, which then stop the ranks
         self._handover_log = HandoverLog(handover_fd)
         self._keepers = [os.getpid(), guardian]
@@ -172,6 +175,7 @@ class Supervisor:
             return
         self._heard_at = self._clock()
         handlers = {
+            messages.MODULES: self._add_modules,
             messages.PREPARE: self._prepare,
             messages.ROUTE: self._find_route,
             messages.PROBE: self._probe,
@@ -203,6 +207,9 @@ class Supervisor:
             self._send_queue.send(messages.FAILED, text="%s: %s" % (header["type"], error))
             # Nothing may start without directory and mark, though START may be in the same piece of input.
             self._is_done = self._folder is None
+
+    def _add_modules(self, _: dict[str, Any], payload: bytes) -> None:
+        self._take_modules(payload)
 
     def _prepare(self, header: dict[str, Any], _: bytes) -> None:
         self._silence_s = header["silence_s"]
@@ -293,8 +300,6 @@ class Supervisor:
         self._leftover_folders = header.get("folders", [])
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
-        from launcher.node.facts import nccl_ras
-
         self._started_at = time.time()
         self._inspection.stop_listening()
         if payload:
@@ -308,6 +313,8 @@ class Supervisor:
         processes = header.get("processes") or [{}]
         self._ranks_env = dict(header.get("env") or {}, **processes[0].get("env", {}))
         if not header.get("is_short"):
+            from launcher.node.facts import nccl_ras  # it imports socket, which takes 6 ms
+
             nccl_ras.give_address(self._env, self._ranks_env)
         if header["cwd"] is not None:
             self._cwd = header["cwd"] = os.path.expanduser(header["cwd"])

@@ -104,19 +104,6 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
     return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
 
 
-def census_words(census: Census) -> str:
-    """Return `0 processes left on 2 hosts`, and each host that could not be asked."""
-    nodes = len(census.left)
-    total = sum(len(processes) for processes in census.left.values())
-    words = [f"{count(total, 'process')} left on {count(nodes, 'host')}"] if nodes else []
-    for host, number in census.unasked.items():
-        # A host that was lost while it started has reported no process.
-        words.append(
-            f"{host} unreachable, {count(number, 'process') if number else 'anything started there'} may remain"
-        )
-    return "; ".join(words)
-
-
 def attempt_words(failed: Sequence[Ending]) -> str:
     """Return `, 3 attempts (gpu4 failed twice)` for a run whose last attempt succeeded; empty without a failed one."""
     began = [ending for ending in failed if ending.outcome is not Outcome.PORT and not ending.is_refused]

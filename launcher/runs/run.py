@@ -296,7 +296,7 @@ class Run:
     def _say_restart(self, result: Result, decision: Restart) -> None:
         if result.has_lost_port:  # said already, and it costs nothing
             return
-        census = report.census_words(result.census)
+        census = result.census.describe()
         wait_s = 0.0 if self._searches(decision) else max(decision.pause_s, result.fence_s)
         wait = f" in {span(round(wait_s))}" if wait_s >= 1 else ""
         fence = f", when nothing can be alive any more on {', '.join(result.census.unasked)}" if result.fence_s else ""
@@ -330,14 +330,14 @@ class Run:
         await self._discard_record()
         if result.interrupted_by is not None:
             # No rank was started; what a --setup may have left is printed.
-            left = "nothing was started" if result.census.is_clean else report.census_words(result.census)
+            left = "nothing was started" if result.census.is_clean else result.census.describe()
             self._say(f"launch: stopped by {_who(result.interrupted_by)}, {left}")
         return result
 
     def _finished_words(self, result: Result) -> str:
         attempts = report.attempt_words(self._endings)
         ranks = count(result.ranks, "rank")
-        return f"finished in {self._duration()}{attempts}, {ranks} succeeded, {report.census_words(result.census)}"
+        return f"finished in {self._duration()}{attempts}, {ranks} succeeded, {result.census.describe()}"
 
     async def _conclude_failure(self, result: Result, decision: Stop) -> Result:
         number = result.interrupted_by
@@ -346,11 +346,11 @@ class Run:
         if self._options.restarts and self._endings[-1].outcome is not Outcome.STOPPED:
             attempts = f" after {count(len(self._endings), 'attempt')} in {self._duration()}"
             self._say(f"launch: no restart{attempts if len(self._endings) > 1 else ''}: {decision.why}", Style.STRONG)
-        words = filter(None, [report.census_words(result.census), f"exit code {result.exit_code}"])
+        words = filter(None, [result.census.describe(), f"exit code {result.exit_code}"])
         return await self._conclude(result, ", ".join(words))
 
     async def _conclude_stop(self, result: Result, number: int) -> Result:
-        words = [f"stopped by {_who(number)} after {self._duration()}", report.census_words(result.census)]
+        words = [f"stopped by {_who(number)} after {self._duration()}", result.census.describe()]
         stopped = Result(EXIT_SIGNAL_BASE + number, result.seconds, result.census, interrupted_by=number)
         return await self._conclude(stopped, ", ".join(filter(None, words)))
 

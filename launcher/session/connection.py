@@ -88,8 +88,10 @@ class Connection:
         self._decoder = messages.Decoder(accept=self._expected.accept)
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[Mapping[str, Any], bytes] | None] = SimpleQueue()
         self._first_message = b""
+        self._first_headers: list[Mapping[str, Any]] = []
+        self._code = bootstrap.NodeCode("")
         self._is_ordered = threading.Event()  # or closed
         self._may_write = threading.Event()  # the node's code comes first
         self._lock = threading.Lock()
@@ -112,6 +114,7 @@ class Connection:
         """Let the node have its first message, as soon as it is reached."""
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
             self._expected.ask(header)
+            self._first_headers.append(header)
         self._first_message = first_message
         self._is_ordered.set()
 
@@ -119,10 +122,11 @@ class Connection:
         """Queue a message; drop it if the connection has ended."""
         if self.is_over:
             return
-        self._expected.ask({"type": kind, **fields})
+        header = {"type": kind, **fields}
+        self._expected.ask(header)
         if kind == messages.ROUTE and not self._transport.is_terse:  # there, each message starts a program
             self._route_asked_at = time.monotonic()
-        self._outbox.put(messages.encode(kind, payload, **fields))
+        self._outbox.put((header, messages.encode(kind, payload, **fields)))
 
     def beat(self) -> None:
         """Send a heartbeat, which renews the node's lease, unless several are queued or the transport sends none."""
@@ -238,12 +242,21 @@ class Connection:
     def _send_code(self, magic: str) -> None:
         assert self._channel is not None  # it was opened just now
         self._refuse_closed()
-        self._channel.write(bootstrap.node_code(self._nonce, magic))
+        self._code = bootstrap.NodeCode(magic)
+        code = self._code.begin(self._nonce)
+        if self._transport.is_terse:  # all that is equal for all hosts goes in one write
+            code += self._first_parts()
+        self._channel.write(code)
         self._is_ordered.wait()
         with self._lock:
             self._refuse_closed()
             self._has_orders = True
+        if parts := self._first_parts():
+            self._channel.write(parts)
         self._channel.write(self._first_message)  # a separate write: srun sends equal ends of writes once
+
+    def _first_parts(self) -> bytes:
+        return b"".join(map(self._code.add_for, self._first_headers))
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -361,9 +374,12 @@ class Connection:
     def _write(self) -> None:
         self._may_write.wait()
         with contextlib.suppress(OSError):  # the reader meets the end of the connection and reports it
-            while self.is_ready and (data := self._outbox.get()) is not None:
+            while self.is_ready and (item := self._outbox.get()) is not None:
                 assert self._channel is not None  # the node has answered
-                self._channel.write(data)
+                header, message = item
+                if parts := self._code.add_for(header):
+                    self._channel.write(parts)
+                self._channel.write(message)
 
     def _break_writing(self, error: Exception) -> None:
         """Hang up: nothing reaches the node any more, not even a heartbeat."""

@@ -12,6 +12,7 @@ from launcher.job.facts import NodeFacts, Route
 from launcher.node import messages
 from launcher.session.connection import LOST, READY, Event
 from launcher.session.facts_message import read_facts, read_route
+from launcher.wording import count
 
 
 class Stage(Enum):
@@ -206,6 +207,18 @@ class Census:
     def is_clean(self) -> bool:
         """Return whether every host was asked and nothing is left."""
         return not self.unasked and not any(self.left.values())
+
+    def describe(self) -> str:
+        """Return `0 processes left on 2 hosts`, and each host that could not be asked."""
+        nodes = len(self.left)
+        total = sum(len(processes) for processes in self.left.values())
+        words = [f"{count(total, 'process')} left on {count(nodes, 'host')}"] if nodes else []
+        for host, number in self.unasked.items():
+            # A host that was lost while it started has reported no process.
+            words.append(
+                f"{host} unreachable, {count(number, 'process') if number else 'anything started there'} may remain"
+            )
+        return "; ".join(words)
 
 
 def make_census(states: Iterable[NodeState]) -> Census:

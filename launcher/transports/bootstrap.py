@@ -13,10 +13,11 @@ import io
 import marshal
 import math
 import shlex
+import sys
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
@@ -24,6 +25,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.errors import HostFailure, HostFailureKind
+from launcher.node import messages
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -33,22 +35,35 @@ WAIT_S = 60.0  # for the next bytes of the code, which under pdsh each take a lo
 # Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
-_NODE_MODULES = (
-    "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "own_folders", "send_queue", "signals",
-    "supervisor",
-    *(f"facts.{name}" for name in (
-        "code", "cpus", "gathering", "gpus", "inspection", "leftovers", "links", "machine", "nccl_ras", "network",
-        "packages", "pythons", "saves", "setup", "shared_directory", "slurm", "visible_gpus", "xids",
-    )),
+# Of launcher.node: what every session needs, and what may have to end a run when the connection is gone.
+_FIRST_MODULES = (
+    "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
+    "facts.inspection", "facts.shared_directory",
     *(f"processes.{name}" for name in (
-        "faulthandler_stacks", "handover_log", "kills", "ladder", "owned", "proc", "py_spy", "ranks", "run_folders",
-        "run_owner", "shim", "stacks", "torchrun", "unfinished", "workers",
-    )),
-    *(f"trees.{name}" for name in (
-        "arrivals", "chain", "folder", "folders", "group", "intake", "keeper", "listing", "proof", "store", "worker",
+        "handover_log", "kills", "ladder", "owned", "proc", "ranks", "run_owner", "shim", "unfinished", "workers",
     )),
 )  # fmt: skip
+# The rest goes with the first message that needs it (see find_parts), and the parts of one message together.
+_PARTS: Mapping[str, Sequence[str]] = {
+    "network": ("facts.links", "facts.network"),
+    "facts": (
+        *(f"facts.{name}" for name in (
+            "code", "cpus", "gathering", "gpus", "leftovers", "machine", "nccl_ras", "packages", "pythons", "saves",
+            "slurm", "visible_gpus", "xids",
+        )),
+        "processes.run_folders", "processes.torchrun",
+    ),
+    "setup": ("facts.setup",),
+    "trees": ("own_folders", *(f"trees.{name}" for name in (
+        "arrivals", "chain", "folder", "folders", "group", "intake", "keeper", "listing", "proof", "store", "worker",
+    ))),
+    "arming": ("processes.faulthandler_stacks",),
+    "stacks": ("processes.py_spy", "processes.stacks"),
+}  # fmt: skip
 _LOCK = threading.Lock()
+# Of the location tables of these Pythons: the kinds of entries for instructions of a line, and of none.
+_HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
+_NO_COLUMNS, _NO_LINE = 13, 15
 _PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes", "launcher.node.trees")
 _AGENT_PACKAGES = ("launcher", "launcher.node", "launcher.node.agents", "launcher.node.relays")
 _AGENT_MODULES = (
@@ -70,30 +85,36 @@ _LOADER = (
     'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
 )
 
+# The one line that the loader reads byte by byte: it reads the modules and the importer that follow, and runs that.
+_READER = (
+    "d=bytearray();"
+    "exec('while len(d)<{size}:d+=os.read(0,{size}-len(d))or os._exit(1);s.alarm(w)');"
+    "s.alarm(0);"
+    "exec(bytes(d[{modules_size}:]))"
+)
 _IMPORTER = """\
-import os, sys, marshal, zlib
+import marshal, sys, zlib
 from _frozen_importlib import ModuleSpec
-data = bytearray()
-while len(data) < {size}:
-    piece = os.read(0, {size} - len(data))
-    if not piece:
-        os._exit(1)
-    s.alarm(w)
-    data += piece
-s.alarm(0)
-modules = marshal.loads(zlib.decompress(bytes(data)))
 class Importer:
-    find_spec = staticmethod(
-        lambda name, path=None, target=None:
-            ModuleSpec(name, Importer, is_package=name in {packages!r}) if name in modules else None)
+    modules = {{}}
+    @staticmethod
+    def take(data):
+        Importer.modules.update(marshal.loads(zlib.decompress(data)))
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in Importer.modules:
+            return ModuleSpec(name, Importer, is_package=not Importer.modules[name])
     create_module = staticmethod(lambda spec: None)
     @staticmethod
     def exec_module(module):
-        code = modules[module.__name__]
-        exec(compile(code, module.__name__, "exec") if isinstance(code, str) else code, module.__dict__)
+        code = Importer.modules[module.__name__]
+        code = marshal.loads(code) if isinstance(code, bytes) else compile(code, module.__name__, "exec")
+        exec(code, module.__dict__)
+Importer.take(d[:{modules_size}])
+del d
 sys.meta_path.insert(0, Importer)
 from {package} import {program}
-{program}.main({nonce!r}{more})
+{program}.main({nonce!r}{argument})
 """
 
 
@@ -215,31 +236,71 @@ def _source_of(module: str) -> str:
     return (resources.files("launcher.node") / f"{module.replace('.', '/')}.py").read_text("utf-8")
 
 
-def node_code(nonce: str, magic: str) -> bytes:
-    """Return what to send on stdin after the marker; magic: the host's bytecode number in hex, "" for any Python."""
-    return _program_code("launcher.node", "guardian", _PACKAGES, _NODE_MODULES, nonce, magic)
+class NodeCode:
+    """The code of guardian and supervisor for one node: its beginning, and the parts that the node doesn't have yet.
+
+    The first of these calls must be `begin`, and what each returns must be sent in the order of the calls.
+    """
+
+    def __init__(self, magic: str) -> None:
+        """magic: the number of the host's bytecode in hex, "" for any Python."""
+        self._magic = magic
+        self._sent: set[str] = set()
+
+    def begin(self, nonce: str) -> bytes:
+        """Return what to send on stdin after the marker."""
+        code = _pack_modules(_PACKAGES, _FIRST_MODULES, self._magic)
+        return _program("launcher.node", "guardian", nonce, code, ", Importer.take")
+
+    def add_for(self, header: Mapping[str, Any]) -> bytes:
+        """Return what to send before a message to the supervisor; empty if the node has all that this one needs."""
+        missing = [part for part in find_parts(header) if part not in self._sent]
+        if not missing:
+            return b""
+        self._sent.update(missing)
+        names = tuple(name for part in missing for name in _PARTS[part])
+        return messages.encode(messages.MODULES, _pack_modules((), names, self._magic))
+
+
+def find_parts(header: Mapping[str, Any]) -> list[str]:
+    """Return which of _PARTS a supervisor needs to serve a message."""
+    kind = header["type"]
+    facts = header.get("facts") or kind in (messages.LIST_CODE, messages.ADOPT, messages.LOOK, messages.RAS)
+    facts = facts or (kind == messages.START and not header.get("is_short"))
+    wanted = {
+        "network": facts or header.get("tree") or kind in (messages.ROUTE, messages.PROBE, messages.SHARE),
+        "facts": facts,
+        "setup": header.get("setup"),
+        "trees": header.get("tree"),
+        "arming": header.get("with_stacks") or kind == messages.STACKS,
+        "stacks": kind == messages.STACKS,
+    }
+    return [part for part in _PARTS if wanted[part]]
 
 
 def agent_code(nonce: str, magic: str) -> bytes:
-    """Return what `node_code` returns, for an agent; its first message (messages.PLANT) is to be sent after it."""
-    return _program_code("launcher.node.agents", "agent", _AGENT_PACKAGES, _AGENT_MODULES, nonce, magic, ", w")
-
-
-def _program_code(
-    package: str, program: str, packages: tuple[str, ...], names: tuple[str, ...], nonce: str, magic: str,
-    more: str = "",
-) -> bytes:  # fmt: skip
-    """Return an importer of these modules of launcher.node, which calls `main` of the module `program`, and them.
-
-    more: further arguments of `main`, as the loader knows them: `w` is its time to wait.
-    """
-    with _LOCK:  # hosts connect in threads, and the modules are compiled once for all
-        pack = _compiled_modules if magic == MAGIC_NUMBER.hex() else _plain_modules
-        modules = pack(packages, names)
-    importer = _IMPORTER.format(
-        size=len(modules), packages=packages, package=package, program=program, nonce=nonce, more=more
+    """Return what to send on stdin after the marker for an agent; its first message (messages.PLANT) follows it."""
+    return _program(
+        "launcher.node.agents", "agent", nonce, _pack_modules(_AGENT_PACKAGES, _AGENT_MODULES, magic), ", w"
     )
-    return f"exec({importer!r})\n".encode() + modules
+
+
+def _program(package: str, program: str, nonce: str, modules: bytes, argument: str = "") -> bytes:
+    """Return these modules behind the line that reads them, with an importer that calls `main` of one, `program`.
+
+    argument: a further one of `main`, as the loader knows it: `w` is its time to wait.
+    """
+    importer = _IMPORTER.format(
+        modules_size=len(modules), package=package, program=program, nonce=nonce, argument=argument
+    ).encode()
+    reader = _READER.format(size=len(modules) + len(importer), modules_size=len(modules))
+    return b"%b\n%b%b" % (reader.encode(), modules, importer)
+
+
+def _pack_modules(packages: tuple[str, ...], names: tuple[str, ...], magic: str) -> bytes:
+    """Return empty packages and modules of launcher.node: compiled for a Python of `launch`'s minor version."""
+    with _LOCK:  # hosts connect in threads, and the modules are compiled once for all
+        return (_compiled_modules if magic == MAGIC_NUMBER.hex() else _plain_modules)(packages, names)
 
 
 @functools.cache
@@ -250,10 +311,9 @@ def _plain_modules(packages: tuple[str, ...], names: tuple[str, ...]) -> bytes:
 
 @functools.cache
 def _compiled_modules(packages: tuple[str, ...], names: tuple[str, ...]) -> bytes:
-    """Return the modules as code objects, which saves a Python of `launch`'s minor version 12 ms of compiling."""
-    code = {f"launcher.node.{name}": _code_of(f"launcher.node.{name}") for name in names}
-    empty = {name: compile("", name, "exec") for name in packages}
-    return zlib.compress(marshal.dumps(empty | code))
+    """Return the modules as marshalled code, which saves 12 ms of compiling; a node unmarshals what it imports."""
+    code = {f"launcher.node.{name}": marshal.dumps(_code_of(f"launcher.node.{name}")) for name in names}
+    return zlib.compress(marshal.dumps(dict.fromkeys(packages, "") | code))
 
 
 def _code_of(name: str) -> CodeType:
@@ -262,7 +322,27 @@ def _code_of(name: str) -> CodeType:
     assert spec is not None  # it is part of this package
     code = cast(InspectLoader, spec.loader).get_code(name)  # which a zip's loader is without being registered as one
     assert code is not None  # it is no built-in module
-    return code
+    return drop_columns(code) if _HAS_COLUMNS else code
+
+
+def drop_columns(code: CodeType) -> CodeType:
+    """Return the code without the columns of each instruction, a quarter of its bytes; tracebacks keep their lines.
+
+    The format is that of CPython's Objects/locations.md.
+    """
+    table, before = bytearray(), code.co_firstlineno
+    for start, end, line in code.co_lines():
+        for units in range((end - start) // 2, 0, -8):
+            table.append(0x80 | (_NO_LINE if line is None else _NO_COLUMNS) << 3 | min(units, 8) - 1)
+            if line is not None:
+                delta, before = line - before, line
+                rest = (-delta << 1 | 1) if delta < 0 else delta << 1
+                while rest > 0x3F:
+                    table.append(0x40 | rest & 0x3F)
+                    rest >>= 6
+                table.append(rest)
+    inner = (drop_columns(value) if isinstance(value, CodeType) else value for value in code.co_consts)
+    return code.replace(co_linetable=bytes(table), co_consts=tuple(inner))
 
 
 # Makes modules from their source texts, which the code that arrives replaces by its own.

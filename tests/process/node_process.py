@@ -113,7 +113,8 @@ class Node:
         self.stdin, self.stdout = self.guardian.stdin, self.guardian.stdout
         self.stdin.write(typed)
         found, rest = self._read_marker()
-        self.stdin.write(bootstrap.node_code(self.nonce, magic or found))
+        self._code = bootstrap.NodeCode(magic or found)
+        self.stdin.write(self._code.begin(self.nonce))
         self._take(rest)
 
     def _read_marker(self) -> tuple[str, bytes]:
@@ -131,6 +132,7 @@ class Node:
     # ---- talking ----------------------------------------------------------------------------------------------------
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        self.stdin.write(self._code.add_for({"type": kind, **fields}))
         self.stdin.write(messages.encode(kind, payload, **fields))
 
     def prepare(self, **fields: Any) -> Message:

@@ -223,3 +223,28 @@ def test_a_child_that_is_another_user_s_and_hidden_is_counted() -> None:
     argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh", sys.executable, "-c"]
     done = subprocess.run([*argv, HIDDEN_CHILD], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stderr, json.loads(done.stdout)) == ("", [[True, "?", "?"]])
+
+
+LONE_STARTER = """
+import os, sys, time
+from launcher.node.processes import ladder, owned, proc
+looks = []
+class Counted(owned.Owned):
+    def living(self):
+        looks.append(1)
+        return super().living()
+owned.become_subreaper()
+starter = os.fork()
+if starter == 0:
+    time.sleep(300)
+counted = Counted("no such mark", [os.getpid()])
+counted.set_starter(proc.read_process(starter))
+left = ladder.take_steps(ladder.descend(counted, 5.0), beat=lambda: None)
+print(left, len(looks), flush=True)
+"""
+
+
+def test_a_starter_alone_is_ended_with_one_look_at_all_processes() -> None:
+    """As when a command's ranks have ended: on a machine with many processes each look is expensive."""
+    done = subprocess.run([sys.executable, "-c", LONE_STARTER], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stderr, done.stdout) == ("", "[] 1\n")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import platform
 import queue
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,27 @@ NO_THREAD = "this machine can't start another thread (can't start new thread)"
 
 def fail() -> None:
     raise OverflowError("it broke")
+
+
+ARENAS = """
+import ctypes, threading
+from launcher.concurrency import start_thread
+all_allocated = threading.Barrier(9)
+kept = []
+def allocate():
+    kept.append(bytearray(100_000))
+    all_allocated.wait()
+for number in range(8):
+    start_thread(allocate, str(number), print)
+all_allocated.wait()
+ctypes.CDLL(None).malloc_stats()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc: only its malloc has arenas")
+def test_all_threads_share_one_arena() -> None:
+    done = subprocess.run([sys.executable, "-c", ARENAS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("Arena ") == 1, done.stderr
 
 
 def test_the_failure_of_a_thread_is_told() -> None:

@@ -100,7 +100,7 @@ def test_what_is_no_message_ends_the_run(node: Node) -> None:
     assert "MalformedMessage: not JSON: b'hello?'" in node.stderr
 
 
-@pytest.mark.parametrize("sent", [b"", b"exec('')", bootstrap.node_code("nonce", "00")[:5000]])
+@pytest.mark.parametrize("sent", [b"", b"exec('')", bootstrap.NodeCode("00").begin("nonce")[:5000]])
 def test_a_launcher_that_hangs_up_early_leaves_nothing(tmp_path: Path, sent: bytes) -> None:
     command = bootstrap.loader_command(sys.executable, "nonce")
     done = subprocess.run(["/bin/sh", "-c", command], input=sent, capture_output=True, timeout=DEADLINE_S, check=False)

@@ -51,7 +51,7 @@ def descend(
     if wait_s > 0:
         yield from _wait(clock() + wait_s, lambda: not owned.living(), clock)
     living = owned.living()
-    if living and timeout_s > 0:
+    if timeout_s > 0 and _without_starter(owned, living):  # a starter alone has nothing to save
         end = clock() + timeout_s
         if owned.starter is not None:
             proc.send_signal(owned.starter, signals.HOLD)
@@ -64,7 +64,7 @@ def descend(
         yield from _wait(max(end, clock() + REST_S), rest.is_gone, clock)
         living = owned.living()
     owned.note_unfinished(living)
-    return (yield from _kill(owned, time.monotonic() + CENSUS_S))
+    return (yield from _kill(owned, living, time.monotonic() + CENSUS_S))
 
 
 class _Rest:
@@ -89,14 +89,18 @@ class _Rest:
         return not living
 
 
-def _kill(owned: Owned, deadline: float) -> Generator[float, None, list[Process]]:
+def _kill(owned: Owned, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
     """Kill everything that lives until nothing does, or until the deadline (monotonic seconds); return what is left.
 
     All are suspended before any is killed, so that none starts another meanwhile. A process that forks faster than
     /proc can be read becomes this process's child when its parent exits, and the kernel tells whether there is one.
+    So a run of which only the starter lives, as when all ranks have ended, needs no further look at all of /proc.
     """
     starter = owned.starter.pid if owned.starter is not None else None
-    living = owned.living()
+    if living and not _without_starter(owned, living):
+        proc.send_signal(living[0], signals.SIGKILL)
+        yield from _wait(min(deadline, time.monotonic() + REST_S), lambda: _is_reaped(living[0]), time.monotonic)
+        living = list(filter(proc.is_alive, living))
     turn = 0
     while (living or owned.has_children()) and time.monotonic() < deadline:
         living = yield from _stop(owned, living, deadline)
@@ -125,6 +129,11 @@ def _stop(owned: Owned, living: list[Process], deadline: float) -> Generator[flo
         yield 0
         living = owned.living()
     return living
+
+
+def _is_reaped(process: Process) -> bool:
+    now = proc.read_process(process.pid)
+    return now is None or now.started != process.started
 
 
 def _identity(process: Process) -> tuple[int, int]:

@@ -26,12 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def become_subreaper() -> None:
     """Make this process adopt the orphans among its descendants; without libffi or prctl nothing changes."""
-    try:
-        import ctypes  # a Python that was built without libffi has none
-
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass  # orphans go to init; mark and sessions still find them
+    proc.call_prctl(_PR_SET_CHILD_SUBREAPER, 1)  # otherwise orphans go to init; mark and sessions still find them
 
 
 def read_children() -> list[int]:

@@ -124,13 +124,8 @@ def _move_up(fd: int) -> int:
 
 
 def _die_with(parent: int, number: int) -> None:
-    try:
-        import ctypes  # a Python that was built without libffi has none
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        return  # no prctl here; the guardian and the mark remain
-    if os.getppid() != parent:
+    # Without prctl, the guardian and the mark remain.
+    if proc.call_prctl(_PR_SET_PDEATHSIG, number) and os.getppid() != parent:
         os._exit(_EXEC_FAILED)
 
 

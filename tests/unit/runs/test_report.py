@@ -17,7 +17,6 @@ from launcher.preflight.findings import WARNING, Finding
 from launcher.runs.others import Others
 from launcher.runs.report import (
     cause_block,
-    census_words,
     failed_first_line,
     flight_recorder_lines,
     gap_words,
@@ -62,25 +61,6 @@ def test_a_share_of_a_run_by_hand_in_one_line():
 
 
 LEFT = [411, "python", "D"]
-
-
-@pytest.mark.parametrize(
-    ("census", "words", "is_clean"),
-    [
-        (Census({"gpu1": [], "gpu2": []}, {}), "0 processes left on 2 hosts", True),
-        (Census({"gpu1": [LEFT], "gpu2": []}, {}), "1 process left on 2 hosts", False),
-        (
-            Census({"gpu1": []}, {"gpu2": 8, "gpu3": 1}),
-            "0 processes left on 1 host; gpu2 unreachable, 8 processes may remain; "
-            "gpu3 unreachable, 1 process may remain",
-            False,
-        ),
-        (Census({}, {"gpu2": 8}), "gpu2 unreachable, 8 processes may remain", False),
-        (Census({}, {"gpu2": 0}), "gpu2 unreachable, anything started there may remain", False),
-    ],
-)
-def test_what_is_left(census, words, is_clean):
-    assert (census_words(census), census.is_clean) == (words, is_clean)
 
 
 def test_each_process_that_can_not_be_ended_is_named():

@@ -90,3 +90,25 @@ def test_a_census_counts_what_may_remain_where_nobody_answers() -> None:
     clean = state_after(HELLO, event(messages.CENSUS, left=[[7, "python", "D"]]))
     silent = NodeState("n2", folder="/tmp/launch-x", started={0, 1, 2}, exits={1: event(messages.EXIT)})
     assert make_census([clean, silent, NodeState("n3")]) == Census({"n1": [[7, "python", "D"]]}, {"n2": 2})
+
+
+PROCESS = [411, "python", "D"]
+
+
+@pytest.mark.parametrize(
+    ("census", "words", "is_clean"),
+    [
+        (Census({"gpu1": [], "gpu2": []}, {}), "0 processes left on 2 hosts", True),
+        (Census({"gpu1": [PROCESS], "gpu2": []}, {}), "1 process left on 2 hosts", False),
+        (
+            Census({"gpu1": []}, {"gpu2": 8, "gpu3": 1}),
+            "0 processes left on 1 host; gpu2 unreachable, 8 processes may remain; "
+            "gpu3 unreachable, 1 process may remain",
+            False,
+        ),
+        (Census({}, {"gpu2": 8}), "gpu2 unreachable, 8 processes may remain", False),
+        (Census({}, {"gpu2": 0}), "gpu2 unreachable, anything started there may remain", False),
+    ],
+)
+def test_what_is_left_in_words(census, words, is_clean):
+    assert (census.describe(), census.is_clean) == (words, is_clean)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import marshal
 import re
 import secrets
 import shutil
@@ -10,19 +12,24 @@ import signal
 import subprocess
 import sys
 import zipfile
+import zlib
 from binascii import b2a_base64
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
+from launcher.node import messages
 from launcher.transports import bootstrap
 from launcher.transports.bootstrap import (
     MARKER,
+    NodeCode,
     agent_code,
+    drop_columns,
+    find_parts,
     input_line,
     loader_command,
-    node_code,
     relay_line,
     trainer_archive,
 )
@@ -110,22 +117,27 @@ def test_a_launch_host_that_falls_silent_ends_the_loader(sent):
         assert loader.wait() == -signal.SIGALRM
 
 
-PROBE = f"""
+PROBE = """
 import sys, zlib, marshal
-line, _, modules = sys.stdin.buffer.read().partition(b"\\n")
-head = line.decode().partition("modules = ")[0]
-for name, code in sorted(marshal.loads(zlib.decompress(modules)).items()):
-    print(name, type(code).__name__)
+line, _, sent = sys.stdin.buffer.read().partition(b"\\n")
+unpacked = zlib.decompressobj()
+for name, code in sorted(marshal.loads(unpacked.decompress(sent)).items()):
+    print(name, type(marshal.loads(code) if isinstance(code, bytes) else code).__name__)
     compile(code, name, "exec") if isinstance(code, str) else None
-print({NONCE!r} in line.decode(), str(len(modules)) in head)
+importer = unpacked.unused_data
+print(len(line) < 150, str(len(sent)) in line.decode(), str(len(sent) - len(importer)) in importer.decode())
 """
+
+
+def node_code(nonce: str, magic: str) -> bytes:
+    return NodeCode(magic).begin(nonce)
 
 
 @pytest.mark.parametrize(("magic", "kind"), [(MAGIC_NUMBER.hex(), "code"), ("610d0d0a", "str"), ("", "str")])
 @pytest.mark.parametrize(
     ("make_code", "packages", "own_modules"),
     [
-        (node_code, bootstrap._PACKAGES, bootstrap._NODE_MODULES),
+        (node_code, bootstrap._PACKAGES, bootstrap._FIRST_MODULES),
         (agent_code, bootstrap._AGENT_PACKAGES, bootstrap._AGENT_MODULES),
     ],
 )
@@ -135,19 +147,96 @@ def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(
     sent = make_code(NONCE, magic)
     done = subprocess.run([sys.executable, "-ISc", PROBE], input=sent, capture_output=True, check=True)
     *modules, last = done.stdout.decode().splitlines()
-    names = sorted([*packages, *(f"launcher.node.{name}" for name in own_modules)])
-    assert modules == [f"{name} {kind}" for name in names]
-    assert last == "True True"
+    names = sorted([*(f"{name} str" for name in packages), *(f"launcher.node.{name} {kind}" for name in own_modules)])
+    assert modules == names
+    assert last == "True True True"
+    assert NONCE.encode() in sent
     assert sent == make_code(NONCE, magic)
 
 
 def test_every_module_of_the_node_is_sent():
+    agents = {name for name in find_modules() if name.startswith("agents.")}
+    parts = [name for names in bootstrap._PARTS.values() for name in names]
+    sent = [*bootstrap._FIRST_MODULES, *parts]
+    assert sorted(sent) == sorted(find_modules() - agents - {"arrival"})  # the relays' go by themselves
+    assert {name for name in bootstrap._AGENT_MODULES if name.startswith("agents.")} == agents
+
+
+def find_modules() -> set[str]:
     folder = Path(str(bootstrap.resources.files("launcher.node")))
     there = {path.relative_to(folder).with_suffix("").as_posix().replace("/", ".") for path in folder.rglob("*.py")}
-    there = {name for name in there if not name.endswith("__init__") and not name.startswith("relays.")}
-    agents = {name for name in there if name.startswith("agents.")}
-    assert set(bootstrap._NODE_MODULES) == there - agents - {"arrival"}  # the relays' go by themselves
-    assert {name for name in bootstrap._AGENT_MODULES if name.startswith("agents.")} == agents
+    return {name for name in there if not name.endswith("__init__") and not name.startswith("relays.")}
+
+
+def imported_by(name: str) -> set[str]:
+    """Return what a module of the node imports at once; where it imports late, a message has asked for it."""
+    found = set()
+    for node in ast.parse(bootstrap._source_of(name)).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("launcher.node"):
+            base = (node.module or "").removeprefix("launcher.node").removeprefix(".")
+            names = {f"{base}.{alias.name}".removeprefix(".") for alias in node.names}
+            found |= (names | {base}) & find_modules()
+    return found
+
+
+FACTS = {"type": messages.PREPARE, "facts": True}
+
+
+@pytest.mark.parametrize(
+    ("header", "parts"),
+    [
+        ({"type": messages.PREPARE}, []),
+        ({"type": messages.START, "is_short": True}, []),
+        ({"type": messages.STOP}, []),
+        (FACTS, ["network", "facts"]),
+        ({**FACTS, "setup": {"steps": []}}, ["network", "facts", "setup"]),
+        ({**FACTS, "tree": {"root": "r"}}, ["network", "facts", "trees"]),
+        ({"type": messages.PREPARE, "tree": {"root": "r"}}, ["network", "trees"]),
+        ({"type": messages.PROBE}, ["network"]),
+        ({"type": messages.SHARE}, ["network"]),
+        ({"type": messages.ADOPT}, ["network", "facts"]),
+        ({"type": messages.START}, ["network", "facts"]),
+        ({"type": messages.START, "with_stacks": True}, ["network", "facts", "arming"]),
+        ({"type": messages.STACKS}, ["arming", "stacks"]),
+    ],
+)
+def test_a_message_brings_what_it_needs_with_all_that_this_imports(header, parts):
+    assert find_parts(header) == parts
+    there = {*bootstrap._FIRST_MODULES, *(name for part in parts for name in bootstrap._PARTS[part])}
+    assert {name: imported_by(name) - there for name in there if imported_by(name) - there} == {}
+
+
+def test_no_part_is_sent_twice():
+    code = NodeCode(MAGIC_NUMBER.hex())
+    code.begin(NONCE)
+    ((header, payload),) = messages.Decoder().feed(code.add_for(FACTS))
+    sent = marshal.loads(zlib.decompress(payload))
+    assert header["type"] == messages.MODULES
+    assert set(sent) == {f"launcher.node.{name}" for part in ("network", "facts") for name in bootstrap._PARTS[part]}
+    assert code.add_for(FACTS) == b""
+    ((_, payload),) = messages.Decoder().feed(code.add_for({**FACTS, "tree": {"root": "r"}}))
+    assert set(marshal.loads(zlib.decompress(payload))) == {
+        f"launcher.node.{name}" for name in bootstrap._PARTS["trees"]
+    }
+
+
+def test_what_a_node_gets_at_first_is_small():
+    """64 hosts behind a slow uplink get all of it 64 times."""
+    assert len(NodeCode(MAGIC_NUMBER.hex()).begin(NONCE)) < 100_000
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11: earlier ones keep no columns")
+def test_code_without_columns_has_the_same_lines():
+    def check(code: CodeType, bare: CodeType) -> None:
+        assert list(bare.co_lines()) == list(code.co_lines())
+        assert {position[2:] for position in bare.co_positions()} == {(None, None)}
+        for inner, inner_bare in zip(code.co_consts, bare.co_consts, strict=True):
+            if isinstance(inner, CodeType):
+                check(inner, inner_bare)
+
+    for name in ("supervisor", "processes.ladder", "facts.network"):
+        code = compile(bootstrap._source_of(name), name, "exec")
+        check(code, drop_columns(code))
 
 
 def test_equal_code_gives_an_equal_archive():

@@ -1,0 +1,49 @@
+"""The sessions of commands that start no ranks: their names, their terms and what they print.
+
+Apart from `runner`, whose imports take 60 ms: `launch exec` needs none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from secrets import token_hex
+
+from launcher.cli.option_groups import Timeouts
+from launcher.hosts.host import Host
+from launcher.job.job import Job
+from launcher.output.console import Console
+from launcher.output.node_log import NodeOutput
+from launcher.session.session import Session
+from launcher.session.terms import Terms, loader_pythons
+from launcher.transports.base import Transport
+
+
+def make_terms(job: Job, purpose: str) -> Terms:
+    """Return the terms of the session of a job that is only checked, or whose code is only sent."""
+    pythons = loader_pythons(job.python)
+    return Terms(
+        _name_session(purpose), job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
+        connect_timeout_s=job.connect_timeout_s,
+    )  # fmt: skip
+
+
+def read_terms(timeouts: Timeouts, purpose: str, python: str | None) -> Terms:
+    """Return the terms of the session of a command that runs no job, from its options."""
+    pythons = (python,) if python else loader_pythons(None)
+    return Terms(
+        _name_session(purpose), {}, pythons, silence_s=timeouts.silence_s, stop_timeout_s=timeouts.stop_timeout_s,
+        connect_timeout_s=timeouts.connect_timeout_s,
+    )  # fmt: skip
+
+
+def _name_session(purpose: str) -> str:
+    """Return what takes the place of a run's id, such as `check-20261120-091233-1f3a`: two may begin in one second."""
+    return f"{purpose}-{datetime.now():%Y%m%d-%H%M%S}-{token_hex(2)}"
+
+
+def make_session(
+    terms: Terms, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console
+) -> Session:
+    """Return a session on these terms; must be called in a running loop."""
+    return Session(hosts, transport, outputs, terms, say=console.say, progress=console.progress)
