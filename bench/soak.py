@@ -32,18 +32,27 @@ SILENCE_S = 2.0
 MOST_GROWTH_MIB = 8.0
 _SAMPLES = 10  # at the start and at the end
 
-# `launch`, and what of it travels to a controller, with pauses that don't grow: hundreds of failures would take hours.
-_DRIVER = r"""\
+# Pauses that don't grow, also in what travels to a controller: hundreds of failures would take hours.
+HURRY = r"""\
 import re
 from launcher.controller import travelling_code
 from launcher.runs import policy
 policy.FIRST_PAUSE_S = policy.LONGEST_PAUSE_S = 0.05
 find_files = travelling_code._find_files
 pauses = re.compile(rb"^((?:FIRST|LONGEST)_PAUSE_S) = .*", re.MULTILINE)
-travelling_code._find_files = lambda: ((name, pauses.sub(rb"\1 = 0.05", text)) for name, text in find_files())
-from launcher.cli.main import main
-main()
+class Hurried:
+    def __init__(self, path):
+        self.path = path
+    def read_bytes(self):
+        return pauses.sub(rb"\1 = 0.05", self.path.read_bytes())
+    def stat(self):
+        raise OSError  # its bytecode doesn't go with it
+def find_hurried():
+    for name, path in find_files():
+        yield name, Hurried(path) if name == "launcher/runs/policy.py" else path
+travelling_code._find_files = find_hurried
 """
+_DRIVER = f"{HURRY}from launcher.cli.main import main\nmain()\n"
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 # Above a rank: the shim, the supervisor, the guardian, and the sshd of the login, or the agent.
 _SUPERVISOR, _GUARDIAN, _SESSION = 2, 3, 4
