@@ -30,6 +30,7 @@ HOSTS = 4
 PATIENCE_S = 60.0
 SILENCE_S = 2.0
 MOST_GROWTH_MIB = 8.0
+MOST_MORE_THREADS = min(32, (os.cpu_count() or 1) + 4)  # the pool of asyncio.to_thread, which fills up slowly
 _SAMPLES = 10  # at the start and at the end
 
 # Pauses that don't grow, also in what travels to a controller: hundreds of failures would take hours.
@@ -216,7 +217,7 @@ class Soak:
         print(f"soak: memory {first[0]:.1f} to {last[0]:.1f} MiB, threads {first[1]:g} to {last[1]:g}, "
               f"descriptors {first[2]:g} to {last[2]:g}")  # fmt: skip
         complaints = [f"memory has grown by {memory} MiB"] if memory > MOST_GROWTH_MIB else []
-        complaints += [f"{threads:g} threads more"] if threads > 0 else []
+        complaints += [f"{threads:g} threads more"] if threads > MOST_MORE_THREADS else []
         return complaints + ([f"{descriptors:g} descriptors more"] if descriptors > 0 else [])
 
 

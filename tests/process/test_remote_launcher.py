@@ -172,7 +172,7 @@ def test_a_controller_ends_if_its_launch_host_is_silent_before_go(
     launcher = RemoteLauncher(LocalTransport(), Host("here"), [sys.executable], slowed(1.0))
     launcher._is_closed.set()  # no heartbeat is sent
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
-    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0)), VIEW)
+    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), "20261120-091233"), VIEW)
     assert wait_until(lambda: launcher.channel.exit_code() == 1)
     assert not list((tmp_path / "state" / "launch" / "logs").iterdir())
 
