@@ -125,6 +125,7 @@ def restarting(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     code.mkdir()
     for name in ("big.bin", "copy.bin"):
         (code / name).write_bytes(bytes(300_000))  # too large to be kept by the controller
+    launch.hosts[0].mount(str(code), "-t", "tmpfs", "none")  # all hosts see the files of this machine
     running = launch.start(f"--sync={code}", *words)
     running.wait_for(r"restarting in 5 s")
     return running
