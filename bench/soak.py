@@ -30,20 +30,30 @@ HOSTS = 4
 PATIENCE_S = 60.0
 SILENCE_S = 2.0
 MOST_GROWTH_MIB = 8.0
+MOST_MORE_THREADS = min(32, (os.cpu_count() or 1) + 4)  # the pool of asyncio.to_thread, which fills up slowly
 _SAMPLES = 10  # at the start and at the end
 
-# `launch`, and what of it travels to a controller, with pauses that don't grow: hundreds of failures would take hours.
-_DRIVER = r"""\
+# Pauses that don't grow, also in what travels to a controller: hundreds of failures would take hours.
+HURRY = r"""\
 import re
 from launcher.controller import travelling_code
 from launcher.runs import policy
 policy.FIRST_PAUSE_S = policy.LONGEST_PAUSE_S = 0.05
 find_files = travelling_code._find_files
 pauses = re.compile(rb"^((?:FIRST|LONGEST)_PAUSE_S) = .*", re.MULTILINE)
-travelling_code._find_files = lambda: ((name, pauses.sub(rb"\1 = 0.05", text)) for name, text in find_files())
-from launcher.cli.main import main
-main()
+class Hurried:
+    def __init__(self, path):
+        self.path = path
+    def read_bytes(self):
+        return pauses.sub(rb"\1 = 0.05", self.path.read_bytes())
+    def stat(self):
+        raise OSError  # its bytecode doesn't go with it
+def find_hurried():
+    for name, path in find_files():
+        yield name, Hurried(path) if name == "launcher/runs/policy.py" else path
+travelling_code._find_files = find_hurried
 """
+_DRIVER = f"{HURRY}from launcher.cli.main import main\nmain()\n"
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 # Above a rank: the shim, the supervisor, the guardian, and the sshd of the login, or the agent.
 _SUPERVISOR, _GUARDIAN, _SESSION = 2, 3, 4
@@ -207,7 +217,7 @@ class Soak:
         print(f"soak: memory {first[0]:.1f} to {last[0]:.1f} MiB, threads {first[1]:g} to {last[1]:g}, "
               f"descriptors {first[2]:g} to {last[2]:g}")  # fmt: skip
         complaints = [f"memory has grown by {memory} MiB"] if memory > MOST_GROWTH_MIB else []
-        complaints += [f"{threads:g} threads more"] if threads > 0 else []
+        complaints += [f"{threads:g} threads more"] if threads > MOST_MORE_THREADS else []
         return complaints + ([f"{descriptors:g} descriptors more"] if descriptors > 0 else [])
 
 

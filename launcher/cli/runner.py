@@ -34,8 +34,6 @@ from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import Opener
 from launcher.runs.run_options import RunOptions
-from launcher.session.session import SIGNALS
-from launcher.session.signals import catch_signals, outlast_signals
 
 TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 
@@ -74,25 +72,13 @@ def run_recorded(
         with listed(runs, record, is_needed=is_needed) as entry, keep_code_version(job, record):
             running = execute_job(
                 with_trainer_command(job), hosts, open_transport, record, console, run_options, variables=os.environ,
-                spares=spares, incident_log=incident_log, on_settled=leave, notify=output.notify,
+                spares=spares, incident_log=incident_log, entry=entry, on_settled=leave, notify=output.notify,
+                end_process=os._exit if is_last else None,
             )  # fmt: skip
-
-            async def conclude() -> Result:
-                with catch_signals(dict.fromkeys(SIGNALS, _ignore)):  # also after the run has stopped listening
-                    result = await running
-                    entry.end(result)
-                    if is_last:
-                        outlast_signals(SIGNALS, result.exit_code)
-                    return result
-
-            result = asyncio.run(conclude())
+            result = asyncio.run(running)
         return result, record.folder
     finally:
         console.close()
-
-
-def _ignore() -> None:
-    """Let a signal change nothing."""
 
 
 def read_run_options(

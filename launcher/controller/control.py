@@ -79,10 +79,9 @@ def control(
             running = execute_job(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
                 variables=variables, spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),
-                on_settled=leave, notify=request.notify,
+                entry=entry, on_settled=leave, notify=request.notify, end_process=partial(_end, last_line),
             )  # fmt: skip
             result = asyncio.run(running)
-            entry.end(result)
         return result.exit_code, record.has_begun
     finally:
         if not record.has_begun:
@@ -135,6 +134,11 @@ def _give_up(record: RunRecord, hub: Hub) -> NoReturn:
     record.discard()
     hub.close(_END_S)
     os._exit(EXIT_FAILED)
+
+
+def _end(last_line: LastLine, exit_code: int) -> NoReturn:
+    last_line.write(str(exit_code))
+    os._exit(exit_code)
 
 
 def _leave(console: Console, record: RunRecord, last_line: LastLine) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -29,6 +29,7 @@ from launcher.output.lines import STDERR
 from launcher.output.view import View
 from launcher.runs.run_list import is_run_id
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
+from launcher.session.signals import outlast_signals
 from launcher.transports import bootstrap
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.loader import open_python
@@ -97,20 +98,20 @@ class Planting:
         connection to the controller was lost: the run may continue.
         """
         assert self._launcher is not None  # all are gathered
-        with self._passing_signals():  # from before `go`: a run that may have started must hear of Ctrl-C
-            self._launcher.send(messages.GO)
-            return self._watch()
-
-    @contextlib.contextmanager
-    def _passing_signals(self) -> Iterator[None]:
-        """Pass on the signals of the keyboard while the block runs."""
         numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTERM)
-        before = {number: signal.signal(number, self._take_signal) for number in numbers}
+        ignored = {number for number in numbers if signal.getsignal(number) == signal.SIG_IGN}  # see catch_signals
+        # From before `go`: a run that may have started must hear of Ctrl-C.
+        before = {number: signal.signal(number, self._take_signal) for number in {*numbers} - ignored}
+        code = None
         try:
-            yield
+            self._launcher.send(messages.GO)
+            code = self._watch()
         finally:
-            for number, handler in before.items():
+            for number, handler in before.items() if code is None else ():
                 signal.signal(number, handler)
+        if code is not None:
+            outlast_signals(before, partial(os._exit, code))
+        return code
 
     def _take_signal(self, number: int, _: object) -> None:
         self._events.put((_SIGNAL, number))

@@ -56,14 +56,16 @@ class RemoteLauncher:
     def ask(self, request: Request, view: View) -> None:
         """Send the request; view: of this process's streams."""
         silence_s = self._silence_s if isinstance(request, Control) else requests.SILENCE_S
-        with contextlib.suppress(OSError):  # whoever reads its output learns that it has gone
-            self.channel.write(requests.encode(Order(request, look_from_afar(view), self._mark, silence_s)))
+        self._send(requests.encode(Order(request, look_from_afar(view), self._mark, silence_s)))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message to what was asked for."""
+        self._send(messages.encode(kind, **fields))
+
+    def _send(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # whoever reads its output learns that it has gone
-            self.channel.write(messages.encode(kind, **fields))
+            self.channel.write(data)
 
     def _read(self) -> tuple[int, bytes]:
         if self._unread:
@@ -141,11 +143,11 @@ class RemoteLauncher:
 
     def _send_code(self) -> None:
         code = pack_code()
-        self.channel.write(bootstrap.arrival_code(code.name))
+        self._send(bootstrap.arrival_code(code.name))
         word, text = self._read_answer()
         if word == "missing":
             packed = code.compress()
-            self.channel.write(len(packed).to_bytes(requests.LENGTH_BYTES, "big") + packed)
+            self._send(len(packed).to_bytes(requests.LENGTH_BYTES, "big") + packed)
             word, text = self._read_answer()
         if word == "old":
             text = f"its Python is {text}, and the controller of a run needs {_OLDEST} or newer"

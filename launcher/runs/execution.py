@@ -22,17 +22,21 @@ from launcher.runs.result import Result
 from launcher.runs.run import Opener, Run
 from launcher.runs.run_list import Entry, RunList
 from launcher.runs.run_options import RunOptions
+from launcher.session.session import SIGNALS
+from launcher.session.signals import catch_signals, outlast_signals
 from launcher.sync.contents import Contents
 
 
 async def execute_job(
     job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen, options: RunOptions, *,
     variables: Mapping[str, str], spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
-    on_settled: Callable[[], object] | None = None, notify: str | None = None,
+    entry: Entry, on_settled: Callable[[], object] | None = None, notify: str | None = None,
+    end_process: Callable[[int], object] | None = None,
 ) -> Result:  # fmt: skip
-    """Run the job to its end; raise LauncherError if it can't start.
+    """Run the job to its end, and write down how it ended; raise LauncherError if it can't start.
 
-    variables: the environment of this process; notify: the command of --notify.
+    variables: the environment of this process; notify: the command of --notify. end_process: ends this process, which
+    has nothing else to do, with an exit code; with it, no signal that comes after the result changes that.
     """
     is_requeued = variables.get("SLURM_RESTART_COUNT", "0") != "0"
     if job.program == DEFAULT_PROGRAM:
@@ -48,12 +52,22 @@ async def execute_job(
         find_culprits = partial(
             find_between_attempts, job, open_transport, record.folder / "bisection", screen, options.with_checks
         )
-    return await Run(
+    run = Run(
         job, hosts, open_transport, record, screen, options, spares=spares, incident_log=incident_log,
         find_culprits=find_culprits, on_settled=on_settled,
         notify=notifier,
         contents=Contents(job.tree, {**variables, **job.env}) if job.tree is not None else None,
-    ).execute()  # fmt: skip
+    )  # fmt: skip
+    with catch_signals(dict.fromkeys(SIGNALS, _ignore)):  # also after the run has stopped listening
+        result = await run.execute()
+        entry.end(result)
+        if end_process is not None:
+            outlast_signals(SIGNALS, partial(end_process, result.exit_code))
+        return result
+
+
+def _ignore() -> None:
+    """Let a signal change nothing."""
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -59,16 +58,16 @@ def _act(number: int) -> None:
             actions[number]()
 
 
-def outlast_signals(numbers: Collection[int], exit_code: int) -> None:
-    """Let these signals change nothing once the blocks of `catch_signals` are over: the process ends with this code.
+def outlast_signals(numbers: Collection[int], end_process: Action) -> None:
+    """Let these signals change nothing once the blocks of `catch_signals` are over: the process is about to end.
 
-    A later one ends the process at once: what is left to be done, such as a last line for a terminal, may be stuck.
+    A later one ends it at once: what is left to be done, such as a last line for a terminal, may be stuck.
     """
     known_at = time.monotonic()
 
     def end(number: int, frame: object) -> None:
         if time.monotonic() - known_at > _LATE_S:
-            os._exit(exit_code)
+            end_process()
 
     def ignore() -> None:  # Python itself would restore the defaults, in its last milliseconds
         for number in numbers:

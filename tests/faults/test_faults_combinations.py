@@ -1,17 +1,26 @@
-"""Faults at awkward moments of a detached run: a row for each moment, with what happens then, and what must follow."""
+"""Faults at awkward moments of a detached run: a row for each moment, with what happens then, and what must follow.
+
+Some of them are tried more closely without other hosts, in tests/process: test_runs_of_this_machine.py has full disks,
+two `stop` and names that mean several runs, test_remote_launcher.py ids that are taken and a silent launch host,
+test_interruptions.py Ctrl-C again and again, and test_exec_here.py closed streams.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
-from fault_launch import AT_GO, OBEYS, READY, FaultLaunch, ask, find_process, ranks, said, short_silence
+from fault_launch import AT_GO, FAILS, OBEYS, READY, FaultLaunch, ask, find_process, ranks, short_silence
 from machines.cluster import Host
-from machines.processes import CENSUS_POLL_S, read_name, wait_until
+from machines.patience import NEVER_S
+from machines.processes import CENSUS_POLL_S, read_name, send_signal, wait_until
 from machines.runs import Running
 from machines.slurm import LOGIN
 from ways import WAYS
@@ -23,6 +32,10 @@ RESTARTS = ("--restarts", "2")
 WELL = f"[ $LAUNCH_ATTEMPT = 0 ] || {{ {READY}; exit 0; }}"
 FAILS_ONCE = f"{WELL}; {AT_GO}; exit 7"
 WAITS_FOR_GO = f"{AT_GO}; exit 0"
+_SAVE = "echo saving $RANK; until [ -e go ]; do sleep 0.02; done; echo saved $RANK; exit"
+SAVES_UNTIL_GO = f"trap '{_SAVE}' TERM; {READY}; while :; do sleep 0.02; done"
+# The second failure differs from the first, so a pause follows. Then the code must be there.
+NEEDS_ITS_CODE = f"{READY}; [ $LAUNCH_ATTEMPT = 2 ] || exit $((7 + LAUNCH_ATTEMPT)); exec cmp big.bin copy.bin"
 CONTINUES = r"run \S+ continues without this terminal"
 
 Start = Callable[[FaultLaunch, tuple[str, ...]], Running]
@@ -46,6 +59,11 @@ def told(launch: FaultLaunch) -> str:
     return log.read_text() if log.exists() else launch.started[-1].stderr
 
 
+def find_ids(launch: FaultLaunch) -> dict[str, str]:
+    """Return the ids of this machine's runs, by their controllers."""
+    return {row["controller"]: row["run"] for row in json.loads(ask(launch, "ps", "--json").stdout)}
+
+
 def names(host: Host) -> list[str]:
     return [read_name(process.pid) for process in host.processes()]
 
@@ -66,6 +84,53 @@ def starting(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     return launch.start_ready(*words)
 
 
+def without_stdin(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """All ranks run, and stdin was closed, as by cron."""
+    launch.way = replace(launch.way, before=("sh", "-c", 'exec "$@" <&-', "sh"))
+    return launch.start_ready(*words)
+
+
+def in_background(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """All ranks run, and the terminal's Ctrl-C is for others, as after `&` in a script."""
+    launch.way = replace(launch.way, before=("sh", "-c", "trap '' INT; exec \"$@\"", "sh"))
+    return launch.start_ready(*words)
+
+
+def on_a_small_disk(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """The controller's host has little room for what it keeps about runs."""
+    state = launch.logs.parents[1]
+    state.mkdir(parents=True, exist_ok=True)
+    launch.hosts[0].mount(str(state), "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "none")
+    return launch.start_ready(*words)
+
+
+def twins(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """Two runs of one name, started in one second, which different hosts control."""
+    with launch.while_there_is("early"):
+        started = [launch.start("--hosts", host.name, "--name", "base", *words) for host in launch.hosts]
+    for running in started:
+        running.wait_for(r"\] ready \d$", 2)
+    return started[-1]
+
+
+def ended(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    running = launch.start(*words)
+    assert running.wait().exit_code == 0, str(running)
+    return running
+
+
+def restarting(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """The run waits for its next attempt: nothing of it lives but its controller and its agents."""
+    code = launch.folder / "code"
+    code.mkdir()
+    for name in ("big.bin", "copy.bin"):
+        (code / name).write_bytes(bytes(300_000))  # too large to be kept by the controller
+    launch.hosts[0].mount(str(code), "-t", "tmpfs", "none")  # all hosts see the files of this machine
+    running = launch.start(f"--sync={code}", *words)
+    running.wait_for(r"restarting in 5 s")
+    return running
+
+
 def settled(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     """The run continues without its terminal."""
     running = launch.start(*words)
@@ -84,6 +149,10 @@ def watched(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
 
 
 # ---- what happens then --------------------------------------------------------------------------------------------
+
+
+def nothing(launch: FaultLaunch) -> None:
+    """The moment itself is the fault."""
 
 
 def cut_login(launch: FaultLaunch) -> None:
@@ -109,6 +178,67 @@ def remove_code(launch: FaultLaunch) -> None:
     launch.started[-1].go()
 
 
+def clean_code(launch: FaultLaunch) -> None:
+    done = ask(
+        launch, "clean", "--code", "--hosts", "node1,node2", "--ssh-config", str(launch.slurm.cluster.ssh_config)
+    )
+    assert re.search(r"launch: removed the code of [1-9]\d* runs? on 2 hosts", done.stderr), done
+
+
+def interrupt(launch: FaultLaunch) -> None:
+    send_signal(launch.launcher().pid, signal.SIGINT)
+
+
+def fill_disk(launch: FaultLaunch) -> None:
+    """It takes not one more byte, and not one more file."""
+    fill = "cat /dev/zero >zeros; while : >$((n += 1)); do :; done"
+    launch.slurm.run("sh", "-c", fill, host="node1", cwd=launch.logs.parents[1])
+
+
+def fail_on_a_full_disk(launch: FaultLaunch) -> None:
+    fill_disk(launch)
+    launch.started[-1].go()
+
+
+def fetch_at_once(launch: FaultLaunch) -> None:
+    """Four times, where another directory has the name that the copy would get."""
+    taken = launch.folder / "logs" / find_ids(launch)["node1"]
+    taken.mkdir(parents=True)
+    words = ("launch", "fetch")
+    fetches = [launch.slurm.start(*words, cwd=launch.folder, stderr=subprocess.PIPE) for _ in range(4)]
+    folder = f"logs/{taken.name}"
+    for fetch in fetches:
+        words_said = fetch.communicate()[1].decode()
+        assert words_said == f"launch: copied the logs to {folder}.2: {folder} is no copy of this run\n"
+
+
+def stop_twice(launch: FaultLaunch) -> None:
+    """A second Ctrl-C would kill ranks that save; the second `stop` doesn't."""
+    first, second = (launch.slurm.start("launch", "stop", cwd=launch.folder, stderr=subprocess.PIPE) for _ in range(2))
+    launch.started[-1].wait_for("saving", 4)
+    launch.started[-1].go()
+    said_by_both = [each.communicate()[1].decode().splitlines() for each in (first, second)]
+    assert [each.returncode for each in (first, second)] == [0, 0], said_by_both
+    assert said_by_both[0][-1] == said_by_both[1][-1]
+    assert sorted(len(lines) for lines in said_by_both) == [1, 2], "one of them says that it came second"
+
+
+def interrupt_its_end(launch: FaultLaunch) -> None:
+    """Ctrl-C again and again, from when the result is known until the terminal's process is gone."""
+    running, launcher = launch.started[-1], launch.launcher()
+    running.go()
+    running.wait_for("FAILED after")
+    while running.process.poll() is None:
+        send_signal(launcher.pid, signal.SIGINT)
+        time.sleep(0.005)
+
+
+def cut_and_kill_keepers(launch: FaultLaunch) -> None:
+    launch.last.cut()
+    for keeper in launch.keepers():
+        keeper.kill()
+
+
 # ---- what must follow ---------------------------------------------------------------------------------------------
 
 
@@ -123,10 +253,9 @@ def all_ends_and_is_named_meanwhile(launch: FaultLaunch, running: Running) -> No
 
 
 def the_start_fails(launch: FaultLaunch, running: Running) -> None:
-    done = running.wait()
-    assert done.exit_code == 69, str(done)
-    assert "launch: no restart: a host was lost before the run could continue without its terminal" in said(done)
-    launch.last.heal()
+    running.wait_for("no restart: a host was lost before the run could continue without its terminal$")
+    launch.last.heal()  # so its agent hears that the run is over
+    assert running.wait().exit_code == 69, str(running)
     launch.wait_until_nothing_runs()
 
 
@@ -154,6 +283,54 @@ def only_the_controller_stays(launch: FaultLaunch, running: Running) -> None:
     running.process.kill()
 
 
+def it_succeeds(launch: FaultLaunch, running: Running) -> None:
+    running.go()
+    done = launch.finish(running)
+    assert done.exit_code == 0, str(done)
+
+
+def it_ends_with_its_own_code(launch: FaultLaunch, running: Running) -> None:
+    done = running.wait()
+    assert done.exit_code == 7, str(done)
+    ask(launch, "wait", code=7)
+
+
+def no_message_is_wrong(launch: FaultLaunch, running: Running) -> None:
+    it_ends_with_its_own_code(launch, running)
+    assert "incomplete" not in running.stderr and "nothing was started" not in running.stderr, str(running)
+
+
+def it_can_be_stopped(launch: FaultLaunch, running: Running) -> None:
+    ask(launch, "stop")
+    ask(launch, "wait", code=130)
+    assert running.wait().exit_code == 130, str(running)
+
+
+def all_have_saved(launch: FaultLaunch, running: Running) -> None:
+    done = launch.finish(running)
+    assert (done.exit_code, done.stdout.count("] saved ")) == (130, 4), str(done)
+    again = ask(launch, "stop").stderr
+    assert "was stopped before\n" in again, again
+
+
+def none_is_taken_for_the_other(launch: FaultLaunch, running: Running) -> None:
+    ids = find_ids(launch)
+    assert len({*ids.values()}) == 2
+    assert all(f"run {ids[f'node{n}']} is controlled" in launch.started[n - 1].stderr for n in (1, 2)), ids
+    assert "'base' means 2 runs: " in ask(launch, "stop", "base", code=2).stderr
+    ask(launch, "stop", ids["node2"])
+    assert f"run {ids['node2']} was stopped before" in ask(launch, "stop", ids["node2"]).stderr
+    ask(launch, "stop", "base")  # node2 says that its run has ended
+    assert f"run {ids['node1']} was stopped before" in ask(launch, "stop").stderr  # nobody here has seen its end
+    assert {row["state"] for row in json.loads(ask(launch, "ps", "--json").stdout)} == {"stopped"}
+
+
+def the_copy_is_whole(launch: FaultLaunch, running: Running) -> None:
+    name = find_ids(launch)["node1"]
+    for log in ("node_0.log", "node_1.log", "run.json", "launch.log"):
+        assert (launch.folder / f"logs/{name}.2" / log).read_bytes() == (launch.logs / name / log).read_bytes()
+
+
 # ---- the table ----------------------------------------------------------------------------------------------------
 
 ROWS = {
@@ -166,6 +343,24 @@ ROWS = {
     "starting-agent-killed": Combination((*RESTARTS, *ranks()), starting, kill_agent, the_start_fails),
     "starting-code-removed": Combination(
         (*RESTARTS, *ranks(f"{WELL}; {OBEYS}", r3=FAILS_ONCE)), starting, remove_code, it_comes_back
+    ),
+    "starting-keepers-killed-while-cut": Combination(
+        (*RESTARTS, *short_silence(), *ranks()), starting, cut_and_kill_keepers, the_start_fails
+    ),
+    "starting-without-stdin": Combination(ranks(WAITS_FOR_GO), without_stdin, nothing, it_succeeds),
+    "starting-in-background": Combination(ranks(WAITS_FOR_GO), in_background, interrupt, it_succeeds),
+    "starting-stopped-twice": Combination(
+        ("--stop-timeout", f"{NEVER_S:g}", *ranks(SAVES_UNTIL_GO)), starting, stop_twice, all_have_saved
+    ),
+    "starting-disk-full-and-stopped": Combination(ranks(), on_a_small_disk, fill_disk, it_can_be_stopped),
+    "ending-disk-full": Combination(
+        ranks(r3=FAILS), on_a_small_disk, fail_on_a_full_disk, it_ends_with_its_own_code
+    ),
+    "ending-interrupted": Combination(ranks(r3=FAILS), starting, interrupt_its_end, no_message_is_wrong),
+    "ended-fetched-at-once": Combination(ranks("seq 1 20000"), ended, fetch_at_once, the_copy_is_whole),
+    "twins-stopped-by-name": Combination(ranks(), twins, nothing, none_is_taken_for_the_other),
+    "restarting-code-cleaned": Combination(
+        ("--restarts", "5", *ranks(NEEDS_ITS_CODE)), restarting, clean_code, it_succeeds
     ),
     "settled-host-cut": Combination(
         (*RESTARTS, *short_silence(), *ranks(WAITS_FOR_GO)), settled, cut_last, nobody_is_blamed

@@ -93,32 +93,6 @@ def test_all_commands_without_the_terminal(launch: FaultLaunch) -> None:
     launch.wait_until_clean()
 
 
-def test_two_runs_of_one_name_and_one_second(launch: FaultLaunch) -> None:
-    """Different hosts control them; no command takes one for the other. Copies that are made at once are whole."""
-    with launch.while_there_is("early"):
-        started = [launch.start("--hosts", host.name, "--name", "base", *ranks(WRITES)) for host in launch.hosts]
-    done = [running.wait() for running in started]
-    assert [each.exit_code for each in done] == [0, 0], done
-    ids = {row["controller"]: row["run"] for row in json.loads(ask(launch, "ps", "--json").stdout)}
-    assert len({*ids.values()}) == 2 and all(f"run {ids[f'node{n}']} continues" in done[n - 1].stderr for n in (1, 2))
-    assert "'base' means 2 runs: " in ask(launch, "stop", "base", code=2).stderr
-    ask(launch, "stop", ids["node2"])
-    assert f"run {ids['node2']} was stopped before" in ask(launch, "stop", ids["node2"]).stderr
-    ask(launch, "stop", "base")  # node2 says that its run has ended
-    assert f"run {ids['node1']} was stopped before" in ask(launch, "stop").stderr  # nobody here has seen its end
-    assert {row["state"] for row in json.loads(ask(launch, "ps", "--json").stdout)} == {"stopped"}
-    (launch.folder / "logs" / ids["node1"]).mkdir(parents=True)
-    words = ("launch", "fetch", ids["node1"])
-    fetches = [launch.slurm.start(*words, cwd=launch.folder, stderr=subprocess.PIPE) for _ in range(4)]
-    folder = f"logs/{ids['node1']}"
-    for fetch in fetches:
-        said = fetch.communicate()[1].decode()
-        assert said == f"launch: copied the logs to {folder}.2: {folder} is no copy of this run\n"
-    copied = (launch.folder / f"{folder}.2" / "node_0.log").read_bytes()
-    assert copied == (launch.logs / ids["node1"] / "node_0.log").read_bytes()
-    launch.wait_until_clean()
-
-
 def test_the_controller_is_killed(launch: FaultLaunch) -> None:
     """Its hosts end the run, and it is told from one that ended."""
     running = launch.start_ready("--restarts", "1", *ranks(**OF_EVERY_KIND))

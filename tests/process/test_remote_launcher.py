@@ -196,6 +196,15 @@ def test_a_python_that_is_too_old(any_python: str) -> None:
     assert failure.fix.endswith("or --controller here")
 
 
+def test_a_python_that_ends_before_its_code_comes(tmp_path: Path) -> None:
+    """As one that a signal ends: what can't be sent to it is no error of its own."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$1" "$2" "$3" "${{4%%exec(*}}" </dev/null\n')
+    python.chmod(0o755)
+    with pytest.raises(TransportError, match="here: no answer"):
+        start(str(python))
+
+
 def test_rows_of_this_machine(tmp_path: Path) -> None:
     entry = open_list().begin("20261120-091233", "base", tmp_path)
     (row,) = json.loads(ask(requests.List())[0])

@@ -1,0 +1,23 @@
+"""What `python -m bench soak` changes of `launch` reaches a controller."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zipfile
+
+from machines.patience import DEADLINE_S
+
+from bench.soak import HURRY
+
+PACKS = "import sys; sys.stdout.buffer.write(travelling_code.pack_code().archive)"
+
+
+def test_a_controller_of_the_soak_pauses_for_a_moment() -> None:
+    words = [sys.executable, "-c", HURRY + PACKS]
+    done = subprocess.run(words, capture_output=True, timeout=DEADLINE_S, check=True)
+    archive = zipfile.ZipFile(io.BytesIO(done.stdout))
+    assert b"\nFIRST_PAUSE_S = 0.05\n" in archive.read("launcher/runs/policy.py")
+    assert "launcher/runs/policy.pyc" not in archive.namelist(), "Python would take that"
+    assert "launcher/runs/run.py" in archive.namelist()
