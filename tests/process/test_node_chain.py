@@ -17,6 +17,7 @@ from node_code import Code, Talk
 from node_process import Nodes
 
 from launcher.node import messages
+from launcher.node.trees import chain
 from launcher.transports.agents.credentials import make_certificate
 
 PEM = "".join(make_certificate()).encode()
@@ -119,6 +120,15 @@ def test_strangers_get_nothing_and_change_nothing(talks: list[Talk], code: Code,
     assert [talk.node.wait_for(messages.PLACED)["hash"] for talk in talks] == [code.hash] * 3
     silent.close()
     babbler.close()
+
+
+def test_strangers_of_another_address_keep_no_neighbour_out(talks: list[Talk], code: Code) -> None:
+    places = meet(talks)
+    with contextlib.ExitStack() as strangers:
+        for _ in range(3 * chain._MOST_STRANGERS):
+            place = ("127.0.0.1", places[1]["port"])
+            strangers.enter_context(socket.create_connection(place, source_address=("127.0.0.2", 0)))
+        assert join(talks, places) == [True] * 3
 
 
 BAD_PIECES: dict[str, tuple[bytes, dict[str, Any]]] = {

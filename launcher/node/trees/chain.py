@@ -35,7 +35,7 @@ MOST_ADDRESSES = 4
 _SEND_S = 10.0
 _READ_BYTES = 1 << 18
 _WAITING = 4  # pieces for the next node
-_MOST_STRANGERS = 64
+_MOST_STRANGERS = 64  # connections that have not proved themselves, at the same time
 _OVER = b""
 _YES, _NO = b"+", b"-"
 _HELLO, _BEGIN, _END = "hello", "begin", "end"
@@ -58,7 +58,7 @@ class ChainLink:
         self.port: int = self._listener.getsockname()[1]
         self._number = number
         self._lock = threading.Lock()
-        self._strangers = 0
+        self._strangers: dict[ssl.SSLSocket, str] = {}  # where each comes from, the oldest first
         self._dials = 0  # addresses of the next node that are being tried
         self._sender: _Sender | None = None
         self._has_begun = False  # the previous node
@@ -144,39 +144,53 @@ class ChainLink:
     def _accept(self) -> None:
         while True:
             try:
-                plain, _ = self._listener.accept()
+                plain, (source, *_) = self._listener.accept()
             except OSError:  # it was closed
                 return
+            try:
+                plain.settimeout(JOIN_S)
+                sock = self._server_context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # it has gone
+                _close(plain)
+                continue
             with self._lock:
-                self._strangers += 1
-                is_welcome = self._strangers <= _MOST_STRANGERS
-            if is_welcome:
-                _start(self._meet, plain)
-            else:
-                self._leave(plain)
+                self._strangers[sock] = source
+                if len(self._strangers) > _MOST_STRANGERS:
+                    self._turn_away()
+            _start(self._meet, sock)
 
-    def _leave(self, sock: socket.socket) -> None:
+    def _turn_away(self) -> None:
+        """End the oldest connection of the address with the most, so that nobody else's address is kept out."""
+        sources = list(self._strangers.values())
+        busiest = max(sources, key=sources.count)
+        oldest = next(sock for sock, source in self._strangers.items() if source == busiest)
+        del self._strangers[oldest]
+        try:
+            socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # not TLS's, which another thread uses
+        except OSError:  # it has gone
+            pass
+
+    def _leave(self, sock: ssl.SSLSocket) -> None:
         _close(sock)
         with self._lock:
-            self._strangers -= 1
+            self._strangers.pop(sock, None)
 
-    def _meet(self, plain: socket.socket) -> None:
+    def _meet(self, sock: ssl.SSLSocket) -> None:
         """Take the connection of a node that has the key and means this one; a stranger is left alone."""
         try:
-            plain.settimeout(JOIN_S)
-            sock = self._server_context.wrap_socket(plain, server_side=True)
+            sock.do_handshake()
             decoder = messages.Decoder(max_header_bytes=1 << 20)
             header = _receive(sock, decoder)
             sock.sendall(_YES if header.get("to") == self._number else _NO)
             is_chosen = _receive(sock, decoder)["type"] == _BEGIN  # of several addresses only one is
             sock.settimeout(None)
         except (OSError, ValueError, EOFError):
-            self._leave(plain)
+            self._leave(sock)
             return
         with self._lock:
             is_first = is_chosen and not self._has_begun
             if is_first:
-                self._strangers -= 1
+                self._strangers.pop(sock, None)
                 self._previous, self._has_begun = sock, True
         if is_first:
             self._read(sock, decoder)
