@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -125,9 +126,10 @@ def test_a_run_that_goes_on_is_owned(nodes: Nodes) -> None:
 
 
 def test_what_waits_for_its_code_or_its_order_is_named_if_asked(nodes: Nodes) -> None:
-    """Guardians and supervisors are not: they show by their runs."""
+    """Guardians and supervisors are not: they show by their runs. What has just begun is another command's login."""
     command = ["/bin/sh", "-c", bootstrap.loader_command(sys.executable, "nonce")]
     waiting = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    since = time.monotonic()
     try:
         for each in waiting:
             assert each.stdout is not None
@@ -139,10 +141,13 @@ def test_what_waits_for_its_code_or_its_order_is_named_if_asked(nodes: Nodes) ->
         live = nodes.start()
         live.prepare()
         node = nodes.start()
+        wait_until(lambda: time.monotonic() - since > leftovers.START_S + 0.1)
+        waiting.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         node.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True)
         planted = {each["pid"]: each["name"] for each in node.wait_for(messages.FACTS)["checks"]["planted"]}
         assert planted[waiting[0].pid].startswith("python")
         assert planted[waiting[1].pid] == "launch-agent"
+        assert waiting[2].pid not in planted, "it has only begun"
         assert not {live.guardian.pid, live.supervisor, node.guardian.pid, node.supervisor} & set(planted)
     finally:
         for each in waiting:

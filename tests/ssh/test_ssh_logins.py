@@ -591,6 +591,7 @@ def test_a_control_master_is_used_where_there_is_one_and_never_made(
     settings = {"ControlPath": place, "ControlMaster": "auto", "ControlPersist": "yes"}
     assert log_in(node2=settings) == "in\n"
     assert not place.exists()
+    before = hosts["node2"].log.count("Accepted publickey")
     master = subprocess.Popen(
         ["ssh", "-F", tmp_path / "config", "-o", "ControlPersist=no", "-M", "-N", "node2"],
         stdin=subprocess.DEVNULL,
@@ -598,9 +599,9 @@ def test_a_control_master_is_used_where_there_is_one_and_never_made(
     )
     try:
         assert wait_until(place.exists)
-        before = hosts["node2"].log.count("Accepted publickey")
+        assert wait_until(lambda: hosts["node2"].log.count("Accepted publickey") > before)  # logged after its answer
         assert log_in(node2=settings) == "in\n"
-        assert hosts["node2"].log.count("Accepted publickey") - before == {"fabric": 1, "ssh": 0}[transport]
+        assert hosts["node2"].log.count("Accepted publickey") - before == {"fabric": 2, "ssh": 1}[transport]
     finally:
         master.kill()  # told to end, one of OpenSSH 9.2 has been seen to stay
         master.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from launcher.node import clock
 from launcher.node.processes import proc, run_folders, run_owner, workers
 
 TYPE_CHECKING = False
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _LOADER = b'print("~launch '  # part of the command line of every program that launch sends
 _PLANTED = ("launch", "launch-agent", "launch-guardian")  # what such a program may call itself
+START_S = 2.0  # from the login of any command until its code has come
 
 
 def find_runs(own_mark: str) -> list[dict[str, Any]]:
@@ -55,9 +57,13 @@ def find_planted() -> list[dict[str, Any]]:
     return [
         {"pid": each.pid, "name": each.name}
         for each in found
-        # Guardian and supervisor are parent and child.
-        if each.name in _PLANTED or (each.pid not in parents and each.ppid not in pids)
+        # Guardian and supervisor are parent and child; each host's begin as one process that waits for its code.
+        if each.name in _PLANTED or (each.pid not in parents and each.ppid not in pids and _age_s(each) > START_S)
     ]
+
+
+def _age_s(process: proc.Process) -> float:
+    return clock.boottime() - process.started / os.sysconf("SC_CLK_TCK")
 
 
 def _run_of(mark: str) -> str:
