@@ -63,7 +63,7 @@ class Failure:
     text: str = ""  # the reason, if there is no process
     stdout: str = ""  # the end of it
     stderr: str = ""
-    after_stop: bool = False  # it ended after `launch` had asked it to stop
+    after_stop: bool = False  # it ended after its host had begun to stop the run
     silent_s: float = 0.0  # from its last line on stderr to its end or to the stop; below 0: it wrote after that
     gpu: int | None = None
     oom: str | None = None  # for a SIGKILL: whether the kernel's OOM killer sent it, "certain" or "probable"

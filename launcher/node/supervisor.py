@@ -389,7 +389,7 @@ class Supervisor:
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
         self._inspection.cancel()
-        self._ranks.is_ending = True
+        self._ranks.ending_since = self._ranks.ending_since or time.monotonic()
         self._steps = ladder.descend(self._owned, timeout_s, wait_s, self._clock)
         self._loop.cancel(self._step_timer)
         self._step()

@@ -43,11 +43,12 @@ def find_successes(session: Session, plan: LaunchPlan, outputs: Sequence[NodeOut
 
 
 def _mark(failure: Failure, stopped_at: float) -> Failure:
-    """Mark a failure that may be due to the stop; a lost connection never is."""
-    late_s = failure.at - stopped_at
-    if late_s <= 0 or failure.kind is FailureKind.CONNECTION:
+    """Mark a failure that may be due to the stop; a lost connection never is, and of a rank its host has told."""
+    if failure.kind is FailureKind.CONNECTION:
         return failure
-    return replace(failure, after_stop=True, silent_s=failure.silent_s - late_s)
+    late_s = failure.at - stopped_at
+    after_stop = failure.after_stop if failure.kind is FailureKind.RANK else late_s > 0
+    return replace(failure, after_stop=after_stop, silent_s=failure.silent_s - max(0.0, late_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class _Node:
             code=event.fields["code"],
             signal=event.fields["signal"],
             oom=event.fields.get("oom"),
+            after_stop=event.fields["was_stopping"],
             in_slurm_step=self.session.is_slurm_step,
             stdout=_text(self.output.tail(local_rank, STDOUT)),
             stderr=_text(self.output.tail(local_rank, STDERR)),

@@ -25,10 +25,9 @@ class Others:
 
 
 def count_others(
-    cause: Cause, failures: Sequence[Failure], plan: LaunchPlan, states: Sequence[NodeState], census: Census,
-    stopped_at: float,
-) -> Others:  # fmt: skip
-    """Count the other ranks of a failed run; stopped_at: when the stop was sent (wall-clock)."""
+    cause: Cause, failures: Sequence[Failure], plan: LaunchPlan, states: Sequence[NodeState], census: Census
+) -> Others:
+    """Count the other ranks of a failed run."""
     ranks = sum(node.nproc for node in plan.nodes)
     if cause.failure.kind is FailureKind.HANG and cause.failure.rank is None:
         return Others(ranks)  # it was all of them
@@ -45,15 +44,15 @@ def count_others(
             if rank in alike:
                 same[host] += 1
             else:
-                counts[_fate(state, local_rank, by_rank.get(rank), cause, stopped_at)][host] += 1
+                counts[_fate(state, local_rank, by_rank.get(rank), cause)][host] += 1
     return Others(ranks, same if cause.same else {}, **counts)
 
 
-def _fate(state: NodeState, local_rank: int, failure: Failure | None, cause: Cause, stopped_at: float) -> str:
+def _fate(state: NodeState, local_rank: int, failure: Failure | None, cause: Cause) -> str:
     event = state.exits.get(local_rank)
     if event is None:
         return "stopped"
-    after_stop = event.at - event.fields["age_s"] > stopped_at
+    after_stop = event.fields["was_stopping"]
     if failure is None:  # it succeeded, or nobody knows how it ended
         return "stopped" if after_stop else "succeeded" if event.fields["code"] == 0 else "failed"
     if failure.role is Role.STOPPED:  # a supervisor in trouble stops its ranks before it is told to

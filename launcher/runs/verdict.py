@@ -86,8 +86,7 @@ class Verdict:
 
     def count_others(self, cause: Cause, census: Census) -> Others:
         """Count what became of the other ranks, once all have ended."""
-        assert self.stopped_at is not None
-        return count_others(cause, self.failures(), self.plan, self.session.states, census, self.stopped_at)
+        return count_others(cause, self.failures(), self.plan, self.session.states, census)
 
 
 def _is_terminated(failure: Failure) -> bool:

@@ -550,8 +550,15 @@ def test_a_controller_that_is_gone_is_waited_for_until_it_is_too_late(make_fleet
     fleet.hub.go()
     planted.read_answer()
     planted.wait_for_end()
-    pids = fleet.pids()
-    (agent,) = (pid for pid in pids if parent_of(pid) in pids)
+    agents: list[int] = []
+
+    def has_its_guardian() -> bool:  # which it leaves a moment after the login has ended
+        pids = fleet.pids()
+        agents[:] = [pid for pid in pids if parent_of(pid) in pids]
+        return bool(agents)
+
+    wait_until(has_its_guardian)
+    (agent,) = agents
     os.kill(agent, signal.SIGSTOP)
     fleet.hub.close(leave_s=0)
     os.kill(agent, signal.SIGCONT)

@@ -92,7 +92,7 @@ def guardian_says(text: str) -> Lie:
     return lie
 
 
-EXIT_OF_7 = encode(messages.EXIT, local_rank=7, age_s=0, code=1, signal=None)
+EXIT_OF_7 = encode(messages.EXIT, local_rank=7, age_s=0, was_stopping=False, code=1, signal=None)
 
 BEFORE_THE_START = {
     "a census in place of hello": (instead("prepare", CENSUS, None), "it sent an unrequested message: census"),
@@ -140,7 +140,7 @@ def test_a_node_that_lies_in_a_run_ends_it_and_is_named(tmp_path: Path, lie: Lie
     assert resident_kib() - before_kib < MOST_KIB
 
 
-NO_CODE = encode(messages.EXIT, local_rank=0, age_s=0, code=None, signal=None)
+NO_CODE = encode(messages.EXIT, local_rank=0, age_s=0, was_stopping=False, code=None, signal=None)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Ranks:
     ) -> None:
         """Start with no ranks; on_ended: called when all ranks of a shim have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
-        self.is_ending = False  # if set, a shim that dies was killed by the ladder
+        self.ending_since: float | None = None  # by time.monotonic(): from then on the ladder ends ranks, and the shim
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log
@@ -157,7 +157,7 @@ class Ranks:
             self._loop.forget(self._reports)
             os.close(self._reports)
             self._reports = None
-            if len(self._owned.ranks) < self._expected and not self.is_ending:
+            if len(self._owned.ranks) < self._expected and self.ending_since is None:
                 self._send_queue.send(messages.FAILED, text="the helper that starts the commands was killed")
         return bool(data)
 
@@ -214,7 +214,11 @@ class Ranks:
         age_s = round(time.monotonic() - ended_at, 4)
         ending = workers.describe_status(status)
         oom = self._judge_kill(local_rank, ending)
-        self._send_queue.send(messages.EXIT, local_rank=local_rank, age_s=age_s, oom=oom, **ending)
+        # Only this host knows in which order it was told to stop and the rank ended.
+        was_stopping = self.ending_since is not None and ended_at >= self.ending_since
+        self._send_queue.send(
+            messages.EXIT, local_rank=local_rank, age_s=age_s, was_stopping=was_stopping, oom=oom, **ending
+        )
 
     def _watch_memory(self, pid: int) -> None:
         if self._kills is None:

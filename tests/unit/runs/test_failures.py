@@ -33,7 +33,9 @@ def fail(said: str, *seen: int):
     state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
     output.feed(None, STDERR, said.encode())
     for local_rank in seen:
-        state.exits[local_rank] = Event(0, messages.EXIT, {"age_s": 0.1, "code": None, "signal": None}, 100.0)
+        state.exits[local_rank] = Event(
+            0, messages.EXIT, {"age_s": 0.1, "was_stopping": False, "code": None, "signal": None}, 100.0
+        )
     state.ended = Event(0, messages.ENDED, {"code": 1, "signal": None}, 101.0)
     return find_failures(fake_session(state), PLAN, [output], None)
 
@@ -58,8 +60,19 @@ def test_a_message_that_took_long_does_not_change_the_order_of_a_hosts_exits() -
     """The first one waited while this machine was busy, and the second one was sent just before it came."""
     state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
     for local_rank, (code, at, age_s) in {1: (42, 100.3, 0.01), 0: (43, 100.3, 0.25)}.items():
-        state.exits[local_rank] = Event(0, messages.EXIT, {"age_s": age_s, "code": code, "signal": None}, at)
+        fields = {"age_s": age_s, "was_stopping": False, "code": code, "signal": None}
+        state.exits[local_rank] = Event(0, messages.EXIT, fields, at)
     failures = find_failures(fake_session(state), PLAN, [output], None)
     cause = find_cause(failures)
     assert cause is not None
     assert (cause.failure.code, cause.failure.at) == (42, pytest.approx(100.05))
+
+
+@pytest.mark.parametrize(("at", "was_stopping"), [(99.9, True), (100.1, False)])
+def test_whether_a_rank_ended_after_the_stop_is_for_its_host_to_say(at: float, *, was_stopping: bool) -> None:
+    """When a message was sent is known here only as well as the way is measured, which differs on a busy machine."""
+    state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
+    fields = {"age_s": 0.0, "was_stopping": was_stopping, "code": None, "signal": 15}
+    state.exits[0] = Event(0, messages.EXIT, fields, at)
+    (failure,) = find_failures(fake_session(state), PLAN, [output], 100.0)
+    assert failure.after_stop is was_stopping

@@ -57,13 +57,19 @@ def block(*ends, stopped_s=STOP_S):
         node, local_rank = divmod(rank, 2)
         outputs[node].feed(local_rank, STDERR, said.format(rank=rank, folder=f"/home/{node}").encode())
         code, number = (None, -ending) if ending < 0 else (ending, None)
-        fields = {"local_rank": local_rank, "age_s": 0.0, "code": code, "signal": number, "oom": None}
+        fields = {
+            "local_rank": local_rank,
+            "age_s": 0.0,
+            "was_stopping": at_s > stopped_s,
+            "code": code,
+            "signal": number,
+        }
         states[node].take(Event(node, messages.EXIT, fields, now + at_s))
     session = Fake(states=states, is_slurm_step=False)
     failures = find_failures(session, PLAN, outputs, now + stopped_s)
     cause = find_cause(failures, range(4), succeeded=find_successes(session, PLAN, outputs))
     census = Census({"gpu1": [], "gpu2": []}, {})
-    others = count_others(cause, failures, PLAN, states, census, now + stopped_s)
+    others = count_others(cause, failures, PLAN, states, census)
     text = "\n".join(line.text for line in cause_block(cause, others, Path("log")))
     return re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", text).splitlines()
 
@@ -153,12 +159,12 @@ def test_what_another_rank_says_goes_before_our_signal(end, line):
 
 def test_a_supervisor_in_trouble_stops_its_ranks_by_itself():
     state = NodeState("gpu1", started={0}, failure=HostFailure("gpu1", HostFailureKind.SUPERVISOR, "killed"))
-    fields = {"local_rank": 0, "age_s": 0.0, "code": None, "signal": 15}
+    fields = {"local_rank": 0, "age_s": 0.0, "was_stopping": True, "code": None, "signal": 15}
     state.take(Event(0, messages.EXIT, fields, 2.0))
     failure = Failure("gpu1", 0, FailureKind.RANK, 2.0, rank=0, signal=15)
     cause = find_cause([Failure("gpu1", 0, FailureKind.SUPERVISOR, 1.0, text="killed")])
     plan = replace(PLAN, nodes=PLAN.nodes[:1])
-    others = count_others(cause, [failure], plan, [state], Census({"gpu1": []}, {}), 3.0)
+    others = count_others(cause, [failure], plan, [state], Census({"gpu1": []}, {}))
     assert (others.stopped, others.failed) == ({"gpu1": 1}, {})
 
 

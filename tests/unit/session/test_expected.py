@@ -42,7 +42,7 @@ def started(local_rank: int) -> Header:
 
 
 def exit_of(local_rank: int) -> Header:
-    return {"type": "exit", "local_rank": local_rank, "age_s": 0, "code": 0, "signal": None}
+    return {"type": "exit", "local_rank": local_rank, "age_s": 0, "was_stopping": False, "code": 0, "signal": None}
 
 
 ASKED = (PREPARE, ROUTE, PROBE, START, SHORT, STACKS, STOP)
