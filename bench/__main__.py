@@ -26,11 +26,11 @@ def main() -> int:
         return soak.main(sys.argv[2:])
     if sys.argv[1:2] == ["gpu"]:
         return run_gpu_parts(sys.argv[2:])
-    if sys.argv[1:2] in (["record"], ["compare"]):
-        return record.main(sys.argv[1:])
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(f"{__doc__}\nMeasures: {', '.join(MEASURES)}.")
         return 0
+    if sys.argv[1:2] in (["record"], ["compare"]):
+        return record.main(sys.argv[1:])
     console = Console(highlight=False)
     table = Table("measure", "value", "limit", "holds", "seen")
     all_hold = True

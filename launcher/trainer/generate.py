@@ -153,20 +153,25 @@ def clean(text: str) -> str:
 
 
 def load_writer(path: Path) -> Writer:
-    """Read a model from model.pt, a run's directory or a checkpoint; raise ConfigError if it can't write text."""
+    """Read a model from model.pt, a run's directory or a checkpoint; raise ConfigError if it can't write text.
+
+    Of a run that has not finished, the newest checkpoint.
+    """
     import torch
 
     from launcher.trainer.checkpoints.reading import METADATA
-    from launcher.trainer.checkpoints.save_folder import explain
+    from launcher.trainer.checkpoints.save_folder import explain, find_newest
 
     if path.is_dir() and not (path / METADATA).exists():
-        path = path / "model.pt"
+        model = path / "model.pt"
+        path = (None if model.exists() else find_newest(path / "checkpoints")) or model
     try:
         model, vocabulary, config = (read_checkpoint if path.is_dir() else read_export)(path)
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; fix: name a model.pt, or the directory of a checkpoint") from None
+        fix = "name a model.pt, a run's directory or a checkpoint"
+        raise ConfigError(f"{path}: {error.strerror}; fix: {fix}") from None
     except Exception as error:  # noqa: BLE001  # a broken file can raise anything
         raise ConfigError(f"{path}: not a model of this trainer: {explain(error)}") from None
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()

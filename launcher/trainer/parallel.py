@@ -94,8 +94,8 @@ def make_mesh(layout: Layout, world: World) -> DeviceMesh:
 
     The ranks of a row are neighbours, and so are those of a replica, so they usually share a node.
     """
+    from torch.distributed import distributed_c10d
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.distributed_c10d import _set_pg_timeout
 
     # Torch 2.13 warns on each rank about each sum over several dimensions, which the gradient norm needs.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -103,8 +103,10 @@ def make_mesh(layout: Layout, world: World) -> DeviceMesh:
     if layout.replicas > 1:
         sizes = {"replicate": layout.replicas, **sizes}
     mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    for name in sizes:  # a mesh gives its groups torch's own time limit (torch 2.13, which has no public way)
-        _set_pg_timeout(timedelta(seconds=world.timeout_s), mesh.get_group(name))
+    # Torch 2.15 has the public name, and warns of the private one.
+    set_timeout = getattr(torch.distributed, "set_timeout", None) or distributed_c10d._set_pg_timeout
+    for name in sizes:  # a mesh gives its groups torch's own time limit
+        set_timeout(timedelta(seconds=world.timeout_s), mesh.get_group(name))
     return mesh
 
 

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("head", "node-1", "node-2")
 NODES = "node-[1-2]"
 
-# What the Dockerfile does to Debian's files, laid over this machine's; then the entry script as a first process.
+# What the Dockerfile does to Debian's files, laid over this machine's; then the entry script as a first process. The
+# files of cgroups are as in a container on most machines, whatever this one has: v2 alone, and no systemd to ask.
 SERVICES = """\
 export PATH={path}
 mount -t tmpfs tmpfs /home
@@ -20,6 +21,7 @@ mount -t tmpfs tmpfs /var/lib
 mount -t tmpfs tmpfs /var/log
 mount -t tmpfs tmpfs /etc/munge
 mount -t tmpfs tmpfs /etc/slurm
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
 cp -r /etc/ssh /run/etc-ssh
 mount --bind /run/etc-ssh /etc/ssh
 rm -f /etc/ssh/ssh_host_*
@@ -31,6 +33,7 @@ install -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge
 install -d -o trainer -g trainer /home/trainer
 install -m 0644 {docker}/sshd.conf /etc/ssh/sshd_config.d/cluster.conf
 install -m 0644 {docker}/slurm.conf /etc/slurm/slurm.conf.in
+install -m 0644 {docker}/cgroup.conf /etc/slurm/cgroup.conf
 role=node
 [ {head} != $(uname -n) ] || role=head
 export NODES={nodes} KEYS_FOLDER={folder}/keys

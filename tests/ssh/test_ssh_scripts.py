@@ -1,4 +1,4 @@
-"""scripts/ssh/: what each types for its user, in any folder and with blanks in paths, and two real runs."""
+"""scripts/ssh/: what each types for its user, in any folder and with blanks in paths, and real runs."""
 
 from __future__ import annotations
 
@@ -185,12 +185,23 @@ def project(launch: Launch) -> Path:
 def start(launch: Launch, name: str, *words: str, options: str) -> Running:
     """Start a script of this checkout, whose `launch` is the tests' own where it has no .venv."""
     env = {"PATH": f"{PROGRAM.parent}:{os.environ['PATH']}"}
-    env["LAUNCH_OPTS"] = f"--cpu --env OMP_NUM_THREADS=1 {' '.join(TIMES)} {options}"
+    env["LAUNCH_OPTS"] = f"--env OMP_NUM_THREADS=1 {' '.join(TIMES)} {options}"
     return launch.start_command(TRAINER[-1], *words, program=ROOT / "scripts" / "ssh" / name, env=env)
 
 
+@pytest.mark.parametrize(
+    ("name", "names"), [("launch_singlenode.sh", ()), ("launch_torchrun_auto.sh", ("node1", "node2"))]
+)
+def test_without_gpus_they_train_on_cpus(launch: Launch, project: Path, name: str, names: tuple[str, ...]) -> None:
+    """Without an option that says so."""
+    options = f"--ssh-config {launch.ssh_config}" if names else ""
+    done = start(launch, name, "1", *names, "--layers", "1", options=options).finish()
+    assert done.exit_code == 0, done
+    assert done.words[0] == f"launch: {'2 hosts' if names else '1 host'} without GPUs, so the run uses CPUs"
+
+
 def test_hosts_train_as_torch_distributed_launch_has_them(launch: Launch, project: Path) -> None:
-    options = f"--ssh-config {launch.ssh_config}"
+    options = f"--cpu --ssh-config {launch.ssh_config}"
     done = start(launch, "launch_multinode.sh", "1", "node1", "node2", "--layers", "1", options=options).finish()
     assert done.exit_code == 0, done
     assert "[node1:0] ranks   2, 1 per node, from torchrun" in done.lines
@@ -202,7 +213,7 @@ def test_nodes_that_are_started_by_hand_train_together(launch: Launch, project: 
     """Without torchrun, whose imports on both nodes would take most of the time."""
     port = str(find_free_port("127.0.0.1"))
     shares = [
-        start(launch, "launch_torchrun_multinode.sh", "1", "2", rank, "127.0.0.1", port, options="-q --legacy")
+        start(launch, "launch_torchrun_multinode.sh", "1", "2", rank, "127.0.0.1", port, options="--cpu -q --legacy")
         for rank in "01"
     ]
     for rank, share in enumerate(shares):

@@ -50,6 +50,8 @@ def test_what_was_trained_writes_text(say: Say) -> None:
     assert (
         text == write(say, "out/model.pt", "--length", "30") == write(say, "out/checkpoints/step_90", "--length", "30")
     )
+    Path("out/model.pt").unlink()  # as if the run went on
+    assert text == write(say, "out", "--length", "30")
     likeliest = write(say, "out", "--length", "30", "--temperature", "0")
     assert likeliest == write(say, "out", "--length", "30", "--top-k", "1", "--seed", "4")
     assert len({*likeliest.split()} & {*TEXT.split()}) >= 3  # it has learned words
@@ -97,7 +99,7 @@ def test_what_is_no_model_is_one_line(say: Say, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("hello")
     for name, reason in {
         "numbers": "numbers/model.pt: a model of the made-up regression can't write text; fix: train on a text",
-        "missing.pt": "missing.pt: No such file or directory; fix: name a model.pt, or the directory of a checkpoint",
+        "missing.pt": "missing.pt: No such file or directory; fix: name a model.pt, a run's directory or a checkpoint",
         "code.pt": "code.pt: not a model of this trainer: UnpicklingError: it holds more than tensors and plain values",
         "a": "a: not a model of this trainer: UnpicklingError: it holds something that torch.save doesn't write",
     }.items():

@@ -11,8 +11,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from traceback import StackSummary
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +63,7 @@ from launcher.trainer.main_rank import make_cpu_group
 from launcher.trainer.model import FEATURES
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError
-from launcher.trainer.parallel import Replica
+from launcher.trainer.parallel import Replica, make_mesh
 from launcher.trainer.report import Node, check_nodes, describe_peak_memory, describe_ranks, describe_start
 from launcher.trainer.sample_order import Order
 from launcher.trainer.schedule import Schedule
@@ -540,6 +542,20 @@ def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
     assert str(caught.value) == f"step {step}: the loss is not finite"
     (folder,) = (tmp_path / "outputs").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [".lock", ".trainer.json", "metrics.jsonl"]
+
+
+def test_the_groups_of_a_mesh_get_the_time_limit_in_torchs_public_way(
+    single_rank: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch 2.15 has one, and warns of the private function on each rank."""
+    limits: list[tuple[timedelta, int]] = []
+
+    def set_timeout(limit: timedelta, group: Any) -> None:
+        limits.append((limit, group.size()))
+
+    monkeypatch.setattr(torch.distributed, "set_timeout", set_timeout, raising=False)
+    make_mesh(layout_of(1), single_rank)
+    assert limits == [(timedelta(seconds=DEADLINE_S), 1)] * 2
 
 
 def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:

@@ -78,3 +78,12 @@ def test_without_a_record_nothing_is_measured(monkeypatch, tmp_path):
 
 def test_the_recorded_measures_exist():
     assert set(record.RECORDED) <= set(MEASURES)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["record", "-h"], ["compare", "--help"], ["scaling", "--help"]])
+def test_the_help_measures_nothing(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("python -m bench [MEASURE...]: run the measures")
