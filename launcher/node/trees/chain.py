@@ -35,6 +35,8 @@ MOST_ADDRESSES = 4
 _SEND_S = 10.0
 _READ_BYTES = 1 << 18
 _WAITING = 4  # pieces for the next node
+_MOST_HEADER_BYTES = 1 << 20
+_MOST_PAYLOAD_BYTES = messages.PIECE_BYTES + (messages.PIECE_BYTES >> 10)  # what zlib can't shrink grows a little
 _MOST_STRANGERS = 64  # connections that have not proved themselves, at the same time
 _OVER = b""
 _YES, _NO = b"+", b"-"
@@ -179,7 +181,7 @@ class ChainLink:
         """Take the connection of a node that has the key and means this one; a stranger is left alone."""
         try:
             sock.do_handshake()
-            decoder = messages.Decoder(max_header_bytes=1 << 20)
+            decoder = messages.Decoder(_MOST_HEADER_BYTES, _accept)
             header = _receive(sock, decoder)
             sock.sendall(_YES if header.get("to") == self._number else _NO)
             is_chosen = _receive(sock, decoder)["type"] == _BEGIN  # of several addresses only one is
@@ -252,6 +254,13 @@ class _Sender:
                     self.sock.sendall(message)
             except OSError:
                 is_open = False
+
+
+def _accept(header: Header) -> Header:
+    """Return a neighbour's header; raise MalformedMessage if more follows than a piece may have."""
+    if header.get("size", 0) > _MOST_PAYLOAD_BYTES:
+        raise messages.MalformedMessage("a piece of %d bytes" % header["size"])
+    return header
 
 
 def _receive(sock: ssl.SSLSocket, decoder: messages.Decoder) -> Header:
