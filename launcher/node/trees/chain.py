@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Unpack = Callable[[Header, bytes], Parts]
 
 JOIN_S = 4.0  # to connect to the next node; a firewall may answer nothing
-SILENCE_S = 10.0  # without a byte of the previous node, once the launcher has sent everything
+SILENCE_S = 10.0  # for which a whole piece of the previous node is waited for, once the launcher has sent everything
 MOST_ADDRESSES = 4
 _SEND_S = 10.0
 _READ_BYTES = 1 << 18
@@ -66,7 +66,7 @@ class ChainLink:
         self._has_begun = False  # the previous node
         self._previous: ssl.SSLSocket | None = None  # while more may come from it
         self._is_passing_on = False
-        self._heard_at = time.monotonic()
+        self._due_at = time.monotonic()
         _start(self._accept)
 
     def join(self, following: dict[str, Any] | None, *, has_previous: bool) -> bool:
@@ -94,9 +94,9 @@ class ChainLink:
             self._sender.put(message)
 
     def finish(self) -> None:
-        """Wait until the previous node has sent everything, or is silent for too long; then tell the next node."""
-        self._heard_at = max(self._heard_at, time.monotonic())
-        while self._previous is not None and (self._is_passing_on or time.monotonic() - self._heard_at < SILENCE_S):
+        """Wait until the previous node has sent everything, or is too slow; then tell the next node."""
+        self._due_at = time.monotonic() + SILENCE_S
+        while self._previous is not None and (self._is_passing_on or time.monotonic() < self._due_at):
             time.sleep(0.002)
         self.pass_on(messages.encode(_END))
         self.pass_on(_OVER)
@@ -205,7 +205,6 @@ class ChainLink:
                 data = sock.recv(_READ_BYTES)
                 if not data:
                     return
-                self._heard_at = time.monotonic()
                 for header, payload in decoder.feed(data):
                     if header["type"] != messages.PIECE:  # it is _END
                         return
@@ -223,9 +222,17 @@ class ChainLink:
         self._is_passing_on = True  # however long the next node takes, the previous one isn't silent
         fields = {"parts": header["parts"], "is_packed": bool(header.get("is_packed"))}
         self.pass_on(messages.encode(messages.PIECE, payload, **fields))
-        self._heard_at = time.monotonic()
+        self._wait_longer(sum(len(data) for _, _, data in parts))
         self._is_passing_on = False
         self._take_parts(parts)
+
+    def _wait_longer(self, size: int) -> None:
+        """Give the previous node more time, by how much of a piece has come.
+
+        One that sends a byte now and then would have others wait, and the launcher name this node for it.
+        """
+        now = time.monotonic()
+        self._due_at = min(max(self._due_at, now) + SILENCE_S * size / messages.PIECE_BYTES, now + SILENCE_S)
 
 
 class _Sender:
