@@ -63,7 +63,7 @@ def take_logs(output: Output, way: Way, run_id: str, base: Path) -> tuple[Path |
                 folder = _put(fresh, base, origin)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError) as error:
         if not stream.errors:
             raise LauncherError(f"the logs of {way.name} arrived damaged: {error}", "try again") from None
         folder = None

@@ -221,6 +221,14 @@ def test_a_small_archive_takes_little_memory(tmp_path: Path, begin: bytes) -> No
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.parametrize("records", [b"22 GNU.sparse.map=x,y\n", b""])
+def test_headers_that_tarfile_does_not_survive(tmp_path: Path, records: bytes) -> None:
+    header = member(tarfile.XHDTYPE, len(records)) + records.ljust(512 if records else 0, b"\0")
+    bad = gzip.compress((header if records else header * 1500) + member(tarfile.REGTYPE, 0) + bytes(1024))
+    with pytest.raises(LauncherError, match="the logs of gpu1 arrived damaged: "):
+        take_logs(Pieces(bad), WAY, "RUN", tmp_path)
+
+
 def test_large_files_and_many_of_them_arrive(tmp_path: Path) -> None:
     """Also behind one that isn't wanted."""
     large = os.urandom(3 << 20)
