@@ -23,7 +23,7 @@ from launcher.transports.agents.transport import AgentTransport
 
 OWN_FILES = 64
 FILES_PER_HOST = 8  # its connection, its log, and more while it starts
-LEAST_STRANGERS = 64  # also where the limit of open files is low
+LEAST_STRANGERS = 64  # also where the limit of open files is low, besides the agents, which may dial all at once
 RETURN_S = 6.0  # for agents that were cut off to dial again, which they do every 5 s, and to hear that it is over
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
 
@@ -75,7 +75,8 @@ class Hub:
         context = make_server_context(self._credentials)
         wanted = OWN_FILES + FILES_PER_HOST * len(self._names) + MOST_GUESTS + MOST_STRANGERS
         # What is missing is missing for strangers: who comes to the port must not keep the run from opening its logs.
-        self._most_strangers = max(LEAST_STRANGERS, MOST_STRANGERS - wanted + allow_open_files(wanted))
+        room = MOST_STRANGERS - wanted + allow_open_files(wanted)
+        self._most_strangers = max(room, min(MOST_STRANGERS, LEAST_STRANGERS + len(self._names)))
         try:
             listener = open_port()
         except OSError as error:
