@@ -14,6 +14,7 @@ from launcher.cli.code_folder import CodeFolder
 from launcher.cli.defaults import ADDED, Defaults, find_source
 from launcher.cli.help import TYPED_WORDS
 from launcher.errors import UsageError
+from launcher.escapes import one_line
 from launcher.job.variables import hide_secrets, is_secret
 from launcher.transports.registry import TRANSPORTS
 
@@ -22,6 +23,7 @@ _REACH = {
     *CHOICE_OF_HOSTS, "colon", "config", "transport", "ssh_config", "accept_new_host_keys", "ask_password",
     "connect_timeout", "python", "setup", "venv", "conda",
 }  # fmt: skip
+_MOST_SHOWN = 10_000  # characters of a value
 PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each names the Python to run
 # The command line wins over launcher.toml, even if the two are different options.
 _RIVALS = (
@@ -206,7 +208,8 @@ def show_sources() -> None:
             values = _list_values(options[name], ctx.params[name], ctx)
             found = [(_hide_value(name, str(value)), source) for value, source in values] or [("none", place)]
         for value, source in found:
-            click.echo(f"launch: {name.replace('_', '-')} = {value} (from {source})", err=True)
+            line = f"launch: {name.replace('_', '-')} = {value} (from {source})"
+            click.echo(one_line(line, _MOST_SHOWN), err=True)  # a stranger may have written the file
 
 
 def _hide_value(option: str, entry: str) -> str:

@@ -18,18 +18,26 @@ from launcher.job.variables import HIDDEN, hide_secrets
 
 def describe_origin(output: OutputOptions) -> dict[str, Any]:
     """Return the first values of run.json; secrets in the command line are hidden."""
-    # A webhook is a secret, whatever it looks like.
-    notify = {output.notify: HIDDEN, f"--notify={output.notify}": f"--notify={HIDDEN}"}
-    words = [notify.get(word, word) for word in sys.argv[1:]]
+    words = map(_hide_notify, sys.argv[1:], sys.argv)
     return {
         "name": output.name,
         "note": output.note,
-        "command": shlex.join([*name_program(), *hide_secrets(words)]),
+        "command": shlex.join([*name_program(), *hide_secrets([*words])]),
         "directory": str(current_directory()),
         "user": _user(),
         "launch_host": socket.gethostname(),
         "git": None,
     }
+
+
+def _hide_notify(word: str, before: str) -> str:
+    """Return a word without the command of --notify, also one that a later --notify replaces.
+
+    A webhook is a secret, whatever it looks like.
+    """
+    if word.startswith("--notify="):
+        return f"--notify={HIDDEN}"
+    return HIDDEN if before == "--notify" else word
 
 
 def name_program() -> list[str]:

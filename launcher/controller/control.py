@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
 from launcher.controller.requests import LEFT, Control, LastLine, find_patience, read_in_time
-from launcher.errors import EXIT_FAILED
+from launcher.errors import EXIT_FAILED, UsageError
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.output.console import Console
@@ -27,12 +27,11 @@ from launcher.output.lines import STDOUT
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.transcript import redirect_streams
 from launcher.output.view import View
-from launcher.private_files import make_private
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.run_list import Entry, RunList
-from launcher.runs.state_directory import find_state
+from launcher.runs.state_directory import find_state, own_state
 from launcher.transports.agents.hub import LEAVE_S, Hub
 
 _READ_BYTES = 4096
@@ -55,7 +54,11 @@ def control(
         hosts, view, is_quiet=request.is_quiet, as_json=request.as_json, ranks=request.options.shown_ranks
     )
     state = find_state(variables)
-    make_private(state / "logs", state.parent, exist_ok=True)
+    try:
+        own_state(state, "logs")
+    except OSError as error:
+        text = f"can't keep the logs in {error.filename or state} on {socket.gethostname()}: {error.strerror}"
+        raise UsageError(text, "set XDG_STATE_HOME in the rc files there to a directory of your own") from None
     runs = RunList(state / "runs", state / "logs", token=request.credentials.fingerprint)
     record = create_record(
         state / "logs", datetime.now(), console.complain, request.known, ids=runs, run_id=request.run_id,

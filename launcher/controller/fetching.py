@@ -24,6 +24,7 @@ from launcher.output.lines import STDOUT
 from launcher.private_files import make_private, open_private, write_private
 
 _READ_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 1 << 20  # of one member, before its content
 _MOST_COPIES = 99
 _MOST_SAID_BYTES = 1 << 16
 _LEFT_S = 86400.0  # a fetch that was killed leaves what it had
@@ -62,7 +63,7 @@ def take_logs(output: Output, way: Way, run_id: str, base: Path) -> tuple[Path |
                 folder = _put(fresh, base, origin)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError) as error:
         if not stream.errors:
             raise LauncherError(f"the logs of {way.name} arrived damaged: {error}", "try again") from None
         folder = None
@@ -73,8 +74,11 @@ def take_logs(output: Output, way: Way, run_id: str, base: Path) -> tuple[Path |
 
 def _unpack(plain: gzip.GzipFile, run_id: str, fresh: Path) -> None:
     """Write the directories and files of a run, and read to the end, where the checksum is."""
-    with tarfile.open(fileobj=plain, mode="r|") as archive:
+    source = _Bounded(plain)
+    with tarfile.open(fileobj=source, mode="r|") as archive:
         for member in archive:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+            source.allow(member.size if member.isfile() and not member.issparse() else 0)
             top, *names = PurePosixPath(member.name).parts or ("",)
             is_wanted = top == run_id and names and names[0] != _ORIGIN and ".." not in names
             if not is_wanted or not member.name.isprintable():
@@ -89,6 +93,29 @@ def _unpack(plain: gzip.GzipFile, run_id: str, fresh: Path) -> None:
                     shutil.copyfileobj(content, file)
     while plain.read(_READ_BYTES):
         pass
+
+
+class _Bounded(io.RawIOBase):
+    """A stream in which no member's header is longer than memory has room for: tarfile reads it whole."""
+
+    def __init__(self, plain: gzip.GzipFile) -> None:
+        super().__init__()
+        self._plain = plain
+        self.allow(0)
+
+    def allow(self, size_bytes: int) -> None:
+        """Let a member's content be read, and the header of the next one."""
+        self._left = size_bytes + _MOST_HEADER_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        size = self._plain.readinto(buffer)
+        self._left -= size
+        if self._left < 0:
+            raise tarfile.ReadError(f"a header of more than {_MOST_HEADER_BYTES} bytes")
+        return size
 
 
 def _put(fresh: Path, base: Path, origin: dict[str, Any]) -> Path:

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.ps import read_row
+from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import replace_private
-from launcher.runs.run_list import CLAIM, KEPT_S, claim_place
+from launcher.runs.run_list import CLAIM, KEPT_S, claim_place, list_places
 
 UNSEEN_S = 3 * KEPT_S  # runs whose end nobody saw
 _ENTRY, _END = "planted.json", "row.json"
@@ -86,7 +87,8 @@ class PlantedRuns:
 
     def add(self, run: PlantedRun) -> None:
         """Remember a run whose id was taken; raise OSError if that can't be written."""
-        self._prune()
+        with contextlib.suppress(LauncherError):
+            self._prune()
         values = {key: value for key, value in asdict(run).items() if key not in ("id", "row")}
         replace_private(self.base / run.id / _ENTRY, json.dumps(values))
 
@@ -103,12 +105,8 @@ class PlantedRuns:
             replace_private(self.base / run.id / _END, json.dumps(row))
 
     def read(self) -> list[PlantedRun]:
-        """Return all runs, the newest first."""
-        try:
-            places = [*self.base.iterdir()]
-        except OSError:
-            return []
-        runs = [run for place in places if (run := _read_run(place)) is not None]
+        """Return all runs, the newest first; raise LauncherError as RunList.read does."""
+        runs = [run for place in list_places(self.base) if (run := _read_run(place)) is not None]
         return sorted(runs, key=lambda run: run.began_at, reverse=True)
 
     def _prune(self) -> None:

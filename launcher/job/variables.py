@@ -52,6 +52,7 @@ _SECRET_VALUE = re.compile(
     rf"|\"{_SECRET_WORD}\"\s{{0,9}}:"
     rf"|--{_SECRET_WORD}\s{{1,9}}\S"
     r"|BEARER\s{1,9}[\w.~+/-]{8}"
+    r"|\b(AUTHORIZATION|X-[\w-]{0,30}(KEY|TOKEN)):\s{0,9}\S"  # a header of HTTP
     r"|hooks\.slack\.com/services/"
     # Tokens by their prefixes: GitHub's, Hugging Face's, GitLab's, Slack's, OpenAI's, and AWS's access keys. What
     # follows has no underscore, as /data/hf_transformers_cache has.

@@ -97,7 +97,7 @@ def _has_acl(path: str) -> bool:
     """Tell whether the mode's bits of the group stand for a list that may name others."""
     try:
         return bool(os.getxattr(path, _ACL))
-    except OSError:
+    except (AttributeError, OSError):  # macOS has none
         return False
 
 

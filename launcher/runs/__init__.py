@@ -21,9 +21,9 @@ In reading order:
     run_options   the options of a run that belong to no job
     learned       what a run has learned from its attempts so far
     attempt       Attempt: inspect, plan, start, watch, stop, report
+    state_directory  where a machine remembers hosts that failed and runs that were started
     incident_log  what went wrong with which host in the last runs
     lineup        which hosts a run uses, and which spares wait
-    state_directory  where a machine remembers hosts that failed and runs that were started
     run_list      which runs were started on this machine, and whether they still run
     run_end       how a run ended that another process controlled
     outcomes      how an attempt ended -> what that means for what follows

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import LauncherError
-from launcher.private_files import make_private, open_private
+from launcher.private_files import open_private
+from launcher.runs.state_directory import own_state
 from launcher.wording import count
 
 HALF_LIFE_S = 7 * 86400.0  # of the blame for an incident
@@ -73,7 +74,7 @@ class IncidentLog:
     def _change(self, edit: Callable[[_Hosts], _Result]) -> _Result | None:
         """Change the content under a lock; return what `edit` returns, or None if the file can't be written."""
         try:
-            make_private(self._path.parent, self._path.parent.parent, exist_ok=True)
+            own_state(self._path.parent)
             with open(self._path.with_suffix(".lock"), "w", opener=open_private) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 hosts = self._read()
@@ -85,6 +86,8 @@ class IncidentLog:
 
     def _read(self) -> _Hosts:
         try:
+            if self._path.exists():
+                own_state(self._path.parent)
             content = json.loads(self._path.read_text("utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}

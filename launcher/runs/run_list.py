@@ -28,8 +28,9 @@ from typing import IO, Any, Protocol, TypeVar
 
 from launcher.clock import boot_id
 from launcher.errors import LauncherError, UsageError
-from launcher.private_files import make_private, open_private, replace_private, write_private
+from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
+from launcher.runs.state_directory import own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
@@ -240,7 +241,7 @@ class RunList:
 
     def read(self) -> list[ListedRun]:
         """Return all runs, the newest first."""
-        runs = [run for place in self._places() if (run := _read_run(place)) is not None]
+        runs = [run for place in list_places(self.base) if (run := _read_run(place)) is not None]
         return sorted(runs, key=lambda run: run.began_at, reverse=True)
 
     def find(self, word: str | None) -> ListedRun:
@@ -249,7 +250,7 @@ class RunList:
 
     def _prune(self) -> None:
         """Forget runs that ended long ago, the oldest ones beyond KEPT_BYTES of logs, and ids without a run."""
-        for place in self._places():
+        for place in list_places(self.base):
             with contextlib.suppress(OSError):  # another run has just removed it
                 if {path.name for path in place.iterdir()} <= {CLAIM} and _age(place) > CLAIMED_S:
                     shutil.rmtree(place, ignore_errors=True)
@@ -262,14 +263,6 @@ class RunList:
                 if run.is_alive is False and (is_old or (is_owned and total > KEPT_BYTES)):
                     for folder in (run.folder, run.place) if is_owned else (run.place,):
                         shutil.rmtree(folder, ignore_errors=True)
-
-    def _places(self) -> list[Path]:
-        try:
-            return [*self.base.iterdir()]
-        except FileNotFoundError:
-            return []
-        except OSError as error:  # such as a network file system that does not respond: nothing is known then
-            raise LauncherError(f"can't read the list of runs in {self.base}: {error.strerror}") from None
 
 
 def is_run_id(text: str) -> bool:
@@ -321,12 +314,26 @@ def choose_run(runs: Sequence[AnyRunT], word: str | None) -> AnyRunT:
     return found[0]
 
 
+def list_places(base: Path) -> list[Path]:
+    """Return the directories of all runs in a list; raise LauncherError if it can't be read, or trusted."""
+    try:
+        if base.exists():
+            own_state(base.parent, base.name)
+        return [*base.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:  # such as a network file system that does not respond: nothing is known then
+        text = f"can't read the list of runs in {error.filename or base}: {error.strerror}"
+        fix = "chmod go-w that directory if it is yours, or choose another with XDG_STATE_HOME"
+        raise LauncherError(text, fix if error.errno == errno.EPERM else "") from None
+
+
 def claim_place(base: Path, run_id: str, token: str = "") -> bool:
     """Make the directory of a run; return False if another one has this id.
 
     token: by which the controller of the run knows that the id was taken for it.
     """
-    make_private(base, base.parent.parent, exist_ok=True)  # XDG_STATE_HOME itself follows the umask
+    own_state(base.parent, base.name)
     place = base / run_id
     try:
         place.mkdir(mode=0o700)

@@ -9,8 +9,10 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,7 +30,7 @@ from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.session.session import Session
 from launcher.session.terms import Terms
-from launcher.transports.agents import doorway
+from launcher.transports.agents import doorway, hub
 from launcher.transports.agents.credentials import make_credentials, make_server_context
 from launcher.transports.agents.transport import AgentTransport
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
@@ -204,7 +206,7 @@ def test_a_hello_of_nobody(make_fleet: MakeFleet, change: dict[str, object]) -> 
 def test_strangers_harm_nobody(
     make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doorway, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(hub, "MOST_STRANGERS", 8)
     monkeypatch.setattr(doorway, "ROOM_S", 0.05)
     fleet = make_fleet()
     silent = [socket.create_connection(("127.0.0.1", fleet.port)) for _ in range(40)]
@@ -240,7 +242,7 @@ def test_strangers_harm_nobody(
 def test_strangers_of_another_address_keep_no_agent_out(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, silent ones and some that begin TLS as an agent does."""
     monkeypatch.setattr(doorway, "ROOM_S", NEVER_S)
-    monkeypatch.setattr(doorway, "MOST_STRANGERS", 16)
+    monkeypatch.setattr(hub, "MOST_STRANGERS", 16)
     monkeypatch.setattr(doorway, "MOST_GUESTS", 4)
     fleet = make_fleet()
     silent = [socket.create_connection(("127.0.0.1", fleet.port), None, ("127.0.0.2", 0)) for _ in range(24)]
@@ -250,6 +252,39 @@ def test_strangers_of_another_address_keep_no_agent_out(make_fleet: MakeFleet, m
     fleet.start()
     for sock in silent:
         sock.close()
+
+
+HUB_WITH_FEW_FILES = """
+    import os, resource, sys
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+    from launcher.transports.agents.credentials import make_credentials
+    from launcher.transports.agents.hub import Hub
+    hub = Hub("run", ["n1"], make_credentials(1), silence_s=1000, on_change=lambda: None)
+    print(hub.listen(), flush=True)
+    sys.stdin.readline()
+    logs = [open(os.devnull) for _ in range(64)]
+    print("opened", flush=True)
+    os._exit(0)
+"""
+
+
+def test_strangers_leave_files_for_the_run() -> None:
+    """Also where the limit can't be raised as far as so many connections need."""
+    argv = [sys.executable, "-c", textwrap.dedent(HUB_WITH_FEW_FILES)]
+    with (
+        contextlib.ExitStack() as ends,
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None  # they are pipes
+        port = int(process.stdout.readline())
+        silent = [ends.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE_S)) for _ in range(300)]
+        try:
+            assert silent[300 - 250].recv(1) == b"", "it made room"
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "opened\n"
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -550,19 +585,17 @@ def test_a_controller_that_is_gone_is_waited_for_until_it_is_too_late(make_fleet
     fleet.hub.go()
     planted.read_answer()
     planted.wait_for_end()
-    agents: list[int] = []
-
-    def has_its_guardian() -> bool:  # which it leaves a moment after the login has ended
-        pids = fleet.pids()
-        agents[:] = [pid for pid in pids if parent_of(pid) in pids]
-        return bool(agents)
-
-    wait_until(has_its_guardian)
-    (agent,) = agents
+    wait_until(lambda: find_agents(fleet))  # the login may end before its guardian has started it
+    (agent,) = find_agents(fleet)
     os.kill(agent, signal.SIGSTOP)
     fleet.hub.close(leave_s=0)
     os.kill(agent, signal.SIGCONT)
     wait_until(lambda: not fleet.pids())
+
+
+def find_agents(fleet: Fleet) -> list[int]:
+    pids = fleet.pids()
+    return [pid for pid in pids if parent_of(pid) in pids]
 
 
 def list_sockets() -> list[str]:

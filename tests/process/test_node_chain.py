@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -131,30 +132,26 @@ def test_strangers_of_another_address_keep_no_neighbour_out(talks: list[Talk], c
         assert join(talks, places) == [True] * 3
 
 
-BAD_PIECES: dict[str, tuple[bytes, dict[str, Any]]] = {
-    "a bomb": (zlib.compress(bytes(60 << 20)), {"parts": [[0, 0, 1 << 17]], "is_packed": True}),
-    "no such file": (b"x", {"parts": [[len(NAMES), 0, 1]], "is_packed": False}),
-    "no parts": (b"x", {}),
+BAD_PIECES = {
+    "a bomb": messages.encode(messages.PIECE, zlib.compress(bytes(60 << 20)), parts=[[0, 0, 1 << 17]], is_packed=True),
+    "no such file": messages.encode(messages.PIECE, b"x", parts=[[len(NAMES), 0, 1]], is_packed=False),
+    "no parts": messages.encode(messages.PIECE, b"x"),
+    "too much to come": b'{"type":"piece","parts":[[0,0,1]],"is_packed":false,"size":2000000}\n',
 }
 
 
 @pytest.mark.parametrize("bad", BAD_PIECES.values(), ids=BAD_PIECES)
 def test_a_hostile_neighbour_is_dropped_and_harms_nobody(
-    bad: tuple[bytes, dict[str, Any]], talks: list[Talk], code: Code, tmp_path: Path
+    bad: bytes, talks: list[Talk], code: Code, tmp_path: Path
 ) -> None:
     """The nodes behind it get from the launcher what it did not pass on, and none of them reports an error."""
     places = meet(talks)
-    key = tmp_path / "key.pem"
-    key.write_bytes(PEM)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.load_cert_chain(key)
-    with context.wrap_socket(socket.create_connection(("127.0.0.1", places[1]["port"]), DEADLINE_S)) as sock:
+    with connect(places[1]["port"], tmp_path) as sock:
         sock.sendall(messages.encode("hello", to=1))
         assert sock.recv(1) == b"+"
         sock.sendall(messages.encode("begin"))
         assert join(talks, places)[1:] == [True, True]
-        sock.sendall(messages.encode(messages.PIECE, bad[0], **bad[1]))
+        sock.sendall(bad)
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(1) == b"", "it hangs up"
     for talk in talks[1:]:
@@ -164,6 +161,43 @@ def test_a_hostile_neighbour_is_dropped_and_harms_nobody(
         assert lacking == NAMES
         talk.send(*lacking)
         assert talk.place()["hash"] == code.hash
+
+
+def test_a_neighbour_that_drips_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes without a piece: the launcher would name the node that waits."""
+    monkeypatch.setattr(chain, "SILENCE_S", 0.2)
+    link = chain.ChainLink(0, PEM, lambda header, payload: [], lambda parts: None)
+    is_over = threading.Event()
+    with connect(link.port, tmp_path) as sock:
+        sock.sendall(messages.encode("hello", to=0))
+        assert sock.recv(1) == b"+"
+        sock.sendall(messages.encode("begin"))
+        assert link.join(None, has_previous=True)
+        finishing = threading.Thread(target=link.finish, daemon=True)
+        finishing.start()
+        dripping = threading.Thread(target=drip, args=(sock, is_over))
+        dripping.start()
+        finishing.join(DEADLINE_S)
+        is_over.set()
+        dripping.join()
+    link.close()
+    assert not finishing.is_alive()
+
+
+def drip(sock: ssl.SSLSocket, is_over: threading.Event) -> None:
+    while not is_over.wait(0.01):
+        with contextlib.suppress(OSError):
+            sock.sendall(b"x")
+
+
+def connect(port: int, folder: Path) -> ssl.SSLSocket:
+    """Connect to a node as its neighbours do."""
+    key = folder / "key.pem"
+    key.write_bytes(PEM)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(key)
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), DEADLINE_S))
 
 
 def test_a_port_is_closed_when_the_code_is_there(talks: list[Talk], code: Code) -> None:

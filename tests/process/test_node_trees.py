@@ -260,6 +260,21 @@ def test_a_level_of_another_user_is_refused(start: Any, cache: Path, level: str)
 
 
 @needs_root
+@pytest.mark.parametrize("fields", [{"is_check": True}, {"is_prune": True, "is_dry": True}])
+def test_nothing_is_read_where_another_user_could_write(start: Any, cache: Path, fields: dict[str, Any]) -> None:
+    """Who opens a FIFO there waits without end."""
+    code = Code(FILES)
+    fifo = cache / "launch" / "content" / code.hash[:2] / code.hash[2:]
+    fifo.parent.mkdir(parents=True)
+    os.mkfifo(fifo)
+    os.chown(cache / "launch", NOBODY, -1)
+    node = start()
+    node.prepare(tree=code.fields(**fields))
+    text = node.wait_for(messages.UNPLACED)["text"]
+    assert text.endswith("launch: it belongs to user nobody, who could replace what is there")
+
+
+@needs_root
 @pytest.mark.parametrize("path", ["", "pkg", "train.py"])
 def test_what_another_user_has_put_there_is_not_taken_over(start: Any, path: str) -> None:
     first = start()

@@ -240,7 +240,7 @@ def test_a_run_that_outlives_its_terminal(machine: Machine, tmp_path: Path) -> N
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
     note = "cat; tr '\\0' ' ' </proc/$$/cmdline >argv; echo $LAUNCH_EVENT $LAUNCH_RUN $LAUNCH_EXIT_CODE >notified"
-    words = (RUN[0], "--detach", "--notify", note, *RUN[1:])
+    words = (RUN[0], "--detach", "--notify", "another", "--notify=one more", "--notify", note, *RUN[1:])
     process = subprocess.Popen(
         [LAUNCH, *words, f"CODE=3; {WRITES}"],
         cwd=tmp_path,
@@ -265,7 +265,12 @@ def test_a_run_that_outlives_its_terminal(machine: Machine, tmp_path: Path) -> N
     wait_until((tmp_path / "notified").exists)
     assert (tmp_path / "notified").read_text() == f"end {row['run']} 3\n"
     assert "LAUNCH_EVENT" not in (tmp_path / "argv").read_text()  # which every user can read
-    assert json.loads((tmp_path / "logs" / "latest" / "run.json").read_text())["command"].count(" --notify '***' ") == 1
+    assert (
+        json.loads((tmp_path / "logs" / "latest" / "run.json").read_text())["command"].count(
+            " --notify '***' '--notify=***' --notify '***' "
+        )
+        == 1
+    )
 
 
 def test_attach_shows_hosts_that_come_later(machine: Machine, tmp_path: Path) -> None:

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     Unpack = Callable[[Header, bytes], Parts]
 
 JOIN_S = 4.0  # to connect to the next node; a firewall may answer nothing
-SILENCE_S = 10.0  # without a byte of the previous node, once the launcher has sent everything
+SILENCE_S = 10.0  # for which a whole piece of the previous node is waited for, once the launcher has sent everything
 MOST_ADDRESSES = 4
 _SEND_S = 10.0
 _READ_BYTES = 1 << 18
 _WAITING = 4  # pieces for the next node
+_MOST_HEADER_BYTES = 1 << 20
+_MOST_PAYLOAD_BYTES = messages.PIECE_BYTES + (messages.PIECE_BYTES >> 10)  # what zlib can't shrink grows a little
 _MOST_STRANGERS = 64  # connections that have not proved themselves, at the same time
 _OVER = b""
 _YES, _NO = b"+", b"-"
@@ -64,7 +66,7 @@ class ChainLink:
         self._has_begun = False  # the previous node
         self._previous: ssl.SSLSocket | None = None  # while more may come from it
         self._is_passing_on = False
-        self._heard_at = time.monotonic()
+        self._due_at = time.monotonic()
         _start(self._accept)
 
     def join(self, following: dict[str, Any] | None, *, has_previous: bool) -> bool:
@@ -92,9 +94,9 @@ class ChainLink:
             self._sender.put(message)
 
     def finish(self) -> None:
-        """Wait until the previous node has sent everything, or is silent for too long; then tell the next node."""
-        self._heard_at = max(self._heard_at, time.monotonic())
-        while self._previous is not None and (self._is_passing_on or time.monotonic() - self._heard_at < SILENCE_S):
+        """Wait until the previous node has sent everything, or is too slow; then tell the next node."""
+        self._due_at = time.monotonic() + SILENCE_S
+        while self._previous is not None and (self._is_passing_on or time.monotonic() < self._due_at):
             time.sleep(0.002)
         self.pass_on(messages.encode(_END))
         self.pass_on(_OVER)
@@ -179,7 +181,7 @@ class ChainLink:
         """Take the connection of a node that has the key and means this one; a stranger is left alone."""
         try:
             sock.do_handshake()
-            decoder = messages.Decoder(max_header_bytes=1 << 20)
+            decoder = messages.Decoder(_MOST_HEADER_BYTES, _accept)
             header = _receive(sock, decoder)
             sock.sendall(_YES if header.get("to") == self._number else _NO)
             is_chosen = _receive(sock, decoder)["type"] == _BEGIN  # of several addresses only one is
@@ -203,7 +205,6 @@ class ChainLink:
                 data = sock.recv(_READ_BYTES)
                 if not data:
                     return
-                self._heard_at = time.monotonic()
                 for header, payload in decoder.feed(data):
                     if header["type"] != messages.PIECE:  # it is _END
                         return
@@ -221,9 +222,17 @@ class ChainLink:
         self._is_passing_on = True  # however long the next node takes, the previous one isn't silent
         fields = {"parts": header["parts"], "is_packed": bool(header.get("is_packed"))}
         self.pass_on(messages.encode(messages.PIECE, payload, **fields))
-        self._heard_at = time.monotonic()
+        self._wait_longer(sum(len(data) for _, _, data in parts))
         self._is_passing_on = False
         self._take_parts(parts)
+
+    def _wait_longer(self, size: int) -> None:
+        """Give the previous node more time, by how much of a piece has come.
+
+        One that sends a byte now and then would have others wait, and the launcher name this node for it.
+        """
+        now = time.monotonic()
+        self._due_at = min(max(self._due_at, now) + SILENCE_S * size / messages.PIECE_BYTES, now + SILENCE_S)
 
 
 class _Sender:
@@ -252,6 +261,13 @@ class _Sender:
                     self.sock.sendall(message)
             except OSError:
                 is_open = False
+
+
+def _accept(header: Header) -> Header:
+    """Return a neighbour's header; raise MalformedMessage if more follows than a piece may have."""
+    if header.get("size", 0) > _MOST_PAYLOAD_BYTES:
+        raise messages.MalformedMessage("a piece of %d bytes" % header["size"])
+    return header
 
 
 def _receive(sock: ssl.SSLSocket, decoder: messages.Decoder) -> Header:

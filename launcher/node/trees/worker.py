@@ -49,8 +49,8 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
         intake = Intake(sock, env)
         try:
             store = Store(find_base(env))
-            if not (wanted.get("is_check") or wanted.get("is_dry")):
-                store.make()
+            if os.path.lexists(store.base) or not (wanted.get("is_check") or wanted.get("is_dry")):
+                store.make()  # what is there may be another user's
             if wanted.get("is_prune"):
                 _prune(intake, store, is_dry=wanted["is_dry"])
             else:

@@ -42,8 +42,12 @@ class Doorway:
     so nobody keeps an agent with another address out, nor one with the same address unless it begins TLS as often.
     """
 
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext, make_link: Callable[[], AgentLink]) -> None:
+    def __init__(
+        self, listener: socket.socket, context: ssl.SSLContext, make_link: Callable[[], AgentLink],
+        most_strangers: int = MOST_STRANGERS,
+    ) -> None:  # fmt: skip
         self.refused = 0
+        self._most_strangers = most_strangers
         self._listener = listener
         self._context = context
         self._make_link = make_link
@@ -69,7 +73,7 @@ class Doorway:
             self._strangers.setdefault(source, {})[task] = None
             task.add_done_callback(partial(self._forget, source))
             await asyncio.sleep(0)  # the task takes its socket over before anybody cancels it
-            if _count(self._strangers) > MOST_STRANGERS:
+            if _count(self._strangers) > self._most_strangers:
                 busiest = max(self._strangers.values(), key=len)
                 oldest = next(iter(busiest))
                 oldest.cancel()

@@ -17,11 +17,13 @@ from launcher.errors import HostFailureKind, LauncherError
 from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.transports.agents.credentials import Credentials, make_server_context
-from launcher.transports.agents.doorway import MOST_STRANGERS, Doorway, open_port
+from launcher.transports.agents.doorway import MOST_GUESTS, MOST_STRANGERS, Doorway, open_port
 from launcher.transports.agents.link import AgentLink, Header
 from launcher.transports.agents.transport import AgentTransport
 
 OWN_FILES = 64
+FILES_PER_HOST = 8  # its connection, its log, and more while it starts
+LEAST_STRANGERS = 64  # also where the limit of open files is low, besides the agents, which may dial all at once
 RETURN_S = 6.0  # for agents that were cut off to dial again, which they do every 5 s, and to hear that it is over
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
 
@@ -56,6 +58,7 @@ class Hub:
         self._attempts = itertools.count(1)
         self._numbers = itertools.count(1)
         self._doorway: Doorway | None = None
+        self._most_strangers = MOST_STRANGERS
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._end = asyncio.Event()
@@ -70,7 +73,10 @@ class Hub:
         Raise LauncherError if this machine has no port or thread left.
         """
         context = make_server_context(self._credentials)
-        allow_open_files(OWN_FILES + MOST_STRANGERS + len(self._names))
+        wanted = OWN_FILES + FILES_PER_HOST * len(self._names) + MOST_GUESTS + MOST_STRANGERS
+        # What is missing is missing for strangers: who comes to the port must not keep the run from opening its logs.
+        room = MOST_STRANGERS - wanted + allow_open_files(wanted)
+        self._most_strangers = max(room, min(MOST_STRANGERS, LEAST_STRANGERS + len(self._names)))
         try:
             listener = open_port()
         except OSError as error:
@@ -147,7 +153,8 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         # What asyncio reports here is the failure of a connection, perhaps a stranger's; `connection_lost` follows.
         self._loop.set_exception_handler(lambda loop, context: None)
-        doorway = self._doorway = Doorway(listener, context, lambda: AgentLink(self._admit, self._lose))
+        doorway = Doorway(listener, context, lambda: AgentLink(self._admit, self._lose), self._most_strangers)
+        self._doorway = doorway
         tasks = [self._start(doorway.accept()), self._start(self._beat())]
         is_serving.set()
         try:

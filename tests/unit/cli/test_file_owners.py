@@ -15,6 +15,8 @@ import pytest
 from launcher.cli import main as cli
 from launcher.cli.defaults import RISKY
 from launcher.cli.file_owners import Doubt, find_home, find_other_writer, refuse_strange_folder
+from launcher.cli.run_place import RemoteRun, fetch
+from launcher.controller.planted_runs import Way
 from launcher.errors import EXIT_USAGE, UsageError
 
 Launch = Callable[..., tuple[int, str, str]]
@@ -310,6 +312,13 @@ def test_hosts_by_which_a_stranger_gets_the_login(launch: Launch, clone: Path) -
         assert launch("hosts", "--json", "--hosts", "eve@b")[0] == 0
 
 
+def test_a_value_of_a_stranger_s_can_t_write_the_clipboard(launch: Launch, clone: Path) -> None:
+    (clone / "launcher.toml").write_text('progress-dir = "\\u001b]52;c;aGk=\\u0007/p"\n')
+    code, _, err = launch("--dry-run", "-v", "--hosts", "a", "--cpu", "--nproc", "1", "train.py")
+    assert (code, "\x1b" in err) == (0, False)
+    assert "launch: progress-dir = ?]52;c;aGk=?/p (from launcher.toml)\n" in err
+
+
 def test_a_controller_that_follows_from_a_stranger_s_hosts(launch: Launch, clone: Path) -> None:
     (clone / "launcher.toml").write_text('hosts = "a,b"\ndetach = true\nnproc = 1\ncpu = true\n')
     what = "the host that would control the run (a)"
@@ -329,6 +338,8 @@ def test_a_log_directory_that_a_stranger_made(launch: Launch, folder: Path) -> N
     fix = "  fix: name another with --log-dir\n"
     for words in (["singlenode", "--nproc", "1"], ["sbatch", "--submit", "--nproc", "1"]):
         assert launch(*words, "--cpu", "train.py") == (EXIT_USAGE, "", said + fix)
+    with pytest.raises(UsageError, match=r"^logs belongs to"):  # also for attach
+        fetch(RemoteRun("20261120-091233", Way("a")), Path("logs"), is_chosen=False)
     assert [*(folder / "logs").iterdir()] == []
     (folder / "logs").rmdir()
     (folder / "logs").symlink_to(folder.parent)

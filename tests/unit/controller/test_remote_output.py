@@ -8,6 +8,7 @@ import os
 import stat
 import tarfile
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,3 +193,47 @@ def test_an_archive_whose_bytes_were_changed(tmp_path: Path) -> None:
 def test_a_host_without_logs_says_why(tmp_path: Path) -> None:
     said = "launch: no run '7'\n"
     assert take_logs(Pieces(b"", said.encode()), WAY, "RUN", tmp_path) == (None, said)
+
+
+def member(kind: bytes, size: int) -> bytes:
+    found = tarfile.TarInfo("RUN/a")
+    found.type, found.size = kind, size
+    return found.tobuf(tarfile.GNU_FORMAT)
+
+
+BOMBS = {
+    "a header": member(tarfile.XHDTYPE, 1 << 30),
+    "a name": member(tarfile.GNUTYPE_LONGNAME, 1 << 30),
+    "a header behind a directory": member(tarfile.DIRTYPE, 1 << 30) + member(tarfile.XHDTYPE, 1 << 30),
+}
+
+
+@pytest.mark.parametrize("begin", BOMBS.values(), ids=BOMBS)
+def test_a_small_archive_takes_little_memory(tmp_path: Path, begin: bytes) -> None:
+    """What tarfile reads whole: 64 kB became 64 MB, and 1 MB would have become 1 GB."""
+    bomb = gzip.compress(begin + bytes(64 << 20))
+    tracemalloc.start()
+    with pytest.raises(LauncherError, match="arrived damaged: a header of more than 1048576 bytes"):
+        take_logs(Pieces(bomb), WAY, "RUN", tmp_path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 16 << 20
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("records", [b"22 GNU.sparse.map=x,y\n", b""])
+def test_headers_that_tarfile_does_not_survive(tmp_path: Path, records: bytes) -> None:
+    header = member(tarfile.XHDTYPE, len(records)) + records.ljust(512 if records else 0, b"\0")
+    bad = gzip.compress((header if records else header * 1500) + member(tarfile.REGTYPE, 0) + bytes(1024))
+    with pytest.raises(LauncherError, match="the logs of gpu1 arrived damaged: "):
+        take_logs(Pieces(bad), WAY, "RUN", tmp_path)
+
+
+def test_large_files_and_many_of_them_arrive(tmp_path: Path) -> None:
+    """Also behind one that isn't wanted."""
+    large = os.urandom(3 << 20)
+    data = archive(("RUN/a\nb", large, ""), ("RUN/large", large, ""), *((f"RUN/{n}", b"x", "") for n in range(3000)))
+    folder, _ = take_logs(Pieces(data), WAY, "RUN", tmp_path)
+    assert folder is not None
+    assert (folder / "large").read_bytes() == large
+    assert len([*folder.iterdir()]) == 3000 + 2

@@ -109,3 +109,11 @@ def test_several_runs_may_write(tmp_path: Path) -> None:
     names = [f"n{number}-{host}" for number in range(4) for host in range(20)]
     assert len(IncidentLog(path).describe(names, NOW)) == 80
     assert {each.name for each in tmp_path.iterdir()} == {"hosts.json", "hosts.lock"}
+
+
+def test_what_others_could_have_written(log: IncidentLog, tmp_path: Path) -> None:
+    log.note("r1", NOW - DAY_S, {"gpu4": "lost"})
+    tmp_path.chmod(0o777)
+    assert say(log) == {}
+    tmp_path.chmod(0o700)
+    assert [*say(log)] == ["gpu4"]

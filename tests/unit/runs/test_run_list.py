@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.controller.planted_runs import PlantedRuns
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 from launcher.output.run_folder import create_record
 from launcher.runs import run_list
 from launcher.runs.result import Result
@@ -291,12 +291,35 @@ def test_logs_that_a_list_owns_go_with_their_runs(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="run as root, to make a directory of another user")
 def test_a_list_that_another_user_has_made(tmp_path: Path) -> None:
-    """As in a sticky directory, where everybody may make one first; its rows name processes to stop."""
+    """As in a sticky directory, where everybody may make one first; its rows name what is run and stopped."""
     state = tmp_path / "state" / "launch"
     state.mkdir(parents=True)
     state.chmod(0o777)
     with held(RunList(state / "runs"), "a", None, tmp_path):
         assert state.stat().st_mode & 0o777 == 0o700
     os.chown(state, 65534, -1)
-    error = RunList(state / "runs").begin("b", None, tmp_path).error
-    assert error is not None and (error.filename, error.strerror) == (str(state), "it belongs to user 65534")
+    text = "it belongs to user nobody, who could replace what is there"
+    runs = RunList(state / "runs")
+    error = runs.begin("b", None, tmp_path).error
+    assert error is not None and (error.filename, error.strerror) == (str(state), text)
+    for read in (runs.read, PlantedRuns(state / "runs").read):
+        with pytest.raises(LauncherError) as raised:
+            read()
+        assert raised.value.message == f"can't read the list of runs in {state}: {text}"
+
+
+def test_a_list_that_another_user_could_replace(tmp_path: Path) -> None:
+    runs = RunList(tmp_path / "local" / "state" / "launch" / "runs")
+    assert runs.read() == []
+    umask = os.umask(0o002)
+    try:
+        with held(runs, "a", None, tmp_path):
+            pass
+    finally:
+        os.umask(umask)
+    levels = [runs.base, *runs.base.parents[:3]]
+    assert [path.stat().st_mode & 0o777 for path in levels] == [0o700] * 4
+    levels[2].chmod(0o777)
+    with pytest.raises(LauncherError, match=r"local/state: others may write to it \(mode 0777\)") as raised:
+        runs.read()
+    assert raised.value.fix == "chmod go-w that directory if it is yours, or choose another with XDG_STATE_HOME"
