@@ -193,6 +193,36 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     assert "launch: 127.0.0.1: " in machine.call("stop", "base", code=69).stderr
 
 
+def test_several_runs(machine: Machine) -> None:
+    """`launch stop` names those that may be meant, and `launch wait` waits for all that are named."""
+    first = machine.start(f"CODE=7; {WRITES}", words=(RUN[0], "--name", "first", *RUN[1:]))
+    second = machine.start(words=(RUN[0], "--name", "second", *RUN[1:]))
+    ids = {str(row["name"]): str(row["run"]) for row in machine.runs}
+    named = f"{ids['second']} (second), {ids['first']} (first)"
+    assert machine.call("stop", code=2).stderr.splitlines() == [
+        f"launch: 2 runs may be running on this machine: {named}",
+        "  fix: name the one to stop",
+    ]
+    assert machine.call("ps", "--forget", "first", code=2).stderr.splitlines() == [
+        f"launch: run {ids['first']} is running",
+        f"  fix: launch stop {ids['first']}",
+    ]
+    waiting = subprocess.Popen(
+        [LAUNCH, "wait", "second", "first"], cwd=machine.folder, stderr=subprocess.PIPE, text=True
+    )
+    machine.go()
+    assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (7, 0)
+    said = [line for line in waiting.communicate(timeout=DEADLINE_S)[1].splitlines() if line.startswith("launch: ")]
+    assert said[0] == f"launch: waiting for run {ids['second']}" and said[1].startswith("launch: finished in ")
+    assert said[2] == f"launch: waiting for run {ids['first']}" and said[3].startswith("launch: FAILED after ")
+    assert waiting.returncode == 7
+    machine.call("ps", "--forget", "first", code=0)
+    lines = machine.call("ps", code=0).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", ids["second"]], "in a pipe without a rule"
+    assert all(line == line.rstrip() for line in lines), "nor filled up"
+    assert (machine.folder / "logs" / ids["first"]).is_dir()
+
+
 def test_stop_is_typed_twice(machine: Machine) -> None:
     """The ranks may still save: a second Ctrl-C would kill them."""
     words = (*RUN[:5], "--stop-timeout", f"{DEADLINE_S}", *RUN[7:])
