@@ -128,7 +128,7 @@ def test_a_run_that_fails(machine: Machine) -> None:
     first, *_, last = waiting.stderr.splitlines()
     assert first.startswith("launch: FAILED after ")
     assert last == "launch: 0 processes left on 1 host, exit code 7"
-    assert re.search(r"failed \(7\) +.* \w+ rank [01]: ", machine.call("ps", code=0).stdout)
+    assert re.search(r"failed \(7\) +.* \w+ rank ([01]): exit code 7: error \1", machine.call("ps", code=0).stdout)
     assert machine.call("attach", code=7).stderr.splitlines()[-1] == last
 
 
