@@ -40,6 +40,7 @@ class Control:
     is_quiet: bool = False
     as_json: bool = False
     notify: str | None = None
+    host: str = ""  # the name of the controlling host, as the launch host has it
 
 
 @dataclass(frozen=True, slots=True)

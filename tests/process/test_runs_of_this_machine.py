@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -97,11 +98,14 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     assert re.search(r"running +\d+\.?\d* s +here +1 x 2 ", table), table
     assert machine.call("logs", str(row["run"])[:12], "--since", "1h", code=0).stdout.count("] rank ") == 2
 
-    watching = subprocess.Popen([LAUNCH, "attach"], cwd=machine.folder, stdout=subprocess.PIPE)
+    watching = subprocess.Popen([LAUNCH, "attach"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert watching.stdout is not None and watching.stderr is not None
+    title = f"run {row['run']}, which {socket.gethostname()} controls; Ctrl-C leaves it running"
+    assert watching.stderr.readline().decode() == f"launch: watching {title}\n"
     waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
     machine.go()
     assert (waiting.wait(DEADLINE_S), watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0, 0)
-    assert watching.stdout is not None and waiting.stderr is not None
+    assert waiting.stderr is not None
     assert re.search(rb"\[\w+:1\] half and half", watching.stdout.read())
     assert waiting.stderr.read().startswith("launch: finished in ")
     (row,) = machine.runs
@@ -129,7 +133,9 @@ def test_a_run_that_fails(machine: Machine) -> None:
     assert first.startswith("launch: FAILED after ")
     assert last == "launch: 0 processes left on 1 host, exit code 7"
     assert re.search(r"failed \(7\) +.* \w+ rank ([01]): exit code 7: error \1", machine.call("ps", code=0).stdout)
-    assert machine.call("attach", code=7).stderr.splitlines()[-1] == last
+    shown = machine.call("attach", code=7).stderr.splitlines()
+    assert re.fullmatch(r"launch: run \S+, which \S+ controlled, has ended; its last lines:", shown[0])
+    assert shown[-1] == last
 
 
 @pytest.mark.parametrize("is_ignored", [False, True])
