@@ -199,6 +199,19 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     assert "launch: 127.0.0.1: " in machine.call("stop", "base", code=69).stderr
 
 
+def test_what_follows_the_end_is_told_with_it(machine: Machine) -> None:
+    """Such as which file may be incomplete."""
+    writes = WRITES.replace("! -e go", "! -e never")
+    script = f"trap '' TERM; exec 5>half; printf x >&5; {writes}"
+    running = machine.start(script, words=(RUN[0], "--notify", "exit 3", *RUN[1:]))
+    said = machine.call("stop", code=0).stderr.splitlines()
+    assert said[0].startswith("launch: stopped by you after ")
+    assert f"was killed while it wrote {machine.folder}/half, which may be incomplete" in said[1]
+    assert said[-1] == "launch: --notify failed (exit code 3)"
+    running.wait(DEADLINE_S)
+    assert machine.call("wait", code=130).stderr.splitlines() == said
+
+
 def test_several_runs(machine: Machine) -> None:
     """`launch stop` names those that may be meant, and `launch wait` waits for all that are named."""
     first = machine.start(f"CODE=7; {WRITES}", words=(RUN[0], "--name", "first", *RUN[1:]))
