@@ -90,7 +90,8 @@ class LineStream:
     def finish(self) -> tuple[list[Piece], bytes]:
         """Return the rest that never got a newline, for the log and for the screen."""
         rest, self._rest = self._rest, b""
-        shown = rest.strip(b"\r").replace(b"\r", b"\n")
+        is_hidden = self._follows_state and not (rest.strip() and self._bars.take_end(self._rank))
+        shown = b"" if is_hidden else rest.strip(b"\r").replace(b"\r", b"\n")
         return ([Piece(False, _join(_STATES.findall(rest)))] if rest else []), shown + b"\n" if shown else b""
 
     def _split_progress(self, block: bytes) -> tuple[list[Piece], bytes]:

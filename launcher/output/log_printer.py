@@ -74,12 +74,15 @@ class ScreenPrinter(LogPrinter):
     def _is_turn(self, line: LogLine, rank: int) -> bool:
         """Tell whether a line is none of a progress bar, or one that is shown now."""
         stream = (rank, line.is_stderr)
-        is_end = line.is_whole and stream in self._with_state and bool(line.text.strip())
+        follows_state = stream in self._with_state
         self._with_state.discard(stream)
-        if not line.is_whole and is_state(line.text):
-            self._with_state.add(stream)
-        is_bar = not line.is_whole and b"\r" in line.text
-        return self._bars.take(rank) if is_bar else not is_end or self._bars.take_end(rank)
+        if not line.is_whole and b"\r" in line.text:
+            if is_state(line.text):
+                self._with_state.add(stream)
+            return self._bars.take(rank)
+        if follows_state and line.text.strip():
+            return self._bars.take_end(rank)
+        return line.is_whole or not follows_state
 
 
 def follow(logs: RunLogs, printer: LogPrinter, is_alive: Callable[[], bool]) -> None:

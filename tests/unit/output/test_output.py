@@ -177,6 +177,10 @@ def test_the_ends_of_bars_are_shown_as_the_bars_are():
         for rank, stream in streams.items():
             shown[rank] += stream.feed(piece)[1]
     assert shown == {0: b"10%\n100%\noops\n3\nnext\n", 1: b"oops\nnext\n"}
+    for rest, ends in ((b"\r7\r8", (b"8\n", b"")), (b"\r7\r  \r", (b"", b""))):
+        for stream in streams.values():
+            stream.feed(rest)
+        assert tuple(stream.finish()[1] for stream in streams.values()) == ends
 
 
 def test_states_that_come_in_one_piece_are_shown_as_the_last_one():
