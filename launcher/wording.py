@@ -100,6 +100,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
+def age(seconds: float) -> str:
+    """Return how long ago something was: `12 min 31 s`, or `3 days`."""
+    return count(round(seconds / 86400), "day") if seconds >= 2 * 86400 else duration(round(seconds))
+
+
 def span(seconds: float) -> str:
     """Return a time that a user chose as `90 s`, `10 min` or `1 h`."""
     for size, unit in ((3600, "h"), (60, "min")):

@@ -52,7 +52,7 @@ def _ask_for_stacks(run: ListedRun | RemoteRun) -> None:
     from launcher.runs.run_end import is_running
 
     if isinstance(run, RemoteRun):
-        ask(run.way, requests.Stacks(run.id))
+        ask(run, requests.Stacks(run.id))
     elif not run.is_here:
         tell(f"launch: only {run.controller.host} can ask for the stacks")
     elif is_running(run):

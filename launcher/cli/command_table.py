@@ -65,7 +65,7 @@ EXAMPLES = {
     ),
     "wait": (
         "launch wait",
-        "launch wait 20261120-091233",
+        "launch wait 20261120-091233 baseline",
     ),
     "stop": (
         "launch stop",

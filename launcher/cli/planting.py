@@ -66,7 +66,7 @@ def run_planted(
     request = requests.Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
-        output.notify,
+        output.notify, controller.name,
     )  # fmt: skip
     planting = Planting(controller, request, transport, loader_pythons(job.python), look_here(os.environ))
     try:

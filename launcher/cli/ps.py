@@ -13,6 +13,7 @@ import click
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
 from launcher.cli.options import FILE
+from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ _LEAST_COLUMNS = 10  # for the last line
 @click.option("-a", "--all", "all_runs", is_flag=True, help="List all runs, also those that ended long ago.")
 @click.option("--hosts", metavar="LIST", help="List the runs that these hosts control, wherever they were started.")
 @click.option("--ssh-config", metavar="FILE", type=FILE, help="With --hosts, read FILE instead of ~/.ssh/config.")
+@click.option("--forget", metavar="RUN", help="List RUN no more, which has ended, or whose host knows nothing of it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.")
 @gather
-def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, as_json: bool) -> int:
+def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forget: str | None, as_json: bool) -> int:
     """List the runs that were started on this machine, the newest first.
 
     The state is looked up, also on the hosts that control runs: a run whose launch was killed is told from one that
@@ -38,19 +40,40 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, as_js
     from launcher.cli.error_lines import tell
     from launcher.cli.run_rows import read_rows, read_rows_of
 
+    if forget is not None:
+        return _forget(forget)
     rows, unreached = read_rows() if hosts is None else read_rows_of(hosts, ssh_config)
     shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row["exit_code"] is None]
     if as_json:
         click.echo(json.dumps(shown, indent=2))
     elif rows:
         _print_table(shown)
-    else:
+    elif not unreached:
         where = "on this machine" if hosts is None else f"by {hosts}"
         click.echo(f"launch: no run was {'started' if hosts is None else 'controlled'} {where} yet", err=True)
     for line in unreached:
         tell(line)
     if len(rows) > len(shown) and not as_json:
         click.echo(f"launch: {len(rows) - len(shown)} older ones: launch ps --all", err=True)
+    return EXIT_UNREACHABLE if unreached and hosts is not None else 0
+
+
+def _forget(word: str) -> int:
+    """Remove a run from the list of this machine; raise UsageError if it lives."""
+    from launcher.cli.error_lines import tell
+    from launcher.cli.run_place import RemoteRun, RunPlace, find_run
+    from launcher.cli.run_rows import read_rows
+    from launcher.cli.state_directory import open_planted_runs, open_run_list
+
+    found = find_run(word, RunPlace())
+    state = next((row["state"] for row in read_rows()[0] if row["run"] == found.id), "")
+    if state in ("starting", "running"):
+        raise UsageError(f"run {found.id} is {state}", f"launch stop {found.id}")
+    if isinstance(found, RemoteRun):
+        open_planted_runs().discard(found.id)
+    else:
+        open_run_list().forget(found)
+    tell(f"launch: run {found.id} is listed no more; its logs stay where they are")
     return 0
 
 
@@ -59,24 +82,32 @@ def _print_table(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # A file or a pipe has no width, so no line is cut there.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
+    # A file or a pipe has no width, so no line is cut or filled up there.
+    is_terminal = sys.stdout.isatty()
+    console = Console(highlight=False, markup=False, width=None if is_terminal else 10_000)
     heads = ("run", "name", "state", "age", "where", "nodes")
     cells = [_describe(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1 if is_terminal else 2, 0, 0),
+        show_edge=False,
+    )  # fmt: skip
     for head, width in zip(heads, widths, strict=True):  # these are typed again, so they are never cut
         table.add_column(head, no_wrap=True, min_width=width)
-    room = console.width - sum(width + 1 for width in widths)
+    room = console.width - sum(width + 2 for width in widths)  # what is between two columns
     table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=max(room, _LEAST_COLUMNS))
     for row, own in zip(rows, cells, strict=True):
         table.add_row(*own, one_line(row["last_line"], 200))
-    console.print(table)
+    with console.capture() as printed:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def _describe(row: Row) -> list[str]:
     """Return the cells of a row but the last one; a host may have sent it."""
-    own = (row["run"], row["name"] or "", _describe_state(row), _describe_age(row), _describe_place(row))
+    from launcher.wording import age
+
+    own = (row["run"], row["name"] or "", _describe_state(row), age(row["age_s"]), _describe_place(row))
     return [one_line(cell, _MOST_CELL) for cell in (*own, _describe_size(row))]
 
 
@@ -89,13 +120,6 @@ def _describe_state(row: dict[str, Any]) -> str:
     if row["restarts"]:
         return f"{row['state']} (restart {row['restarts']})"
     return f"failed ({row['exit_code']})" if row["state"] == "failed" else str(row["state"])
-
-
-def _describe_age(row: dict[str, Any]) -> str:
-    from launcher.wording import count, duration
-
-    seconds = row["age_s"]
-    return count(round(seconds / 86400), "day") if seconds >= 2 * 86400 else duration(round(seconds))
 
 
 def _describe_size(row: dict[str, Any]) -> str:

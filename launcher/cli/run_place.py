@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from launcher.cli.run_rows import prepare, read_rows, read_runs, read_ways
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
 from launcher.hosts.ranges import shown
 from launcher.runs.run_list import ListedRun, choose_run, find_meant, is_run_id
+from launcher.wording import age
 
 if TYPE_CHECKING:
     from launcher.controller.planted_runs import PlantedRun, Way
@@ -55,6 +57,7 @@ class RemoteRun:
 
     id: str  # its run id there
     way: Way
+    known: PlantedRun | None = None  # what this machine remembers of it, if it was started here
 
 
 def find_run(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
@@ -66,7 +69,7 @@ def find_run(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
         read_rows()  # of runs elsewhere, only their hosts know which have ended
         runs = _read_all()
     found = choose_run(runs, word)
-    return found if isinstance(found, ListedRun) else RemoteRun(found.id, found.way)
+    return found if isinstance(found, ListedRun) else RemoteRun(found.id, found.way, found)
 
 
 def _read_all() -> list[PlantedRun | ListedRun]:
@@ -93,14 +96,37 @@ def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
     return RemoteRun(found, ways[0])
 
 
-def ask(way: Way, request: Request) -> int:
-    """Carry out a request where the way leads, with its output here; return its exit code."""
+def ask(run: RemoteRun, request: Request) -> int:
+    """Carry out a request about a run where it is controlled, with its output here; return its exit code."""
     from launcher.controller import requests
     from launcher.output.view import look_here
 
-    with asking(way) as launcher:
+    with asking(run.way) as launcher:
         launcher.ask(request, look_here(os.environ))
-        return launcher.copy_output(is_of_a_run=isinstance(request, (requests.Attach, requests.Logs))) or 0
+        code = launcher.copy_output(is_of_a_run=isinstance(request, (requests.Attach, requests.Logs))) or 0
+    if launcher.is_unknown:
+        error, row = describe_unknown(run, time.time()), run.known.row if run.known is not None else None
+        if row is None or row["exit_code"] is None or not isinstance(request, requests.Wait):
+            raise error
+        tell(f"launch: {error.message}")
+        code = int(row["exit_code"])
+    return code
+
+
+def describe_unknown(run: RemoteRun, now: float) -> UsageError:
+    """Return the error of a run that this machine lists, and the host that controlled it doesn't any more."""
+    known, host = run.known, run.way.name
+    began = "" if known is None else f", which was started {age(max(0.0, now - known.began_at))} ago"
+    text = f"{host} knows nothing of run {run.id}{began}: {host} was reinstalled, or its list of runs was removed"
+    if known is None:
+        return UsageError(text, f"see launch ps --hosts {host}")
+    forget = f"remove it from the list with launch ps --forget {run.id}"
+    if known.row is not None:
+        text += f"; what launch ps saw last: {known.row['state']}, {known.row['last_line']}"
+    else:
+        forget = f"stop what is left of it with launch clean --hosts LIST; {forget}"
+    copy = Path("logs", run.id)
+    return UsageError(text + (f"; a copy of its logs is in {copy}" if copy.is_dir() else ""), forget)
 
 
 @contextlib.contextmanager
@@ -126,7 +152,7 @@ def connect(way: Way) -> RemoteLauncher:
 
 def answer(found: ListedRun | RemoteRun, here: Callable[[ListedRun], int], there: Callable[[str], Request]) -> int:
     """Carry out a command for a run of this machine, or ask for it where the run is controlled."""
-    return here(found) if isinstance(found, ListedRun) else ask(found.way, there(found.id))
+    return here(found) if isinstance(found, ListedRun) else ask(found, there(found.id))
 
 
 def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
@@ -140,6 +166,8 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
     with asking(found.way) as launcher:
         launcher.ask(requests.Fetch(found.id), look_here(os.environ))
         folder, said = take_logs(launcher, found.way, found.id, log_dir)
+    if launcher.is_unknown:
+        raise describe_unknown(found, time.time())
     if folder is None:
         tell(said.rstrip("\n") or f"launch: {found.way.name} sent no logs")
         return EXIT_FAILED

@@ -7,7 +7,6 @@ import click
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
 from launcher.cli.run_place import RemoteRun, RunPlace, controller_options
-from launcher.errors import UsageError
 from launcher.runs.run_list import ListedRun
 
 
@@ -48,14 +47,13 @@ def find_living(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
         if not unseen:
             return stop.find_living(open_run_list(), None)
         rows = read_rows()[0]
-        living = [row["run"] for row in rows if may_live(row)]
-        stopped = [row["run"] for row in rows if row["run"] in unseen and row["state"] == "stopped"]
+        living = [(row["run"], row["name"]) for row in rows if may_live(row)]
+        stopped = [(row["run"], row["name"]) for row in rows if row["run"] in unseen and row["state"] == "stopped"]
         if not living and len(stopped) == 1:  # another `launch stop` that was typed at the same time was quicker
             living = stopped
         if len(living) != 1:
-            what = f"{len(living)} runs may be running" if living else "no run is running"
-            raise UsageError(what, "name one of launch ps" if living else "see launch ps")
-        word = living[0]
+            raise stop.several_or_none(living)
+        word = living[0][0]
     found = find_run(word, place)
     if isinstance(found, RemoteRun):
         return found

@@ -92,6 +92,7 @@ def _report(
 ) -> None:  # fmt: skip
     from launcher.commands.sync import as_record, exit_code
     from launcher.hosts.unreachable import failure_lines
+    from launcher.output.style import Style
     from launcher.sync.words import code_line, describe_tree, place_lines
 
     paths = {hosts[index].name: path for index, path in delivered.paths.items()}
@@ -100,7 +101,7 @@ def _report(
         unreachable=[asdict(failure) for failure in failures],
     )  # fmt: skip
     line = describe_tree(tree) if is_check else code_line(tree, delivered.files, delivered.sent_bytes)
-    console.say(f"launch: {line}")
+    console.say(f"launch: {line}", Style.TEXT)
     found = [line for finding in delivered.findings for line in str(finding).splitlines()]
     for line in [*place_lines(paths), *(f"  {line}" for line in found), *failure_lines(failures)]:
         console.say(line)

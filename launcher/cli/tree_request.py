@@ -72,7 +72,7 @@ def read_tree(
     from launcher.transports.agents.credentials import make_certificate
 
     root = current_directory() / options.sync if options.sync else find_root(place)
-    selection = select(root, staying=(current_directory() / log_dir,))
+    selection = select(root, staying=(current_directory() / log_dir,), here=place)
     refuse_large(selection, options.sync_limit)
     if not options.sync_secrets:
         refuse_secrets(selection)

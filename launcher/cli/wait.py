@@ -10,14 +10,23 @@ from launcher.cli.run_place import RunPlace, controller_options
 
 
 @click.command("wait", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
 @controller_options
 @gather
-def command(*, run: str | None, place: RunPlace) -> int:
-    """Wait until RUN has ended, print how, and exit with its exit code.  [default: the newest run]"""
+def command(*, runs: tuple[str, ...], place: RunPlace) -> int:
+    """Wait until RUN has ended, print how, and exit with its exit code.  [default: the newest run]
+
+    Of several runs all are waited for, and the exit code is the first one that isn't 0.
+    """
     from launcher.cli.error_lines import tell
     from launcher.cli.run_place import answer, find_run
     from launcher.commands.wait import wait
     from launcher.controller import requests
 
-    return answer(find_run(run, place), lambda found: wait(found, tell), requests.Wait)
+    found = [find_run(run, place) for run in runs or (None,)]
+    codes = []
+    for each in found:
+        if len(found) > 1:
+            tell(f"launch: waiting for run {each.id}")
+        codes.append(answer(each, lambda run: wait(run, tell), requests.Wait))
+    return next((code for code in codes if code), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from launcher.output.live_output import find_live_output
 from launcher.output.log_printer import ScreenPrinter, follow
 from launcher.output.log_reader import Choice, RunLogs
 from launcher.output.view import View
@@ -20,9 +21,15 @@ def attach(run: ListedRun, view: View, tell: Callable[[str], None]) -> int:
 
     Ctrl-C raises KeyboardInterrupt, once all that was read is written.
     """
+    title, host = f"run {run.id} ({run.name})" if run.name else f"run {run.id}", run.controller.host
+    if run.is_alive is False:
+        tell(f"launch: {title}, which {host} controlled, has ended; its last lines:")
+    else:
+        tell(f"launch: watching {title}, which {host} controls; Ctrl-C leaves it running")
     hosts = run.find_hosts()
     printer = ScreenPrinter(view, hosts)
-    logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES)
+    live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
+    logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES, live)
     try:
         for line in deque(logs.read(), _LAST_LINES):
             printer.print(line)

@@ -103,8 +103,10 @@ def find_last_line(run: ListedRun, record: Record) -> str:
     cause = None if run.is_alive else (record.get("result") or {}).get("cause")
     if cause is not None:
         rank = "" if cause.get("rank") is None else f" rank {cause['rank']}"
-        said = [*(cause.get("traceback") or cause.get("last_lines") or [])[-1:], cause.get("text") or ""]
-        return f"{cause.get('host')}{rank}: {said[0].strip()}"[:_MOST_TEXT]
+        explained = [(cause.get("explanation") or {}).get("cause")]
+        said = [cause.get("text"), *(explained if explained[0] else (cause.get("last_lines") or [])[-1:])]
+        reason = ": ".join(each.strip() for each in (cause.get("traceback") or [])[-1:] or filter(None, said))
+        return f"{cause.get('host')}{rank}: {reason}"[:_MOST_TEXT]
     hosts = [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
     paths = [*run.folder.glob("node_*.log")]
     with contextlib.suppress(OSError):

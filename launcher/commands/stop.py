@@ -6,12 +6,12 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from launcher.errors import UsageError
 from launcher.output.log_printer import LOOK_S
 from launcher.runs.run_end import conclude, is_running
-from launcher.runs.run_list import ListedRun, RunList
+from launcher.runs.run_list import ListedRun, RunList, name_runs
 
 _AGAIN_S = 0.5
 
@@ -34,9 +34,16 @@ def find_living(runs: RunList, word: str | None, *, or_stopped: bool = False) ->
 def _find_only(runs: RunList) -> ListedRun:
     living = [each for each in runs.read() if each.is_alive]
     if len(living) != 1:
-        what = f"{len(living)} runs are running" if living else "no run is running"
-        raise UsageError(f"{what} on this machine", "name one of launch ps" if living else "see launch ps")
+        raise several_or_none([(run.id, run.name) for run in living], "on this machine")
     return living[0]
+
+
+def several_or_none(runs: Sequence[tuple[str, str | None]], where: str = "") -> UsageError:
+    """Return the error of a `launch stop` that names no run, with the ids and names of those that may be meant."""
+    where = f" {where}" if where else ""
+    if not runs:
+        return UsageError(f"no run is running{where}", "see launch ps")
+    return UsageError(f"{len(runs)} runs may be running{where}: {name_runs(runs)}", "name the one to stop")
 
 
 def stop(run: ListedRun, tell: Callable[[str], None], *, is_now: bool) -> int:

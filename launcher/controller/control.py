@@ -25,6 +25,7 @@ from launcher.output.console import Console
 from launcher.output.disk_space import warn_of_little
 from launcher.output.lines import STDOUT
 from launcher.output.run_folder import RunRecord, create_record
+from launcher.output.style import Style
 from launcher.output.transcript import redirect_streams
 from launcher.output.view import View
 from launcher.runs.execution import execute_job, listed
@@ -62,7 +63,7 @@ def control(
     runs = RunList(state / "runs", state / "logs", token=request.credentials.fingerprint)
     record = create_record(
         state / "logs", datetime.now(), console.complain, request.known, ids=runs, run_id=request.run_id,
-        least_free_bytes=LEAST_FREE_BYTES,
+        least_free_bytes=LEAST_FREE_BYTES, host=request.host,
     )  # fmt: skip
     is_changed = threading.Event()
     hub = Hub(
@@ -76,9 +77,9 @@ def control(
         leave = partial(_leave, console, record, last_line)
         with listed(runs, record, is_needed=True) as entry:
             start_thread(partial(_note_agents, entry, hub, is_changed), "agents", lambda error: None)
-            host = socket.gethostname()
+            host = request.host or socket.gethostname()
             for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, LEAST_FREE_BYTES, host)]:
-                console.say(line)
+                console.say(line, Style.TEXT)
             running = execute_job(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
                 variables=variables, spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),

@@ -64,7 +64,7 @@ def take_logs(output: Output, way: Way, run_id: str, base: Path) -> tuple[Path |
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError) as error:
-        if not stream.errors:
+        if not stream.errors and not output.exit_code:
             raise LauncherError(f"the logs of {way.name} arrived damaged: {error}", "try again") from None
         folder = None
     except OSError as error:

@@ -30,7 +30,7 @@ from launcher.controller.requests import LastLine, Order, read_in_time
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.notice import describe_error, tell
 from launcher.runs.run_end import is_running
-from launcher.runs.run_list import ListedRun, RunList
+from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.state_directory import find_state
 
 _READ_BYTES = 4096
@@ -53,6 +53,10 @@ def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
             start_thread(partial(_end_with_the_login, order.silence_s), "login", lambda error: None)
             code = _answer(order, RunList(find_state(variables) / "runs"))
         sys.stdout.flush()
+    except UnknownRunError as error:
+        if not isinstance(order.request, requests.OfRun):
+            tell(describe_error(error), order.view)
+        code, ending = error.exit_code, f" {requests.UNKNOWN}"
     except LauncherError as error:
         tell(describe_error(error), order.view)
         code, ending = error.exit_code, f" {requests.REFUSED}"

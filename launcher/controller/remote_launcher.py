@@ -41,6 +41,7 @@ class RemoteLauncher:
         self.channel = python.channel
         self.exit_code: int | None = None  # once all output was read; None: it has left its streams, and continues
         self.was_refused = False  # what it was asked to run never started
+        self.is_unknown = False  # the run that it was asked about
         self._mark = f"~{python.nonce} ".encode()
         self._cuts = {fd: LineCut(self._mark) for fd in (STDOUT, STDERR)}
         self._unread = python.rest
@@ -91,7 +92,8 @@ class RemoteLauncher:
             if not re.fullmatch(r"[0-9]{1,3}", code):
                 text = f"its launch ended with {shown(code)}, which is no exit code"
                 raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
-            self.exit_code, self.was_refused = int(code), ending == requests.REFUSED
+            self.exit_code = int(code)
+            self.was_refused, self.is_unknown = ending == requests.REFUSED, ending == requests.UNKNOWN
 
     def copy_output(
         self, on_closed: Callable[[OSError], object] | None = None, *, is_of_a_run: bool = True

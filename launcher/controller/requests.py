@@ -23,6 +23,7 @@ GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of
 LEFT = "left"
 SILENCE_S = 15.0  # for which an answer continues without hearing from the launch host
 REFUSED = "refused"  # after the exit code of a run that never started
+UNKNOWN = "unknown"  # after the exit code, if no run has the id of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Control:
     is_quiet: bool = False
     as_json: bool = False
     notify: str | None = None
+    host: str = ""  # the name of the controlling host, as the launch host has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Order:
 
     request: Request
     view: View  # where the answer is shown
-    mark: bytes  # begins the last line of both streams: the exit code and REFUSED, or LEFT if they are left before
+    mark: bytes  # begins the last line of both streams: the exit code and REFUSED or UNKNOWN; LEFT if they end before
     silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
 
 

@@ -94,8 +94,9 @@ def find_cause(
         found = shorten_traceback(extract_traceback(first.stderr))
         lines = cut_tracebacks(lines)
     crash = extract_crash(first.stderr) if first.signal is not None else []
-    last_lines = [line.rstrip()[:_MAX_LINE] for line in last_said(lines, LAST_LINES // 2)]
-    last_lines += [line.rstrip()[:_MAX_LINE] for line in last_said(first.stdout.splitlines(), LAST_LINES // 2)]
+    # stderr comes last: where there is room for fewer lines, those that say why are kept.
+    last_lines = [line.rstrip()[:_MAX_LINE] for line in last_said(first.stdout.splitlines(), LAST_LINES // 2)]
+    last_lines += [line.rstrip()[:_MAX_LINE] for line in last_said(lines, LAST_LINES // 2)]
     return Cause(first, tuple(crash or found), tuple(last_lines), _explain(first, failures, ranks), same)
 
 

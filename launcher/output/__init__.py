@@ -13,6 +13,7 @@ In reading order:
     exit_race     torchrun's page of stack frames at the end of a successful run
     disk_writer   a thread that writes to the disk of the logs, so that a slow one never stalls a run
     disk_space    whether enough of that disk is free
+    live_output   what the logs leave out, in memory, for `launch attach`
     node_log      all output of one node: its log, and what the screen gets
     transcript    what `launch` itself says, in launch.log
     log_reader    the logs of a run, while it runs or later

@@ -49,6 +49,10 @@ class BarTurn:
         self._last = (rank, now)
         return True
 
+    def take_end(self, rank: int) -> bool:
+        """Tell whether the last state of a rank's bar is shown: not while another rank's bar is."""
+        return rank == self._last[0] or self.take(rank)
+
 
 class LineStream:
     """One stream (stdout or stderr) of one rank, cut into whole lines.
@@ -59,6 +63,7 @@ class LineStream:
     def __init__(self, bars: BarTurn | None = None, rank: int = 0) -> None:
         """bars: of all ranks; None: this stream's bar is shown whatever others show."""
         self._rest = b""
+        self._follows_state = False  # the rest follows a state of a progress bar
         self._bars = bars or BarTurn()
         self._rank = rank
         self.tail = b""
@@ -76,7 +81,7 @@ class LineStream:
         if len(block) < LINE_BYTES and not block.strip(b"\r"):  # a bar that begins with \r: its first state follows
             self._rest = block + self._rest
             return [], b""
-        if b"\r" in block:
+        if b"\r" in block or (self._follows_state and b"\n" in block):
             return self._split_progress(block)
         is_whole = block.endswith(b"\n")
         lines = block if is_whole else block + b"\n"
@@ -85,7 +90,8 @@ class LineStream:
     def finish(self) -> tuple[list[Piece], bytes]:
         """Return the rest that never got a newline, for the log and for the screen."""
         rest, self._rest = self._rest, b""
-        shown = rest.strip(b"\r").replace(b"\r", b"\n")
+        is_hidden = self._follows_state and not (rest.strip() and self._bars.take_end(self._rank))
+        shown = b"" if is_hidden else rest.strip(b"\r").replace(b"\r", b"\n")
         return ([Piece(False, _join(_STATES.findall(rest)))] if rest else []), shown + b"\n" if shown else b""
 
     def _split_progress(self, block: bytes) -> tuple[list[Piece], bytes]:
@@ -100,13 +106,27 @@ class LineStream:
             *states, last = _STATES.findall(line) or [b""]
             log += [Piece(False, _join(states))] if states else []
             log.append(Piece(True, last + b"\n"))
-            screen.append(_shown(line) or b"")
+            if not self._ends_bar(line) or self._bars.take_end(self._rank):
+                screen.append(_shown(line) or b"")
+            self._follows_state = False
         if unended:
             log.append(Piece(False, _join(_STATES.findall(unended))))
+            self._follows_state = is_state(unended)
         shown = _shown(unended)
         if shown is not None and self._bars.take(self._rank):
             screen.append(shown)
         return log, _join(screen)
+
+    def _ends_bar(self, line: bytes) -> bool:
+        """Tell whether a line is the last state of a progress bar; a program that clears it first writes a message."""
+        before, _, last = line.rpartition(b"\r")
+        follows_state = is_state(before + b"\r") if before.strip(b"\r") else self._follows_state
+        return follows_state and bool(last.strip())
+
+
+def is_state(piece: bytes) -> bool:
+    """Tell whether a piece without newline ends with a state of a progress bar, which isn't cleared."""
+    return piece.endswith(b"\r") and bool((_shown(piece) or b"").strip())
 
 
 def _shown(line: bytes) -> bytes | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from launcher.clock import wall_clock
 from launcher.escapes import clean
 from launcher.output.display import PrefixDisplay
-from launcher.output.lines import STDERR, STDOUT, BarTurn
+from launcher.output.lines import STDERR, STDOUT, BarTurn, is_state
 from launcher.output.log_reader import LogLine, RunLogs
 from launcher.output.view import View
 
@@ -55,6 +55,7 @@ class ScreenPrinter(LogPrinter):
         super().__init__(view)
         names = list(dict.fromkeys(hosts))
         self._bars = BarTurn()
+        self._with_state: set[tuple[int, bool]] = set()  # streams whose last piece was a state of a progress bar
         self._displays = {
             fd: PrefixDisplay(names, is_terminal=fd in view.terminals, with_color=view.has_color(fd))
             for fd in self._streams
@@ -63,13 +64,25 @@ class ScreenPrinter(LogPrinter):
     def print(self, line: LogLine) -> None:
         """Write a line with its prefix, or a message of `launch` as it is."""
         fd = STDERR if line.is_stderr else STDOUT
-        is_bar = not line.is_whole and b"\r" in line.text
-        if is_bar and line.rank is not None and not self._bars.take(line.rank):
+        if line.rank is not None and not self._is_turn(line, line.rank):
             return
         shown = line.text.strip(b"\r") + b"\n"  # of the states of a progress bar
         if line.host is not None:
             shown = self._displays[fd].render(line.host, line.rank, fd, shown, wall_clock())
         self._write(fd, shown)
+
+    def _is_turn(self, line: LogLine, rank: int) -> bool:
+        """Tell whether a line is none of a progress bar, or one that is shown now."""
+        stream = (rank, line.is_stderr)
+        follows_state = stream in self._with_state
+        self._with_state.discard(stream)
+        if not line.is_whole and b"\r" in line.text:
+            if is_state(line.text):
+                self._with_state.add(stream)
+            return self._bars.take(rank)
+        if follows_state and line.text.strip():
+            return self._bars.take_end(rank)
+        return line.is_whole or not follows_state
 
 
 def follow(logs: RunLogs, printer: LogPrinter, is_alive: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -91,6 +92,9 @@ class LogFile:
                     self._file.readline()
             elif self._since is not None:
                 _seek_stamp(self._file, self._path.stat().st_size, self._since.encode())
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # only live output is ever cut off
+            self._file.seek(0)
+            self._rest = b""
         while data := self._file.read(_PIECE_BYTES):
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from map(self._parse, lines)
@@ -123,10 +127,17 @@ class LogFile:
 class RunLogs:
     """The logs of a run, merged by time."""
 
-    def __init__(self, folder: Path, hosts: Iterable[str], choice: Choice, tail_bytes: int | None = None) -> None:
-        """tail_bytes: begin so many bytes before the end of each log; None: with its first line."""
+    def __init__(
+        self, folder: Path, hosts: Iterable[str], choice: Choice, tail_bytes: int | None = None,
+        live: Path | None = None,
+    ) -> None:  # fmt: skip
+        """tail_bytes: begin so many bytes before the end of each log; None: with its first line.
+
+        live: the file of the run's live output, which is read as well unless one node or rank is chosen.
+        """
         self._tail_bytes = tail_bytes
         self._folder = folder
+        self._live = [live] if live is not None else []
         self._hosts = frozenset(hosts)
         self._choice = choice
         self._files: dict[Path, LogFile] = {}
@@ -150,7 +161,7 @@ class RunLogs:
         if self._choice.node is not None:
             return [self._folder / f"node_{self._choice.node}.log"]
         paths = sorted(self._folder.glob("node_*.log"))
-        return paths if self._choice.rank is not None else [self._folder / TRANSCRIPT, *paths]
+        return paths if self._choice.rank is not None else [self._folder / TRANSCRIPT, *paths, *self._live]
 
 
 def _seek_stamp(file: BinaryIO, size: int, stamp: bytes) -> None:

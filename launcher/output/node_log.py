@@ -19,6 +19,7 @@ from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.output.display import prefix_lines, prefix_of
 from launcher.output.exit_race import ExitRace
 from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, Piece
+from launcher.output.live_output import LiveOutput
 from launcher.private_files import make_private, open_private
 from launcher.wording import count
 
@@ -37,19 +38,20 @@ class NodeLog:
         self._complain = complain
         self._file: FileIO | None = None
 
-    def write(self, block: bytes | memoryview, *, is_kept: bool = False) -> bool:
-        """Append whole lines; return False if they are dropped since the disk does not respond.
+    def write(self, block: bytes | memoryview, *, note: bytes = b"", is_kept: bool = False) -> bool:
+        """Append whole lines; return False if the disk doesn't take them.
 
-        is_kept: they wait for the disk in any case.
+        note: what comes before them; is_kept: they wait for the disk in any case.
         """
         try:
             if self._file is None:
                 self._file = FileIO(self._path, "ab", opener=open_private)
-            view = memoryview(block)
+            view = memoryview(note + block if note else block)
             while view:
                 view = view[self._file.write(view) or 0 :]
         except OSError as error:  # once there is room again the log continues, with a gap
             self._complain(self._path, error)
+            return False
         return True
 
     def keep_file(self, name: str, content: bytes) -> None:
@@ -80,22 +82,36 @@ class DeferredLog(NodeLog):
     """A log whose disk has a thread of its own; what a disk that hangs, or is almost full, can't take is dropped."""
 
     def __init__(
-        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: DiskWriter, space: DiskSpace
-    ) -> None:
-        """space: how much of the disk must stay free."""
+        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: DiskWriter, space: DiskSpace,
+        live: LiveOutput | None = None,
+    ) -> None:  # fmt: skip
+        """space: how much of the disk must stay free; live: gets what the disk doesn't take."""
         super().__init__(path, complain, files)
         self._disk = disk
         self._space = space
+        self._live = live
 
-    def write(self, block: bytes | memoryview, *, is_kept: bool = False) -> bool:
+    def write(self, block: bytes | memoryview, *, note: bytes = b"", is_kept: bool = False) -> bool:
         """Append whole lines; return False if they are dropped since the disk does not respond, or is almost full.
 
-        is_kept: they wait for the disk in any case.
+        note: what comes before them; is_kept: they wait for the disk in any case.
         """
         if not is_kept and not self._space.has_room():
             self._complain(self._path, self._space.describe())
+            self._show(block)
             return False
-        return self._put(self._path, partial(super().write, block), 0 if is_kept else len(block))
+        is_queued = self._put(self._path, partial(self._write_now, block, note), 0 if is_kept else len(block))
+        if not is_queued:
+            self._show(block)
+        return is_queued
+
+    def _write_now(self, block: bytes | memoryview, note: bytes) -> None:
+        if not super().write(block, note=note):
+            self._show(block)
+
+    def _show(self, block: bytes | memoryview) -> None:
+        if self._live is not None:
+            self._live.write(block)
 
     def keep_file(self, name: str, content: bytes) -> None:
         """Keep a file that a rank left on the node beside the log."""
@@ -229,8 +245,8 @@ class NodeOutput:
         """Append blocks of whole lines to the log, and count those that its disk did not take."""
         if self._log is None:
             return
-        noted = [*self._missing_note(), *blocks]
-        if self._log.write(noted[0] if len(noted) == 1 else b"".join(noted)):
+        block = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+        if self._log.write(block, note=b"".join(self._missing_note())):
             self._missing_lines = 0
         else:
             self._missing_lines += sum(bytes(block).count(b"\n") for block in blocks)

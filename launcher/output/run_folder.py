@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from launcher.errors import UsageError
 from launcher.output.disk_space import DiskSpace
 from launcher.output.disk_writer import DiskWriter, StalledError
+from launcher.output.live_output import LiveOutput
 from launcher.output.node_log import DeferredLog
 from launcher.output.transcript import TRANSCRIPT, Transcript
 from launcher.private_files import make_private, replace_private, write_private
@@ -43,10 +44,14 @@ class RunRecord:
 
     def __init__(
         self, folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any] | None = None, *,
-        has_made_base: bool = False, least_free_bytes: int = 0, ids: RunIds | None = None,
+        has_made_base: bool = False, least_free_bytes: int = 0, ids: RunIds | None = None, host: str = "",
     ) -> None:  # fmt: skip
-        """least_free_bytes: while less is free on the disk, the ranks' output is not written."""
+        """least_free_bytes: while less is free on the disk, the ranks' output is not written.
+
+        host: the name of this machine, if whoever reads its messages is on another one.
+        """
         self.folder = folder
+        self._host = host
         self._has_made_base = has_made_base  # the directory above it
         self._ids = ids
         self.run_id = run_id
@@ -58,6 +63,7 @@ class RunRecord:
             lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
         )
         self._space = DiskSpace(folder, least_free_bytes, self.disk)
+        self._live = LiveOutput(run_id) if least_free_bytes else None
         self.transcript = Transcript(self._open_log(TRANSCRIPT, folder / "files"))
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
         self._lock = threading.Lock()
@@ -77,7 +83,11 @@ class RunRecord:
     def complain(self, path: Path, error: OSError) -> None:
         """Record that something could not be written, and pass it on."""
         self.write_error = self.write_error or error
-        self._complain(path, error)
+        self._complain(self.show(path), error)
+
+    def show(self, path: Path) -> Path:
+        """Return how messages name a path: `gpu1:/home/ann/...` if it is on a host that controls the run."""
+        return Path(f"{self._host}:{path}") if self._host else path
 
     def log_path(self, node_rank: int) -> Path:
         """Return where a node's full log is."""
@@ -88,7 +98,7 @@ class RunRecord:
         return self._open_log(self.log_path(node_rank).name, self.files_path(node_rank))
 
     def _open_log(self, name: str, files: Path) -> DeferredLog:
-        return DeferredLog(self.folder / name, self.complain, files, self.disk, self._space)
+        return DeferredLog(self.folder / name, self.complain, files, self.disk, self._space, self._live)
 
     def name_text(self, kind: str, number: int) -> str:
         """Return the name of a text: `stacks-1.txt`, or `stacks-restart_2-1.txt` for that of a restart."""
@@ -188,13 +198,13 @@ def propose_ids(now: datetime) -> Iterator[str]:
 
 def create_record(
     base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None, *,
-    ids: RunIds | None = None, run_id: str | None = None, least_free_bytes: int = 0,
+    ids: RunIds | None = None, run_id: str | None = None, least_free_bytes: int = 0, host: str = "",
 ) -> RunRecord:  # fmt: skip
     """Create the directory of a new run, named by the time of its start; raise UsageError if that fails.
 
     known: the first values of run.json; `name` among them is the run's name. ids: among which the run's is its alone;
     None: among those in `base`. run_id: to be used if it is free. least_free_bytes: what the ranks' output leaves free
-    on the disk.
+    on the disk. host: of this machine, as messages name it.
 
     Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask applies to
     that one. A full disk raises nothing: the run continues without its logs.
@@ -204,8 +214,9 @@ def create_record(
         if ids is not None and not ids.claim(proposed):
             continue
         record = RunRecord(
-            base / proposed, proposed, complain, known, has_made_base=is_new, least_free_bytes=least_free_bytes, ids=ids
-        )
+            base / proposed, proposed, complain, known, has_made_base=is_new, least_free_bytes=least_free_bytes,
+            ids=ids, host=host,
+        )  # fmt: skip
         try:
             make_private(record.folder, base)
         except OSError as error:

@@ -189,7 +189,8 @@ class Attempt:
         elif number:
             plan_line = f"restart {number}: {report.plan_size(self._plan, on_cpu=on_cpu)}"
         else:
-            plan_line = report.plan_line(self._plan, self._record.title, self._record.folder, on_cpu=on_cpu, code=code)
+            folder = self._record.show(self._record.folder)
+            plan_line = report.plan_line(self._plan, self._record.title, folder, on_cpu=on_cpu, code=code)
             plan_line += restarts
         self._say(f"launch: {plan_line}", Style.TEXT)
         seconds = duration(self._seconds())
@@ -216,7 +217,7 @@ class Attempt:
 
     def _link_logs(self, node_ranks: Sequence[int]) -> None:
         if not self._record.link(node_ranks):
-            latest = self._record.folder.parent / "latest"
+            latest = self._record.show(self._record.folder.parent / "latest")
             self._say(f"launch: {latest} belongs to another user and still points to another run")
 
     # ---- the run ------------------------------------------------------------------------------------------------
@@ -383,7 +384,8 @@ class Attempt:
             self._say(f"launch: correction: {failure.headline}", Style.STRONG)
         which = f"restart {self._learned.attempts} " if self._learned.attempts else ""
         self._say(f"launch: {which}FAILED after {duration(self._seconds())}", Style.FAILURE)
-        others, log = self._verdict.count_others(cause, census), self._record.log_path(failure.node_rank)
+        others = self._verdict.count_others(cause, census)
+        log = self._record.show(self._record.log_path(failure.node_rank))
         ranks = sum(rank is not None for _, rank in withheld)
         for line in report.cause_block(cause, others, log, withheld=ranks, code=self._find_code(failure)):
             self._say(line.text, line.style)

@@ -139,7 +139,7 @@ async def search(hosts: Sequence[str], run_group: RunGroup, on_tested: OnTested,
 
 
 async def find_between_attempts(
-    job: Job, open_transport: Opener, folder: Path, screen: Screen, with_checks: bool, hosts: Sequence[Host]
+    job: Job, open_transport: Opener, record: RunRecord, screen: Screen, with_checks: bool, hosts: Sequence[Host]
 ) -> Verdict | None:
     """Search the hosts that make this job fail, with collectives in place of its program, and say what was found.
 
@@ -157,7 +157,9 @@ async def find_between_attempts(
         if reason:
             screen.say(f"  {what}: FAILED ({reason})")
 
-    screen.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, logs in {folder}")
+    folder = record.folder / "bisection"
+    where = f"logs in {record.show(folder)}"
+    screen.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, {where}")
     searching = CulpritSearch(
         make_job, hosts, open_transport, folder, say_failure, with_checks=with_checks, limit_s=SEARCH_S
     )

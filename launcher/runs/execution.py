@@ -49,9 +49,7 @@ async def execute_job(
         await asyncio.to_thread(notifier.warn)
     find_culprits = None
     if job.program.needs_torch and options.share is None:
-        find_culprits = partial(
-            find_between_attempts, job, open_transport, record.folder / "bisection", screen, options.with_checks
-        )
+        find_culprits = partial(find_between_attempts, job, open_transport, record, screen, options.with_checks)
     run = Run(
         job, hosts, open_transport, record, screen, options, spares=spares, incident_log=incident_log,
         find_culprits=find_culprits, on_settled=on_settled,

@@ -121,7 +121,7 @@ class StackTaker:
                 return
             result.set_result(folded)  # whoever waits for it continues behind these lines
             if path is not None:
-                self._session.say(f"launch: full text in {path}")
+                self._session.say(f"launch: full text in {self._record.show(path)}")
             names = {"run": self._record.run_id, "name": self._record.name}
             self._screen.emit("stacks", **names, file=path, **_as_record(folded))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
@@ -10,6 +11,8 @@ from launcher.output.transcript import TRANSCRIPT
 from launcher.runs.run_list import ListedRun
 
 _SIGKILL = 9
+_FAILED = re.compile("launch: .*FAILED after ")
+_ENDED = re.compile("launch: (finished in|stopped by) ")
 
 
 def is_running(run: ListedRun) -> bool:
@@ -37,8 +40,9 @@ def conclude(run: ListedRun, tell: Callable[[str], None], *, prints: bool) -> in
 
 
 def _find_end(run: ListedRun) -> list[str]:
-    """Return the block about the failure, or the last message of a run that succeeded or was stopped."""
+    """Return the block about the failure, or how a run ended that succeeded or was stopped, and what follows that."""
     lines = [line.text.decode("utf-8", "replace") for line in LogFile(run.folder / TRANSCRIPT, ()).read()]
     has_failed = run.end is not None and run.end.exit_code != 0 and not run.end.is_stopped
-    begins = [index for index, line in enumerate(lines) if line.startswith("launch: ") and "FAILED after " in line]
-    return lines[begins[-1] :] if has_failed and begins else lines[-1:]
+    begin = _FAILED if has_failed else _ENDED
+    begins = [index for index, line in enumerate(lines) if begin.match(line)]
+    return lines[begins[-1] :] if begins else lines[-1:]

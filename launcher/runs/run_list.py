@@ -248,6 +248,13 @@ class RunList:
         """Return the run that this word means, see choose_run; raise UsageError if there is none, or several."""
         return choose_run(self.read(), word)
 
+    def forget(self, run: ListedRun) -> None:
+        """List a run no more; its logs stay. Raise LauncherError if that can't be written."""
+        try:
+            shutil.rmtree(run.place)
+        except OSError as error:
+            raise LauncherError(f"can't remove {run.place}: {error.strerror}") from None
+
     def _prune(self) -> None:
         """Forget runs that ended long ago, the oldest ones beyond KEPT_BYTES of logs, and ids without a run."""
         for place in list_places(self.base):
@@ -289,6 +296,10 @@ class AnyRun(Protocol):
 AnyRunT = TypeVar("AnyRunT", bound=AnyRun)
 
 
+class UnknownRunError(UsageError):
+    """No run here has this id, its beginning or this name."""
+
+
 def find_meant(runs: Sequence[AnyRunT], word: str) -> list[AnyRunT]:
     """Return the runs that a word may mean: that with this id, those with this name, or those whose ids begin so.
 
@@ -307,9 +318,9 @@ def choose_run(runs: Sequence[AnyRunT], word: str | None) -> AnyRunT:
         raise UsageError("no run was started on this machine yet", "start one, or ask where it was started")
     found = find_meant(runs, word) if word is not None else [*runs[:1]]
     if not found:
-        raise UsageError(f"no run {word!r}", "see launch ps for the runs of this machine")
+        raise UnknownRunError(f"no run {word!r}", "see launch ps for the runs of this machine")
     if len(found) > 1:
-        ids = ", ".join([run.id for run in found[:_MOST_NAMED]] + ["..."] * (len(found) > _MOST_NAMED))
+        ids = name_runs([(run.id, None) for run in found])
         raise UsageError(f"{word!r} means {len(found)} runs: {ids}", "name one by its id, as launch ps shows it")
     return found[0]
 
@@ -326,6 +337,12 @@ def list_places(base: Path) -> list[Path]:
         text = f"can't read the list of runs in {error.filename or base}: {error.strerror}"
         fix = "chmod go-w that directory if it is yours, or choose another with XDG_STATE_HOME"
         raise LauncherError(text, fix if error.errno == errno.EPERM else "") from None
+
+
+def name_runs(runs: Sequence[tuple[str, str | None]]) -> str:
+    """Return `20261120-091233 (baseline), 20261120-101500`, of ids and the names that they may have."""
+    titles = [f"{run_id} ({name})" if name else run_id for run_id, name in runs[:_MOST_NAMED]]
+    return ", ".join(titles + ["..."] * (len(runs) > _MOST_NAMED))
 
 
 def claim_place(base: Path, run_id: str, token: str = "") -> bool:

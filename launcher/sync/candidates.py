@@ -85,10 +85,11 @@ def find_candidates(root: Path, place: Repository | Absence) -> Candidates:
     return _filter_without_repository(root, _walk(root, is_complete=False).left_out, patterns)
 
 
-def find_named_folders(root: Path, place: Repository) -> list[str]:
+def find_named_folders(root: Path, place: Repository, inside: str = "") -> list[str]:
     """Return the directories that a line such as `outputs/` or `/runs/new/` in .gitignore names, and git ignores.
 
     They need not exist: a run may be the first to save there. What tools make for themselves is none of them.
+    inside: the directory below the root where the ranks run, for which `outputs/` is a name as well.
     """
     names = {name: None for line in _read_lines(root) if (name := _read_folder(line))}
     if place.prefix:
@@ -96,6 +97,9 @@ def find_named_folders(root: Path, place: Repository) -> list[str]:
             name = _read_folder(line)
             is_anchored = "/" in name or line.startswith(b"/")
             names[name.removeprefix(f"{place.prefix}/") if is_anchored else name] = None
+    if inside:
+        own = map(_read_folder, _read_lines(root / inside))
+        names |= {f"{inside}/{name}": None for name in (*names, *own) if name}
     kept = {pattern.removeprefix("!").strip("/") for pattern in launchignore.read_patterns(root) if pattern[0] == "!"}
     wanted = [f"{name}/" for name in names if name and kept.isdisjoint((name, *parents(name)))]
     return [name.rstrip("/") for name in list_ignored(root, wanted)]

@@ -48,7 +48,7 @@ class Selection:
     left_out: what was ignored, for each topmost directory in which nothing is sent.
     ignored_folders: the names of those right below the root that git ignores, of which it tracks nothing but
     placeholders, or that are virtual environments; also of links to directories. Caches are none of them. Directories
-    that .gitignore names are among them, wherever they are and even if they don't exist yet.
+    that .gitignore names are among them, seen from the root or from where the ranks run, even if they don't exist yet.
     warnings: each with its remedy, in one line.
     exposed: files that may hold secrets, and that git neither tracks nor ignores.
     """
@@ -83,11 +83,12 @@ def find_root(here: Path) -> Path:
     return place.root
 
 
-def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
+def select(root: Path, *, staying: Sequence[Path] = (), here: Path | None = None) -> Selection:
     """Choose the files of `root` that are sent, also if it is a directory of a larger repository.
 
     staying: what isn't sent, with everything below it, such as the logs of the launcher; what contains the root is
-    disregarded. Raises UsageError if a directory can't be read, git fails, or two names would be one on some disks.
+    disregarded. here: where the ranks run, if that is below the root. Raises UsageError if a directory can't be read,
+    git fails, or two names would be one on some disks.
     """
     if not _is_folder(root):
         raise UsageError(f"{shown(root)} is not a directory", "name the directory that contains the code")
@@ -106,7 +107,8 @@ def select(root: Path, *, staying: Sequence[Path] = ()) -> Selection:
     useless = {path: target for path, target in disk.links.items() if path not in useful}
     linked = set(_find_ignored_folders(root, left_out))
     if isinstance(place, Repository):
-        linked |= _find_free(root, find_named_folders(root, place), {*paths, *linked}, kept_back)
+        named = find_named_folders(root, place, _find_inside(root, here))
+        linked |= _find_free(root, named, {*paths, *linked}, kept_back)
     folders = tuple(sorted(linked))
     warnings = _find_warnings(found, kept_back, found.sparse & disk.missing, useless)
     return Selection(
@@ -131,6 +133,11 @@ def _find_home() -> Path | None:
         return Path.home().resolve()
     except RuntimeError:  # a user id without a name
         return None
+
+
+def _find_inside(root: Path, here: Path | None) -> str:
+    real = Path(os.path.realpath(here or root))
+    return real.relative_to(root).as_posix() if root in real.parents else ""
 
 
 def _find_below(root: Path, folders: Iterable[Path]) -> set[str]:

@@ -124,8 +124,17 @@ def test_what_is_removed_while_it_runs_is_not_missed(cache: Path) -> None:
 
 
 def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> None:
-    assert ask(requests.Wait("1")) == (b"", 2)
+    assert ask(requests.Find("1")) == (b"", 2)
     assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
+
+
+def test_a_run_that_is_not_listed_there(capfd: pytest.CaptureFixture[str]) -> None:
+    """The launch host knows more of it, and says that."""
+    launcher = start()
+    launcher.ask(requests.Wait("1"), VIEW)
+    assert (launcher.copy_output(), launcher.is_unknown) == (2, True)
+    launcher.close()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("is_printed", [False, True])
@@ -138,7 +147,7 @@ def test_what_a_host_says_can_t_move_the_cursor(
     python.write_text(f'#!/bin/sh\n{{ "{sys.executable}" "$@" 2>&1 >&3 3>&- | {stained}; }} 3>&1\n')
     python.chmod(0o755)
     launcher = start(str(python))
-    launcher.ask(requests.Wait("1"), VIEW)
+    launcher.ask(requests.Find("1"), VIEW)
     assert launcher.copy_output(is_of_a_run=False) == 2 if is_printed else launcher.read_output() == b""
     launcher.close()
     assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -97,11 +98,14 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     assert re.search(r"running +\d+\.?\d* s +here +1 x 2 ", table), table
     assert machine.call("logs", str(row["run"])[:12], "--since", "1h", code=0).stdout.count("] rank ") == 2
 
-    watching = subprocess.Popen([LAUNCH, "attach"], cwd=machine.folder, stdout=subprocess.PIPE)
+    watching = subprocess.Popen([LAUNCH, "attach"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert watching.stdout is not None and watching.stderr is not None
+    title = f"run {row['run']}, which {socket.gethostname()} controls; Ctrl-C leaves it running"
+    assert watching.stderr.readline().decode() == f"launch: watching {title}\n"
     waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
     machine.go()
     assert (waiting.wait(DEADLINE_S), watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0, 0)
-    assert watching.stdout is not None and waiting.stderr is not None
+    assert waiting.stderr is not None
     assert re.search(rb"\[\w+:1\] half and half", watching.stdout.read())
     assert waiting.stderr.read().startswith("launch: finished in ")
     (row,) = machine.runs
@@ -128,8 +132,10 @@ def test_a_run_that_fails(machine: Machine) -> None:
     first, *_, last = waiting.stderr.splitlines()
     assert first.startswith("launch: FAILED after ")
     assert last == "launch: 0 processes left on 1 host, exit code 7"
-    assert re.search(r"failed \(7\) +.* \w+ rank [01]: ", machine.call("ps", code=0).stdout)
-    assert machine.call("attach", code=7).stderr.splitlines()[-1] == last
+    assert re.search(r"failed \(7\) +.* \w+ rank ([01]): exit code 7: error \1", machine.call("ps", code=0).stdout)
+    shown = machine.call("attach", code=7).stderr.splitlines()
+    assert re.fullmatch(r"launch: run \S+, which \S+ controlled, has ended; its last lines:", shown[0])
+    assert shown[-1] == last
 
 
 @pytest.mark.parametrize("is_ignored", [False, True])
@@ -191,6 +197,49 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     }  # fmt: skip
     planted.note_end(planted.read()[0], row)
     assert "launch: 127.0.0.1: " in machine.call("stop", "base", code=69).stderr
+
+
+def test_what_follows_the_end_is_told_with_it(machine: Machine) -> None:
+    """Such as which file may be incomplete."""
+    writes = WRITES.replace("! -e go", "! -e never")
+    script = f"trap '' TERM; exec 5>half; printf x >&5; {writes}"
+    running = machine.start(script, words=(RUN[0], "--notify", "exit 3", *RUN[1:]))
+    said = machine.call("stop", code=0).stderr.splitlines()
+    assert said[0].startswith("launch: stopped by you after ")
+    assert f"was killed while it wrote {machine.folder}/half, which may be incomplete" in said[1]
+    assert said[-1] == "launch: --notify failed (exit code 3)"
+    running.wait(DEADLINE_S)
+    assert machine.call("wait", code=130).stderr.splitlines() == said
+
+
+def test_several_runs(machine: Machine) -> None:
+    """`launch stop` names those that may be meant, and `launch wait` waits for all that are named."""
+    first = machine.start(f"CODE=7; {WRITES}", words=(RUN[0], "--name", "first", *RUN[1:]))
+    second = machine.start(words=(RUN[0], "--name", "second", *RUN[1:]))
+    ids = {str(row["name"]): str(row["run"]) for row in machine.runs}
+    named = f"{ids['second']} (second), {ids['first']} (first)"
+    assert machine.call("stop", code=2).stderr.splitlines() == [
+        f"launch: 2 runs may be running on this machine: {named}",
+        "  fix: name the one to stop",
+    ]
+    assert machine.call("ps", "--forget", "first", code=2).stderr.splitlines() == [
+        f"launch: run {ids['first']} is running",
+        f"  fix: launch stop {ids['first']}",
+    ]
+    waiting = subprocess.Popen(
+        [LAUNCH, "wait", "second", "first"], cwd=machine.folder, stderr=subprocess.PIPE, text=True
+    )
+    machine.go()
+    assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (7, 0)
+    said = [line for line in waiting.communicate(timeout=DEADLINE_S)[1].splitlines() if line.startswith("launch: ")]
+    assert said[0] == f"launch: waiting for run {ids['second']}" and said[1].startswith("launch: finished in ")
+    assert said[2] == f"launch: waiting for run {ids['first']}" and said[3].startswith("launch: FAILED after ")
+    assert waiting.returncode == 7
+    machine.call("ps", "--forget", "first", code=0)
+    lines = machine.call("ps", code=0).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", ids["second"]], "in a pipe without a rule"
+    assert all(line == line.rstrip() for line in lines), "nor filled up"
+    assert (machine.folder / "logs" / ids["first"]).is_dir()
 
 
 def test_stop_is_typed_twice(machine: Machine) -> None:

@@ -10,6 +10,7 @@ from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind
+from launcher.output.run_folder import RunRecord
 from launcher.output.screen import MuteScreen
 from launcher.output.style import Style
 from launcher.runs.bisection import Verdict
@@ -38,8 +39,9 @@ def test_healthy_hosts_pass_whatever_the_job_is(tmp_path: Path) -> None:
         connect_timeout_s=DEADLINE_S, legacy=True,
     )  # fmt: skip
     screen, hosts = Screen(), [Host("n1"), Host("n2")]
-    searching = find_between_attempts(job, lambda hosts, say: LocalTransport(), tmp_path, screen, False, hosts)
+    record = RunRecord(tmp_path, "r", print)
+    searching = find_between_attempts(job, lambda hosts, say: LocalTransport(), record, screen, False, hosts)
     verdict = asyncio.run(asyncio.wait_for(searching, DEADLINE_S))
     assert verdict == Verdict(is_repeatable=False), screen.words
     assert screen.words[1:] == ["launch: all passed this time: the failure is intermittent"]
-    assert len([*tmp_path.glob("2*/run.json")]) == 3
+    assert len([*tmp_path.glob("bisection/2*/run.json")]) == 3

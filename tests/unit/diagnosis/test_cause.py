@@ -140,18 +140,19 @@ def test_last_lines_leave_out_what_the_traceback_says():
     failed = failure(stderr=stderr + SIMPLE, stdout="step 40\n\nstep 41 loss 7.1   \n" + "x" * 400)
     cause = find_cause([failed])
     assert cause.last_lines == (
-        *(f"warning {number}" for number in range(5, 9)),
-        "[rank0]: noise",
         "step 40",
         "step 41 loss 7.1",
         "x" * 300,
+        *(f"warning {number}" for number in range(5, 9)),
+        "[rank0]: noise",
     )
     assert cause.traceback == tuple(shorten_traceback(SIMPLE.splitlines()))
 
 
 def test_without_a_traceback_the_last_lines_tell():
+    """The very last is one of stderr: a list of runs, and a screen with little room, show that one alone."""
     cause = find_cause([failure(code=139, stderr="free(): invalid pointer\n", stdout="a\nb\nc\nd\ne\nf\n")])
-    assert (cause.traceback, cause.last_lines) == ((), ("free(): invalid pointer", "b", "c", "d", "e", "f"))
+    assert (cause.traceback, cause.last_lines) == ((), ("b", "c", "d", "e", "f", "free(): invalid pointer"))
 
 
 LOADER_ERROR = """\

@@ -167,6 +167,22 @@ def test_losses_of_all_ranks_stay_beside_the_bar_of_one():
     assert shown == [(0, b"10%\n"), (0, b"loss 1.5\n"), (1, b"loss 1.5\n")]
 
 
+def test_the_ends_of_bars_are_shown_as_the_bars_are():
+    """A message that a rank writes after it has cleared its bar is none."""
+    shown = {0: b"", 1: b""}
+    bars = BarTurn()
+    streams = {rank: LineStream(bars, rank) for rank in shown}
+    pieces = [b"\r10%", b"\r90%\r", b"100%", b"\n", b"\r1\r2", b"\r  \r", b"oops\n", b"\r1\r2\r3\nnext\r\n"]
+    for piece in pieces:
+        for rank, stream in streams.items():
+            shown[rank] += stream.feed(piece)[1]
+    assert shown == {0: b"10%\n100%\noops\n3\nnext\n", 1: b"oops\nnext\n"}
+    for rest, ends in ((b"\r7\r8", (b"8\n", b"")), (b"\r7\r  \r", (b"", b""))):
+        for stream in streams.values():
+            stream.feed(rest)
+        assert tuple(stream.finish()[1] for stream in streams.values()) == ends
+
+
 def test_states_that_come_in_one_piece_are_shown_as_the_last_one():
     log, screen = read_stream([b"1\r2\r3\nnext\r\n\rend\n"])
     assert (log, screen) == (b"1\r\n2\r\n3\nnext\r\n\rend\n", b"3\nnext\nend\n")

@@ -264,6 +264,14 @@ def test_a_disk_that_fills_up_later_is_told_and_keeps_what_was_written(tmp_path)
     assert json.loads((record.folder / "run.json").read_text()) == {"run_id": record.run_id, "a": 1}
 
 
+def test_a_path_on_the_host_that_controls_a_run_is_named_with_it(tmp_path):
+    heard = []
+    record = create_record(tmp_path, NOW, lambda path, error: heard.append(str(path)), host="gpu1")
+    record.complain(record.folder, OSError())
+    assert heard == [str(record.show(record.folder))] == [f"gpu1:{record.folder}"]
+    assert make_record(tmp_path).show(tmp_path) == tmp_path
+
+
 def test_a_file_of_a_rank_that_does_not_fit_leaves_no_part(tmp_path):
     heard = []
     record = make_record(tmp_path, lambda path, error: heard.append((path, error.errno)))

@@ -18,6 +18,7 @@ from launcher.diagnosis.signatures import Explanation
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
+from launcher.output.run_folder import RunRecord
 from launcher.output.screen import MuteScreen
 from launcher.output.style import Style
 from launcher.runs import culprits
@@ -146,5 +147,5 @@ def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None
 
     job, hosts = Job(Program(ProgramKind.SCRIPT, "train.py"), nproc=1, cpu=True), [Host("a"), Host("b")]
     with pytest.raises(Interrupted):
-        asyncio.run(find_between_attempts(job, interrupt, tmp_path, Screen(), True, hosts))
+        asyncio.run(find_between_attempts(job, interrupt, RunRecord(tmp_path, "r", print), Screen(), True, hosts))
     assert "launch: stopping the tests" in said

@@ -315,6 +315,17 @@ def test_directories_that_gitignore_names_are_linked_before_they_exist(tmp_path:
     )  # fmt: skip
 
 
+def test_directories_that_gitignore_names_are_linked_where_the_ranks_run(tmp_path: Path) -> None:
+    """A line without another slash holds in every directory."""
+    ignore = "outputs/\n/top/\nruns/new/\nbuild/\ndata/\n"
+    root = make_repository(tmp_path / "r", "in/deep/train.py", "in/deep/data/x", ignore=ignore)
+    (root / "in/deep/.gitignore").write_text("here/\n/own/\n")
+    at_root = ("data", "outputs", "runs/new", "top")
+    below = ("in/deep/data", "in/deep/here", "in/deep/outputs", "in/deep/own")
+    assert select(root, here=root / "in/deep").ignored_folders == tuple(sorted(at_root + below))
+    assert select(root, here=tmp_path).ignored_folders == select(root).ignored_folders == at_root
+
+
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
 
 
