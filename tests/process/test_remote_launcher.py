@@ -165,15 +165,19 @@ def test_an_answer_ends_if_its_launch_host_is_silent(tmp_path: Path, monkeypatch
 def test_a_controller_ends_if_its_launch_host_is_silent_before_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so do its agents, whose connection it is; nothing of the run is left."""
+    """And so do its agents, whose connection it is; nothing of the run is left, and no host is reported as missing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
     monkeypatch.setattr(remote_launcher, "BEAT_S", NEVER_S)
     launcher = RemoteLauncher(LocalTransport(), Host("here"), [sys.executable], slowed(1.0))
     launcher._is_closed.set()  # no heartbeat is sent
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
-    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), RUN), VIEW)
-    assert wait_until(lambda: launcher.channel.exit_code() == 1)
+    launcher.ask(requests.Control(job, (Host("n1"),), (), RunOptions(), {}, make_credentials(1), RUN), VIEW)
+    decoder, headers = messages.Decoder(), list[dict[str, object]]()
+    with pytest.raises(TransportError, match="here: the connection was lost"):
+        for _, data in launcher.pieces():
+            headers += [header for header, _ in decoder.feed(data)]
+    assert [header["type"] for header in headers] == [messages.LISTENING]
     assert not list((tmp_path / "state" / "launch" / "logs").iterdir())
 
 
