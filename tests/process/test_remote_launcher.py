@@ -188,6 +188,36 @@ def test_a_cache_that_can_t_be_written(cache: Path) -> None:
     assert raised.value.failure.text == f"can't keep the code in {cache.parent}: Not a directory"
 
 
+def fill(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        (folder / "full").write_bytes(bytes(1 << 20))
+
+
+def fill_with_files(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for number in range(100):
+            (folder / str(number)).touch()
+
+
+def make_read_only(folder: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is full")
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("spoil", [fill, fill_with_files, make_read_only])
+def test_a_cache_that_takes_nothing(tmp_path: Path, spoil: Callable[[Path], object], is_known: bool) -> None:
+    """A run on that host can be stopped all the same."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "none", str(tmp_path)], check=True)
+    try:
+        if is_known:  # and another version's code is there
+            (tmp_path / "launch" / "code").mkdir(parents=True, mode=0o700)
+        spoil(tmp_path)
+        assert ask(requests.List()) == (b"[]\n", 0)
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
 def test_a_python_that_is_too_old(any_python: str) -> None:
     """It may run the ranks."""
     if any_python == sys.executable:
