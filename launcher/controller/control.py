@@ -85,9 +85,9 @@ def control(
     finally:
         if not record.has_begun:
             record.discard()
-        console.close()
         # Without restarts, an agent that was cut off has ended by itself.
         hub.close(LEAVE_S if request.options.restarts else _END_S)
+        console.close()  # last: a terminal may be blocked for ever
 
 
 def _gather(hub: Hub, record: RunRecord, request: Control, silence_s: float) -> None:

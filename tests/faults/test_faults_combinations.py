@@ -7,7 +7,9 @@ test_interruptions.py Ctrl-C again and again, and test_exec_here.py closed strea
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -94,6 +96,16 @@ def in_background(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     """All ranks run, and the terminal's Ctrl-C is for others, as after `&` in a script."""
     launch.way = replace(launch.way, before=("sh", "-c", "trap '' INT; exec \"$@\"", "sh"))
     return launch.start_ready(*words)
+
+
+def unread(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """The run has ended, and the terminal shows no more than the beginning of its output, as after Ctrl-S."""
+    ours, theirs = os.openpty()
+    running = launch.start(*words, stdout=theirs)
+    os.close(theirs)
+    running.process.stdout = os.fdopen(ours, "rb", buffering=0)
+    assert wait_until(lambda: "launch: finished in" in told(launch)), told(launch)
+    return running
 
 
 def on_a_small_disk(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
@@ -283,6 +295,17 @@ def only_the_controller_stays(launch: FaultLaunch, running: Running) -> None:
     running.process.kill()
 
 
+def only_the_controller_waits(launch: FaultLaunch, running: Running) -> None:
+    """With what it has to show; no agent, and no port for it, stays on any host."""
+    assert wait_until(lambda: not any("launch-agent" in names(host) for host in launch.hosts), poll_s=CENSUS_POLL_S)
+    assert "launch" in names(launch.hosts[0]) and running.process.poll() is None
+    assert running.process.stdout is not None
+    with contextlib.suppress(OSError), running.process.stdout as screen:  # EIO at the end
+        while screen.read(1 << 20):
+            pass
+    assert running.wait().exit_code == 0, str(running)
+
+
 def it_succeeds(launch: FaultLaunch, running: Running) -> None:
     running.go()
     done = launch.finish(running)
@@ -357,6 +380,7 @@ ROWS = {
         ranks(r3=FAILS), on_a_small_disk, fail_on_a_full_disk, it_ends_with_its_own_code
     ),
     "ending-interrupted": Combination(ranks(r3=FAILS), starting, interrupt_its_end, no_message_is_wrong),
+    "ended-unread": Combination(ranks("seq 400000"), unread, nothing, only_the_controller_waits),
     "ended-fetched-at-once": Combination(ranks("seq 1 20000"), ended, fetch_at_once, the_copy_is_whole),
     "twins-stopped-by-name": Combination(ranks(), twins, nothing, none_is_taken_for_the_other),
     "restarting-code-cleaned": Combination(
