@@ -66,6 +66,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--detach", action="store_true")
     options = parser.parse_args(words)
+    # In the background of a script it is ignored, and what is started here must get it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with farm(HOSTS) as hosts, tempfile.TemporaryDirectory(prefix="bench-soak-") as folder:
         kind = DetachedSoak if options.detach else Soak
         return kind(hosts, Path(folder), random.Random(options.seed)).run(options.runs)
@@ -96,6 +98,18 @@ class Soak:
 
     def run(self, faults: int) -> int:
         """Cause the faults one after the other; return the exit code."""
+        try:
+            self._cause(faults)
+        finally:  # also if the run has not come back: it would be started again for ever
+            code = self._stop()
+        complaints = [*self._find_left(), *self._find_growth()]
+        if code != 128 + signal.SIGINT:
+            complaints.append(f"exit code {code}")
+        for line in complaints or ["nothing is left, and nothing has grown"]:
+            print(f"soak: {line}")
+        return 1 if complaints else 0
+
+    def _cause(self, faults: int) -> None:
         kinds = self._find_kinds()
         number = 0
         for fault in range(faults):
@@ -105,13 +119,6 @@ class Soak:
             print(f"soak: {fault + 1} of {faults}: attempt {number}: {said}", flush=True)
             number += 1
         self._await_attempt(number)
-        code = self._stop()
-        complaints = [*self._find_left(), *self._find_growth()]
-        if code != 128 + signal.SIGINT:
-            complaints.append(f"exit code {code}")
-        for line in complaints or ["nothing is left, and nothing has grown"]:
-            print(f"soak: {line}")
-        return 1 if complaints else 0
 
     # ---- what differs for a run that a host controls ----------------------------------------------------------------
 
@@ -324,8 +331,9 @@ class DetachedSoak(Soak):
         return "it went on, and is stopped" if living else "it ends"
 
     def _planted(self) -> set[int]:
-        """Return controllers, agents, and what still waits for its code: all that have a login of their own."""
-        loaded = {pid for pid in _all() if "~launch" in _command(pid)}
+        """Return controllers, agents, and what still waits for its code: all that have a login of their own here."""
+        home = f"HOME={self._hosts.ssh_config.parent}".encode()
+        loaded = {pid for pid in _all() if "~launch" in _command(pid) and home in _read(pid, "environ").split(b"\0")}
         return {pid for pid in loaded if _parent(pid) not in loaded}
 
     def _new(self) -> set[int]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -88,11 +89,16 @@ async def _run(
 ) -> Execution:  # fmt: skip
     from launcher.cli.sessions import make_session
     from launcher.commands.exec import execute
+    from launcher.session.session import SIGNALS
+    from launcher.session.signals import catch_signals, outlast_signals
 
     outputs = console.outputs(hosts, None, has_ranks=False)
     session = make_session(terms, hosts, open_transport(hosts, console.say), outputs, console)
     try:
-        return await execute(session, argv, workdir, console.say)
+        with catch_signals(dict.fromkeys(SIGNALS, lambda: None)):  # also after the session has stopped listening
+            done = await execute(session, argv, workdir, console.say)
+            outlast_signals(SIGNALS, partial(os._exit, done.exit_code))
+        return done
     finally:
         for output in outputs:
             output.finish()  # a last line may have no newline

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
-from launcher.controller.requests import LEFT, Control, LastLine, find_patience, read_in_time
+from launcher.controller.requests import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
 from launcher.errors import EXIT_FAILED, UsageError
 from launcher.node import messages
 from launcher.node.facts import network
@@ -90,16 +90,16 @@ def control(
     finally:
         if not record.has_begun:
             record.discard()
-        console.close()
         # Without restarts, an agent that was cut off has ended by itself.
         hub.close(LEAVE_S if request.options.restarts else _END_S)
+        console.close()  # last: a terminal may be blocked for ever
 
 
 def _gather(hub: Hub, record: RunRecord, request: Control, silence_s: float) -> None:
     """Wait for all agents, and then for `go`; raise BrokenPipeError if the launch host has hung up."""
     addresses = [address for _, address in network.list_addresses()]
     _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=hub.listen())
-    inbox = Inbox(partial(_give_up, record, hub), silence_s)
+    inbox = Inbox(partial(_give_up, record), silence_s)
     inbox.start()
     _send(messages.GATHERED, missing=hub.wait_for_all(find_patience(request.job)))
     inbox.wait_for_go()
@@ -134,10 +134,10 @@ class Inbox:
             self._on_early_end()
 
 
-def _give_up(record: RunRecord, hub: Hub) -> NoReturn:
+def _give_up(record: RunRecord) -> NoReturn:
+    """End at once: agents end with their connection, and no host may be reported as missing now."""
     record.discard()
-    hub.close(_END_S)
-    os._exit(EXIT_FAILED)
+    os._exit(HUNG_UP)
 
 
 def _end(last_line: LastLine, exit_code: int) -> NoReturn:

@@ -190,10 +190,11 @@ class Planting:
             with self._window:
                 python = open_python(self._transport, host, self._pythons, job.connect_timeout_s)
             self._channels.append(python.channel)
-            python.channel.write(bootstrap.agent_code(python.nonce, python.magic))
-            while not self._is_listening.wait(job.connect_timeout_s / messages.BEATS_PER_SILENCE):
-                python.channel.write(messages.encode(messages.BEAT))
-            python.channel.write(messages.encode(messages.PLANT, **self._describe(index, host)))
+            with contextlib.suppress(OSError):  # reading tells why it has ended
+                python.channel.write(bootstrap.agent_code(python.nonce, python.magic))
+                while not self._is_listening.wait(job.connect_timeout_s / messages.BEATS_PER_SILENCE):
+                    python.channel.write(messages.encode(messages.BEAT))
+                python.channel.write(messages.encode(messages.PLANT, **self._describe(index, host)))
             self._read_agent(python.channel, host)
         except TransportError as error:
             self._events.put((_FAILED, error.failure))

@@ -86,7 +86,7 @@ def _take(size: int, wait_s: float) -> bytes:
 def _end_with_the_login(silence_s: float) -> None:
     while read_in_time(_READ_BYTES, silence_s):
         pass
-    os._exit(EXIT_SIGNAL_BASE + signal.SIGHUP)
+    os._exit(requests.HUNG_UP)
 
 
 def _answer(order: Order, runs: RunList) -> int:

@@ -134,7 +134,8 @@ class RemoteLauncher:
 
     def _describe_end(self) -> HostFailure:
         code = self.channel.exit_code()
-        text = "the connection was lost" if code is None else f"launch was killed there (exit code {code})"
+        is_lost = code in (None, requests.HUNG_UP)
+        text = "the connection was lost" if is_lost else f"launch was killed there (exit code {code})"
         return HostFailure(self.host.name, HostFailureKind.CONNECTION, text)
 
     def close(self) -> None:

@@ -6,11 +6,13 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.commands.logs import LogsRequest
+from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.output.lines import STDERR, STDOUT
@@ -22,6 +24,7 @@ LENGTH_BYTES = 8
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
 LEFT = "left"
 SILENCE_S = 15.0  # for which an answer continues without hearing from the launch host
+HUNG_UP = EXIT_SIGNAL_BASE + signal.SIGHUP  # the exit code of what doesn't hear from the launch host any more
 REFUSED = "refused"  # after the exit code of a run that never started
 UNKNOWN = "unknown"  # after the exit code, if no run has the id of a request
 

@@ -4,11 +4,13 @@ The code is an archive that is kept under its hash in the user's cache directory
 a supervisor it needs Python 3.10.
 
 What is run is what was hashed, in memory: whatever happens to the file later doesn't matter, neither to what is
-imported now nor to what a controller imports days later, and no bytecode is ever read from a disk.
+imported now nor to what a controller imports days later, and no bytecode is ever read from a disk. So a full disk is no
+reason not to run it: a run must be stopped then, too.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -16,6 +18,7 @@ from launcher.node.own_folders import make_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from signal import alarm
     from typing import NoReturn
 else:
@@ -27,6 +30,7 @@ MISSING, PRESENT, OLD, FAILED = "missing", "present", "old", "failed"  # the fir
 LENGTH_BYTES = 8  # before the archive, which is compressed
 _EXIT_CODE = 1
 _MOST_BYTES = 64 << 20
+_TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk, whoever asks
 
 
 def main(name: str, wait_s: int) -> None:
@@ -41,17 +45,17 @@ def main(name: str, wait_s: int) -> None:
     folder = os.path.join(base, "code")
     path = os.path.join(folder, name)
     try:
-        make_own(base)
-        make_own(folder)
+        may_keep = _has_room(make_own, base) and _has_room(make_own, folder)
         archive = _read(path)
         if _hash(archive) == name:
-            os.utime(path)
+            _has_room(os.utime, path)
         else:
             _answer(MISSING)
             archive = _take(wait_s)
             if _hash(archive) != name:
                 _give_up(FAILED, "its code came with another content")
-            _keep(archive, path)
+            if may_keep:
+                _has_room(_keep, archive, path)
         sys.path.insert(0, _hold(archive))
     except OSError as error:
         _give_up(FAILED, "can't keep the code in %s: %s" % (error.filename or folder, error.strerror))
@@ -65,6 +69,17 @@ def main(name: str, wait_s: int) -> None:
 def _find_cache() -> str:
     base = os.environ.get("XDG_CACHE_HOME", "")
     return base if base.startswith("/") else os.path.join(os.path.expanduser("~"), ".cache")
+
+
+def _has_room(write: Callable[..., object], *args: object) -> bool:
+    """Write to the disk; return False if it takes nothing."""
+    try:
+        write(*args)
+    except OSError as error:
+        if error.errno not in _TAKES_NOTHING:
+            raise
+        return False
+    return True
 
 
 def _hash(data: bytes) -> str:

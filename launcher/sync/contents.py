@@ -18,7 +18,8 @@ from launcher.node.trees.listing import LINK, Entry, decode
 from launcher.node.trees.store import Store, find_base
 from launcher.sync.small_files import SmallFiles
 
-CHANGED_FIX = "start again when nothing writes to it, or leave it out with .launchignore"
+# The controller of a detached run reads what was sent to its host, where it may be removed before that is held.
+CHANGED_FIX = "start again when nothing writes to it and no launch clean --code runs, or leave it out by .launchignore"
 _MOST_CHARACTERS = 200  # of a path in a message
 
 
@@ -34,7 +35,7 @@ class Contents:
         self._kept = tree.kept or self._read_small(tree)
 
     def open(self, entry: Entry) -> BinaryIO:
-        """Return the file; raise UsageError if it has changed since it was listed, and is no small one."""
+        """Return the file; raise UsageError if it is not as it was listed, and no small one."""
         if (content := self._kept.get(entry.content)) is not None:
             return io.BytesIO(content)
         paths = [f"{root}/{entry.path}" for root in self._roots]
@@ -46,7 +47,8 @@ class Contents:
                 file.seek(0)
                 return file
             file.close()
-        raise UsageError(f"{one_line(entry.path, _MOST_CHARACTERS)} has changed since launch listed it", CHANGED_FIX)
+        path = one_line(entry.path, _MOST_CHARACTERS)
+        raise UsageError(f"{path} has changed or was removed since launch listed it", CHANGED_FIX)
 
     def _hold(self, tree: Tree) -> list[str]:
         """Return the directory in which this machine keeps the tree, locked for as long as this process lives.

@@ -2,12 +2,15 @@
 
 Some of them are tried more closely without other hosts, in tests/process: test_runs_of_this_machine.py has full disks,
 two `stop` and names that mean several runs, test_remote_launcher.py ids that are taken and a silent launch host,
-test_interruptions.py Ctrl-C again and again, and test_exec_here.py closed streams.
+test_interruptions.py Ctrl-C again and again, test_exec_here.py closed streams, and test_session.py a far host that
+fails first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -71,6 +74,14 @@ def names(host: Host) -> list[str]:
 # ---- the moment: seen, never waited for by the clock --------------------------------------------------------------
 
 
+def ordering(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """An agent waits for its order, since nobody can log in to the controller's host."""
+    launch.hosts[0].block(22, is_silent=True)
+    running = launch.start(*words)
+    assert wait_until(lambda: "launch-agent" in names(launch.last))
+    return running
+
+
 def planting(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     """The controller and an agent are there, which can't reach each other: so there is no `go`."""
     launch.last.drop_from(launch.hosts[0])
@@ -94,6 +105,16 @@ def in_background(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     """All ranks run, and the terminal's Ctrl-C is for others, as after `&` in a script."""
     launch.way = replace(launch.way, before=("sh", "-c", "trap '' INT; exec \"$@\"", "sh"))
     return launch.start_ready(*words)
+
+
+def unread(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """The run has ended, and the terminal shows no more than the beginning of its output, as after Ctrl-S."""
+    ours, theirs = os.openpty()
+    running = launch.start(*words, stdout=theirs)
+    os.close(theirs)
+    running.process.stdout = os.fdopen(ours, "rb", buffering=0)
+    assert wait_until(lambda: "launch: finished in" in told(launch)), told(launch)
+    return running
 
 
 def on_a_small_disk(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
@@ -142,10 +163,22 @@ def settled(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
 def watched(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     """Someone attaches to it, waits for it, and reads on in its logs."""
     running = launch.start_ready(*words)
-    for command in (("attach",), ("wait",), ("logs", "-f")):
-        launch.slurm.start("launch", *command, cwd=launch.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert wait_until(lambda: names(launch.hosts[0]).count("launch") == 4)
+    watch(launch, ("attach",), ("wait",), ("logs", "-f"))
     return running
+
+
+def attached(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
+    """Three terminals attach to it, and will copy its logs."""
+    running = launch.start_ready(*words)
+    watch(launch, *[("attach",)] * 3)
+    return running
+
+
+def watch(launch: FaultLaunch, *commands: tuple[str, ...]) -> None:
+    for command in commands:
+        with (launch.folder / "watched").open("ab") as said:
+            launch.slurm.start("launch", *command, cwd=launch.folder, stdout=subprocess.DEVNULL, stderr=said)
+    assert wait_until(lambda: names(launch.hosts[0]).count("launch") == 1 + len(commands))
 
 
 # ---- what happens then --------------------------------------------------------------------------------------------
@@ -242,6 +275,12 @@ def cut_and_kill_keepers(launch: FaultLaunch) -> None:
 # ---- what must follow ---------------------------------------------------------------------------------------------
 
 
+def the_agent_ends(launch: FaultLaunch, running: Running) -> None:
+    """By itself, whatever becomes of the network."""
+    assert wait_until(lambda: not names(launch.last), poll_s=CENSUS_POLL_S), names(launch.last)
+    running.process.kill()
+
+
 def all_ends_and_is_named_meanwhile(launch: FaultLaunch, running: Running) -> None:
     """`launch clean`, typed where the controller is, names what is there and leaves it alone, whoever started it."""
     words = ("launch", "clean", "--hosts", "node1", "--ssh-config", str(launch.slurm.cluster.ssh_config))
@@ -281,6 +320,17 @@ def only_the_controller_stays(launch: FaultLaunch, running: Running) -> None:
     launch.slurm.cluster[LOGIN].plug()
     ask(launch, "stop", "--now")
     running.process.kill()
+
+
+def only_the_controller_waits(launch: FaultLaunch, running: Running) -> None:
+    """With what it has to show; no agent, and no port for it, stays on any host."""
+    assert wait_until(lambda: not any("launch-agent" in names(host) for host in launch.hosts), poll_s=CENSUS_POLL_S)
+    assert "launch" in names(launch.hosts[0]) and running.process.poll() is None
+    assert running.process.stdout is not None
+    with contextlib.suppress(OSError), running.process.stdout as screen:  # EIO at the end
+        while screen.read(1 << 20):
+            pass
+    assert running.wait().exit_code == 0, str(running)
 
 
 def it_succeeds(launch: FaultLaunch, running: Running) -> None:
@@ -327,13 +377,30 @@ def none_is_taken_for_the_other(launch: FaultLaunch, running: Running) -> None:
 
 def the_copy_is_whole(launch: FaultLaunch, running: Running) -> None:
     name = find_ids(launch)["node1"]
+    compare_logs(launch, name, f"{name}.2")
+
+
+def all_copies_are_whole(launch: FaultLaunch, running: Running) -> None:
+    """One of them stays."""
+    running.go()
+    assert running.wait().exit_code == 0, str(running)
+    said = launch.folder / "watched"
+    assert wait_until(lambda: said.read_text().count("copied the logs to ") == 3), said.read_text()
+    name = find_ids(launch)["node1"]
+    assert [path.name for path in (launch.folder / "logs").iterdir()] == [name]
+    compare_logs(launch, name, name)
+
+
+def compare_logs(launch: FaultLaunch, name: str, copy: str) -> None:
     for log in ("node_0.log", "node_1.log", "run.json", "launch.log"):
-        assert (launch.folder / f"logs/{name}.2" / log).read_bytes() == (launch.logs / name / log).read_bytes()
+        assert (launch.folder / "logs" / copy / log).read_bytes() == (launch.logs / name / log).read_bytes()
 
 
 # ---- the table ----------------------------------------------------------------------------------------------------
 
 ROWS = {
+    "ordering-power": Combination((*CONNECT, *ranks()), ordering, cut_login, the_agent_ends),
+    "ordering-host-cut": Combination((*CONNECT, *ranks()), ordering, cut_last, the_agent_ends),
     "planting-power": Combination(
         (*CONNECT, *RESTARTS, *ranks()), planting, cut_login, all_ends_and_is_named_meanwhile
     ),
@@ -357,6 +424,8 @@ ROWS = {
         ranks(r3=FAILS), on_a_small_disk, fail_on_a_full_disk, it_ends_with_its_own_code
     ),
     "ending-interrupted": Combination(ranks(r3=FAILS), starting, interrupt_its_end, no_message_is_wrong),
+    "ending-attached": Combination(ranks(f"{AT_GO}; seq 20000"), attached, nothing, all_copies_are_whole),
+    "ended-unread": Combination(ranks("seq 400000"), unread, nothing, only_the_controller_waits),
     "ended-fetched-at-once": Combination(ranks("seq 1 20000"), ended, fetch_at_once, the_copy_is_whole),
     "twins-stopped-by-name": Combination(ranks(), twins, nothing, none_is_taken_for_the_other),
     "restarting-code-cleaned": Combination(

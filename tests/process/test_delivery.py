@@ -529,7 +529,7 @@ def test_a_file_that_changes_here_ends_it(root: Path, nodes: CacheTransport, cha
         (root / "zzz").write_bytes(bytes(MIB) if change == "content" else large + b"+")
     with pytest.raises(UsageError) as caught:
         send(root, nodes, "a", "b", tree=tree)
-    assert str(caught.value) == "zzz has changed since launch listed it"
+    assert str(caught.value) == "zzz has changed or was removed since launch listed it"
     for name in "ab":
         expect_whole(nodes.cache(name))
         assert list((nodes.cache(name) / "launch/trees").iterdir()) == []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +42,21 @@ def test_the_summary_is_in_host_order(launch: Launch) -> None:
     done = launch("-b", "--", "case $LAUNCH_MARK in *.0) sleep 0.3; echo a; exit 5;; *) echo b; exit 3;; esac")
     assert (done.returncode, done.stdout) == (5, "---- localhost ----\na\n---- 127.0.0.1 ----\nb\n")
     assert done.stderr == "launch: localhost: exit code 5\nlaunch: 127.0.0.1: exit code 3\n"
+
+
+def test_ctrl_c_again_and_again_as_a_failed_command_ends(tmp_path: Path) -> None:
+    """From when the exit codes are shown until the process is gone."""
+    argv = [sys.executable, "-m", "launcher", "exec", "--hosts", "localhost", "--", "exit 7"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for _ in range(5):
+        with subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert any(line == "launch: localhost: exit code 7\n" for line in process.stderr)
+            deadline = time.monotonic() + DEADLINE_S
+            while process.poll() is None and time.monotonic() < deadline:
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.005)
+            assert (process.returncode, process.stderr.read()) == (7, "")
 
 
 def test_what_waits_on_stdin_is_not_dropped_in_silence(launch: Launch, tmp_path: Path) -> None:

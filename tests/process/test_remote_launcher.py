@@ -174,15 +174,19 @@ def test_an_answer_ends_if_its_launch_host_is_silent(tmp_path: Path, monkeypatch
 def test_a_controller_ends_if_its_launch_host_is_silent_before_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so do its agents, whose connection it is; nothing of the run is left."""
+    """And so do its agents, whose connection it is; nothing of the run is left, and no host is reported as missing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
     monkeypatch.setattr(remote_launcher, "BEAT_S", NEVER_S)
     launcher = RemoteLauncher(LocalTransport(), Host("here"), [sys.executable], slowed(1.0))
     launcher._is_closed.set()  # no heartbeat is sent
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
-    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), RUN), VIEW)
-    assert wait_until(lambda: launcher.channel.exit_code() == 1)
+    launcher.ask(requests.Control(job, (Host("n1"),), (), RunOptions(), {}, make_credentials(1), RUN), VIEW)
+    decoder, headers = messages.Decoder(), list[dict[str, object]]()
+    with pytest.raises(TransportError, match="here: the connection was lost"):
+        for _, data in launcher.pieces():
+            headers += [header for header, _ in decoder.feed(data)]
+    assert [header["type"] for header in headers] == [messages.LISTENING]
     assert not list((tmp_path / "state" / "launch" / "logs").iterdir())
 
 
@@ -191,6 +195,36 @@ def test_a_cache_that_can_t_be_written(cache: Path) -> None:
     with pytest.raises(TransportError) as raised:
         start()
     assert raised.value.failure.text == f"can't keep the code in {cache.parent}: Not a directory"
+
+
+def fill(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        (folder / "full").write_bytes(bytes(1 << 20))
+
+
+def fill_with_files(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for number in range(100):
+            (folder / str(number)).touch()
+
+
+def make_read_only(folder: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is full")
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("spoil", [fill, fill_with_files, make_read_only])
+def test_a_cache_that_takes_nothing(tmp_path: Path, spoil: Callable[[Path], object], is_known: bool) -> None:
+    """A run on that host can be stopped all the same."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "none", str(tmp_path)], check=True)
+    try:
+        if is_known:  # and another version's code is there
+            (tmp_path / "launch" / "code").mkdir(parents=True, mode=0o700)
+        spoil(tmp_path)
+        assert ask(requests.List()) == (b"[]\n", 0)
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_a_python_that_is_too_old(any_python: str) -> None:

@@ -15,7 +15,7 @@ from launcher.node.trees.listing import FILE, PROGRAM, Entry, encode
 from launcher.node.trees.store import Store, find_base
 from launcher.sync.contents import Contents
 
-FIX = "start again when nothing writes to it, or leave it out with .launchignore"
+FIX = "start again when nothing writes to it and no launch clean --code runs, or leave it out by .launchignore"
 
 
 def entry_of(path: str, data: bytes, kind: str = FILE) -> Entry:
@@ -93,17 +93,17 @@ def test_a_file_that_has_changed(
         return
     with pytest.raises(UsageError) as caught:
         contents.open(entry)
-    assert (str(caught.value), caught.value.fix) == ("sub/a.py has changed since launch listed it", FIX)
+    assert (str(caught.value), caught.value.fix) == ("sub/a.py has changed or was removed since launch listed it", FIX)
 
 
 def test_what_is_kept_may_be_damaged_too(contents: Contents, variables: dict[str, str]) -> None:
     keep(variables, b"old").write_bytes(b"new")
-    with pytest.raises(UsageError, match=r"^a\?b has changed since"):
+    with pytest.raises(UsageError, match=r"^a\?b has changed or was removed since"):
         contents.open(entry_of("a\nb", b"old"))
 
 
 def test_a_very_long_name_is_shortened(contents: Contents) -> None:
-    with pytest.raises(UsageError, match=rf"^{'x' * 200}\.\.\. has changed since"):
+    with pytest.raises(UsageError, match=rf"^{'x' * 200}\.\.\. has changed or was removed since"):
         contents.open(entry_of("x" * 4000, b""))
 
 
