@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
 from launcher.controller.requests import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
-from launcher.errors import EXIT_FAILED, UsageError
+from launcher.errors import UsageError
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.output.console import Console
