@@ -139,13 +139,16 @@ def _put(fresh: Path, base: Path, origin: dict[str, Any]) -> Path:
     raise FileExistsError(errno.EEXIST, f"{_MOST_COPIES} runs have this id", str(folder))
 
 
-def _look(path: Path) -> tuple[int, int] | None:
-    """Return what identifies a file or directory; None if there is none."""
+def _look(path: Path) -> tuple[int, int, int] | None:
+    """Return what identifies a file or directory; None if there is none.
+
+    Inodes are used again, even for the next directory; what has just been renamed has another time of change.
+    """
     try:
         found = path.lstat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 def _is_copy(folder: Path, origin: dict[str, Any]) -> bool:
