@@ -18,7 +18,14 @@ import paramiko
 from launcher.transports.ssh.failures import Place
 from launcher.transports.ssh.host_certificates import read_signer
 from launcher.transports.ssh.key_files import CERTIFICATE
-from launcher.transports.ssh.known_hosts import AUTHORITY, KnownKey, fingerprint, is_revoked, is_vouched_for
+from launcher.transports.ssh.known_hosts import (
+    AUTHORITY,
+    KnownKey,
+    KnownKeys,
+    fingerprint,
+    is_revoked,
+    is_vouched_for,
+)
 from launcher.transports.ssh.known_hosts_file import KnownHostsFile
 from launcher.transports.ssh.known_hosts_paths import find_doubt, find_files
 from launcher.transports.ssh.packets import BoundedPacketizer
@@ -86,9 +93,9 @@ class KnownHosts:
         settings = connection.ssh_config
         own, others = find_files(settings, place)
         host, name = place.alias or place.host, place.known_name
-        lines = [line for path in own + others for line in self._read(path)]
-        about = [line for line in lines if line.is_of(name)]
-        elsewhere = [line for line in lines if line.is_of(host)] if name != host else []
+        files = [self._read(path) for path in own + others]
+        about = [line for keys in files for line in keys.about(name)]
+        elsewhere = [line for keys in files for line in keys.about(host)] if name != host else []
         doubt = find_doubt(own[0]) if own else ""
         can_write = bool(own) and not doubt
         wish = str(settings.get("stricthostkeychecking", "ask")).lower()
@@ -100,7 +107,7 @@ class KnownHosts:
         connection.client.set_missing_host_key_policy(policy)
         connection.connect_kwargs["transport_factory"] = partial(_make_transport, policy.lines)
 
-    def _read(self, path: Path) -> list[KnownKey]:
+    def _read(self, path: Path) -> KnownKeys:
         with self._lock:
             if path not in self._files:
                 self._files[path] = KnownHostsFile.read(path)

@@ -7,12 +7,13 @@ import functools
 import hashlib
 import hmac
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 AUTHORITY = "@cert-authority"
 REVOKED = "@revoked"
 _HASHED = "|1|"
+_PATTERN = re.compile(r"[*?!]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,40 @@ class KnownKey:
         matched = [is_negated for is_negated, pattern in patterns if matches(name, pattern)]
         return bool(matched) and not any(matched)
 
+    @property
+    def plain_names(self) -> Sequence[str] | None:
+        """The names, in lower case, if the line is about exactly these: none is a pattern, negated or hashed."""
+        return None if self.names.startswith(_HASHED) or _PATTERN.search(self.names) else self.names.lower().split(",")
+
     def _is_hash_of(self, name: str) -> bool:
         try:
             salt, digest = (base64.b64decode(part) for part in self.names[len(_HASHED) :].split("|"))
         except ValueError:
             return False
         return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), digest)
+
+
+class KnownKeys:
+    """The lines of a file, in its order. Those about a name are found without a look at each: most have plain names."""
+
+    def __init__(self, lines: Iterable[KnownKey] = ()) -> None:
+        self.lines: list[KnownKey] = []
+        self._plain: dict[str, list[int]] = {}
+        self._others: list[int] = []
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: KnownKey) -> None:
+        """Append a line."""
+        at, names = len(self.lines), line.plain_names
+        self.lines.append(line)  # first: another thread may look meanwhile
+        for places in [self._others] if names is None else [self._plain.setdefault(name, []) for name in names]:
+            places.append(at)
+
+    def about(self, name: str) -> list[KnownKey]:
+        """Return the lines for which `is_of` is true."""
+        found = {*self._plain.get(name.lower(), ()), *(at for at in self._others if self.lines[at].is_of(name))}
+        return [self.lines[at] for at in sorted(found)]
 
 
 def matches(name: str, pattern: str) -> bool:

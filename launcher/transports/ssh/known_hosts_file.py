@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.transports.ssh.known_hosts import KnownKey, parse_known_hosts
+from launcher.transports.ssh.known_hosts import KnownKey, KnownKeys, parse_known_hosts
 
 _State = tuple[int, int, int, int]
 
@@ -24,7 +24,7 @@ class KnownHostsFile:
     """
 
     path: Path
-    keys: list[KnownKey] = field(default_factory=list)
+    keys: KnownKeys = field(default_factory=KnownKeys)
     _state: _State | None = None
 
     @classmethod
@@ -32,7 +32,7 @@ class KnownHostsFile:
         """Read a file; one that doesn't exist, or can't be read, has no keys."""
         file = cls(path)
         with contextlib.suppress(OSError, ValueError):
-            file.keys = list(parse_known_hosts(path.read_text("utf-8", "replace")))
+            file.keys = KnownKeys(parse_known_hosts(path.read_text("utf-8", "replace")))
         return file
 
     def record(self, new: KnownKey) -> KnownKey | None:
@@ -46,7 +46,7 @@ class KnownHostsFile:
         try:
             _lock(descriptor)
             self._read_again(descriptor)
-            known = [key for key in self.keys if key.marker is None and key.is_of(new.names)]
+            known = [key for key in self.keys.about(new.names) if key.marker is None]
             if not known:
                 self._append(descriptor, new)
         finally:
@@ -57,7 +57,7 @@ class KnownHostsFile:
         state = os.fstat(descriptor)
         if stat.S_ISREG(state.st_mode) and _state_of(state) != self._state:
             text = os.pread(descriptor, state.st_size, 0).decode("utf-8", "replace")
-            self.keys = list(parse_known_hosts(text))
+            self.keys = KnownKeys(parse_known_hosts(text))
 
     def _append(self, descriptor: int, new: KnownKey) -> None:
         """Write the line by one call, so that no other writer's gets into it; first end a last line without newline."""
@@ -65,7 +65,7 @@ class KnownHostsFile:
         rest = b"\n" * _is_cut(descriptor) + line
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-        self.keys.append(new)
+        self.keys.add(new)
         self._state = _state_of(os.fstat(descriptor))
 
 

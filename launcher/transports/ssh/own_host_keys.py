@@ -55,7 +55,7 @@ def find_objection(place: Place, settings: Mapping[str, str]) -> Objection | Non
     if unclear is not None:
         return Objection(f"{unclear} may have a different host key for it", _NO_TOKENS)
     name = place.known_name
-    lines = [line for path in own + others for line in KnownHostsFile.read(path).keys if line.is_of(name)]
+    lines = [line for path in own + others for line in KnownHostsFile.read(path).keys.about(name)]
     if all(line.marker == REVOKED for line in lines):
         return None
     return _compare(name, lines)

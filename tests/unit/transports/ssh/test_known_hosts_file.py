@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import subprocess
 import sys
@@ -9,8 +11,10 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from launcher.transports.ssh.known_hosts import KnownKey, parse_known_hosts
+from launcher.transports.ssh.known_hosts import KnownKey, KnownKeys, parse_known_hosts
 from launcher.transports.ssh.known_hosts_file import KnownHostsFile, end_last_line, lacks_newline
 from launcher.transports.ssh.openssh_config import keep_known_keys, read_answer
 
@@ -56,7 +60,7 @@ def test_a_line_of_its_own(tmp_path: Path, before: str | None, after: str) -> No
     found = file.record(A)
     assert found in (None, A)
     assert path.read_text() == after
-    assert file.keys == list(parse_known_hosts(after))
+    assert file.keys.lines == list(parse_known_hosts(after))
     assert file.record(A) == A
     assert path.read_text() == after
 
@@ -129,7 +133,7 @@ def test_what_is_no_file_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_device_is_a_file_as_well() -> None:
     file = KnownHostsFile(Path("/dev/null"))
-    assert (file.record(A), file.keys) == (None, [A])
+    assert (file.record(A), file.keys.lines) == (None, [A])
 
 
 def test_what_can_t_be_written_is_an_error(tmp_path: Path) -> None:
@@ -165,3 +169,25 @@ def test_many_launches_at_once(tmp_path: Path) -> None:
     assert sorted(names) == sorted(
         [*(f"all{n}" for n in range(50)), *(f"host{w}-{n}" for w in range(4) for n in range(50))]
     )
+
+
+NAMES = (
+    "n1",
+    "N1",
+    "[n1]:22",
+    "n2",
+    "n1,n2",
+    "n?",
+    "*,!n1",
+    "!n1",
+    "n1,!n1",
+    "n1,n1",
+    f"|1|{b64encode(b'salt').decode()}|{b64encode(hmac.new(b'salt', b'n1', hashlib.sha1).digest()).decode()}",
+)
+
+
+@given(st.lists(st.sampled_from(NAMES)))
+def test_the_lines_about_a_name_are_found_as_by_a_look_at_each(names: list[str]) -> None:
+    lines = [KnownKey(name, "ssh-ed25519", bytes([number]), None) for number, name in enumerate(names)]
+    for name in ("n1", "N1", "n2", "n3", "[n1]:22"):
+        assert KnownKeys(lines).about(name) == [line for line in lines if line.is_of(name)]
