@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # The floors of launcher/, from the ground up: a room imports from the floors below its own, and what it is built of
-# itself. Inside a room the list in its `__init__` is the order: a module imports what stands above it there.
+# itself.
 FLOORS = (
     "escapes private_files open_files clock wording",
     "errors",
@@ -202,32 +201,6 @@ FIND_FAULTS = (
 )  # fmt: skip
 
 
-def reading_order(package: Module) -> list[str]:
-    """Return the names that a package's docstring lists, in its order; those of folders without their slash."""
-    return re.findall(r"^    (\w+)/?  +\S", ast.get_docstring(package.tree, clean=False) or "", re.MULTILINE)
-
-
-def find_order_faults(package: Module, modules: list[Module]) -> list[str]:
-    """Say which modules a package's list has not, or has in vain, and which of them import what stands below them."""
-    listed = reading_order(package)
-    inside = [module for module in modules if module.name.startswith(package.name + ".")]
-    there = {_name_inside(package, module.name) for module in inside} - {"__main__"}
-    faults = [f"{package.path}: {name} is not listed" for name in sorted(there - set(listed))]
-    faults += [f"{package.path}: there is no {name}" for name in listed if name not in there]
-    places = {name: place for place, name in enumerate(listed)}
-    for module in inside:
-        mine = _name_inside(package, module.name)
-        for found in module.imports():
-            other = _name_inside(package, found.name)
-            if found.name.startswith(package.name + ".") and places.get(other, -1) > places.get(mine, len(places)):
-                faults.append(f"{module.path}:{found.line}: {mine} stands above {other} in {package.path}")
-    return faults
-
-
-def _name_inside(package: Module, name: str) -> str:
-    return name.removeprefix(package.name + ".").partition(".")[0]
-
-
 @pytest.fixture(scope="module")
 def modules() -> list[Module]:
     """Parse the package; a file in node/ that Python 3.8 couldn't read raises SyntaxError here."""
@@ -243,95 +216,3 @@ def test_the_house_stands(find_faults: Callable[[Module], list[str]], modules: l
 def test_every_room_has_its_floor(modules: list[Module]) -> None:
     known = LEVELS.keys() | RANK_LEVELS.keys() | {"node", ""}
     assert {module.part for module in modules} - known == set()
-
-
-def test_rooms_are_read_from_top_to_bottom(modules: list[Module]) -> None:
-    rooms = [module for module in modules if module.path.endswith("__init__.py")]
-    faults = [fault for room in rooms for fault in find_order_faults(room, modules)]
-    assert not faults, "\n".join(faults)
-
-
-def test_a_module_out_of_its_place_is_found() -> None:
-    text = '"""A room.\n\n    first     this\n    second    that\n    third     gone\n"""'
-    room = parse_module("launcher.room", "room/__init__.py", text)
-    first = parse_module("launcher.room.first", "room/first.py", "from launcher.room.second import f")
-    second = parse_module("launcher.room.second", "room/second.py", "from launcher.room import first")
-    other = parse_module("launcher.room.other", "room/other.py", "")
-    assert find_order_faults(room, [room, first, second, other]) == [
-        "room/__init__.py: other is not listed",
-        "room/__init__.py: there is no third",
-        "room/first.py:1: first stands above second in room/__init__.py",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "fault"),
-    [
-        ("launcher.job.plan", "def f():\n    from launcher import cli", "launcher.cli"),
-        ("launcher.job.plan", "from launcher.transports.base import Channel", "launcher.transports.base.Channel"),
-        ("launcher.job.plan", "from .. import preflight", "launcher.preflight"),
-        ("launcher.preflight.gpus", "from ..transports.base import Channel", "launcher.transports.base.Channel"),
-        ("launcher.preflight", "import launcher.transports", "launcher.transports"),
-        ("launcher.job.plan", "from launcher.distributed import init", "launcher.distributed.init"),
-        ("launcher.job.plan", "from launcher.node import supervisor", "launcher.node.supervisor"),
-        ("launcher.node.loop", "from launcher import errors", "launcher.errors"),
-        ("launcher.node.loop", "from launcher import __version__", "launcher.__version__"),
-        ("launcher.trainer.loop", "from launcher.errors import LauncherError", "launcher.errors.LauncherError"),
-        ("launcher.distributed", "from launcher import collectives", "launcher.collectives"),
-        ("launcher", "from launcher import errors", "launcher.errors"),
-    ],
-)
-def test_an_import_that_goes_up_is_found(name: str, text: str, fault: str) -> None:
-    line = text.count("\n") + 1
-    assert find_layer_faults(parse_module(name, "x.py", text)) == [f"x.py:{line}: {name} may not import {fault}"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("launcher.job.plan", "from launcher import __version__, hosts"),
-        ("launcher.job.plan", "from . import facts"),
-        ("launcher.transports.base", "from launcher.node.messages import STOP"),
-        ("launcher.transports.base", "from launcher.node import messages"),
-        ("launcher.node.loop", "from launcher.node import processes"),
-        ("launcher.cli.run", "from launcher.output.console import Console"),
-        ("launcher.trainer.loop", "from launcher import distributed"),
-    ],
-)
-def test_an_import_that_goes_down_is_not(name: str, text: str) -> None:
-    assert find_layer_faults(parse_module(name, "x.py", text)) == []
-
-
-def test_a_library_out_of_its_place_is_found() -> None:
-    text = "def f():\n    import torch.distributed\nfrom rich.table import Table\nimport paramiko"
-    faults = find_library_faults(parse_module("launcher.job.plan", "x.py", text))
-    assert [fault.partition(" may")[0] for fault in sorted(faults)] == [
-        "x.py:2: torch",
-        "x.py:3: rich",
-        "x.py:4: paramiko",
-    ]
-
-
-@pytest.mark.parametrize(
-    "text", ["import os\nos.environ['A']", "import os as o\no.getenv('A')", "from os import path, environ as e"]
-)
-def test_a_read_of_the_environment_is_found(text: str) -> None:
-    faults = find_environment_faults(parse_module("launcher.trainer.loop", "x.py", text))
-    assert faults == [f"x.py:{text.count(chr(10)) + 1}: reads the environment"]
-    assert find_environment_faults(parse_module("launcher.cli.run", "x.py", text)) == []
-
-
-@pytest.mark.parametrize("text", ["threading.Thread(target=f)", "asyncio.create_task(f())", "Timer(1, f)"])
-def test_a_thread_that_nobody_looks_at_is_found(text: str) -> None:
-    assert len(find_unseen_starts(parse_module("launcher.job.plan", "x.py", text))) == 1
-    assert find_unseen_starts(parse_module("launcher.concurrency", "x.py", text)) == []
-
-
-def test_what_the_node_has_not_is_found() -> None:
-    module = parse_module("launcher.node.loop", "x.py", "import os, yaml\nfrom tomllib import loads")
-    assert [fault.split(" is not")[0] for fault in find_node_faults(module)] == [
-        "x.py:1: yaml",
-        "x.py:2: tomllib.loads",
-    ]
-    with pytest.raises(SyntaxError):
-        parse_module("launcher.node.loop", "x.py", "match 1:\n    case 1: pass")

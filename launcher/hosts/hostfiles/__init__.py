@@ -2,14 +2,6 @@
 
 A line means the same whichever tool it was written for; a line that two tools read differently is an error.
 So there is one grammar (`lines`) and a YAML list; the tool that a file looks like (`dialects`) is only displayed.
-
-In reading order:
-
-    lines        one line of a hostfile -> its hosts
-    dialects     which tool a file was written for
-    writing      hosts -> another tool's file
-    yaml_list    a YAML list -> its items
-    reading      a file, a list on the command line, or stdin -> hosts
 """
 
 from launcher.hosts.hostfiles.lines import Colon

@@ -2,12 +2,4 @@
 
 The launch host starts it over SSH ("plants" it). It dials the controller over TLS, accepts only the certificate that it
 was told, proves itself with a token, and then is to the controller what sshd is to a launcher.
-
-In reading order:
-
-    lifecycle          what an agent may do now: dial, start processes, end
-    children           the processes that it has started, and the bytes in transit
-    dials              connecting to all addresses of the controller at once
-    controller_link    one TLS connection to the controller
-    agent              the program: one loop around all of them
 """
