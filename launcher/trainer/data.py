@@ -21,7 +21,7 @@ from torch import Tensor
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import Layout
+from launcher.trainer.rank_table import Layout
 from launcher.trainer.model import FEATURES
 from launcher.trainer.options import ConfigError
 from launcher.trainer.sample_order import Order

@@ -11,7 +11,7 @@ from torch import Tensor
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Loader, deal_validation
-from launcher.trainer.main_rank import share_from_main
+from launcher.trainer.rank0_work import share_from_main
 from launcher.trainer.optimization import Learner
 from launcher.trainer.options import ConfigError
 from launcher.trainer.stopping import StopVote

@@ -21,7 +21,7 @@ from launcher.trainer.continuation import continue_command
 from launcher.trainer.curve import check_picture, plot_losses
 from launcher.trainer.data import Task, short
 from launcher.trainer.flops import flops_per_token, peak_flops, utilization
-from launcher.trainer.layout import Layout
+from launcher.trainer.rank_table import Layout
 from launcher.trainer.progress import Progress
 from launcher.trainer.report import peak_memory_bytes
 from launcher.trainer.trackers import METRICS_FILE, Trackers, open_trackers

@@ -19,8 +19,8 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Batch, Loader, build_loader, load_task
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.journal import Journal, measure_speed
-from launcher.trainer.layout import Layout, plan_layout
-from launcher.trainer.main_rank import make_cpu_group, share_from_main
+from launcher.trainer.rank_table import Layout, plan_layout
+from launcher.trainer.rank0_work import make_cpu_group, share_from_main
 from launcher.trainer.model import outline_model
 from launcher.trainer.optimization import Learner, build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError

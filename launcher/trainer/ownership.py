@@ -23,7 +23,7 @@ from launcher.distributed import Attempt, World
 from launcher.trainer.checkpoints.replacement import make_durable, restore_displaced, sync_folder
 from launcher.trainer.checkpoints.save_folder import FILES, LOCK, find_whole, lock_folder, make_folder
 from launcher.trainer.config import LAST, TrainConfig
-from launcher.trainer.main_rank import share_from_main
+from launcher.trainer.rank0_work import share_from_main
 from launcher.trainer.options import ConfigError
 from launcher.trainer.resumption import (
     DEFAULT_PARENT,

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from launcher.distributed import World
 from launcher.trainer.activation_checkpointing import checkpoint_activations
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import FSDP_KINDS, TENSOR_KINDS, Layout
+from launcher.trainer.rank_table import FSDP_KINDS, TENSOR_KINDS, Layout
 from launcher.trainer.model import Dropout, Model
 from launcher.trainer.options import ConfigError
 from launcher.trainer.precision import AMP_TYPES

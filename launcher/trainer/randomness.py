@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer.layout import Layout
+from launcher.trainer.rank_table import Layout
 
 RANDOM = "random.pt"
 PYTHON_VERSION = 3  # of the state of Python's generator; unchanged since Python 3.2

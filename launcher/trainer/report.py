@@ -15,7 +15,7 @@ from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Task, short
-from launcher.trainer.layout import Layout
+from launcher.trainer.rank_table import Layout
 from launcher.trainer.options import ConfigError
 
 NAMES_SHOWN = 8

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from launcher.trainer.checkpoints.checkpoints import Position
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import Layout
+from launcher.trainer.rank_table import Layout
 
 
 @dataclass(frozen=True)

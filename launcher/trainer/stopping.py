@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.distributed import World
-from launcher.trainer.main_rank import hurry
+from launcher.trainer.rank0_work import hurry
 
 EXIT_SIGTERM = 128 + signal.SIGTERM
 # A vote over gloo takes 0.3 to 0.6 ms of each rank on two busy CPU cores: at most 0.7 % of the time every 0.1 s, but

@@ -16,7 +16,7 @@ import torch
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import plan_layout
+from launcher.trainer.rank_table import plan_layout
 from launcher.trainer.model import outline_model
 from launcher.trainer.optimization import Learner, build_learner
 from launcher.trainer.parallel import parallelize

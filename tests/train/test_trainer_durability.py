@@ -21,8 +21,8 @@ from launcher.trainer.checkpoints.reading import PlainPlanner, PlainReader
 from launcher.trainer.checkpoints.replacement import restore_displaced
 from launcher.trainer.checkpoints.save_folder import SaveError, find_whole, read_progress
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import Layout
-from launcher.trainer.main_rank import make_cpu_group
+from launcher.trainer.rank_table import Layout
+from launcher.trainer.rank0_work import make_cpu_group
 from launcher.trainer.optimization import Learner, build_learner
 from launcher.trainer.parallel import Replica
 from launcher.trainer.weights import build_model

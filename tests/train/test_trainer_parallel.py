@@ -11,7 +11,7 @@ import torch
 
 from launcher.distributed import World
 from launcher.trainer.config import read_config
-from launcher.trainer.layout import plan_layout
+from launcher.trainer.rank_table import plan_layout
 from launcher.trainer.options import ConfigError
 
 HERE = Path(__file__).parent

@@ -57,9 +57,9 @@ from launcher.trainer.data import (
     split,
 )
 from launcher.trainer.evaluation import Evaluator
-from launcher.trainer.layout import Layout
+from launcher.trainer.rank_table import Layout
 from launcher.trainer.loop import train
-from launcher.trainer.main_rank import make_cpu_group
+from launcher.trainer.rank0_work import make_cpu_group
 from launcher.trainer.model import FEATURES
 from launcher.trainer.optimization import build_learner, learning_rate
 from launcher.trainer.options import ConfigError, RunError

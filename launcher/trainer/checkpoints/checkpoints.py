@@ -40,7 +40,7 @@ from launcher.trainer.checkpoints.save_folder import (
     save_file,
 )
 from launcher.trainer.config import AUTO, NONE, TrainConfig
-from launcher.trainer.main_rank import MainRankError, share_from_main
+from launcher.trainer.rank0_work import MainRankError, share_from_main
 from launcher.trainer.optimization import Learner
 from launcher.trainer.randomness import (
     RANDOM,

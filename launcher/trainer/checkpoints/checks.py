@@ -12,7 +12,7 @@ import torch.distributed as dist
 from launcher.distributed import World
 from launcher.trainer.checkpoints.save_folder import explain
 from launcher.trainer.config import SHAPE
-from launcher.trainer.main_rank import share_from_main
+from launcher.trainer.rank0_work import share_from_main
 from launcher.trainer.options import ConfigError
 from launcher.trainer.randomness import States
 
