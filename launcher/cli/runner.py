@@ -74,9 +74,7 @@ def run_recorded(
                 incident_log=incident_log, on_all_running=leave,
             )  # fmt: skip
             end_process = os._exit if is_last else None
-            running = execute_job(
-                request, entry, variables=os.environ, notify=output.notify, end_process=end_process
-            )
+            running = execute_job(request, entry, variables=os.environ, notify=output.notify, end_process=end_process)
             result = asyncio.run(running)
         return result, record.folder
     finally:

@@ -86,9 +86,7 @@ def control(
                 spares=request.spares, incident_log=IncidentLog(state / "hosts.json"), on_all_running=leave,
             )  # fmt: skip
             end_process = partial(_end, last_line)
-            running = execute_job(
-                run, entry, variables=variables, notify=request.notify, end_process=end_process
-            )
+            running = execute_job(run, entry, variables=variables, notify=request.notify, end_process=end_process)
             result = asyncio.run(running)
         return result.exit_code, record.has_begun
     finally:

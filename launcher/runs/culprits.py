@@ -139,9 +139,7 @@ async def search(hosts: Sequence[str], run_group: RunGroup, on_tested: OnTested,
                 return verdict
 
 
-async def find_between_attempts(
-    request: RunRequest, hosts: Sequence[Host]
-) -> Verdict | None:
+async def find_between_attempts(request: RunRequest, hosts: Sequence[Host]) -> Verdict | None:
     """Search those of a run's hosts that make it fail, with collectives for its program, and say what was found.
 
     Return None if nothing was; raise Interrupted for a signal.
@@ -162,8 +160,13 @@ async def find_between_attempts(
     where = f"logs in {request.record.show(folder)}"
     screen.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, {where}")
     searching = CulpritSearch(
-        make_job, hosts, request.open_transport, folder, say_failure,
-        with_checks=request.options.with_checks, limit_s=SEARCH_S,
+        make_job,
+        hosts,
+        request.open_transport,
+        folder,
+        say_failure,
+        with_checks=request.options.with_checks,
+        limit_s=SEARCH_S,
     )
     say_stop = partial(screen.say, "launch: stopping the tests")
     try:

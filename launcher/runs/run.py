@@ -148,9 +148,7 @@ class Run:
         session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         is_last_try = len(ports) == MOST_PORTS and all(ports)
-        return Attempt(
-            self._request, session, outputs, self._carried, is_last_try=is_last_try, spares=len(spares)
-        )
+        return Attempt(self._request, session, outputs, self._carried, is_last_try=is_last_try, spares=len(spares))
 
     @property
     def _number(self) -> int:
