@@ -21,7 +21,7 @@ from launcher.job.job import Timeouts
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
     from launcher.job.job import Job
-    from launcher.runs.run import Opener
+    from launcher.runs.run_request import Opener
 
 RENDEZVOUS_S = 30
 
