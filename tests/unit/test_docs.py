@@ -23,7 +23,9 @@ LINKED = sorted(
     for path in ROOT.glob(pattern)
 )
 # The sections that the guide had when it was one page; bookmarks and issues refer to them.
-OLD_ANCHORS = """
+OLD_ANCHORS = re.findall(
+    r"\S+",
+    """
     quick-start prerequisites hosts-and-hostfiles gpus-and-processes scripts-modules-and-commands
     getting-code-to-the-hosts which-files-are-sent data-and-outputs what-is-kept-on-the-hosts proof python-environments
     which-python-runs setup-commands environment-variables-and-secrets secrets variables-that-launch-sets
@@ -31,11 +33,12 @@ OLD_ANCHORS = """
     output-logs-and-runs-without-a-terminal logs files-from-the-ranks runs-without-a-terminal restarts spares
     hosts-that-fail-often debugging-hangs noticing-a-hung-run-automatically what-nccl-says how-the-stacks-are-read
     nccl-timeouts-and-the-flight-recorder stopping-exit-codes-and-cleaning-up cleaning-up network-ports-and-firewall
-    ssh-keys-passwords-host-keys-jump-hosts keys-and-passwords host-keys jump-hosts-and-unreliable-connections from-a-mac
-    transports testing-the-network slurm batch-scripts without-launch your-own-training-script
+    ssh-keys-passwords-host-keys-jump-hosts keys-and-passwords host-keys jump-hosts-and-unreliable-connections
+    from-a-mac transports testing-the-network slurm batch-scripts without-launch your-own-training-script
     migrating-from-torchrun-deepspeed-accelerate-pdsh-or-mpirun from-the-old-scripts lines-that-you-may-know
     launch-node-and-launch-exec security-model what-runs-on-a-host what-a-host-can-and-cant-do
-""".split()
+    """,
+)
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run
 PRINTED = ("hosts", "sbatch")  # these contact nobody
 _COMMAND = r"(?:launch|test-distributed) "
