@@ -11,28 +11,26 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, TransportOptions, gather
 from launcher.cli.option_sources import show_sources
-from launcher.cli.options import config_option, host_options, job_options, reach_options, sync_options
+from launcher.cli.options import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.tree_request import add_tree
 
 
-@click.command("check", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@host_options
-@job_options
-@click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
-@reach_options
-@sync_options
-@click.option(
-    "--packages", "with_packages", is_flag=True, help="List the packages of each host's Python, different ones first."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print all facts and findings as one JSON object.")
-@click.option("-v", "--verbose", is_flag=True, help="Show where the values of options come from.")
-@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB,
+    Option(
+        ["--packages", "with_packages"], is_flag=True, heading="Checks",
+        help="List the packages of each host's Python, different ones first.",
+    ),
+    AS_JSON.but(help="Print all facts and findings as one JSON object."),
+    VERBOSE.but(help="Show where the values of options come from."),
+    WORDS,
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], with_packages: bool, as_json: bool, verbose: bool, choice: HostChoice,

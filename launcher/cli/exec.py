@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import resolve_workdir
-from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
-from launcher.cli.options import config_option, host_options, life_options, reach_options
+from launcher.cli.option_groups import HostChoice, TransportOptions, gather
+from launcher.cli.options import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
+from launcher.job.job import Timeouts
 
 if TYPE_CHECKING:
     from launcher.commands.exec import Execution
@@ -27,21 +29,16 @@ if TYPE_CHECKING:
     from launcher.session.settings import Settings
 
 
-@click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@host_options
-@reach_options
-@life_options
-@click.option("--workdir", metavar="DIR", help="Directory on the hosts, relative to this one.  [default: ~]")
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
-@click.option(
-    "-b",
-    "--fold",
-    is_flag=True,
-    help="Show identical output of several hosts once, at the end.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.")
-@click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
+@click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *HOSTS, *REACH, *LIFE,
+    WORKDIR.but(help="Directory on the hosts, relative to this one.  [default: ~]"),
+    HELPER_PYTHON, AS_JSON,
+    Option(
+        ["-b", "--fold"], is_flag=True, help="Show identical output of several hosts once, at the end.",
+        heading="Output",
+    ),
+    click.Argument(["words"], metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED),
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], workdir: str | None, python: str | None, fold: bool, as_json: bool,

@@ -14,7 +14,7 @@ import click
 
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.options import FILE
+from launcher.cli.options import FILE, option
 from launcher.cli.run_rows import prepare, read_rows, read_runs, read_ways
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
 from launcher.hosts.ranges import shown
@@ -27,19 +27,26 @@ if TYPE_CHECKING:
     from launcher.controller.requests import Request
 
 _OPTIONS = (
-    click.option(
-        "--controller", metavar="HOST", help="The host that controls the run.  [default: as launch ps shows it]"
+    option(
+        "--controller",
+        metavar="HOST",
+        help="The host that controls the run.  [default: as launch ps shows it]",
+        heading="Output",
     ),
-    click.option(
-        "--ssh-config", metavar="FILE", type=FILE, help="With --controller, read FILE instead of ~/.ssh/config."
+    option(
+        "--ssh-config",
+        metavar="FILE",
+        type=FILE,
+        help="With --controller, read FILE instead of ~/.ssh/config.",
+        heading="Hosts",
     ),
 )
 
 
 def controller_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that name where a run is controlled."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for add in reversed(_OPTIONS):
+        command = add(command)
     return command
 
 

@@ -17,7 +17,7 @@ from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.option_groups import OutputOptions, RestartOptions
-from launcher.cli.option_sources import is_chosen, is_on_command_line, typed_options
+from launcher.cli.option_sources import is_chosen, typed_options
 from launcher.cli.run_origin import describe_origin, name_program
 from launcher.cli.state_directory import open_run_list
 from launcher.errors import UsageError
@@ -85,8 +85,6 @@ def read_run_options(
     output: OutputOptions, *, with_checks: bool = True, restarts: RestartOptions | None = None
 ) -> RunOptions:
     """Return the options of a run, as far as these options determine them."""
-    if restarts is not None and not restarts.restarts and is_on_command_line("progress_dir"):
-        raise UsageError("--progress-dir works only with --restarts", "add --restarts N, or leave it out")
     restarts = restarts or RestartOptions()
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
