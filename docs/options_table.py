@@ -17,7 +17,7 @@ from launcher.cli.test_distributed import command as test_distributed
 PAGE = Path(__file__).parent / "configuration.md"
 BEGIN = "<!-- made by docs/options_table.py -->"
 END = "<!-- end -->"
-MAIN = cli.DEFAULT_COMMAND
+MAIN = "run"
 _DEFAULT = re.compile(r" *\[(default[^\]]*|required)\]$")
 # The range that click adds to a number.
 _RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
@@ -31,7 +31,7 @@ def make_tables() -> str:
     of_a_run = {key: others for key, others in commands.items() if MAIN in others}
     others = {key: names for key, names in commands.items() if MAIN not in names}
     lines = ["### Options of a run", "", "| option | effect | default | also of |", "|---|---|---|---|"]
-    for (names, text), owners in of_a_run.items():
+    for (names, text), owners in sorted(of_a_run.items(), key=_by_option):
         lines.append(_row(names, text, [owner for owner in owners if owner != MAIN]))
     lines += ["", "### Options of other commands", "", "| option | effect | default | of |", "|---|---|---|---|"]
     lines += [_row(names, text, owners) for (names, text), owners in sorted(others.items(), key=_by_option)]
