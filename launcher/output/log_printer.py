@@ -11,7 +11,7 @@ from launcher.escapes import clean
 from launcher.output.display import PrefixDisplay
 from launcher.output.lines import STDERR, STDOUT, BarTurn, is_state
 from launcher.output.log_reader import LogLine, RunLogs
-from launcher.output.view import View
+from launcher.output.output_streams import OutputStreams
 
 LOOK_S = 0.2
 
@@ -19,9 +19,9 @@ LOOK_S = 0.2
 class LogPrinter:
     """Writes lines to stdout and stderr; a closed pipe, as behind `| head`, raises BrokenPipeError."""
 
-    def __init__(self, view: View) -> None:
-        self._streams = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
-        self._view = view
+    def __init__(self, streams: OutputStreams) -> None:
+        self._buffers = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
+        self._streams = streams
         self._last_fd = STDOUT
 
     def print(self, line: LogLine) -> None:
@@ -30,14 +30,14 @@ class LogPrinter:
 
     def flush(self) -> None:
         """Write what is still in memory."""
-        for stream in self._streams.values():
+        for stream in self._buffers.values():
             stream.flush()
 
     def _write(self, fd: int, data: bytes) -> None:
         if fd != self._last_fd:  # both may lead to the same terminal
-            self._streams[self._last_fd].flush()
+            self._buffers[self._last_fd].flush()
             self._last_fd = fd
-        self._streams[fd].write(clean(data) if fd in self._view.terminals else data)
+        self._buffers[fd].write(clean(data) if fd in self._streams.terminals else data)
 
 
 class ExactPrinter(LogPrinter):
@@ -51,14 +51,14 @@ class ExactPrinter(LogPrinter):
 class ScreenPrinter(LogPrinter):
     """Shows a run as it would have been shown on the terminal where it was started."""
 
-    def __init__(self, view: View, hosts: Iterable[str]) -> None:
-        super().__init__(view)
+    def __init__(self, streams: OutputStreams, hosts: Iterable[str]) -> None:
+        super().__init__(streams)
         names = list(dict.fromkeys(hosts))
         self._bars = BarTurn()
         self._with_state: set[tuple[int, bool]] = set()  # streams whose last piece was a state of a progress bar
         self._displays = {
-            fd: PrefixDisplay(names, is_terminal=fd in view.terminals, with_color=view.has_color(fd))
-            for fd in self._streams
+            fd: PrefixDisplay(names, is_terminal=fd in streams.terminals, with_color=streams.has_color(fd))
+            for fd in self._buffers
         }
 
     def print(self, line: LogLine) -> None:

@@ -17,7 +17,7 @@ from launcher.clock import local_time, wall_clock
 from launcher.output.disk_space import DiskSpace
 from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.output.display import prefix_lines, prefix_of
-from launcher.output.exit_race import ExitRace
+from launcher.output.torchrun_exit_noise import TorchrunExitNoise
 from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, Piece
 from launcher.output.live_output import LiveOutput
 from launcher.private_files import make_private, open_private
@@ -157,7 +157,7 @@ class NodeOutput:
         self._streams: dict[tuple[int | None, int], LineStream] = {}
         self._lock = threading.Lock()  # `finish` comes from the loop, and on a bad end the reader may still be at it
         self._is_finished = False
-        self._exit_race = ExitRace()
+        self._exit_noise = TorchrunExitNoise()
         self._held_at = 0.0  # when the last of that came
         self._prefixes: dict[tuple[int | None, int, bool], bytes] = {}
         self._stamped_at, self._last_stamp = 0, b""  # in milliseconds
@@ -202,7 +202,7 @@ class NodeOutput:
             self._is_finished = True
             for (local_rank, stream), lines in self._streams.items():
                 self._emit(local_rank, stream, *lines.finish())
-            held = self._exit_race.release()
+            held = self._exit_noise.release()
             if held and not ended_well and self._show is not None:
                 self._show(self._host, None, STDERR, held, self._held_at)
             if self._log is not None:
@@ -273,7 +273,7 @@ class NodeOutput:
                 )
         if local_rank is None and stream == STDERR:
             taken = for_screen
-            for_screen = self._exit_race.hold(taken)
+            for_screen = self._exit_noise.hold(taken)
             self._held_at = at if for_screen != taken else self._held_at
         if for_screen and self._show is not None:
             self._show(self._host, rank, stream, for_screen, at)

@@ -28,7 +28,7 @@ from launcher.node.facts.machine import find_identity
 from launcher.output.disk_writer import STALLED_S
 from launcher.output.node_log import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import Screen
+from launcher.output.console import RunConsole
 from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
 from launcher.preflight.findings import WARNING, refuse_problems
@@ -63,7 +63,7 @@ class Attempt:
 
     def __init__(
         self, job: Job, session: Session, outputs: list[NodeOutput], record: RunRecord, *,
-        screen: Screen, own_python: str, options: RunOptions, learned: Learned, is_last_try: bool, spares: int = 0,
+        console: RunConsole, own_python: str, options: RunOptions, learned: Learned, is_last_try: bool, spares: int = 0,
         on_settled: Callable[[], object] | None = None, contents: Contents | None = None,
     ) -> None:  # fmt: skip
         """spares: how many of the session's hosts, the last ones, are only checked; contents: of the job's tree.
@@ -76,15 +76,15 @@ class Attempt:
         self._outputs = outputs
         self._record = record
         self._own_python = own_python
-        self._screen = screen
-        self._say = screen.say
+        self._console = console
+        self._say = console.say
         self._options = options
         self._learned = learned
         self._is_last_try = is_last_try
         self._spares = spares
         self._on_settled = on_settled
         self._contents = contents
-        self._stacks = StackTaker(session, record, screen)
+        self._stacks = StackTaker(session, record, console)
         self._ras = NcclRas(session, record)
         self._plan: LaunchPlan | None = None
         self._began_at = self._started_at = wall_clock()
@@ -172,9 +172,9 @@ class Attempt:
     async def _print_plan(self) -> Result:
         assert self._plan is not None
         names = {"run": None, "name": self._record.name}
-        self._screen.emit("plan", **names, **as_dry_record(self._plan), code=code_record(self._job))
+        self._console.emit("plan", **names, **as_dry_record(self._plan), code=code_record(self._job))
         for line in report.plan_lines(self._plan):
-            self._screen.show(line)
+            self._console.show(line)
         census = await self.session.stop_all(timeout_s=0)
         self._record.discard()
         return self._make_result(census)
@@ -213,7 +213,7 @@ class Attempt:
         values = {**times, "plan": as_record(self._plan), "code": sent, "warnings": said}
         disk.put(partial(self._record.update, values))
         names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
-        self._screen.emit("plan", **names, **as_record(self._plan), code=sent)
+        self._console.emit("plan", **names, **as_record(self._plan), code=sent)
 
     def _link_logs(self, node_ranks: Sequence[int]) -> None:
         if not self._record.link(node_ranks):
@@ -254,7 +254,7 @@ class Attempt:
             )
         if not verdict.failures():
             return verdict.cause(hang=watch.failure)
-        self._screen.withhold()
+        self._console.withhold()
         deadline = time.monotonic() + SETTLE_S
         if not verdict.has_final():
             await session.pump(verdict.has_final, deadline)
@@ -289,7 +289,7 @@ class Attempt:
             Style.TEXT,
         )
         census = await self._end(timeout_s)
-        self._screen.release()
+        self._console.release()
         await self._say_flight_recorder()
         return self._make_result(census, interrupted_by=number)
 
@@ -300,18 +300,18 @@ class Attempt:
         verdict = self._verdict if interrupted_by is None and not self._is_last_try else None
         if cause is not None and verdict is not None and verdict.has_lost_port(cause, self._job):
             census = await self._end(timeout_s=0)
-            self._screen.release()
+            self._console.release()
             port = verdict.plan.master_port
             self._say(f"launch: port {port} of node 0 was taken before torchrun started; retrying on another")
             return self._make_result(census, cause, has_lost_port=True)
         if cause is not None:
-            self._screen.withhold()
+            self._console.withhold()
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
         is_hurried = cause is not None and await self._look_for_checkpoint()
         timeout_s = 0 if is_hurried else self._job.stop_timeout_s
         census = await self._end(timeout_s, ended_well=cause is None)
         if cause is None:
-            self._screen.release()
+            self._console.release()
         else:  # more may be known by now: the cause itself may have taken longest to die
             cause = self._say_cause(cause.failure, census)
         await self._say_flight_recorder()
@@ -379,7 +379,7 @@ class Attempt:
         assert cause is not None  # it has failed
         failure = cause.failure
         alike = {(each.host, each.rank) for each in (failure, *cause.same)}
-        withheld = self._screen.release(self._sources_of(failure), alike) - alike
+        withheld = self._console.release(self._sources_of(failure), alike) - alike
         if (failure.subject, failure.kind) != (told.subject, told.kind):
             self._say(f"launch: correction: {failure.headline}", Style.STRONG)
         which = f"restart {self._learned.attempts} " if self._learned.attempts else ""

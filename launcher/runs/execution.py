@@ -14,7 +14,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job
 from launcher.output.disk_writer import STALLED_S
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import Screen
+from launcher.output.console import RunConsole
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.notification import Notifier
@@ -28,7 +28,7 @@ from launcher.sync.contents import Contents
 
 
 async def execute_job(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen, options: RunOptions, *,
+    job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: RunConsole, options: RunOptions, *,
     variables: Mapping[str, str], spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
     entry: Entry, on_settled: Callable[[], object] | None = None, notify: str | None = None,
     end_process: Callable[[int], object] | None = None,
@@ -41,17 +41,17 @@ async def execute_job(
     is_requeued = variables.get("SLURM_RESTART_COUNT", "0") != "0"
     if job.program == DEFAULT_PROGRAM:
         place = describe_trainer(record.run_id, options, is_requeued=is_requeued)
-        screen.say(f"launch: no script given; {place}")
+        console.say(f"launch: no script given; {place}")
     if options.progress_dir is None and not is_requeued:
         options = replace(options, progress_dir=find_checkpoints(job, record.run_id))
-    notifier = Notifier(notify, record.run_id, record.name, variables, screen.say) if notify else None
+    notifier = Notifier(notify, record.run_id, record.name, variables, console.say) if notify else None
     if notifier is not None:
         await asyncio.to_thread(notifier.warn)
     find_culprits = None
     if job.program.needs_torch and options.share is None:
-        find_culprits = partial(find_between_attempts, job, open_transport, record, screen, options.with_checks)
+        find_culprits = partial(find_between_attempts, job, open_transport, record, console, options.with_checks)
     run = Run(
-        job, hosts, open_transport, record, screen, options, spares=spares, incident_log=incident_log,
+        job, hosts, open_transport, record, console, options, spares=spares, incident_log=incident_log,
         find_culprits=find_culprits, on_settled=on_settled,
         notify=notifier,
         contents=Contents(job.tree, {**variables, **job.env}) if job.tree is not None else None,

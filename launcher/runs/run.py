@@ -18,7 +18,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang
 from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_not_awaited, disk_stalled
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import Screen
+from launcher.output.console import RunConsole
 from launcher.output.style import Style
 from launcher.runs import report
 from launcher.runs.attempt import Attempt
@@ -54,7 +54,7 @@ class Run:
     """
 
     def __init__(
-        self, job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen,
+        self, job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: RunConsole,
         options: RunOptions, *, spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
         find_culprits: CulpritFinder | None = None, on_settled: Callable[[], object] | None = None,
         notify: Callable[[str, Result], object] | None = None, contents: Contents | None = None,
@@ -75,8 +75,8 @@ class Run:
         self._notify = notify
         self._open_transport = open_transport
         self._record = record
-        self._screen = screen
-        self._say = screen.say
+        self._console = console
+        self._say = console.say
         self._options = options
         self._began_at = wall_clock()
         self._signals: asyncio.Queue[int] = asyncio.Queue()
@@ -96,7 +96,7 @@ class Run:
                 await self._discard_record()
                 run_id = None if self._options.is_dry else self._record.run_id  # a dry run has none
                 names = {"run": run_id, "name": self._record.name}
-                self._screen.emit("result", **names, exit_code=error.exit_code, error=error.message)
+                self._console.emit("result", **names, exit_code=error.exit_code, error=error.message)
                 raise
             except Exception:
                 await self._close_disk()  # what was logged until then says most about a bug
@@ -170,17 +170,17 @@ class Run:
         transport = self._open_transport(hosts, self._say if is_first else _ignore)
         first_node = (self._options.share or (1, 0))[1]
         self._record.attempt = self._number
-        outputs = self._screen.outputs(hosts, self._record, first_node=first_node)
+        outputs = self._console.outputs(hosts, self._record, first_node=first_node)
         job = self._job
         terms = Terms(
             self._record.run_id, job.env, loader_pythons(job.python), silence_s=job.silence_s,
             stop_timeout_s=job.stop_timeout_s, connect_timeout_s=job.connect_timeout_s,
         )  # fmt: skip
-        session = Session(hosts, transport, outputs, terms, say=self._say, progress=self._screen.progress)
+        session = Session(hosts, transport, outputs, terms, say=self._say, progress=self._console.progress)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         return Attempt(
             job, session, outputs, self._record,
-            screen=self._screen, own_python=job.own_python or sys.executable, options=self._options,
+            console=self._console, own_python=job.own_python or sys.executable, options=self._options,
             learned=self._learned, is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares),
             on_settled=self._settle, contents=self._contents,
         )  # fmt: skip
@@ -374,7 +374,7 @@ class Run:
         for line in [*report.unfinished_lines(result.census), *report.written_lines(result.census)]:
             self._say(line, Style.TEXT)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
-        self._screen.emit("result", **names, **values)
+        self._console.emit("result", **names, **values)
         if self._notify is not None:
             await asyncio.to_thread(self._notify, "end", result)
             await asyncio.to_thread(self._home_disk.wait, STALLED_S)  # it may have said something

@@ -32,7 +32,7 @@ from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, BarTur
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.style import Style, break_line
 from launcher.output.terminal import QUEUE_BYTES, Terminal
-from launcher.output.view import look_here
+from launcher.output.output_streams import find_streams
 
 AT = 1_795_335_153.123  # when lines came
 # The stamps are local: the offset of this machine is no part of what is tested here.
@@ -473,7 +473,7 @@ def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, cou
     ],
 )
 def test_what_a_node_said_in_our_words_can_not_steer_the_terminal(capfd, text, said):
-    console = Console([], look_here(os.environ))
+    console = Console([], find_streams(os.environ))
     console.say(text)
     console.show(text)
     console.close()
@@ -515,21 +515,21 @@ def test_a_message_on_a_terminal_has_weight_and_whole_words(screen, monkeypatch,
     with screen(STDERR) as read:
         monkeypatch.setenv("NO_COLOR", no_color)
         fcntl.ioctl(STDERR, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        console = Console([], look_here(os.environ))
+        console = Console([], find_streams(os.environ))
         console.say("launch exec --hosts gpu1,gpu2 -- nvidia-smi", style)
         console.close()
         assert read() == shown
 
 
 def test_a_message_in_a_file_is_plain(capfd):
-    console = Console([], look_here(os.environ))
+    console = Console([], find_streams(os.environ))
     console.say(FAILED, Style.FAILURE)
     console.close()
     assert capfd.readouterr().err == f"{FAILED}\n"
 
 
 def test_json_stays_what_it_was(capfd):
-    console = Console([], look_here(os.environ), as_json=True)
+    console = Console([], find_streams(os.environ), as_json=True)
     console.emit("result", text="\x1b[2J\x9b é")
     console.close()
     event = json.loads(capfd.readouterr().out)
@@ -575,7 +575,7 @@ STEERING, STEERED = b"\x1b[31mred\x1b[0m \x1b[2J\x07\xc2\x9b2Jtext\n", b"\x1b[31
 )
 def test_each_stream_is_a_terminal_or_not_by_itself(screen, capfd, terminal, stream, on_screen, elsewhere):
     with screen(terminal) as read:
-        console = Console([Host("gpu1")], look_here(os.environ))
+        console = Console([Host("gpu1")], find_streams(os.environ))
         console.outputs([Host("gpu1")], None)[0].feed(0, stream, STEERING)
         console.close()
         assert (read() if on_screen else b"") == on_screen
@@ -586,7 +586,7 @@ def test_each_stream_is_a_terminal_or_not_by_itself(screen, capfd, terminal, str
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_output_that_was_folded_does_not_steer_a_terminal(screen, capfd, is_terminal):
     with screen(*([STDOUT] if is_terminal else [])) as read:
-        console = Console([Host("gpu1")], look_here(os.environ), is_folding=True)
+        console = Console([Host("gpu1")], find_streams(os.environ), is_folding=True)
         console.outputs([Host("gpu1")], None)[0].feed(0, STDOUT, STEERING)
         console.show_folded()
         console.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output.exit_race import MOST_BYTES, ExitRace
+from launcher.output.torchrun_exit_noise import MOST_BYTES, TorchrunExitNoise
 from launcher.output.lines import STDERR
 from launcher.output.node_log import NodeLog, NodeOutput
 
@@ -33,7 +33,7 @@ NO_FILES = Path("/dev/null")  # no rank leaves one
 def test_the_page_alone_is_held_back(page: bytes, size: int) -> None:
     """In blocks of any number of lines, as torchrun's pipe gives them."""
     lines = [*WARNING.splitlines(keepends=True), *page.splitlines(keepends=True), WARNING]
-    race = ExitRace()
+    race = TorchrunExitNoise()
     shown = b"".join(race.hold(b"".join(lines[at : at + size])) for at in range(0, len(lines), size))
     assert (shown, race.release(), race.release()) == (WARNING * 2, page, b"")
 
@@ -47,11 +47,11 @@ def test_the_page_alone_is_held_back(page: bytes, size: int) -> None:
     ],
 )
 def test_what_is_not_known_is_shown(lines: bytes) -> None:
-    assert ExitRace().hold(lines) == lines
+    assert TorchrunExitNoise().hold(lines) == lines
 
 
 def test_no_more_is_held_than_a_page_needs() -> None:
-    race = ExitRace()
+    race = TorchrunExitNoise()
     endless = PAGE + b"frame #1: again\n" * MOST_BYTES
     shown = race.hold(endless)
     assert len(shown) + len(race.release()) == len(endless)

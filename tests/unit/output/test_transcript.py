@@ -16,12 +16,12 @@ from launcher.hosts.host import Host
 from launcher.output import disk_writer
 from launcher.output.console import Console
 from launcher.output.run_folder import RunRecord, create_record
-from launcher.output.view import look_here
+from launcher.output.output_streams import find_streams
 
 
 @pytest.fixture
 def console() -> Console:
-    return Console([Host("n1")], look_here(os.environ), is_quiet=True)
+    return Console([Host("n1")], find_streams(os.environ), is_quiet=True)
 
 
 def make_record(folder: Path, console: Console) -> RunRecord:
