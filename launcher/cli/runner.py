@@ -26,8 +26,8 @@ from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.console import Console
-from launcher.output.run_folder import create_record
 from launcher.output.output_streams import find_streams
+from launcher.output.run_folder import create_record
 from launcher.runs.code_version import keep_code_version
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog

@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.output.log_printer import ExactPrinter, LogPrinter, follow
-from launcher.output.log_reader import Choice, RunLogs, find_since
+from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs, find_since, follow
 from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_end import is_running
 from launcher.runs.run_list import ListedRun

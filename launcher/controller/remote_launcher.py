@@ -18,8 +18,8 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import shown
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.terminal import write_some
 from launcher.output.output_streams import OutputStreams, find_remote_streams
+from launcher.output.terminal import write_some
 from launcher.transports import bootstrap
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.loader import MARKER_TIMEOUT_S, open_python

@@ -17,9 +17,9 @@ from launcher.clock import local_time, wall_clock
 from launcher.output.disk_space import DiskSpace
 from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.output.display import prefix_lines, prefix_of
-from launcher.output.torchrun_exit_noise import TorchrunExitNoise
 from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, Piece
 from launcher.output.live_output import LiveOutput
+from launcher.output.torchrun_exit_noise import TorchrunExitNoise
 from launcher.private_files import make_private, open_private
 from launcher.wording import count
 

@@ -8,8 +8,8 @@ import sys
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.escapes import clean
 from launcher.hosts.unreachable import failure_lines
-from launcher.output.style import break_line
 from launcher.output.output_streams import OutputStreams
+from launcher.output.style import break_line
 
 _HELD_SPACE = "\0"  # replaces the spaces of a command while lines are broken; the text has no control characters
 # A command of one of these programs, after a colon or at the start of a fix, up to where the sentence continues.

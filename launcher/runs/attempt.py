@@ -25,10 +25,10 @@ from launcher.job.plan_record import as_dry_record, as_record, code_record
 from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
+from launcher.output.console import RunConsole
 from launcher.output.disk_writer import STALLED_S
 from launcher.output.node_log import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.run_folder import RunRecord
-from launcher.output.console import RunConsole
 from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
 from launcher.preflight.findings import WARNING, refuse_problems

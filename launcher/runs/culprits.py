@@ -20,8 +20,8 @@ from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import COLLECTIVES_MODULE, Job, OnHang, Program, ProgramKind
-from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.console import MuteConsole, RunConsole
+from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs.bisection import Group, Verdict, search_culprits
 from launcher.runs.gpu_memory import GpusInUseError
 from launcher.runs.report import describe_cause

@@ -12,9 +12,9 @@ from functools import partial
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job
+from launcher.output.console import RunConsole
 from launcher.output.disk_writer import STALLED_S
 from launcher.output.run_folder import RunRecord
-from launcher.output.console import RunConsole
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.notification import Notifier
@@ -28,8 +28,9 @@ from launcher.sync.contents import Contents
 
 
 async def execute_job(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: RunConsole, options: RunOptions, *,
-    variables: Mapping[str, str], spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
+    job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, console: RunConsole,
+    options: RunOptions, *, variables: Mapping[str, str], spares: Sequence[Host] = (),
+    incident_log: IncidentLog | None = None,
     entry: Entry, on_settled: Callable[[], object] | None = None, notify: str | None = None,
     end_process: Callable[[int], object] | None = None,
 ) -> Result:  # fmt: skip

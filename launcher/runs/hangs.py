@@ -10,8 +10,8 @@ from pathlib import Path
 from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
-from launcher.output.run_folder import RunRecord
 from launcher.output.console import RunConsole
+from launcher.output.run_folder import RunRecord
 from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import count

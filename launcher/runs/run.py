@@ -16,9 +16,9 @@ from launcher.diagnosis.failure import FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang
+from launcher.output.console import RunConsole
 from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_not_awaited, disk_stalled
 from launcher.output.run_folder import RunRecord
-from launcher.output.console import RunConsole
 from launcher.output.style import Style
 from launcher.runs import report
 from launcher.runs.attempt import Attempt

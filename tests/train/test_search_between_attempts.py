@@ -10,8 +10,8 @@ from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind
-from launcher.output.run_folder import RunRecord
 from launcher.output.console import MuteConsole
+from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
 from launcher.runs.bisection import Verdict
 from launcher.runs.culprits import find_between_attempts

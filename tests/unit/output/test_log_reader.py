@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.output import log_reader
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.log_printer import ScreenPrinter, follow
-from launcher.output.log_reader import Choice, LogLine, RunLogs, find_since
+from launcher.output.log_reader import Choice, LogLine, RunLogs, ScreenPrinter, find_since, follow
 from launcher.output.node_log import NodeLog, NodeOutput
 from launcher.output.output_streams import OutputStreams
 

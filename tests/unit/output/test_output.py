@@ -30,9 +30,9 @@ from launcher.output.console import Console
 from launcher.output.display import JsonDisplay, PrefixDisplay
 from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, BarTurn, LineStream
 from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.output_streams import find_streams
 from launcher.output.style import Style, break_line
 from launcher.output.terminal import QUEUE_BYTES, Terminal
-from launcher.output.output_streams import find_streams
 
 AT = 1_795_335_153.123  # when lines came
 # The stamps are local: the offset of this machine is no part of what is tested here.

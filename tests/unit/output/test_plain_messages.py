@@ -8,8 +8,8 @@ import pytest
 
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
 from launcher.output.lines import STDERR
-from launcher.output.plain_messages import describe_error, tell
 from launcher.output.output_streams import OutputStreams
+from launcher.output.plain_messages import describe_error, tell
 
 Show = Callable[[LauncherError], str]
 LONG = "/scratch/projects/an-old-project/checkpoints/2026"

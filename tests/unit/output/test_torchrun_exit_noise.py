@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output.torchrun_exit_noise import MOST_BYTES, TorchrunExitNoise
 from launcher.output.lines import STDERR
 from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.torchrun_exit_noise import MOST_BYTES, TorchrunExitNoise
 
 # By torch 2.13, where the last torchrun reached its barrier and node 0's had gone.
 PAGE = Path(__file__).with_name("seen_exit_race.txt").read_bytes()

@@ -12,9 +12,9 @@ from launcher.hosts.host import Host
 from launcher.output import traceback_filter
 from launcher.output.console import Console
 from launcher.output.lines import STDERR, STDOUT
+from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import RunRecord
 from launcher.output.traceback_filter import TracebackFilter
-from launcher.output.output_streams import find_streams
 
 HEAD = b"Traceback (most recent call last):\n"
 PAGE = HEAD + b'  File "train.py", line 1, in f\nRuntimeError: Connection closed by peer\n'

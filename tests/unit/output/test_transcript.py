@@ -15,8 +15,8 @@ from machines.patience import DEADLINE_S
 from launcher.hosts.host import Host
 from launcher.output import disk_writer
 from launcher.output.console import Console
-from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.output_streams import find_streams
+from launcher.output.run_folder import RunRecord, create_record
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from launcher.diagnosis.signatures import Explanation
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.output.run_folder import RunRecord
 from launcher.output.console import MuteConsole
+from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
 from launcher.runs import culprits
 from launcher.runs.bisection import Group, Together, Verdict
