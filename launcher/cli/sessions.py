@@ -13,7 +13,7 @@ from launcher.cli.option_groups import Timeouts
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.output.console import Console
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
 from launcher.session.terms import Terms, loader_pythons
 from launcher.transports.base import Transport

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from launcher.output.live_output import find_live_output
 from launcher.output.log_reader import Choice, RunLogs, ScreenPrinter, follow
+from launcher.output.log_writer import find_live_output
 from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_end import conclude, is_running
 from launcher.runs.run_list import ListedRun

@@ -22,12 +22,11 @@ from launcher.errors import UsageError
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.output.console import Console
-from launcher.output.disk_space import warn_of_little
 from launcher.output.lines import STDOUT
+from launcher.output.log_writer import redirect_streams, warn_of_little
 from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.style import Style
-from launcher.output.transcript import redirect_streams
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory

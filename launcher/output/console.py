@@ -12,17 +12,17 @@ from launcher.clock import iso_time, wall_clock
 from launcher.escapes import clean
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
-from launcher.output.disk_writer import StalledError
 from launcher.output.display import Display, JsonDisplay, PrefixDisplay
 from launcher.output.folding import group, make_folds
 from launcher.output.lines import STDERR, STDOUT, BarTurn
-from launcher.output.node_log import NodeOutput
+from launcher.output.log_writer import Transcript
+from launcher.output.node_output import NodeOutput
 from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
 from launcher.output.traceback_filter import Source, TracebackFilter
-from launcher.output.transcript import Transcript
+from launcher.output.write_queue import StalledError
 
 
 class RunConsole(Protocol):

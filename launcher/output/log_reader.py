@@ -21,9 +21,9 @@ from launcher.clock import wall_clock
 from launcher.escapes import clean
 from launcher.output.display import PrefixDisplay
 from launcher.output.lines import STDERR, STDOUT, BarTurn, is_state
-from launcher.output.node_log import RESTART_BORDER
+from launcher.output.log_writer import TRANSCRIPT
+from launcher.output.node_output import RESTART_BORDER
 from launcher.output.output_streams import OutputStreams
-from launcher.output.transcript import TRANSCRIPT
 
 STAMP_BYTES = len("2026-11-20 09:12:33.123 ")
 _LINE = re.compile(rb"\[(?P<place>[^\]]*)\](?P<stderr>!?)(?P<piece>~?) (?P<text>.*)", re.DOTALL)

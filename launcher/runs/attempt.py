@@ -26,11 +26,11 @@ from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
 from launcher.output.console import RunConsole
-from launcher.output.disk_writer import STALLED_S
-from launcher.output.node_log import CODE_BORDER, RESTART_BORDER, NodeOutput
+from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
+from launcher.output.write_queue import STALLED_S
 from launcher.preflight.findings import WARNING, refuse_problems
 from launcher.preflight.summary import summarize
 from launcher.runs import report

@@ -13,8 +13,8 @@ from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job
 from launcher.output.console import RunConsole
-from launcher.output.disk_writer import STALLED_S
 from launcher.output.run_folder import RunRecord
+from launcher.output.write_queue import STALLED_S
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.notification import Notifier

@@ -14,7 +14,7 @@ from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session

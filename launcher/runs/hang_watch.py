@@ -13,7 +13,7 @@ from launcher.diagnosis.stacks import FoldedStacks
 from launcher.job.job import Job, OnHang
 from launcher.job.plan import LaunchPlan
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.runs.hangs import StackTaker
 from launcher.runs.nccl_ras import NcclRas
 from launcher.session.session import Session

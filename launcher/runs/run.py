@@ -17,9 +17,9 @@ from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang
 from launcher.output.console import RunConsole
-from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_not_awaited, disk_stalled
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
+from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited, disk_stalled
 from launcher.runs import report
 from launcher.runs.attempt import Attempt
 from launcher.runs.bisection import Verdict
@@ -68,7 +68,7 @@ class Run:
         self._job = job
         self._lineup = Lineup(hosts, spares, options.min_nodes)
         self._incident_log = incident_log
-        self._home_disk = DiskWriter(_ignore, _ignore)  # of the incident log; nothing is lost but the memory
+        self._home_disk = WriteQueue("disk", _ignore)  # of the incident log; nothing is lost but the memory
         self._find_culprits = find_culprits
         self._on_settled = on_settled
         self._contents = contents

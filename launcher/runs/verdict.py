@@ -13,7 +13,7 @@ from launcher.diagnosis.tracebacks import extract_traceback
 from launcher.job.job import Job
 from launcher.job.plan import LaunchPlan
 from launcher.node import messages
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.runs.failures import find_failures, find_successes
 from launcher.runs.others import Others, count_others
 from launcher.session.node_state import Census

@@ -27,7 +27,7 @@ from node_process import WAITS, find_marked, is_alive, parent_of, shell, wait_un
 from launcher.errors import HostFailureKind
 from launcher.hosts.host import Host
 from launcher.node import messages
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
 from launcher.session.terms import Terms
 from launcher.transports.agents import agent_listener, hub

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machines.logs import open_log
 
 from launcher.output import log_reader
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.log_reader import Choice, LogLine, RunLogs, ScreenPrinter, find_since, follow
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.output_streams import OutputStreams
 
 HOSTS = ("gpu1", "fe80::1")
@@ -34,7 +35,7 @@ def write_logs(folder: Path, clock: Clock) -> list[NodeOutput]:
 
     outputs = []
     for index, host in enumerate(HOSTS):
-        log = NodeLog(folder / f"node_{index}.log", unexpected, folder / "files")
+        log = open_log(folder / f"node_{index}.log", unexpected, folder / "files")
         outputs.append(NodeOutput(host, log, None, clock=clock))
         outputs[-1].first_rank = 2 * index
     return outputs

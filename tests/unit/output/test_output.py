@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from machines.logs import open_log
 from machines.patience import NEVER_S, slowed
 
 from launcher.cli.error_lines import show_error, tell
@@ -29,7 +30,7 @@ from launcher.hosts.host import Host
 from launcher.output.console import Console
 from launcher.output.display import JsonDisplay, PrefixDisplay
 from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, BarTurn, LineStream
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.output_streams import find_streams
 from launcher.output.style import Style, break_line
 from launcher.output.terminal import QUEUE_BYTES, Terminal
@@ -40,7 +41,6 @@ STAMP = re.compile(rb"^2026-11-2\d \d\d:\d\d:33\.123 ", re.MULTILINE)
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 cuts = st.lists(st.integers(0), max_size=12)
-NO_FILES = Path("/dev/null")  # no rank leaves one
 
 
 def pieces_of(data, cuts):
@@ -282,7 +282,7 @@ class Complaints:
 
 def test_a_full_disk_is_told_and_does_not_end_the_run():
     complaints = Complaints()
-    log = NodeLog(Path("/dev/full"), complaints, NO_FILES)
+    log = open_log(Path("/dev/full"), complaints)
     log.write(b"one\n")
     log.write(b"two\n")
     log.close()
@@ -292,7 +292,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_run():
 def test_a_disk_that_complains_only_at_the_end(tmp_path):
     """As NFS does, which writes when a file is closed; here its descriptor is gone."""
     path, complaints = tmp_path / "node_0.log", Complaints()
-    log = NodeLog(path, complaints, NO_FILES)
+    log = open_log(path, complaints)
     log.write(b"one\n")
     os.close(next(int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(path)))
     log.close()
@@ -302,7 +302,7 @@ def test_a_disk_that_complains_only_at_the_end(tmp_path):
 
 def test_a_log_goes_on_once_there_is_room(tmp_path):
     path, complaints = tmp_path / "logs" / "node_0.log", Complaints()
-    log = NodeLog(path, complaints, NO_FILES)
+    log = open_log(path, complaints)
     log.write(b"lost\n")
     path.parent.mkdir()
     log.write(b"kept\n")
@@ -312,7 +312,7 @@ def test_a_log_goes_on_once_there_is_room(tmp_path):
 
 def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
     path, complaints, shown = tmp_path / "node_1.log", Complaints(), []
-    node = NodeOutput("gpu2", NodeLog(path, complaints, NO_FILES), lambda *block: shown.append(block), clock=lambda: AT)
+    node = NodeOutput("gpu2", open_log(path, complaints), lambda *block: shown.append(block), clock=lambda: AT)
     node.feed(None, STDERR, b"torchrun speaks\n")
     node.first_rank = 8
     assert node.has_lines
@@ -340,7 +340,7 @@ def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
 
 def test_a_command_without_ranks_that_is_shown_to_nobody(tmp_path):
     path = tmp_path / "node_0.log"
-    node = NodeOutput("gpu1", NodeLog(path, Complaints(), NO_FILES), None, has_ranks=False, clock=lambda: AT)
+    node = NodeOutput("gpu1", open_log(path, Complaints()), None, has_ranks=False, clock=lambda: AT)
     assert not node.has_lines
     node.feed(0, STDOUT, b"up\n")
     node.finish()

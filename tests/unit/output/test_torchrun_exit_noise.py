@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from machines.logs import open_log
 
 from launcher.output.lines import STDERR
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.torchrun_exit_noise import MOST_BYTES, TorchrunExitNoise
 
 # By torch 2.13, where the last torchrun reached its barrier and node 0's had gone.
@@ -25,7 +26,6 @@ OLDER = b"".join(b"[2024-02-27 10:00:00,123] " + OLD_API + b": [ERROR] " + line 
     b"Error waiting on exit barrier. Elapsed: 0.01 seconds", b"Traceback (most recent call last):",
     b"torch.distributed.DistNetworkError: Broken pipe", b"During handling of the above exception",
 ))  # fmt: skip
-NO_FILES = Path("/dev/null")  # no rank leaves one
 
 
 @pytest.mark.parametrize("page", [PAGE, OLDER, OLDEST, PAGE + PAGE])
@@ -62,7 +62,7 @@ def test_no_more_is_held_than_a_page_needs() -> None:
 def test_the_log_has_the_page_and_a_failed_run_shows_it_late(tmp_path: Path, *, ended_well: bool) -> None:
     path, shown = tmp_path / "node_0.log", list[bytes]()
     node = NodeOutput(
-        "gpu1", NodeLog(path, lambda *_: None, NO_FILES), lambda host, rank, stream, lines, at: shown.append(lines)
+        "gpu1", open_log(path, lambda *_: None), lambda host, rank, stream, lines, at: shown.append(lines)
     )
     node.feed(0, STDERR, PAGE)  # a rank's own words are its own
     node.feed(None, STDERR, WARNING + PAGE[:-1])
