@@ -22,7 +22,7 @@ _FURTHER = re.compile(
 )
 
 
-class ExitRace:
+class TorchrunExitNoise:
     """Takes those lines out of torchrun's stderr, and keeps them for a run that turns out to have failed."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from launcher.output.lines import STDERR, STDOUT
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class OutputStreams:
     """Where the two streams of a command lead."""
 
     terminals: frozenset[int]  # which of STDOUT and STDERR are terminals
@@ -32,9 +32,9 @@ class View:
         return self.with_color and fd in self.terminals
 
 
-def look_here(variables: Mapping[str, str]) -> View:
-    """Return the view of this process's streams; variables: its environment, with NO_COLOR (https://no-color.org)."""
-    return View(
+def find_streams(variables: Mapping[str, str]) -> OutputStreams:
+    """Return the streams of this process's streams; variables: its environment, with NO_COLOR (https://no-color.org)."""
+    return OutputStreams(
         terminals=frozenset(fd for fd in (STDOUT, STDERR) if os.isatty(fd)),
         is_one_file=os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)),
         with_color=not variables.get("NO_COLOR"),
@@ -42,6 +42,6 @@ def look_here(variables: Mapping[str, str]) -> View:
     )
 
 
-def look_from_afar(view: View) -> View:
-    """Return the view of a process on another machine, whose output is copied to the streams of `view`."""
-    return replace(view, is_one_file=False, columns=view.find_columns())
+def find_remote_streams(streams: OutputStreams) -> OutputStreams:
+    """Return the streams of a process on another machine, whose output is copied to the streams of `streams`."""
+    return replace(streams, is_one_file=False, columns=streams.find_columns())

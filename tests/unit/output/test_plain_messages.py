@@ -8,8 +8,8 @@ import pytest
 
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
 from launcher.output.lines import STDERR
-from launcher.output.notice import describe_error, tell
-from launcher.output.view import View
+from launcher.output.output_streams import OutputStreams
+from launcher.output.plain_messages import describe_error, tell
 
 Show = Callable[[LauncherError], str]
 LONG = "/scratch/projects/an-old-project/checkpoints/2026"
@@ -20,7 +20,7 @@ def show(capsys: pytest.CaptureFixture[str]) -> Show:
     """Return a function that gives the screen of an error on a terminal."""
 
     def call(error: LauncherError) -> str:
-        tell(describe_error(error), View(frozenset({STDERR}), is_one_file=False, with_color=False, columns=80))
+        tell(describe_error(error), OutputStreams(frozenset({STDERR}), is_one_file=False, with_color=False, columns=80))
         return capsys.readouterr().err
 
     return call
@@ -75,6 +75,6 @@ def test_a_fix(show: Show, fix: str, shown: str) -> None:
 
 
 def test_a_file_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    view = View(frozenset(), is_one_file=False, with_color=False, columns=None)
-    tell(describe_error(UsageError("w " * 60, "h " * 60)), view)
+    streams = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
+    tell(describe_error(UsageError("w " * 60, "h " * 60)), streams)
     assert capsys.readouterr().err == f"launch: {'w ' * 60}\n  fix: {'h ' * 60}\n"

@@ -34,7 +34,7 @@ def open_port() -> socket.socket:
     return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
-class Doorway:
+class AgentListener:
     """Takes connections until each has proved itself or failed to; a stranger is counted, and never mentioned.
 
     A stranger costs a descriptor and a task until it has begun TLS, as an agent does at once; then it becomes a guest,

@@ -9,23 +9,27 @@ from functools import partial
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.output import disk_writer
-from launcher.output.disk_space import DiskSpace
-from launcher.output.disk_writer import DiskWriter
+from launcher.output import write_queue
 from launcher.output.lines import STDOUT
-from launcher.output.node_log import DeferredLog, NodeOutput
+from launcher.output.log_writer import DiskSpace, LogWriter
+from launcher.output.node_output import NodeOutput
+from launcher.output.write_queue import WriteQueue
 
 
 def unexpected(*args):
     raise AssertionError(args)
 
 
+def make_disk(*, on_failure=unexpected, on_stall=unexpected):
+    return WriteQueue("disk", on_failure, on_stall)
+
+
 @pytest.fixture
 def _impatient(monkeypatch):
-    monkeypatch.setattr(disk_writer, "STALLED_S", 0.05)
-    monkeypatch.setattr(disk_writer, "FAREWELL_S", 0.2)
-    monkeypatch.setattr(disk_writer, "QUEUE_BYTES", 1000)
-    monkeypatch.setattr(disk_writer, "ENTRY_BYTES", 0)
+    monkeypatch.setattr(write_queue, "STALLED_S", 0.05)
+    monkeypatch.setattr(write_queue, "FAREWELL_S", 0.2)
+    monkeypatch.setattr(write_queue, "QUEUE_BYTES", 1000)
+    monkeypatch.setattr(write_queue, "ENTRY_BYTES", 0)
 
 
 def until_written(disk):
@@ -36,7 +40,7 @@ def until_written(disk):
 
 
 def test_all_is_done_in_order_by_another_thread():
-    disk, done = DiskWriter(unexpected, unexpected), []
+    disk, done = make_disk(), []
     for number in range(100):
         assert disk.put(lambda number=number: done.append((number, threading.current_thread())), size=1 << 20)
     assert disk.close()
@@ -47,7 +51,7 @@ def test_all_is_done_in_order_by_another_thread():
 
 
 def test_what_is_put_after_the_end_is_done_too():
-    disk, done = DiskWriter(unexpected, unexpected), []
+    disk, done = make_disk(), []
     assert disk.close()
     for number in (1, 2):
         disk.put(partial(done.append, number))
@@ -57,7 +61,7 @@ def test_what_is_put_after_the_end_is_done_too():
 
 def test_work_that_fails_is_told_and_the_next_is_done():
     heard, done = [], []
-    disk = DiskWriter(unexpected, lambda error: heard.append(str(error)))
+    disk = make_disk(on_failure=lambda error: heard.append(str(error)))
     disk.put(lambda: unexpected("broken"))
     disk.put(partial(done.append, 1))
     assert disk.close()
@@ -68,7 +72,7 @@ def test_work_that_fails_is_told_and_the_next_is_done():
 def test_a_disk_that_hangs_holds_up_nobody():
     """The record of a run has no size, so it is never dropped; it is written once the disk responds again."""
     stalls, done, healed = [], [], threading.Event()
-    disk = DiskWriter(lambda: stalls.append(1), unexpected)
+    disk = make_disk(on_stall=lambda: stalls.append(1))
     disk.put(healed.wait, size=600)
     assert disk.put(partial(done.append, "log"), size=600)
     assert not disk.put(partial(done.append, "lost"), size=600)
@@ -84,7 +88,7 @@ def test_a_disk_that_hangs_holds_up_nobody():
 def test_a_disk_that_fails_slowly_delays_the_end_once(monkeypatch):
     """Each work takes less than the limit, and all of them far more."""
     heard = []
-    disk = DiskWriter(lambda: None, heard.append)
+    disk = make_disk(on_failure=heard.append, on_stall=lambda: None)
     waits = threading.Event()
 
     def fail():
@@ -105,7 +109,7 @@ def test_a_disk_that_fails_slowly_delays_the_end_once(monkeypatch):
 def test_a_user_in_a_hurry_waits_for_a_disk_that_is_well():
     """Otherwise the second Ctrl-C would make the logs incomplete."""
     done = []
-    disk = DiskWriter(lambda: None, unexpected)
+    disk = make_disk(on_stall=lambda: None)
     disk.put(lambda: done.append(time.sleep(0.05)))
     assert (disk.close(is_hurried=lambda: True), done) == (True, [None])
 
@@ -113,8 +117,8 @@ def test_a_user_in_a_hurry_waits_for_a_disk_that_is_well():
 @pytest.mark.usefixtures("_impatient")
 def test_a_log_says_how_many_lines_are_missing(tmp_path):
     heard, healed = [], threading.Event()
-    disk = DiskWriter(lambda: None, unexpected)
-    log = DeferredLog(
+    disk = make_disk(on_stall=lambda: None)
+    log = LogWriter(
         tmp_path / "node_0.log",
         lambda path, error: heard.append(error.strerror),
         tmp_path,

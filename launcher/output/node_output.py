@@ -1,131 +1,24 @@
 """Take the output of one node, write it to the node's log and hand it on to the screen.
 
-All of that happens in the reader thread of that node's connection; the disk has a thread of its own.
+All of that happens in the reader thread of that node's connection.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from io import FileIO
-from pathlib import Path
 
 from launcher.clock import local_time, wall_clock
-from launcher.output.disk_space import DiskSpace
-from launcher.output.disk_writer import DiskWriter, disk_stalled
 from launcher.output.display import prefix_lines, prefix_of
-from launcher.output.exit_race import ExitRace
 from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, Piece
-from launcher.output.live_output import LiveOutput
-from launcher.private_files import make_private, open_private
+from launcher.output.log_writer import LogWriter
+from launcher.output.torchrun_exit_noise import TorchrunExitNoise
 from launcher.wording import count
 
 RHYTHM_LINES = 3
 CODE_BORDER = "---- code {} ----"  # the same, if launch has sent the code
 RESTART_BORDER = "---- restart {} ----"  # a line of `launch` itself, in the log of each host
-
-
-class NodeLog:
-    """The log file of a node, and the files that its ranks left; a write error goes to `complain` only."""
-
-    def __init__(self, path: Path, complain: Callable[[Path, OSError], None], files: Path) -> None:
-        """files: the directory for the files of its ranks."""
-        self._path = path
-        self._files = files
-        self._complain = complain
-        self._file: FileIO | None = None
-
-    def write(self, block: bytes | memoryview, *, note: bytes = b"", is_kept: bool = False) -> bool:
-        """Append whole lines; return False if the disk doesn't take them.
-
-        note: what comes before them; is_kept: they wait for the disk in any case.
-        """
-        try:
-            if self._file is None:
-                self._file = FileIO(self._path, "ab", opener=open_private)
-            view = memoryview(note + block if note else block)
-            while view:
-                view = view[self._file.write(view) or 0 :]
-        except OSError as error:  # once there is room again the log continues, with a gap
-            self._complain(self._path, error)
-            return False
-        return True
-
-    def keep_file(self, name: str, content: bytes) -> None:
-        """Keep a file that a rank left on the node beside the log, such as files/node_0/NAME."""
-        path = self._files / name
-        part = path.with_name(f".{name}.part")  # a name that no node can give
-        try:
-            make_private(path.parent, self._path.parent.parent, exist_ok=True)
-            with open(part, "wb", opener=open_private) as file:
-                file.write(content)
-            part.replace(path)  # whole, though the run's end may not wait for it
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            self._complain(path, error)
-
-    def close(self) -> None:
-        """Close the file; a network file system may report only now that it was full."""
-        file, self._file = self._file, None
-        try:
-            if file is not None:
-                file.close()
-        except OSError as error:
-            self._complain(self._path, error)
-
-
-class DeferredLog(NodeLog):
-    """A log whose disk has a thread of its own; what a disk that hangs, or is almost full, can't take is dropped."""
-
-    def __init__(
-        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: DiskWriter, space: DiskSpace,
-        live: LiveOutput | None = None,
-    ) -> None:  # fmt: skip
-        """space: how much of the disk must stay free; live: gets what the disk doesn't take."""
-        super().__init__(path, complain, files)
-        self._disk = disk
-        self._space = space
-        self._live = live
-
-    def write(self, block: bytes | memoryview, *, note: bytes = b"", is_kept: bool = False) -> bool:
-        """Append whole lines; return False if they are dropped since the disk does not respond, or is almost full.
-
-        note: what comes before them; is_kept: they wait for the disk in any case.
-        """
-        if not is_kept and not self._space.has_room():
-            self._complain(self._path, self._space.describe())
-            self._show(block)
-            return False
-        is_queued = self._put(self._path, partial(self._write_now, block, note), 0 if is_kept else len(block))
-        if not is_queued:
-            self._show(block)
-        return is_queued
-
-    def _write_now(self, block: bytes | memoryview, note: bytes) -> None:
-        if not super().write(block, note=note):
-            self._show(block)
-
-    def _show(self, block: bytes | memoryview) -> None:
-        if self._live is not None:
-            self._live.write(block)
-
-    def keep_file(self, name: str, content: bytes) -> None:
-        """Keep a file that a rank left on the node beside the log."""
-        self._put(self._files / name, partial(super().keep_file, name, content), len(content))
-
-    def close(self) -> None:
-        """Close the file once all is written."""
-        self._disk.put(super().close)
-
-    def _put(self, path: Path, work: Callable[[], object], size: int) -> bool:
-        is_queued = self._disk.put(work, size)
-        if not is_queued:
-            self._complain(path, disk_stalled())
-        return is_queued
 
 
 class NodeOutput:
@@ -139,7 +32,7 @@ class NodeOutput:
     def __init__(
         self,
         host: str,
-        log: NodeLog | None,
+        log: LogWriter | None,
         show: Callable[[str, int | None, int, bytes, float], None] | None,
         *,
         has_ranks: bool = True,
@@ -157,7 +50,7 @@ class NodeOutput:
         self._streams: dict[tuple[int | None, int], LineStream] = {}
         self._lock = threading.Lock()  # `finish` comes from the loop, and on a bad end the reader may still be at it
         self._is_finished = False
-        self._exit_race = ExitRace()
+        self._exit_noise = TorchrunExitNoise()
         self._held_at = 0.0  # when the last of that came
         self._prefixes: dict[tuple[int | None, int, bool], bytes] = {}
         self._stamped_at, self._last_stamp = 0, b""  # in milliseconds
@@ -202,7 +95,7 @@ class NodeOutput:
             self._is_finished = True
             for (local_rank, stream), lines in self._streams.items():
                 self._emit(local_rank, stream, *lines.finish())
-            held = self._exit_race.release()
+            held = self._exit_noise.release()
             if held and not ended_well and self._show is not None:
                 self._show(self._host, None, STDERR, held, self._held_at)
             if self._log is not None:
@@ -273,7 +166,7 @@ class NodeOutput:
                 )
         if local_rank is None and stream == STDERR:
             taken = for_screen
-            for_screen = self._exit_race.hold(taken)
+            for_screen = self._exit_noise.hold(taken)
             self._held_at = at if for_screen != taken else self._held_at
         if for_screen and self._show is not None:
             self._show(self._host, rank, stream, for_screen, at)

@@ -10,7 +10,7 @@ import paramiko
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.transports.ssh.packets import (
+from launcher.transports.ssh.packet_limits import (
     MAX_BANNER_BYTES,
     MAX_PACKET_BYTES,
     BoundedPacketizer,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from machines.logs import open_log
 
-from launcher.output.exit_race import MOST_BYTES, ExitRace
 from launcher.output.lines import STDERR
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_output import NodeOutput
+from launcher.output.torchrun_exit_noise import MOST_BYTES, TorchrunExitNoise
 
 # By torch 2.13, where the last torchrun reached its barrier and node 0's had gone.
 PAGE = Path(__file__).with_name("seen_exit_race.txt").read_bytes()
@@ -25,7 +26,6 @@ OLDER = b"".join(b"[2024-02-27 10:00:00,123] " + OLD_API + b": [ERROR] " + line 
     b"Error waiting on exit barrier. Elapsed: 0.01 seconds", b"Traceback (most recent call last):",
     b"torch.distributed.DistNetworkError: Broken pipe", b"During handling of the above exception",
 ))  # fmt: skip
-NO_FILES = Path("/dev/null")  # no rank leaves one
 
 
 @pytest.mark.parametrize("page", [PAGE, OLDER, OLDEST, PAGE + PAGE])
@@ -33,7 +33,7 @@ NO_FILES = Path("/dev/null")  # no rank leaves one
 def test_the_page_alone_is_held_back(page: bytes, size: int) -> None:
     """In blocks of any number of lines, as torchrun's pipe gives them."""
     lines = [*WARNING.splitlines(keepends=True), *page.splitlines(keepends=True), WARNING]
-    race = ExitRace()
+    race = TorchrunExitNoise()
     shown = b"".join(race.hold(b"".join(lines[at : at + size])) for at in range(0, len(lines), size))
     assert (shown, race.release(), race.release()) == (WARNING * 2, page, b"")
 
@@ -47,11 +47,11 @@ def test_the_page_alone_is_held_back(page: bytes, size: int) -> None:
     ],
 )
 def test_what_is_not_known_is_shown(lines: bytes) -> None:
-    assert ExitRace().hold(lines) == lines
+    assert TorchrunExitNoise().hold(lines) == lines
 
 
 def test_no_more_is_held_than_a_page_needs() -> None:
-    race = ExitRace()
+    race = TorchrunExitNoise()
     endless = PAGE + b"frame #1: again\n" * MOST_BYTES
     shown = race.hold(endless)
     assert len(shown) + len(race.release()) == len(endless)
@@ -62,7 +62,7 @@ def test_no_more_is_held_than_a_page_needs() -> None:
 def test_the_log_has_the_page_and_a_failed_run_shows_it_late(tmp_path: Path, *, ended_well: bool) -> None:
     path, shown = tmp_path / "node_0.log", list[bytes]()
     node = NodeOutput(
-        "gpu1", NodeLog(path, lambda *_: None, NO_FILES), lambda host, rank, stream, lines, at: shown.append(lines)
+        "gpu1", open_log(path, lambda *_: None), lambda host, rank, stream, lines, at: shown.append(lines)
     )
     node.feed(0, STDERR, PAGE)  # a rank's own words are its own
     node.feed(None, STDERR, WARNING + PAGE[:-1])

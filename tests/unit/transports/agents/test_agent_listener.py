@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.transports.agents.doorway import find_source
+from launcher.transports.agents.agent_listener import find_source
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import sys
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.escapes import clean
 from launcher.hosts.unreachable import failure_lines
+from launcher.output.output_streams import OutputStreams
 from launcher.output.style import break_line
-from launcher.output.view import View
 
 _HELD_SPACE = "\0"  # replaces the spaces of a command while lines are broken; the text has no control characters
 # A command of one of these programs, after a colon or at the start of a fix, up to where the sentence continues.
@@ -29,13 +29,13 @@ def describe_error(error: LauncherError) -> str:
     return f"launch: {error.message}" + (f"\n  fix: {error.fix}" if error.fix else "")
 
 
-def tell(text: str, view: View) -> None:
+def tell(text: str, streams: OutputStreams) -> None:
     """Print a message on stderr, without what a host's words could do to the terminal.
 
     On a terminal, lines are broken between words, but never inside a command that may be pasted.
     """
     shown = clean(text.encode("utf-8", "replace"))
-    columns = view.find_columns()
+    columns = streams.find_columns()
     if columns is not None:
         shown = "\n".join(_break(line, columns) for line in shown.decode().split("\n")).encode()
     sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""Write to the disk of the logs in a separate thread, so that one that is slow or hangs never stalls a run.
+"""Write to a disk or a terminal in a separate thread, so that one that is slow or hangs never stalls a run.
 
-A network file system may stop responding for minutes. The run then continues: its heartbeats and messages need no
-disk, and its output waits in memory, up to a bound that all hosts share.
+A network file system may stop responding for minutes, and a terminal for as long as Ctrl-S lasts. The run then
+continues: its heartbeats need neither of them, and its output waits in memory, up to a bound.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from launcher.concurrency import start_thread
 
+# Of a disk; all hosts share the bound.
 QUEUE_BYTES = 4 << 20  # an hour of what most runs print
 ENTRY_BYTES = 700  # of memory for each entry beside its content
 STALLED_S = 5.0  # for one write; a host counts as lost if nobody has read its messages for --silence, by default 15 s
@@ -35,38 +37,80 @@ def disk_stalled() -> OSError:
     return OSError(errno.ETIMEDOUT, "the disk does not respond")
 
 
-class DiskWriter:
-    """Does what touches one disk, in a separate thread and in the order in which it was put."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may wait in memory, and how long `put` waits for room while nothing is written."""
 
-    def __init__(self, on_stall: Callable[[], object], on_failure: Callable[[Exception], object]) -> None:
-        """on_stall: called when the disk has not responded for too long; on_failure: gets what a work raised."""
-        self._on_stall = on_stall
+    queue_bytes: int
+    entry_bytes: int  # of memory for each entry beside its content
+    stalled_s: float  # with this long without progress nothing more is expected soon
+
+
+class WriteQueue:
+    """Does what writes to one disk or terminal, in a separate thread and in the order in which it was put.
+
+    If the queue is full, `put` waits while the writes make progress: each work that begins or ends is progress, and so
+    is `note_progress` within a long one. If they make none, what may be dropped is dropped.
+    """
+
+    def __init__(
+        self, name: str, on_failure: Callable[[Exception], object], on_stall: Callable[[], object] = lambda: None,
+        limits: Limits | None = None,
+    ) -> None:  # fmt: skip
+        """name: of the thread; on_failure: gets what a work raised; on_stall: called when the writes have stalled.
+
+        limits: None: those of a disk.
+        """
+        self._name = name
         self._on_failure = on_failure
+        self._on_stall = on_stall
+        self._limits = limits or Limits(QUEUE_BYTES, ENTRY_BYTES, STALLED_S)
         self._queue: deque[tuple[Callable[[], object], int]] = deque()
         self._queued_bytes = 0
-        self._began_at: float | None = None  # monotonic: the work at hand; None: there is none
+        self._moved_at: float | None = None  # monotonic: the last progress of the work at hand; None: there is none
         self._has_stalled = False  # since the queue was empty
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def put(self, work: Callable[[], object], size: int = 0) -> bool:
+    @property
+    def waiting_bytes(self) -> int:
+        """How much is not written yet."""
+        return self._queued_bytes
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long the work at hand has made no progress; 0 if there is none."""
+        moved_at = self._moved_at
+        return 0.0 if moved_at is None else time.monotonic() - moved_at
+
+    def start(self) -> None:
+        """Start the thread, as `put` does otherwise; raise LauncherError if this machine can't start another one."""
+        with self._changed:
+            self._start()
+
+    def put(self, work: Callable[[], object], size: int = 0, *, is_kept: bool = False) -> bool:
         """Queue `work`, which keeps `size` bytes in memory; return False if it is dropped.
 
-        If the queue is full, wait while the disk responds; if it does not, drop what has a size. Raise LauncherError if
-        this machine can't start another thread.
+        What has no size, or is kept, waits for no room and is never dropped. Raise LauncherError if this machine can't
+        start another thread.
         """
+        may_be_dropped = size > 0 and not is_kept
         with self._changed:
-            if self._thread is None:
-                self._thread = start_thread(self._write_all, "disk", self._on_failure)
-            while size and self._queued_bytes >= QUEUE_BYTES and self._waited_s() < STALLED_S:
+            self._start()
+            while may_be_dropped and self._is_full() and self.stalled_s < self._limits.stalled_s:
                 self._changed.wait(0.1)
-            is_dropped = size > 0 and self._queued_bytes >= QUEUE_BYTES
+            is_dropped = may_be_dropped and self._is_full()
             if not is_dropped:
-                self._queue.append((work, size + ENTRY_BYTES))
-                self._queued_bytes += size + ENTRY_BYTES
+                size += self._limits.entry_bytes
+                self._queue.append((work, size))
+                self._queued_bytes += size
                 self._changed.notify_all()
         self._say_stall()
         return not is_dropped
+
+    def note_progress(self) -> None:
+        """Note that the work at hand, which calls this, has written something."""
+        self._moved_at = time.monotonic()
 
     def wait(self, limit_s: float | None = None, is_hurried: Callable[[], bool] = lambda: False) -> bool:
         """Wait until all is written; return False if that takes too long, also for a user in a hurry."""
@@ -74,7 +118,7 @@ class DiskWriter:
         has_hurried = False
         while True:
             with self._changed:
-                if not self._queue and self._began_at is None:
+                if not self._queue and self._moved_at is None:
                     return True
                 if is_hurried() and not has_hurried:
                     has_hurried, deadline = True, min(deadline, time.monotonic() + HURRIED_S)
@@ -94,12 +138,16 @@ class DiskWriter:
             thread.join()
         return True
 
-    def _waited_s(self) -> float:
-        return 0.0 if self._began_at is None else time.monotonic() - self._began_at
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = start_thread(self._write_all, self._name, self._on_failure)
+
+    def _is_full(self) -> bool:
+        return self._queued_bytes >= self._limits.queue_bytes
 
     def _say_stall(self) -> None:
         with self._changed:
-            is_new = not self._has_stalled and self._waited_s() >= STALLED_S
+            is_new = not self._has_stalled and self.stalled_s >= self._limits.stalled_s
             self._has_stalled = self._has_stalled or is_new
         if is_new:
             self._on_stall()
@@ -113,12 +161,12 @@ class DiskWriter:
                         return
                     self._changed.wait()
                 work, size = self._queue.popleft()
-                self._began_at = time.monotonic()
+                self._moved_at = time.monotonic()
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - the next work may succeed
                 self._on_failure(error)
             with self._changed:
-                self._began_at = None
+                self._moved_at = None
                 self._queued_bytes -= size
                 self._changed.notify_all()
