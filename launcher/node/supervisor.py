@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Generator, List
 
+    from launcher.node.code.keeper import TreeKeeper
     from launcher.node.loop import Timer
-    from launcher.node.trees.keeper import TreeKeeper
 
     Handler = Callable[[Dict[str, Any], bytes], None]
     Ladder = Generator[float, None, List[proc.Process]]
@@ -254,7 +254,7 @@ class Supervisor:
 
     def _keep_tree(self, header: dict[str, Any]) -> None:
         """Let the code be put in its place; the facts are gathered there."""
-        from launcher.node.trees import keeper
+        from launcher.node.code import keeper
 
         def enter(root: str) -> None:
             self._workdir = os.path.join(root, header["tree"]["sub"])

@@ -49,9 +49,9 @@ from launcher.runs.verdict import Verdict
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
+from launcher.sync.code_messages import code_line
 from launcher.sync.contents import Contents
 from launcher.sync.delivery import Delivered
-from launcher.sync.words import code_line
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 

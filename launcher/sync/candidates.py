@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.node.trees.listing import parents
+from launcher.node.code.listing import parents
 from launcher.sync import launchignore
 from launcher.sync.git import Absence, Repository, find_repository, list_ignored, list_names
 from launcher.sync.launchignore import exclude_options, seen_from_above, seen_from_inside

@@ -12,10 +12,10 @@ from typing import BinaryIO
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.tree import Tree
+from launcher.node.code import folders
+from launcher.node.code.listing import LINK, Entry, decode
+from launcher.node.code.store import Store, find_base
 from launcher.node.messages import PIECE_BYTES
-from launcher.node.trees import folders
-from launcher.node.trees.listing import LINK, Entry, decode
-from launcher.node.trees.store import Store, find_base
 from launcher.sync.small_files import SmallFiles
 
 # The controller of a detached run reads what was sent to its host, where it may be removed before that is held.

@@ -12,15 +12,15 @@ from typing import Any
 
 from launcher.job.tree import Tree
 from launcher.node import messages
-from launcher.node.trees import listing
+from launcher.node.code import listing
 from launcher.preflight.findings import Finding, fold
 from launcher.session.session import Session
 from launcher.sync.answers import Answers
+from launcher.sync.code_messages import progress_words
 from launcher.sync.contents import Contents
 from launcher.sync.introduction import Chain, introduce, is_worth_it
 from launcher.sync.pieces import Piece, cut
 from launcher.sync.proofs import find_problem, find_warnings
-from launcher.sync.words import progress_words
 
 _ROUNDS = 3  # of pieces: what was missing; what is damaged, or a lost host has not passed on; and once more
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.node.trees.listing import parents
+from launcher.node.code.listing import parents
 from launcher.sync.candidates import CACHE
 
 MEASURE_S = 0.3

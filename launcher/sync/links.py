@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from launcher.node.trees.listing import is_inside, parents
+from launcher.node.code.listing import is_inside, parents
 
 _MOST_LINKS = 40  # that Linux follows in one path
 

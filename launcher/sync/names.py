@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.node.trees.listing import parents
+from launcher.node.code.listing import parents
 
 _MAX_SHOWN = 200  # characters
 

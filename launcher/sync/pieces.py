@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from launcher.node.code.listing import Entry
 from launcher.node.messages import PIECE_BYTES
-from launcher.node.trees.listing import Entry
 
 _SAMPLE_BYTES = 64 << 10
 _WORTH_IT = 0.9  # of its size, to which a sample must shrink

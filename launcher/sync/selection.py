@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.node.trees.listing import parents
+from launcher.node.code.listing import parents
 from launcher.sync.candidates import (
     ENVIRONMENT,
     IGNORED,

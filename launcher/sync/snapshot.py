@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.node.trees import listing
-from launcher.node.trees.listing import Entry
+from launcher.node.code import listing
+from launcher.node.code.listing import Entry
 from launcher.sync.names import listed_names, shown
 from launcher.sync.selection import Selection
 from launcher.sync.small_files import SmallFiles

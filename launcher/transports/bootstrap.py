@@ -54,8 +54,8 @@ _PARTS: Mapping[str, Sequence[str]] = {
         "processes.run_folders", "processes.torchrun",
     ),
     "setup": ("facts.setup",),
-    "trees": ("own_folders", *(f"trees.{name}" for name in (
-        "arrivals", "chain", "folder", "folders", "group", "intake", "keeper", "listing", "proof", "store", "worker",
+    "code": ("own_folders", *(f"code.{name}" for name in (
+        "arrivals", "chain", "folder", "folders", "group", "keeper", "listing", "missing_pieces", "proof", "store", "code_process",
     ))),
     "arming": ("processes.faulthandler_stacks",),
     "stacks": ("processes.py_spy", "processes.stacks"),
@@ -64,7 +64,7 @@ _LOCK = threading.Lock()
 # Of the location tables of these Pythons: the kinds of entries for instructions of a line, and of none.
 _HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
 _NO_COLUMNS, _NO_LINE = 13, 15
-_PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes", "launcher.node.trees")
+_PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes", "launcher.node.code")
 _AGENT_PACKAGES = ("launcher", "launcher.node", "launcher.node.agents", "launcher.node.relays")
 _AGENT_MODULES = (
     "clock", "fast_json", "messages", "signals", "relays.relayed_process",
@@ -271,7 +271,7 @@ def find_parts(header: Mapping[str, Any]) -> list[str]:
         "network": facts or header.get("tree") or kind in (messages.ROUTE, messages.PROBE, messages.SHARE),
         "facts": facts,
         "setup": header.get("setup"),
-        "trees": header.get("tree"),
+        "code": header.get("tree"),
         "arming": header.get("with_stacks") or kind == messages.STACKS,
         "stacks": kind == messages.STACKS,
     }

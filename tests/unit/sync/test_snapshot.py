@@ -10,12 +10,12 @@ import pytest
 from machines.repositories import make_repository, write_files
 
 from launcher.errors import UsageError
-from launcher.node.trees import listing
-from launcher.node.trees.listing import FILE, LINK, PROGRAM, Entry
+from launcher.node.code import listing
+from launcher.node.code.listing import FILE, LINK, PROGRAM, Entry
+from launcher.sync.code_messages import describe_left_out, refuse_large
 from launcher.sync.left_out import LeftOut
 from launcher.sync.selection import Selection, select
 from launcher.sync.snapshot import take_snapshot
-from launcher.sync.words import describe_left_out, refuse_large
 
 _read = os.read
 

@@ -19,18 +19,18 @@ import socket
 import time
 
 from launcher.node import messages
-from launcher.node.trees import folders, listing, proof
-from launcher.node.trees.folder import read_name
-from launcher.node.trees.group import LOOK_S, Group
-from launcher.node.trees.intake import Intake
-from launcher.node.trees.store import Store, find_base
+from launcher.node.code import folders, listing, proof
+from launcher.node.code.folder import read_name
+from launcher.node.code.group import LOOK_S, Group
+from launcher.node.code.missing_pieces import Intake
+from launcher.node.code.store import Store, find_base
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Mapping, NoReturn
 
-    from launcher.node.trees.folder import Folder
-    from launcher.node.trees.listing import Entry
+    from launcher.node.code.folder import Folder
+    from launcher.node.code.listing import Entry
 
     Header = Dict[str, Any]
 

@@ -7,7 +7,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from launcher.node.trees.store import Store
+    from launcher.node.code.store import Store
 
 LOOK_S = 5.0  # for a network file system to show what another node has written
 

@@ -9,13 +9,13 @@ import os
 import stat
 import time
 
-from launcher.node.trees import listing
+from launcher.node.code import listing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable
 
-    from launcher.node.trees.listing import Entry
+    from launcher.node.code.listing import Entry
 
 PIECE_BYTES = 1 << 20
 BYTECODE = "__pycache__"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import zlib
 
-from launcher.node.trees import listing
-from launcher.node.trees.store import PIECE_BYTES
+from launcher.node.code import listing
+from launcher.node.code.store import PIECE_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Tuple
 
-    from launcher.node.trees.listing import Entry
-    from launcher.node.trees.store import Arrival, Store
+    from launcher.node.code.listing import Entry
+    from launcher.node.code.store import Arrival, Store
 
     Parts = List[Tuple[int, int, memoryview]]  # each: which entry, where the part begins, its bytes
 

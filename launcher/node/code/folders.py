@@ -11,12 +11,12 @@ import os
 import shutil
 import time
 
-from launcher.node.trees import proof
-from launcher.node.trees.folder import OWN_NAMES, Folder, read_name
+from launcher.node.code import proof
+from launcher.node.code.folder import OWN_NAMES, Folder, read_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from launcher.node.trees.store import Store
+    from launcher.node.code.store import Store
 
 _FRESH = ".new-"
 UNFINISHED_S = 3600.0  # after which nobody works on an unfinished directory any more

@@ -7,16 +7,16 @@ import socket
 import zlib
 
 from launcher.node import messages
-from launcher.node.trees import listing
-from launcher.node.trees.arrivals import Arrivals
-from launcher.node.trees.listing import Entry
+from launcher.node.code import listing
+from launcher.node.code.arrivals import Arrivals
+from launcher.node.code.listing import Entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, Mapping
 
-    from launcher.node.trees.chain import ChainLink
-    from launcher.node.trees.store import Store
+    from launcher.node.code.chain import ChainLink
+    from launcher.node.code.store import Store
 
     Header = Dict[str, Any]
 
@@ -96,7 +96,7 @@ class Intake:
 
     def _meet(self, arrivals: Arrivals, number: int, pem: bytes) -> ChainLink | None:
         """Open a port for another node, and answer where it is; a port of 0 says that it is impossible."""
-        from launcher.node.trees import chain
+        from launcher.node.code import chain
 
         try:
             link = chain.ChainLink(number, pem, arrivals.unpack_next, arrivals.take_safely)

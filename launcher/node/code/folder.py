@@ -17,14 +17,14 @@ import os
 import shutil
 import stat
 
-from launcher.node.trees import listing, proof
+from launcher.node.code import listing, proof
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Sequence
 
-    from launcher.node.trees.listing import Entry
-    from launcher.node.trees.store import Store
+    from launcher.node.code.listing import Entry
+    from launcher.node.code.store import Store
 
 _NAME, _LISTING, _LINKS, LOCK = "name", "listing", "links", "lock"
 OWN_NAMES = (_NAME, _LISTING, _LINKS, LOCK)

@@ -11,9 +11,9 @@ import os
 import socket
 
 from launcher.node import messages
+from launcher.node.code.folder import LOCK
 from launcher.node.loop import READABLE, WRITABLE
 from launcher.node.processes import workers
-from launcher.node.trees.folder import LOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ class TreeKeeper:
         ours, theirs = socket.socketpair()
         try:
             if workers.fork() == 0:
-                from launcher.node.trees import worker
+                from launcher.node.code import code_process
 
                 ours.close()
-                worker.work_and_exit(theirs, wanted, run, env)
+                code_process.work_and_exit(theirs, wanted, run, env)
         finally:
             theirs.close()
         ours.setblocking(False)
@@ -67,8 +67,8 @@ class TreeKeeper:
 
     def find_written(self) -> list[str]:
         """Return what the ranks have written to the directory of their code: the first names."""
-        from launcher.node.trees.folder import Folder
-        from launcher.node.trees.folders import is_hollow
+        from launcher.node.code.folder import Folder
+        from launcher.node.code.folders import is_hollow
 
         try:
             folder = Folder(os.path.dirname(self.root), os.path.basename(self.root))

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
 
-    from launcher.node.trees.listing import Entry
+    from launcher.node.code.listing import Entry
 
 PIECE_BYTES = 1 << 20
 KEPT_S = 30 * 86400.0
