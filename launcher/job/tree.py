@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 NAME_CHARACTERS = 7  # of a hash, in messages
-_NAMES_IN_USE = ("name", "listing", "listing.part", "links", "lock")  # launcher/node/code/folder.py
+_NAMES_IN_USE = ("name", "listing", "listing.part", "links", "lock")  # launcher/node/code/folders.py
 
 
 @dataclass(frozen=True, slots=True)

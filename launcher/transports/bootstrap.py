@@ -55,7 +55,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
     ),
     "setup": ("facts.setup",),
     "code": ("own_folders", *(f"code.{name}" for name in (
-        "arrivals", "chain", "folder", "folders", "group", "keeper", "listing", "missing_pieces", "proof", "store", "code_process",
+        "chain", "code_process", "folders", "listing", "missing_pieces", "proof", "store",
     ))),
     "arming": ("processes.faulthandler_stacks",),
     "stacks": ("processes.py_spy", "processes.stacks"),

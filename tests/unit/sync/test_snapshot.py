@@ -13,8 +13,7 @@ from launcher.errors import UsageError
 from launcher.node.code import listing
 from launcher.node.code.listing import FILE, LINK, PROGRAM, Entry
 from launcher.sync.code_messages import describe_left_out, refuse_large
-from launcher.sync.left_out import LeftOut
-from launcher.sync.selection import Selection, select
+from launcher.sync.selection import LeftOut, Selection, select
 from launcher.sync.snapshot import take_snapshot
 
 _read = os.read

@@ -190,8 +190,8 @@ FACTS = {"type": messages.PREPARE, "facts": True}
         ({"type": messages.STOP}, []),
         (FACTS, ["network", "facts"]),
         ({**FACTS, "setup": {"steps": []}}, ["network", "facts", "setup"]),
-        ({**FACTS, "tree": {"root": "r"}}, ["network", "facts", "trees"]),
-        ({"type": messages.PREPARE, "tree": {"root": "r"}}, ["network", "trees"]),
+        ({**FACTS, "tree": {"root": "r"}}, ["network", "facts", "code"]),
+        ({"type": messages.PREPARE, "tree": {"root": "r"}}, ["network", "code"]),
         ({"type": messages.PROBE}, ["network"]),
         ({"type": messages.SHARE}, ["network"]),
         ({"type": messages.ADOPT}, ["network", "facts"]),
@@ -216,7 +216,7 @@ def test_no_part_is_sent_twice():
     assert code.add_for(FACTS) == b""
     ((_, payload),) = messages.Decoder().feed(code.add_for({**FACTS, "tree": {"root": "r"}}))
     assert set(marshal.loads(zlib.decompress(payload))) == {
-        f"launcher.node.{name}" for name in bootstrap._PARTS["trees"]
+        f"launcher.node.{name}" for name in bootstrap._PARTS["code"]
     }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.node.code.arrivals import Arrivals
 from launcher.node.code.listing import FILE, LINK, Entry
+from launcher.node.code.missing_pieces import Arrivals
 from launcher.node.code.store import Store
 
 NAMES_AND_SIZES = (("a", 10), ("b", 0), ("c", 4))
