@@ -1,6 +1,6 @@
 """What isn't sent by default: caches, secrets, virtual environments and version control.
 
-In a repository, what git tracks is sent all the same; a line of `.launchignore` overrides all of it.
+In a repository, what git tracks is sent nevertheless; a line of `.launchignore` overrides all of this.
 """
 
 from __future__ import annotations
