@@ -43,7 +43,7 @@ def command(
     With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
     job, its hosts are the default.
     """
-    from launcher.cli.sessions import make_session, make_terms
+    from launcher.cli.sessions import make_session, make_settings
     from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
     from launcher.errors import EXIT_SIGNAL_BASE
@@ -64,7 +64,7 @@ def command(
 
     async def ask() -> Inspection:
         outputs = console.outputs(hosts, None)
-        session = make_session(make_terms(job, "check"), hosts, open_transport(hosts, console.say), outputs, console)
+        session = make_session(make_settings(job, "check"), hosts, open_transport(hosts, console.say), outputs, console)
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
         incidents = open_incident_log().describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)

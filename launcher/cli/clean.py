@@ -43,7 +43,7 @@ def command(
     Jobs that a run submitted (sbatch, at) aren't part of it and are kept.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.sessions import make_session, read_terms
+    from launcher.cli.sessions import make_session, read_settings
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
@@ -56,8 +56,8 @@ def command(
     console = Console(hosts, look_here(os.environ), is_patient=True)
 
     def connect() -> Session:
-        terms = replace(read_terms(timeouts, "clean", python), env=variables)
-        return make_session(terms, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
+        settings = replace(read_settings(timeouts, "clean", python), env=variables)
+        return make_session(settings, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
 
     try:
         return asyncio.run((_clean_code if code else _clean)(connect, console, is_dry=dry_run))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from launcher.commands.exec import Execution
     from launcher.hosts.host import Host
     from launcher.output.console import Console
-    from launcher.runs.run import Opener
-    from launcher.session.terms import Terms
+    from launcher.runs.run_request import Opener
+    from launcher.session.settings import Settings
 
 
 @click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})
@@ -54,7 +54,7 @@ def command(
     The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.sessions import read_terms
+    from launcher.cli.sessions import read_settings
     from launcher.commands.exec import command_argv
     from launcher.output.console import Console
     from launcher.output.view import look_here
@@ -70,8 +70,10 @@ def command(
     console = Console(hosts, view, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)
     try:
-        terms = read_terms(timeouts, "exec", python)
-        done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), resolve_workdir(workdir), console))
+        settings = read_settings(timeouts, "exec", python)
+        done = asyncio.run(
+            _run(hosts, open_transport, settings, command_argv(words), resolve_workdir(workdir), console)
+        )
         console.show_folded()
         if not is_told:
             _tell_input(console)  # its producer may have started later than the command
@@ -84,7 +86,7 @@ def command(
 
 
 async def _run(
-    hosts: Sequence[Host], open_transport: Opener, terms: Terms, argv: list[str], workdir: str | None,
+    hosts: Sequence[Host], open_transport: Opener, settings: Settings, argv: list[str], workdir: str | None,
     console: Console,
 ) -> Execution:  # fmt: skip
     from launcher.cli.sessions import make_session
@@ -93,7 +95,7 @@ async def _run(
     from launcher.session.signals import catch_signals, outlast_signals
 
     outputs = console.outputs(hosts, None, has_ranks=False)
-    session = make_session(terms, hosts, open_transport(hosts, console.say), outputs, console)
+    session = make_session(settings, hosts, open_transport(hosts, console.say), outputs, console)
     try:
         with catch_signals(dict.fromkeys(SIGNALS, lambda: None)):  # also after the session has stopped listening
             done = await execute(session, argv, workdir, console.say)

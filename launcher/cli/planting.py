@@ -20,7 +20,7 @@ from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.option_groups import OutputOptions, TransportOptions
 from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import make_console, with_trainer_command
-from launcher.cli.sessions import make_session, make_terms
+from launcher.cli.sessions import make_session, make_settings
 from launcher.cli.state_directory import open_planted_runs
 from launcher.clock import wall_clock
 from launcher.commands.sync import sync
@@ -37,10 +37,9 @@ from launcher.output.console import dated
 from launcher.output.view import look_here
 from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
-from launcher.runs.run import Opener
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import Opener, RunOptions
+from launcher.session.settings import loader_pythons
 from launcher.session.signals import Interrupted
-from launcher.session.terms import loader_pythons
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.base import Transport, TransportError
 
@@ -98,8 +97,8 @@ def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, out
     console = make_console([controller], replace(output, as_json=False))
 
     async def execute() -> None:
-        terms = make_terms(job, "sync")
-        session = make_session(terms, [controller], transport, console.outputs([controller], None), console)
+        settings = make_settings(job, "sync")
+        session = make_session(settings, [controller], transport, console.outputs([controller], None), console)
         _, sent = await sync(session, partial(replace, tree, links=()), os.environ, is_check=False)
         if failures := session.failures():
             raise UnreachableError(failures)

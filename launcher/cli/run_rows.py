@@ -155,7 +155,7 @@ def prepare(way: Way) -> Callable[[], RemoteLauncher]:
     from launcher.cli.option_groups import TransportOptions
     from launcher.cli.selection import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
-    from launcher.session.terms import loader_pythons
+    from launcher.session.settings import loader_pythons
 
     options = TransportOptions(transport=way.transport, ssh_config=Path(way.ssh_config) if way.ssh_config else None)
     hosts = [way.host]

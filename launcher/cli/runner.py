@@ -32,8 +32,7 @@ from launcher.runs.code_version import keep_code_version
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
-from launcher.runs.run import Opener
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import Opener, RunOptions, RunRequest
 
 TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 
@@ -70,11 +69,12 @@ def run_recorded(
         leave = partial(detachment.leave, console, record) if detachment is not None else None
         is_needed = detachment is not None
         with listed(runs, record, is_needed=is_needed) as entry, keep_code_version(job, record):
-            running = execute_job(
-                with_trainer_command(job), hosts, open_transport, record, console, run_options, variables=os.environ,
-                spares=spares, incident_log=incident_log, entry=entry, on_settled=leave, notify=output.notify,
-                end_process=os._exit if is_last else None,
+            request = RunRequest(
+                with_trainer_command(job), hosts, open_transport, record, console, run_options, spares=spares,
+                incident_log=incident_log, on_all_running=leave,
             )  # fmt: skip
+            end_process = os._exit if is_last else None
+            running = execute_job(request, entry, variables=os.environ, notify=output.notify, end_process=end_process)
             result = asyncio.run(running)
         return result, record.folder
     finally:

@@ -36,7 +36,7 @@ from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.runs.incident_log import IncidentLog
-    from launcher.runs.run import Opener
+    from launcher.runs.run_request import Opener
     from launcher.transports.base import Transport
 
 HERE = "here"  # of --controller: this machine
@@ -185,7 +185,7 @@ def choose_opener(
     )
 
     def open_transport(hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
-        from launcher.session.terms import loader_pythons
+        from launcher.session.settings import loader_pythons
 
         settings = TransportSettings(
             ssh=_add_messages(ssh, say),

@@ -47,7 +47,7 @@ def command(
     Files that a host has already are not sent. DIR is the repository or directory that you are in by default. With
     --check, the exit code is 0 if every host has what is here.
     """
-    from launcher.cli.sessions import make_session, read_terms
+    from launcher.cli.sessions import make_session, read_settings
     from launcher.cli.tree_request import read_tree
     from launcher.commands.sync import exit_code, sync
     from launcher.errors import EXIT_SIGNAL_BASE
@@ -68,8 +68,8 @@ def command(
         return read_tree(options, None, current_directory(), Path("logs"), console.say)[0]
 
     async def execute() -> tuple[Tree, Delivered]:
-        terms = replace(read_terms(timeouts, "sync", python), env=variables)
-        session = make_session(terms, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
+        settings = replace(read_settings(timeouts, "sync", python), env=variables)
+        session = make_session(settings, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
         try:
             return await sync(session, read, os.environ, is_check=check)
         finally:

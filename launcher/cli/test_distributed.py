@@ -19,7 +19,7 @@ from launcher.cli.selection import choose_opener, open_this_machine, read_hosts,
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
     from launcher.job.job import Job
-    from launcher.runs.run import Opener
+    from launcher.runs.run_request import Opener
 
 RENDEZVOUS_S = 30
 

@@ -32,6 +32,7 @@ from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.run_list import Entry, RunList
+from launcher.runs.run_request import RunRequest
 from launcher.runs.state_directory import find_state, own_state
 from launcher.transports.agents.hub import LEAVE_S, Hub
 
@@ -80,11 +81,12 @@ def control(
             host = request.host or socket.gethostname()
             for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, LEAST_FREE_BYTES, host)]:
                 console.say(line, Style.TEXT)
-            running = execute_job(
+            run = RunRequest(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
-                variables=variables, spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),
-                entry=entry, on_settled=leave, notify=request.notify, end_process=partial(_end, last_line),
+                spares=request.spares, incident_log=IncidentLog(state / "hosts.json"), on_all_running=leave,
             )  # fmt: skip
+            end_process = partial(_end, last_line)
+            running = execute_job(run, entry, variables=variables, notify=request.notify, end_process=end_process)
             result = asyncio.run(running)
         return result.exit_code, record.has_begun
     finally:

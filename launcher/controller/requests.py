@@ -17,7 +17,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.view import View
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions
 from launcher.transports.agents.credentials import Credentials
 
 LENGTH_BYTES = 8

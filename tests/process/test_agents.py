@@ -29,7 +29,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.output.node_log import NodeOutput
 from launcher.session.session import Session
-from launcher.session.terms import Terms
+from launcher.session.settings import Settings
 from launcher.transports.agents import doorway, hub
 from launcher.transports.agents.credentials import make_credentials, make_server_context
 from launcher.transports.agents.transport import AgentTransport
@@ -141,10 +141,10 @@ def test_close_wakes_who_writes_and_the_process_sees_the_end(fleet: Fleet) -> No
 def test_a_session_over_agents(fleet: Fleet) -> None:
     """A supervisor is started, runs a rank, and says what is left, as over every transport."""
     outputs = [NodeOutput(name, None, None) for name in fleet.names]
-    terms = Terms(RUN, {}, [sys.executable], NEVER_S, 1, DEADLINE_S)
+    settings = Settings(RUN, {}, [sys.executable], NEVER_S, 1, DEADLINE_S)
 
     async def play() -> None:
-        session = Session([A, B], fleet.hub.open_transport(), outputs, terms, say=print, progress=print)
+        session = Session([A, B], fleet.hub.open_transport(), outputs, settings, say=print, progress=print)
         session.open()
         rank = {"rank": 0, "argv": shell(WAITS), "env": {}}
         session.send_to_all(messages.START, processes=[rank], cwd=None)

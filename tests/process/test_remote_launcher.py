@@ -26,7 +26,7 @@ from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.output.view import View
 from launcher.runs.run_list import RunList
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions
 from launcher.runs.state_directory import find_state
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import TransportError

@@ -28,8 +28,8 @@ from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import CulpritSearch
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
-from launcher.runs.run import CulpritFinder, Run
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run import Run
+from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.local import LocalTransport
 
@@ -71,11 +71,11 @@ def run(
     async def execute() -> Result:
         run_options = RunOptions(**{"with_checks": False, "restarts": restarts, **options})
         hosts, waiting = ([Host(name) for name in some] for some in (names, spares))
-        run = Run(
+        request = RunRequest(
             job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting,
             incident_log=incident_log, find_culprits=find_culprits,
         )  # fmt: skip
-        return await asyncio.wait_for(run.execute(), DEADLINE_S)
+        return await asyncio.wait_for(Run(request).execute(), DEADLINE_S)
 
     return Done(asyncio.run(execute()), screen.words, record.folder)
 
@@ -321,8 +321,8 @@ HANGS = "for each in 1 2 3; do echo line; done; [ $LAUNCH_ATTEMPT = 1 ] || sleep
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runs.hang_watch.LEAST_S", 0.5)
-    monkeypatch.setattr("launcher.runs.hang_watch._LOOK_S", 0.05)
+    monkeypatch.setattr("launcher.runs.hangs.LEAST_S", 0.5)
+    monkeypatch.setattr("launcher.runs.hangs._LOOK_S", 0.05)
     monkeypatch.setattr("launcher.runs.hangs.ANSWER_S", 0.2)
 
 

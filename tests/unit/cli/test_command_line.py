@@ -25,7 +25,7 @@ from launcher.errors import (
 )
 from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, OnHang, Program, ProgramKind
 from launcher.runs.result import Result
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions
 from launcher.session.node_state import Census
 
 TWO = "node1 slots=8\nnode2 slots=4\n"

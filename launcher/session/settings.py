@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Settings:
     """What a node is told when it is prepared, and how long both sides wait for each other."""
 
     run_id: str  # names the run's directory on the nodes, and marks its processes

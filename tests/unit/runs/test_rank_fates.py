@@ -20,8 +20,7 @@ from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR
 from launcher.output.node_log import NodeOutput
-from launcher.runs.failures import find_failures, find_successes
-from launcher.runs.others import count_others
+from launcher.runs.judge import count_rank_fates, find_failures, find_successes
 from launcher.runs.report import cause_block
 from launcher.session.connection import Event
 from launcher.session.node_state import Census, NodeState
@@ -69,7 +68,7 @@ def block(*ends, stopped_s=STOP_S):
     failures = find_failures(session, PLAN, outputs, now + stopped_s)
     cause = find_cause(failures, range(4), succeeded=find_successes(session, PLAN, outputs))
     census = Census({"gpu1": [], "gpu2": []}, {})
-    others = count_others(cause, failures, PLAN, states, census)
+    others = count_rank_fates(cause, failures, PLAN, states, census)
     text = "\n".join(line.text for line in cause_block(cause, others, Path("log")))
     return re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", text).splitlines()
 
@@ -164,7 +163,7 @@ def test_a_supervisor_in_trouble_stops_its_ranks_by_itself():
     failure = Failure("gpu1", 0, FailureKind.RANK, 2.0, rank=0, signal=15)
     cause = find_cause([Failure("gpu1", 0, FailureKind.SUPERVISOR, 1.0, text="killed")])
     plan = replace(PLAN, nodes=PLAN.nodes[:1])
-    others = count_others(cause, [failure], plan, [state], Census({"gpu1": []}, {}))
+    others = count_rank_fates(cause, [failure], plan, [state], Census({"gpu1": []}, {}))
     assert (others.stopped, others.failed) == ({"gpu1": 1}, {})
 
 

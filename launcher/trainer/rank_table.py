@@ -21,7 +21,7 @@ SIZES_SHOWN, LEAST_TRIED = 5, 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankTable:
     """The position of this rank in the table of ranks, and how much data goes through each row.
 
     replicas: how many copies of the model its shards make up; 1 unless `--hsdp` asks for more.
@@ -58,7 +58,7 @@ class Layout:
         return " x ".join(factors + ([f"{self.accumulate} passes"] if self.accumulate > 1 else []))
 
 
-def plan_layout(config: TrainConfig, world: World) -> Layout:
+def plan_ranks(config: TrainConfig, world: World) -> RankTable:
     """Return the table of ranks for the config, or raise `ConfigError` with the numbers of ranks that would work."""
     try:
         return deal_ranks(config, world)
@@ -97,13 +97,13 @@ def list_tensor_sizes(config: TrainConfig, world: World) -> list[str]:
     return remedies
 
 
-def deal_ranks(config: TrainConfig, world: World) -> Layout:
+def deal_ranks(config: TrainConfig, world: World) -> RankTable:
     """Return the table of ranks for the config; raise ConfigError if the number of ranks doesn't fit."""
     kind = choose_kind(config, world.world_size)
     tensor_size = choose_tensor_size(config, kind, world.world_size)
     data_size = world.world_size // tensor_size
     replicas = choose_replicas(config, kind, world.world_size, tensor_size)
-    return Layout(
+    return RankTable(
         kind=kind,
         data_size=data_size,
         data_rank=world.rank // tensor_size,

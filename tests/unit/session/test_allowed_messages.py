@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.node import messages
 from launcher.node.messages import Decoder, MalformedMessage, encode
-from launcher.session.expected import MAX_TEXT, ExpectedMessages, UnaskedMessage
+from launcher.session.allowed_messages import MAX_TEXT, AllowedMessages, UnaskedMessage
 
 Header = dict[str, Any]
 
@@ -49,9 +49,9 @@ ASKED = (PREPARE, ROUTE, PROBE, START, SHORT, STACKS, STOP)
 BEGUN = (PREPARE, HELLO, START, started(0), started(1))
 
 
-def talk(*said: Header) -> ExpectedMessages:
+def talk(*said: Header) -> AllowedMessages:
     """Play a connection; what is of ours is known by its type."""
-    expected = ExpectedMessages()
+    expected = AllowedMessages()
     for header in said:
         if any(header is one for one in ASKED):
             expected.ask(header)
@@ -184,7 +184,7 @@ ANSWERS = st.sampled_from([
 @given(st.lists(st.sampled_from(ASKED)), st.lists(ANSWERS, max_size=200))
 def test_nobody_is_flooded(asked: list[Header], said: list[Header]) -> None:
     """Whatever a node says, what the launcher has to keep of it is bounded by what it has asked."""
-    expected = ExpectedMessages()
+    expected = AllowedMessages()
     for header in asked:
         expected.ask(header)
     kept = 0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from launcher.hosts.host import Host
 
 
-class Lineup:
+class HostsAndSpares:
     """The hosts of a run, by node rank, and the line of spares behind them.
 
     A spare takes the node rank of the host that it replaces, and that host goes to the end of the line: it may come

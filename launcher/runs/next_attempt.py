@@ -1,6 +1,6 @@
-"""Whether the GPUs are as free as before the first attempt: the driver frees memory some time after a process ended.
+"""What stands before the next attempt: ranks on hosts that nobody could ask, and GPU memory that is still in use.
 
-Nothing here does I/O.
+The driver frees memory some time after a process ended. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +13,21 @@ from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
 from launcher.preflight.findings import Node
 from launcher.preflight.gpus import gigabytes, wanted_gpus
+from launcher.session.node_state import NodeState
 from launcher.wording import listed
+
+LOST_HOST_SLACK_S = 6.0  # for SIGKILL and the census, after a host has waited for a heartbeat and for its ranks to save
+
+
+def find_lost_host_wait(job: Job, states: Sequence[NodeState], now: float) -> float:
+    """Return for how many seconds ranks may still be alive, and save, on nodes that could not be asked.
+
+    now: wall-clock seconds. A node that is not known to be lost may have heard from this machine until now.
+    """
+    window_s = job.silence_s + job.stop_timeout_s + LOST_HOST_SLACK_S
+    unasked = [state.lost_at or now for state in states if state.may_run and state.census is None]
+    return max((0.0, *(heard_at + window_s - now for heard_at in unasked)))
+
 
 FREED_S = 50.0  # the longest that the GPUs are waited for, as NVIDIA's ft_launcher does
 LOOK_AGAIN_S = 2.0

@@ -42,7 +42,7 @@ class UnaskedMessage(messages.MalformedMessage):
     """The node sent a well-formed message that `launch` didn't request."""
 
 
-class ExpectedMessages:
+class AllowedMessages:
     """The messages that one node may send, given what it was asked so far.
 
     The event loop calls `ask` before the message is on its way, so no answer can come before its question is known.
