@@ -89,7 +89,7 @@ def _report(
     from launcher.commands.sync import as_record, exit_code
     from launcher.hosts.unreachable import failure_lines
     from launcher.output.style import Style
-    from launcher.sync.words import code_line, describe_tree, place_lines
+    from launcher.sync.code_messages import code_line, describe_tree, place_lines
 
     paths = {hosts[index].name: path for index, path in delivered.paths.items()}
     console.emit(

@@ -146,7 +146,7 @@ class RemoteLauncher:
 
     def _send_code(self) -> None:
         code = pack_code()
-        self._send(bootstrap.arrival_code(code.name))
+        self._send(bootstrap.controller_code(code.name))
         word, text = self._read_answer()
         if word == "missing":
             packed = code.compress()

@@ -44,8 +44,8 @@ from launcher.runs.run_request import RunRequest
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
+from launcher.sync.code_messages import code_line
 from launcher.sync.delivery import Delivered
-from launcher.sync.words import code_line
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
+from launcher.escapes import listed_names, shown
 from launcher.hosts.ranges import fold_names
 from launcher.job.tree import Tree
-from launcher.sync.candidates import CACHE
-from launcher.sync.left_out import LeftOut
-from launcher.sync.names import listed_names, shown
-from launcher.sync.selection import STAYING, Selection
+from launcher.sync.default_exclusions import CACHE, STAYING
 from launcher.wording import count, size
+
+if TYPE_CHECKING:
+    from launcher.sync.selection import LeftOut, Selection
 
 _BAR_CHARACTERS = 20
 _MOST_NAMES = 5

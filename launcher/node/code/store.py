@@ -16,9 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
 
-    from launcher.node.trees.listing import Entry
+    from launcher.node.code.listing import Entry
 
-PIECE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 KEPT_S = 30 * 86400.0
 _UNFINISHED_S = 86400.0
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, until one of them is written
@@ -140,8 +140,8 @@ class Store:
             os.utime(source)  # it is in use
             target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
             try:
-                if not (entry.size > PIECE_BYTES and self._clone(source, target)):
-                    while data := os.read(source, PIECE_BYTES):
+                if not (entry.size > _READ_BYTES and self._clone(source, target)):
+                    while data := os.read(source, _READ_BYTES):
                         _write_all(target, data)
             finally:
                 os.close(target)
@@ -224,7 +224,7 @@ class Arrival:
         import hashlib
 
         digest, place = hashlib.sha256(), 0
-        while data := os.pread(self._fd, PIECE_BYTES, place):
+        while data := os.pread(self._fd, _READ_BYTES, place):
             digest.update(data)
             place += len(data)
         return digest.hexdigest() == self._entry.content
@@ -249,3 +249,49 @@ def _open_new(path: str) -> tuple[int, bool]:
         except (AttributeError, OSError):  # not in this system or on this disk; what else is wrong comes up below
             pass
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), True
+
+
+LOOK_S = 5.0  # for a network file system to show what another node has written
+
+
+class SharedCache:
+    """This node's part in the cache directory, which other nodes may share: all of these read the same word in a file.
+
+    The first of them writes it.
+    """
+
+    def __init__(self, store: Store, nonce: str) -> None:
+        """nonce: of this delivery, since cloned machines have equal directories that they don't share."""
+        self._path = os.path.join(store.base, "group-" + nonce)
+        self._is_mine = False
+        self.name = os.urandom(8).hex()
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except FileExistsError:
+            self.name = self._read() or self.name
+            return
+        os.write(fd, self.name.encode())
+        os.close(fd)
+        self._is_mine = True
+
+    def _read(self) -> str:
+        """Return the word, once it is there; empty if it doesn't come, or the file is gone."""
+        deadline = time.monotonic() + LOOK_S
+        while time.monotonic() < deadline:
+            try:
+                with open(self._path) as file:
+                    word = file.read(64)
+            except OSError:
+                return ""
+            if word:
+                return word
+            time.sleep(0.02)
+        return ""
+
+    def leave(self) -> None:
+        """Remove the file, if it is this node's; all others have read it by then."""
+        try:
+            if self._is_mine:
+                os.unlink(self._path)
+        except FileNotFoundError:  # somebody has emptied the cache
+            pass

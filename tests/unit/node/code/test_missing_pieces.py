@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher.node.trees.arrivals import Arrivals
-from launcher.node.trees.listing import FILE, LINK, Entry
-from launcher.node.trees.store import Store
+from launcher.node.code.listing import FILE, LINK, Entry
+from launcher.node.code.missing_pieces import Arrivals
+from launcher.node.code.store import Store
 
 NAMES_AND_SIZES = (("a", 10), ("b", 0), ("c", 4))
 PACKED = zlib.compress(b"0123456789")

@@ -9,15 +9,15 @@ import os
 import stat
 import time
 
-from launcher.node.trees import listing
+from launcher.node.code import listing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable
 
-    from launcher.node.trees.listing import Entry
+    from launcher.node.code.listing import Entry
 
-PIECE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 BYTECODE = "__pycache__"
 _WALK_S = 0.3  # a run may have written millions of files
 
@@ -98,7 +98,7 @@ def _is_file(path: str, entry: Entry, make_hash: Callable[[], Any]) -> bool:
             return False
         digest, left = make_hash(), entry.size
         while left > 0:
-            data = os.read(fd, min(left, PIECE_BYTES))
+            data = os.read(fd, min(left, _READ_BYTES))
             if not data:
                 return False
             digest.update(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.sync.introduction import is_worth_it, make_chains
+from launcher.sync.delivery import is_worth_it, make_chains
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.job.tree import Tree
-from launcher.sync.left_out import LeftOut
-from launcher.sync.selection import STAYING, Selection
-from launcher.sync.words import (
+from launcher.sync.code_messages import (
     code_line,
     describe_left_out,
     describe_tree,
@@ -20,6 +18,8 @@ from launcher.sync.words import (
     refuse_large,
     refuse_secrets,
 )
+from launcher.sync.default_exclusions import STAYING
+from launcher.sync.selection import LeftOut, Selection
 
 TREE = Tree("/proj", b"", "5f3a91c" + 57 * "0", 212, 1_800_000, left_out="data/ 41 GB (git-ignored)")
 IGNORED = "git-ignored"

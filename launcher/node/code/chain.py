@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Mapping
 
-    from launcher.node.trees.arrivals import Parts
+    from launcher.node.code.missing_pieces import Parts
 
     Header = Dict[str, Any]
     Unpack = Callable[[Header, bytes], Parts]

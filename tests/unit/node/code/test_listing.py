@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.trees import listing
-from launcher.node.trees.listing import FILE, LINK, PROGRAM, Entry
+from launcher.node.code import listing
+from launcher.node.code.listing import FILE, LINK, PROGRAM, Entry
 
 HASH = hashlib.sha256(b"").hexdigest()
 ENTRIES = [
