@@ -48,7 +48,7 @@ def command(
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.activation import candidate_pythons
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
     from launcher.runs.inspection import Inspection
     from launcher.session.signals import Interrupted
     from launcher.sync.contents import Contents
@@ -59,7 +59,7 @@ def command(
     if verbose:
         show_sources()
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python)
-    console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
+    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
 
     async def ask() -> Inspection:
         outputs = console.outputs(hosts, None)

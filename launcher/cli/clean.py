@@ -50,13 +50,13 @@ def command(
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     variables = parse_settings(env, os.environ)
     open_transport = choose_opener(transport, hosts, env=variables, python=python)
-    console = Console(hosts, look_here(os.environ), is_patient=True)
+    console = Console(hosts, find_streams(os.environ), is_patient=True)
 
     def connect() -> Session:
         settings = replace(read_settings(timeouts, "clean", python), env=variables)

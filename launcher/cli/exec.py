@@ -55,7 +55,7 @@ def command(
     from launcher.cli.sessions import read_settings
     from launcher.commands.exec import command_argv
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     if not words:
         raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
@@ -64,8 +64,8 @@ def command(
     hosts = read_hosts(choice)
     refuse_trailing()
     open_transport = choose_opener(transport, hosts, env={}, python=python)
-    view = look_here(os.environ)
-    console = Console(hosts, view, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
+    streams = find_streams(os.environ)
+    console = Console(hosts, streams, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)
     try:
         settings = read_settings(timeouts, "exec", python)

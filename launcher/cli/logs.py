@@ -39,11 +39,11 @@ def command(
     from launcher.cli.run_place import answer, find_run
     from launcher.commands.logs import LogsRequest, print_logs
     from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     which = LogsRequest(follow, node, rank, attempt, since)
     return answer(
         find_run(run, place),
-        lambda found: print_logs(found, which, look_here(os.environ)),
+        lambda found: print_logs(found, which, find_streams(os.environ)),
         lambda name: requests.Logs(name, which),
     )

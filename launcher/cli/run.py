@@ -108,7 +108,7 @@ def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share:
         click.echo(json.dumps(event, default=str))
         return 0
     if job.tree is not None:
-        from launcher.sync.words import plan_line
+        from launcher.sync.code_messages import plan_line
 
         click.echo(f"# {plan_line(job.tree)}")
     for line in plan_lines(plan):

@@ -87,14 +87,14 @@ def _read_all() -> list[PlantedRun | ListedRun]:
 def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
     """Return the run on the host that the user names."""
     from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     assert place.controller is not None  # the caller looked
     ways = read_ways(place.controller, "--controller", place.ssh_config)
     if len(ways) != 1:
         raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
     with asking(ways[0]) as launcher:
-        launcher.ask(requests.Find(word), look_here(os.environ))
+        launcher.ask(requests.Find(word), find_streams(os.environ))
         found = launcher.read_output().decode("utf-8", "replace").strip()
     if launcher.exit_code:
         raise click.exceptions.Exit(launcher.exit_code)  # it has said why
@@ -106,10 +106,10 @@ def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
 def ask(run: RemoteRun, request: Request) -> int:
     """Carry out a request about a run where it is controlled, with its output here; return its exit code."""
     from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     with asking(run.way) as launcher:
-        launcher.ask(request, look_here(os.environ))
+        launcher.ask(request, find_streams(os.environ))
         code = launcher.copy_output(is_of_a_run=isinstance(request, (requests.Attach, requests.Logs))) or 0
     if launcher.is_unknown:
         error, row = describe_unknown(run, time.time()), run.known.row if run.known is not None else None
@@ -166,12 +166,12 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
     """Copy the logs of a run below `log_dir`; return the exit code. is_chosen: the user has named the directory."""
     from launcher.controller import requests
     from launcher.controller.fetching import take_logs
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     if not is_chosen:
         refuse_strange_folder(log_dir)
     with asking(found.way) as launcher:
-        launcher.ask(requests.Fetch(found.id), look_here(os.environ))
+        launcher.ask(requests.Fetch(found.id), find_streams(os.environ))
         folder, said = take_logs(launcher, found.way, found.id, log_dir)
     if launcher.is_unknown:
         raise describe_unknown(found, time.time())

@@ -26,8 +26,8 @@ from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.console import Console
+from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import create_record
-from launcher.output.view import look_here
 from launcher.runs.code_version import keep_code_version
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
@@ -119,8 +119,8 @@ def trainer_command(job: Job) -> dict[str, str]:
 
 def make_console(hosts: Sequence[Host], output: OutputOptions) -> Console:
     """Return the console that the output options describe."""
-    view = look_here(os.environ)
-    return Console(hosts, view, is_quiet=output.quiet, as_json=output.as_json, ranks=read_ranks(output.ranks))
+    streams = find_streams(os.environ)
+    return Console(hosts, streams, is_quiet=output.quiet, as_json=output.as_json, ranks=read_ranks(output.ranks))
 
 
 def read_ranks(text: str | None) -> frozenset[int] | None:

@@ -12,7 +12,7 @@ from secrets import token_hex
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Timeouts
 from launcher.output.console import Console
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
 from launcher.session.settings import Settings, loader_pythons
 from launcher.transports.base import Transport

@@ -50,7 +50,7 @@ def command(
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
@@ -58,7 +58,7 @@ def command(
     options = replace(options, sync=folder or "")
     variables = parse_settings(env, os.environ)
     opener = choose_opener(transport, hosts, env=variables, python=python)
-    console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
+    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
     failures: list[HostFailure] = []
 
     def read() -> Tree:
@@ -90,7 +90,7 @@ def _report(
     from launcher.commands.sync import as_record, exit_code
     from launcher.hosts.unreachable import failure_lines
     from launcher.output.style import Style
-    from launcher.sync.words import code_line, describe_tree, place_lines
+    from launcher.sync.code_messages import code_line, describe_tree, place_lines
 
     paths = {hosts[index].name: path for index, path in delivered.paths.items()}
     console.emit(
