@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
 
 import click
 
@@ -30,14 +30,8 @@ def command(
     The lines of all hosts come in the order of time. With --rank, stdout and stderr get what that rank wrote, without
     time and prefix.
     """
-    from launcher.cli.run_place import answer, find_run
-    from launcher.commands.logs import LogsRequest, print_logs
-    from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.cli.run_place import carry_out, find_run
+    from launcher.commands.run_actions import LogsRequest, print_logs
 
-    which = LogsRequest(follow, node, rank, attempt, since)
-    return answer(
-        find_run(run, place),
-        lambda found: print_logs(found, which, look_here(os.environ)),
-        lambda name: requests.Logs(name, which),
-    )
+    request = LogsRequest(follow, node, rank, attempt, since)
+    return carry_out(find_run(run, place), partial(print_logs, request=request), is_of_a_run=True)

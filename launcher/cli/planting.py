@@ -23,8 +23,9 @@ from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import make_session, make_terms
 from launcher.cli.state_directory import open_planted_runs
 from launcher.clock import wall_clock
+from launcher.commands.run_actions import print_health, stop
 from launcher.commands.sync import sync
-from launcher.controller import requests
+from launcher.controller.orders import Control, about_run
 from launcher.controller.planted_runs import PlantedRun, Way
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
@@ -63,7 +64,7 @@ def run_planted(
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
     credentials = make_credentials(len(everyone))
     code_version, proposed_id, planted = ask_code_version(job), _claim_id(credentials), None
-    request = requests.Control(
+    request = Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
         output.notify, controller.name,
@@ -201,7 +202,7 @@ def _leave(
 
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     try:
-        launcher.ask(requests.Look(run_id), look_here(os.environ))
+        launcher.ask(about_run(run_id, print_health), look_here(os.environ))
         found = json.loads(launcher.read_output() or b"{}")
     except ValueError:
         found = None
@@ -213,7 +214,7 @@ def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
 def _end(run_id: str, connect: Callable[[], RemoteLauncher]) -> None:
     """End a run that would fail sooner or later, if it has not ended yet: it did not prove itself."""
     with contextlib.suppress(TransportError), contextlib.closing(connect()) as launcher:
-        launcher.ask(requests.End(run_id, is_now=True), look_here(os.environ))
+        launcher.ask(about_run(run_id, partial(stop, is_now=True)), look_here(os.environ))
         for _ in launcher.pieces():
             pass  # what is said about it follows
 

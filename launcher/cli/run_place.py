@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,9 @@ from launcher.runs.run_list import ListedRun, choose_run, find_meant, is_run_id
 from launcher.wording import age
 
 if TYPE_CHECKING:
+    from launcher.controller.orders import RunAction
     from launcher.controller.planted_runs import PlantedRun, Way
     from launcher.controller.remote_launcher import RemoteLauncher
-    from launcher.controller.requests import Request
 
 _OPTIONS = (
     click.option(
@@ -79,7 +80,7 @@ def _read_all() -> list[PlantedRun | ListedRun]:
 
 def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
     """Return the run on the host that the user names."""
-    from launcher.controller import requests
+    from launcher.controller.orders import print_id
     from launcher.output.view import look_here
 
     assert place.controller is not None  # the caller looked
@@ -87,7 +88,7 @@ def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
     if len(ways) != 1:
         raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
     with asking(ways[0]) as launcher:
-        launcher.ask(requests.Find(word), look_here(os.environ))
+        launcher.ask(partial(print_id, word), look_here(os.environ))
         found = launcher.read_output().decode("utf-8", "replace").strip()
     if launcher.exit_code:
         raise click.exceptions.Exit(launcher.exit_code)  # it has said why
@@ -96,17 +97,27 @@ def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
     return RemoteRun(found, ways[0])
 
 
-def ask(run: RemoteRun, request: Request) -> int:
-    """Carry out a request about a run where it is controlled, with its output here; return its exit code."""
-    from launcher.controller import requests
+def carry_out(
+    found: ListedRun | RemoteRun, act: RunAction, *, is_of_a_run: bool = False, or_as_seen: bool = False
+) -> int:
+    """Do something with a run here, or where it is controlled, with the output of that here; return the exit code.
+
+    is_of_a_run: its output is, see RemoteLauncher.copy_output. or_as_seen: of a run that its host knows nothing of,
+    return how launch ps saw it end.
+    """
     from launcher.output.view import look_here
 
-    with asking(run.way) as launcher:
-        launcher.ask(request, look_here(os.environ))
-        code = launcher.copy_output(is_of_a_run=isinstance(request, (requests.Attach, requests.Logs))) or 0
+    view = look_here(os.environ)
+    if isinstance(found, ListedRun):
+        return act(found, view)
+    from launcher.controller.orders import about_run
+
+    with asking(found.way) as launcher:
+        launcher.ask(about_run(found.id, act), view)
+        code = launcher.copy_output(is_of_a_run=is_of_a_run) or 0
     if launcher.is_unknown:
-        error, row = describe_unknown(run, time.time()), run.known.row if run.known is not None else None
-        if row is None or row["exit_code"] is None or not isinstance(request, requests.Wait):
+        error, row = describe_unknown(found, time.time()), found.known.row if found.known is not None else None
+        if row is None or row["exit_code"] is None or not or_as_seen:
             raise error
         tell(f"launch: {error.message}")
         code = int(row["exit_code"])
@@ -150,21 +161,16 @@ def connect(way: Way) -> RemoteLauncher:
     return prepare(way)()
 
 
-def answer(found: ListedRun | RemoteRun, here: Callable[[ListedRun], int], there: Callable[[str], Request]) -> int:
-    """Carry out a command for a run of this machine, or ask for it where the run is controlled."""
-    return here(found) if isinstance(found, ListedRun) else ask(found, there(found.id))
-
-
 def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
     """Copy the logs of a run below `log_dir`; return the exit code. is_chosen: the user has named the directory."""
-    from launcher.controller import requests
-    from launcher.controller.fetching import take_logs
+    from launcher.controller.fetching import send_logs, take_logs
+    from launcher.controller.orders import about_run
     from launcher.output.view import look_here
 
     if not is_chosen:
         refuse_strange_folder(log_dir)
     with asking(found.way) as launcher:
-        launcher.ask(requests.Fetch(found.id), look_here(os.environ))
+        launcher.ask(about_run(found.id, send_logs), look_here(os.environ))
         folder, said = take_logs(launcher, found.way, found.id, log_dir)
     if launcher.is_unknown:
         raise describe_unknown(found, time.time())

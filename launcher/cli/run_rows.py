@@ -123,14 +123,14 @@ def _asker(way: Way, answers: SimpleQueue[tuple[Way, _Answer | HostFailure]]) ->
 
 def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> _Answer | HostFailure:
     """Return what a host answers, or why it doesn't: whoever waits must get something."""
-    from launcher.controller import requests
+    from launcher.controller.orders import print_rows
     from launcher.output.view import look_here
     from launcher.transports.base import TransportError
 
     try:
         launcher = connect()
         try:
-            launcher.ask(requests.List(), look_here(os.environ))
+            launcher.ask(print_rows, look_here(os.environ))
             return read_answer(launcher.read_output())
         finally:
             launcher.close()

@@ -19,14 +19,13 @@ def command(*, runs: tuple[str, ...], place: RunPlace) -> int:
     Of several runs all are waited for, and the exit code is the first one that isn't 0.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import answer, find_run
-    from launcher.commands.wait import wait
-    from launcher.controller import requests
+    from launcher.cli.run_place import carry_out, find_run
+    from launcher.commands.run_actions import wait
 
     found = [find_run(run, place) for run in runs or (None,)]
     codes = []
     for each in found:
         if len(found) > 1:
             tell(f"launch: waiting for run {each.id}")
-        codes.append(answer(each, lambda run: wait(run, tell), requests.Wait))
+        codes.append(carry_out(each, wait, or_as_seen=True))
     return next((code for code in codes if code), 0)

@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher.concurrency import start_thread
+from launcher.controller.orders import Control, find_patience
 from launcher.controller.remote_launcher import RemoteLauncher
-from launcher.controller.requests import Control, find_patience
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, UnreachableError
 from launcher.escapes import clean
 from launcher.hosts.host import Host

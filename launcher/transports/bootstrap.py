@@ -351,8 +351,8 @@ import os, sys
 for name, text in {sources!r}:
     exec(text, sys.modules.setdefault(name, type(sys)(name)).__dict__)
 sys.modules[name].main({name!r}, w)
-from launcher.controller import program
-program.main(os.environ, w)
+from launcher.controller import orders
+orders.main(os.environ, w)
 """
 
 
