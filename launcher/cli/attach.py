@@ -7,26 +7,27 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.run_place import RemoteRun, RunPlace, controller_options
 from launcher.errors import LauncherError
+from launcher.runs.run_list import RemoteRun
 
 
 @click.command("attach", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
 @controller_options
 @gather
-def command(*, run: str | None, place: RunPlace) -> int:
+def command(*, run: str | None, controller: str | None, ssh_config: Path | None) -> int:
     """Show the last lines of RUN and what follows, until it ends.  [default: the newest run]
 
     Ctrl-C leaves, and the run continues; Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import carry_out, fetch, find_run
+    from launcher.cli.find_run import carry_out, fetch, find_run
     from launcher.commands.run_actions import ask_for_stacks, attach
 
-    found = find_run(run, place)
+    found = find_run(run, controller, ssh_config)
     signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, ask_for_stacks))
     try:
         code = carry_out(found, attach, is_of_a_run=True)

@@ -21,12 +21,11 @@ from launcher.cli.option_groups import OutputOptions, TransportOptions
 from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import make_session, make_terms
-from launcher.cli.state_directory import open_planted_runs
+from launcher.cli.state_directory import open_run_list
 from launcher.clock import wall_clock
 from launcher.commands.run_actions import print_health, stop
 from launcher.commands.sync import sync
 from launcher.controller.orders import Control, about_run
-from launcher.controller.planted_runs import PlantedRun, Way
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, UnreachableError, UsageError
@@ -39,6 +38,7 @@ from launcher.output.view import look_here
 from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
 from launcher.runs.run import Opener
+from launcher.runs.run_list import RemoteRun, Way
 from launcher.runs.run_options import RunOptions
 from launcher.session.signals import Interrupted
 from launcher.session.terms import loader_pythons
@@ -84,9 +84,9 @@ def run_planted(
     finally:
         planting.close()
         if planted is None:
-            open_planted_runs().discard(proposed_id)
+            open_run_list().discard(proposed_id)
     if planting.was_refused:
-        open_planted_runs().discard(planted.id)
+        open_run_list().discard(planted.id)
     elif code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
     if code is not None:
@@ -130,7 +130,7 @@ def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) ->
 def _claim_id(credentials: Credentials) -> str:
     """Take an id here, so that no run of this machine has the one that the controller shall use."""
     try:
-        return open_planted_runs().claim(datetime.now(), credentials.fingerprint)
+        return open_run_list().take_id(datetime.now(), credentials.fingerprint)
     except OSError as error:
         raise _not_remembered(error) from None
 
@@ -140,17 +140,17 @@ def _exchange_id(proposed_id: str, run_id: str, credentials: Credentials) -> Non
     if run_id == proposed_id:
         return
     try:
-        is_free = open_planted_runs().exchange(proposed_id, run_id, credentials.fingerprint)
+        is_free = open_run_list().exchange_id(proposed_id, run_id, credentials.fingerprint)
     except OSError as error:
         raise _not_remembered(error) from None
     if not is_free:
         raise UsageError(f"--detach: another run that was started on this machine has the id {run_id}", "try again")
 
 
-def _remember(run_id: str, output: OutputOptions, way: Way) -> PlantedRun:
-    planted = PlantedRun(run_id, output.name, wall_clock(), way)
+def _remember(run_id: str, output: OutputOptions, way: Way) -> RemoteRun:
+    planted = RemoteRun(run_id, way, output.name, wall_clock())
     try:
-        open_planted_runs().add(planted)
+        open_run_list().add(planted)
     except OSError as error:
         raise _not_remembered(error) from None
     return planted
@@ -161,7 +161,7 @@ def _not_remembered(error: OSError) -> UsageError:
     return UsageError(text, "choose another directory with XDG_STATE_HOME")
 
 
-def _attach(planting: Planting, run: PlantedRun) -> int | None:
+def _attach(planting: Planting, run: RemoteRun) -> int | None:
     try:
         return planting.attach()
     except TransportError as error:
@@ -170,7 +170,7 @@ def _attach(planting: Planting, run: PlantedRun) -> int | None:
 
 
 def _leave(
-    run: PlantedRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
+    run: RemoteRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
 ) -> int:
     """Look whether controller and agents have survived the end of the logins that started them."""
     connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.connect_timeout_s)

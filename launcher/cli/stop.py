@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import click
 
+from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.run_place import RemoteRun, RunPlace, controller_options
+from launcher.cli.state_directory import open_run_list
 from launcher.errors import UsageError
-from launcher.runs.run_list import ListedRun, name_runs
+from launcher.runs.run_list import ListedRun, RemoteRun, name_runs
 
 
 @click.command("stop", cls=Command)
@@ -19,16 +21,16 @@ from launcher.runs.run_list import ListedRun, name_runs
 @click.option("--now", is_flag=True, help="Kill the ranks at once, as a second Ctrl-C would: they can't save.")
 @controller_options
 @gather
-def command(*, run: str | None, now: bool, place: RunPlace) -> int:
+def command(*, run: str | None, now: bool, controller: str | None, ssh_config: Path | None) -> int:
     """End RUN as Ctrl-C in its terminal would, and wait for that.  [default: the only run that runs]
 
     Its ranks get SIGTERM, so that they can save, and are killed after --stop-timeout.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import carry_out, find_run
+    from launcher.cli.find_run import carry_out, find_run
     from launcher.commands.run_actions import stop
 
-    found = find_only() if run is None and place.controller is None else find_run(run, place)
+    found = find_only() if run is None and controller is None else find_run(run, controller, ssh_config)
     try:
         return carry_out(found, partial(stop, is_now=now))
     except KeyboardInterrupt:
@@ -38,11 +40,11 @@ def command(*, run: str | None, now: bool, place: RunPlace) -> int:
 
 def find_only() -> ListedRun | RemoteRun:
     """Return the run to stop if none is named; raise UsageError unless exactly one may live."""
-    from launcher.cli.run_place import find_run
-    from launcher.cli.run_rows import may_live, read_rows, read_runs
+    from launcher.cli.find_run import find_run, read_rows
+    from launcher.runs.run_rows import may_live
 
-    planted, listed = read_runs()
-    unseen = {run.id for run in planted if run.row is None}
+    runs = open_run_list().read_all()
+    unseen = {run.id for run in runs if isinstance(run, RemoteRun) and run.row is None}
     if unseen:
         rows = read_rows()[0]
         living = [(row["run"], row["name"]) for row in rows if may_live(row)]
@@ -50,10 +52,10 @@ def find_only() -> ListedRun | RemoteRun:
         if not living and len(stopped) == 1:  # another `launch stop` that was typed at the same time was quicker
             living = stopped
     else:
-        living = [(run.id, run.name) for run in listed if run.is_alive]
+        living = [(run.id, run.name) for run in runs if run.is_alive]
     if len(living) != 1:
         raise several_or_none(living, "" if unseen else "on this machine")
-    return find_run(living[0][0], RunPlace())
+    return find_run(living[0][0])
 
 
 def several_or_none(runs: Sequence[tuple[str, str | None]], where: str = "") -> UsageError:

@@ -19,12 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from launcher.controller.planted_runs import Way
 from launcher.errors import LauncherError, UsageError
 from launcher.output.lines import STDOUT
 from launcher.output.view import View
 from launcher.private_files import make_private, open_private, write_private
-from launcher.runs.run_list import ListedRun
+from launcher.runs.run_list import ListedRun, Way
 
 _READ_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 1 << 20  # of one member, before its content

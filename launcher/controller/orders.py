@@ -29,6 +29,7 @@ from launcher.output.notice import describe_error, tell
 from launcher.output.view import View
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.run_options import RunOptions
+from launcher.runs.run_rows import as_row
 from launcher.runs.state_directory import find_state
 from launcher.transports.agents.credentials import Credentials
 
@@ -74,8 +75,6 @@ def _act(run_id: str, act: RunAction, runs: RunList, view: View) -> int:
 
 def print_rows(runs: RunList, view: View) -> int:
     """Print the rows of all runs as a JSON list."""
-    from launcher.commands.ps import as_row
-
     print(json.dumps([as_row(run, time.time()) for run in runs.read()]))
     return 0
 

@@ -26,8 +26,8 @@ from launcher.hosts.ranges import fold_names, shown
 from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.output.lines import STDERR
+from launcher.output.run_folder import is_run_id
 from launcher.output.view import View
-from launcher.runs.run_list import is_run_id
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
 from launcher.transports import bootstrap
