@@ -22,17 +22,20 @@ INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-ver
 # program:package, for the tests; sshd is in a directory that is often not on PATH.
 DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh
 
-.PHONY: help demo test lint bench clean debian
+.PHONY: help demo test test-quick lint bench clean debian
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed  ## train on loopback SSH hosts of this machine
 	$(IN_VENV) $(BIN)/launch demo $(DEMO_ARGS)
 
 test: $(VENV)/installed-dev debian  ## run all tests (PYTEST_ARGS, PYTEST_WORKERS)
 	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+test-quick: $(VENV)/installed-dev  ## run the tests that start no processes, in under a minute
+	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) tests/unit $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
 	$(BIN)/python -m ruff check .

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.weights import build_model
+from launcher.trainer.model import build_model
 
 options = json.loads(sys.argv[1])
 batch_size, context, log_every = options["batch_size"], options["context"], options["log_every"]

@@ -9,13 +9,21 @@ import click
 from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.options import FILE
+from launcher.cli.options import FILE, option
 from launcher.runs.run_list import RemoteRun
 
 
 @click.command("fetch", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True, help="Where to put them.")
+@option(
+    "--log-dir",
+    metavar="DIR",
+    type=FILE,
+    default=Path("logs"),
+    show_default=True,
+    help="Where to put them.",
+    heading="Output",
+)
 @controller_options
 @gather
 def command(*, run: str | None, log_dir: Path, controller: str | None, ssh_config: Path | None) -> int:

@@ -19,7 +19,7 @@ import click
 
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.options import FILE
+from launcher.cli.options import FILE, option
 from launcher.cli.state_directory import open_run_list
 from launcher.concurrency import start_thread
 from launcher.errors import (
@@ -32,8 +32,8 @@ from launcher.errors import (
 )
 from launcher.hosts.ranges import shown
 from launcher.hosts.unreachable import failure_lines
+from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
-from launcher.output.view import look_here
 from launcher.runs.run_list import ListedRun, RemoteRun, Way, choose_run, find_meant
 from launcher.runs.run_rows import Row, as_row, may_live, read_row
 from launcher.wording import age, count
@@ -47,19 +47,26 @@ _UNREADABLE = "sent a row that can't be read"
 _Answer = tuple[list[Row], int]  # of a host: its rows, and how many can't be read
 
 _OPTIONS = (
-    click.option(
-        "--controller", metavar="HOST", help="The host that controls the run.  [default: as launch ps shows it]"
+    option(
+        "--controller",
+        metavar="HOST",
+        help="The host that controls the run.  [default: as launch ps shows it]",
+        heading="Output",
     ),
-    click.option(
-        "--ssh-config", metavar="FILE", type=FILE, help="With --controller, read FILE instead of ~/.ssh/config."
+    option(
+        "--ssh-config",
+        metavar="FILE",
+        type=FILE,
+        help="With --controller, read FILE instead of ~/.ssh/config.",
+        heading="Hosts",
     ),
 )
 
 
 def controller_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that name where a run is controlled."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for add in reversed(_OPTIONS):
+        command = add(command)
     return command
 
 
@@ -81,7 +88,7 @@ def _find_there(word: str | None, controller: str, ssh_config: Path | None) -> R
     if len(ways) != 1:
         raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
     with _asking(ways[0]) as launcher:
-        launcher.ask(partial(print_id, word), look_here(os.environ))
+        launcher.ask(partial(print_id, word), find_streams(os.environ))
         found = launcher.read_output().decode("utf-8", "replace").strip()
     if launcher.exit_code:
         raise click.exceptions.Exit(launcher.exit_code)  # it has said why
@@ -98,13 +105,13 @@ def carry_out(
     is_of_a_run: its output is, see RemoteLauncher.copy_output. or_as_seen: of a run that its host knows nothing of,
     return how launch ps saw it end.
     """
-    view = look_here(os.environ)
+    streams = find_streams(os.environ)
     if isinstance(found, ListedRun):
-        return act(found, view)
+        return act(found, streams)
     from launcher.controller.orders import about_run
 
     with _asking(found.way) as launcher:
-        launcher.ask(about_run(found.id, act), view)
+        launcher.ask(about_run(found.id, act), streams)
         code = launcher.copy_output(is_of_a_run=is_of_a_run) or 0
     if launcher.is_unknown:
         error, row = _describe_unknown(found), found.row
@@ -155,7 +162,7 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
     if not is_chosen:
         refuse_strange_folder(log_dir)
     with _asking(found.way) as launcher:
-        launcher.ask(about_run(found.id, send_logs), look_here(os.environ))
+        launcher.ask(about_run(found.id, send_logs), find_streams(os.environ))
         folder, said = take_logs(launcher, found.way, found.id, log_dir)
     if launcher.is_unknown:
         raise _describe_unknown(found)
@@ -253,7 +260,7 @@ def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> _Answer | HostFailu
     try:
         launcher = connect()
         try:
-            launcher.ask(print_rows, look_here(os.environ))
+            launcher.ask(print_rows, find_streams(os.environ))
             return read_answer(launcher.read_output())
         finally:
             launcher.close()
@@ -278,7 +285,7 @@ def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
     from launcher.cli.option_groups import TransportOptions
     from launcher.cli.selection import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
-    from launcher.session.terms import loader_pythons
+    from launcher.session.settings import loader_pythons
 
     options = TransportOptions(transport=way.transport, ssh_config=Path(way.ssh_config) if way.ssh_config else None)
     hosts = [way.host]

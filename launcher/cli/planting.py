@@ -20,7 +20,7 @@ from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.option_groups import OutputOptions, TransportOptions
 from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import make_console, with_trainer_command
-from launcher.cli.sessions import make_session, make_terms
+from launcher.cli.sessions import make_session, make_settings
 from launcher.cli.state_directory import open_run_list
 from launcher.clock import wall_clock
 from launcher.commands.run_actions import print_health, stop
@@ -34,14 +34,13 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 from launcher.job.tree import Tree
 from launcher.output.console import dated
-from launcher.output.view import look_here
+from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
-from launcher.runs.run import Opener
 from launcher.runs.run_list import RemoteRun, Way
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import Opener, RunOptions
+from launcher.session.settings import loader_pythons
 from launcher.session.signals import Interrupted
-from launcher.session.terms import loader_pythons
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.base import Transport, TransportError
 
@@ -69,7 +68,7 @@ def run_planted(
         {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
         output.notify, controller.name,
     )  # fmt: skip
-    planting = Planting(controller, request, transport, loader_pythons(job.python), look_here(os.environ))
+    planting = Planting(controller, request, transport, loader_pythons(job.python), find_streams(os.environ))
     try:
         run_id = _gather(planting, everyone, output)
         way = Way(
@@ -99,8 +98,8 @@ def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, out
     console = make_console([controller], replace(output, as_json=False))
 
     async def execute() -> None:
-        terms = make_terms(job, "sync")
-        session = make_session(terms, [controller], transport, console.outputs([controller], None), console)
+        settings = make_settings(job, "sync")
+        session = make_session(settings, [controller], transport, console.outputs([controller], None), console)
         _, sent = await sync(session, partial(replace, tree, links=()), os.environ, is_check=False)
         if failures := session.failures():
             raise UnreachableError(failures)
@@ -202,7 +201,7 @@ def _leave(
 
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     try:
-        launcher.ask(about_run(run_id, print_health), look_here(os.environ))
+        launcher.ask(about_run(run_id, print_health), find_streams(os.environ))
         found = json.loads(launcher.read_output() or b"{}")
     except ValueError:
         found = None
@@ -214,7 +213,7 @@ def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
 def _end(run_id: str, connect: Callable[[], RemoteLauncher]) -> None:
     """End a run that would fail sooner or later, if it has not ended yet: it did not prove itself."""
     with contextlib.suppress(TransportError), contextlib.closing(connect()) as launcher:
-        launcher.ask(about_run(run_id, partial(stop, is_now=True)), look_here(os.environ))
+        launcher.ask(about_run(run_id, partial(stop, is_now=True)), find_streams(os.environ))
         for _ in launcher.pieces():
             pass  # what is said about it follows
 

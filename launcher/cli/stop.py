@@ -11,6 +11,7 @@ import click
 from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
+from launcher.cli.options import option
 from launcher.cli.state_directory import open_run_list
 from launcher.errors import UsageError
 from launcher.runs.run_list import ListedRun, RemoteRun, name_runs
@@ -18,7 +19,12 @@ from launcher.runs.run_list import ListedRun, RemoteRun, name_runs
 
 @click.command("stop", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--now", is_flag=True, help="Kill the ranks at once, as a second Ctrl-C would: they can't save.")
+@option(
+    "--now",
+    is_flag=True,
+    help="Kill the ranks at once, as a second Ctrl-C would: they can't save.",
+    heading="Stopping and restarts",
+)
 @controller_options
 @gather
 def command(*, run: str | None, now: bool, controller: str | None, ssh_config: Path | None) -> int:

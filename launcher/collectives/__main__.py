@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from launcher import distributed
 from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, Speed, measure_bandwidth
@@ -18,13 +21,55 @@ from launcher.collectives.checks import OK, WRONG, Outcome, agree, run_checks
 from launcher.collectives.gradients import compare_gradients
 from launcher.collectives.matrix import Pair, describe_outliers, describe_pairs
 from launcher.collectives.pairs import Hosts, find_hosts, measure_pairs
-from launcher.collectives.results import Results, count_words
 from launcher.collectives.watch import Watch, time_limit
 from launcher.distributed import World
 
 JOIN_S = 30.0
 STEP_S = 20.0
 SLACK_S = 5.0  # torch's own message names the missing ranks better than this one
+RESULTS_FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of all checks, the same on every rank: the summary line, and the file for plots and comparisons."""
+
+    ranks: int
+    hosts: Sequence[str]
+    backend: str
+    device: str
+    initialised_s: float
+    checks: Sequence[Outcome]
+    bandwidth: Sequence[Speed]  # bytes per second
+    pairs: Sequence[Pair]
+
+    @property
+    def passed(self) -> bool:
+        """Return whether nothing was wrong; a skipped check isn't wrong."""
+        return not any(outcome.is_wrong for outcome in self.checks)
+
+    def __str__(self) -> str:
+        total = len(self.checks)
+        wrong = sum(outcome.is_wrong for outcome in self.checks)
+        right = sum(outcome.result == OK for outcome in self.checks)
+        skipped = total - wrong - right
+        words = f"all {total} checks passed" if right == total else f"{right} of {total} checks passed"
+        words += (f", {wrong} failed" if wrong else "") + (f", {skipped} skipped" if skipped else "")
+        return f"{words} with {count_words(self.ranks, len(self.hosts))} ({self.backend}, {self.device})"
+
+    def write(self, folder: Path) -> None:
+        """Write results.json to `folder`."""
+        content = {**asdict(self), "passed": self.passed}
+        (folder / RESULTS_FILE).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def count_words(ranks: int, hosts: int) -> str:
+    """Return `4 ranks on 2 hosts`."""
+    return f"{_count(ranks, 'rank')} on {_count(hosts, 'host')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """What may be done with a run that another process controls: watch it, print its logs, wait for it, stop it.
 
-Each is a function of the run and of the view of whoever asked, and returns an exit code. It is called here, or where
-the run is controlled: see launcher.controller.orders.
+Each is a function of the run and of the output streams of whoever asked, and returns an exit code. It is called here,
+or where the run is controlled: see launcher.controller.orders.
 """
 
 from __future__ import annotations
@@ -20,12 +20,20 @@ from datetime import datetime, timezone
 from typing import Any
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
-from launcher.output.live_output import find_live_output
-from launcher.output.log_printer import LOOK_S, ExactPrinter, LogPrinter, ScreenPrinter, follow
-from launcher.output.log_reader import Choice, LogFile, RunLogs, find_since
-from launcher.output.notice import tell
-from launcher.output.transcript import TRANSCRIPT
-from launcher.output.view import View
+from launcher.output.log_reader import (
+    LOOK_S,
+    Choice,
+    ExactPrinter,
+    LogFile,
+    LogPrinter,
+    RunLogs,
+    ScreenPrinter,
+    find_since,
+    follow,
+)
+from launcher.output.log_writer import TRANSCRIPT, find_live_output
+from launcher.output.output_streams import OutputStreams
+from launcher.output.plain_messages import tell
 from launcher.runs.run_list import ListedRun
 from launcher.wording import fold_ranks
 
@@ -36,18 +44,18 @@ _FAILED = re.compile("launch: .*FAILED after ")
 _ENDED = re.compile("launch: (finished in|stopped by) ")
 
 
-def attach(run: ListedRun, view: View) -> int:
+def attach(run: ListedRun, streams: OutputStreams) -> int:
     """Show the last lines of a run and what follows, until it ends; return its exit code.
 
     Ctrl-C raises KeyboardInterrupt, once all that was read is written.
     """
     title, host = f"run {run.id} ({run.name})" if run.name else f"run {run.id}", run.controller.host
     if run.is_alive is False:
-        tell(f"launch: {title}, which {host} controlled, has ended; its last lines:", view)
+        tell(f"launch: {title}, which {host} controlled, has ended; its last lines:", streams)
     else:
-        tell(f"launch: watching {title}, which {host} controls; Ctrl-C leaves it running", view)
+        tell(f"launch: watching {title}, which {host} controls; Ctrl-C leaves it running", streams)
     hosts = run.find_hosts()
-    printer = ScreenPrinter(view, hosts)
+    printer = ScreenPrinter(streams, hosts)
     live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
     logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES, live)
     try:
@@ -58,13 +66,13 @@ def attach(run: ListedRun, view: View) -> int:
     except KeyboardInterrupt:
         printer.flush()
         raise
-    return _conclude(run, view, prints=False)
+    return _conclude(run, streams, prints=False)
 
 
-def ask_for_stacks(run: ListedRun, view: View) -> int:
+def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:
     """Let the controller of a run print the stacks of its ranks."""
     if not run.is_here:
-        tell(f"launch: only {run.controller.host} can ask for the stacks", view)
+        tell(f"launch: only {run.controller.host} can ask for the stacks", streams)
     elif is_running(run):
         os.kill(run.controller.pid, signal.SIGQUIT)
     return 0
@@ -81,7 +89,7 @@ class LogsRequest:
     since_s: float | None = None  # only the last seconds
 
 
-def print_logs(run: ListedRun, view: View, request: LogsRequest) -> int:
+def print_logs(run: ListedRun, streams: OutputStreams, request: LogsRequest) -> int:
     """Print the lines on stdout; with a rank, its bytes on the streams to which it wrote. Return the exit code."""
     if not run.folder.is_dir():
         raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")
@@ -91,7 +99,7 @@ def print_logs(run: ListedRun, view: View, request: LogsRequest) -> int:
     stamp = None if request.since_s is None else find_since(request.since_s, offset, datetime.now(timezone.utc))
     choice = Choice(request.node, request.rank, request.attempt, stamp)
     logs = RunLogs(run.folder, run.find_hosts(), choice)
-    printer = LogPrinter(view) if request.rank is None else ExactPrinter(view)
+    printer = LogPrinter(streams) if request.rank is None else ExactPrinter(streams)
     try:
         follow(logs, printer, lambda: request.follows and is_running(run))
     except KeyboardInterrupt:
@@ -126,14 +134,14 @@ def refuse_unknown(run_id: str, request: LogsRequest, record: Mapping[str, Any])
             )
 
 
-def wait(run: ListedRun, view: View) -> int:
+def wait(run: ListedRun, streams: OutputStreams) -> int:
     """Wait until a run has ended, print how, and return its exit code."""
     while is_running(run):
         time.sleep(LOOK_S)
-    return _conclude(run, view, prints=True)
+    return _conclude(run, streams, prints=True)
 
 
-def stop(run: ListedRun, view: View, *, is_now: bool) -> int:
+def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
     """Send the signals of Ctrl-C, once, or twice for `is_now`, wait until the run has ended, and print how.
 
     A second one kills the ranks, so none is sent if this was asked before without `is_now`. Raise UsageError for a run
@@ -145,12 +153,12 @@ def stop(run: ListedRun, view: View, *, is_now: bool) -> int:
     if not has_ended and not run.is_here:
         raise UsageError(f"run {run.id} is controlled by {run.controller.host}", "run launch stop there")
     if is_now:
-        tell(f"launch: killing the ranks of run {run.id}, as a second Ctrl-C would: they can't save", view)
+        tell(f"launch: killing the ranks of run {run.id}, as a second Ctrl-C would: they can't save", streams)
     is_asked = has_ended or run.mark_stop()
     if has_ended:
-        tell(f"launch: run {run.id} was stopped before", view)
+        tell(f"launch: run {run.id} was stopped before", streams)
     elif is_asked and not is_now:
-        tell(f"launch: run {run.id} is being stopped already (--now kills its ranks)", view)
+        tell(f"launch: run {run.id} is being stopped already (--now kills its ranks)", streams)
     signals = (0 if is_asked else 1) + is_now
     sent_at = -math.inf
     while is_running(run):
@@ -159,11 +167,11 @@ def stop(run: ListedRun, view: View, *, is_now: bool) -> int:
                 os.kill(run.controller.pid, run.controller.stop_signal)
             signals, sent_at = signals - 1, time.monotonic()
         time.sleep(LOOK_S)
-    _conclude(run, view, prints=True)
+    _conclude(run, streams, prints=True)
     return 0
 
 
-def print_health(run: ListedRun, view: View) -> int:
+def print_health(run: ListedRun, streams: OutputStreams) -> int:
     """Tell whether the controller of a run lives, which this login has not started, and which agents it misses."""
     print(json.dumps({"is_alive": is_running(run), "missing": run.read_missing()}))
     return 0
@@ -178,18 +186,20 @@ def is_running(run: ListedRun) -> bool:
     return now is not None and bool(now.is_alive)
 
 
-def _conclude(run: ListedRun, view: View, *, prints: bool) -> int:
+def _conclude(run: ListedRun, streams: OutputStreams, *, prints: bool) -> int:
     """Return the exit code of a run that has ended; prints: also its last messages."""
     now = run.look()
     if now is None:
-        tell(f"launch: run {run.id} was never started; its launch has said why", view)
+        tell(f"launch: run {run.id} was never started; its launch has said why", streams)
         return EXIT_FAILED
     if now.end is None:
-        tell(f"launch: run {now.id} has no result: its launch was killed, and its hosts end it within --silence", view)
+        tell(
+            f"launch: run {now.id} has no result: its launch was killed, and its hosts end it within --silence", streams
+        )
         return EXIT_SIGNAL_BASE + signal.SIGKILL
     if prints:
         for line in _find_end(now):
-            tell(line, view)
+            tell(line, streams)
     return now.end.exit_code
 
 

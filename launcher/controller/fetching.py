@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from launcher.errors import LauncherError, UsageError
 from launcher.output.lines import STDOUT
-from launcher.output.view import View
+from launcher.output.output_streams import OutputStreams
 from launcher.private_files import make_private, open_private, write_private
 from launcher.runs.run_list import ListedRun, Way
 
@@ -33,7 +33,7 @@ _LEFT_S = 86400.0  # a fetch that was killed leaves what it had
 _ORIGIN = "fetched.json"  # in a copy: which run it is of
 
 
-def send_logs(run: ListedRun, view: View) -> int:
+def send_logs(run: ListedRun, streams: OutputStreams) -> int:
     """Write the directory of a run's logs to stdout, as a tar archive whose first directory is the run's id."""
     if not run.folder.is_dir():
         raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")

@@ -25,10 +25,10 @@ from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.notice import describe_error, tell
-from launcher.output.view import View
+from launcher.output.output_streams import OutputStreams
+from launcher.output.plain_messages import describe_error, tell
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions
 from launcher.runs.run_rows import as_row
 from launcher.runs.state_directory import find_state
 from launcher.transports.agents.credentials import Credentials
@@ -60,8 +60,8 @@ class Control:
     host: str = ""  # the name of the controlling host, as the launch host has it
 
 
-RunAction = Callable[[ListedRun, View], int]  # it returns an exit code; launcher.commands.run_actions has them
-Request = Control | Callable[[RunList, View], int]
+RunAction = Callable[[ListedRun, OutputStreams], int]  # it returns an exit code; launcher.commands.run_actions has them
+Request = Control | Callable[[RunList, OutputStreams], int]
 
 
 def about_run(run_id: str, act: RunAction) -> Request:
@@ -69,17 +69,17 @@ def about_run(run_id: str, act: RunAction) -> Request:
     return partial(_act, run_id, act)
 
 
-def _act(run_id: str, act: RunAction, runs: RunList, view: View) -> int:
-    return act(runs.find(run_id), view)
+def _act(run_id: str, act: RunAction, runs: RunList, streams: OutputStreams) -> int:
+    return act(runs.find(run_id), streams)
 
 
-def print_rows(runs: RunList, view: View) -> int:
+def print_rows(runs: RunList, streams: OutputStreams) -> int:
     """Print the rows of all runs as a JSON list."""
     print(json.dumps([as_row(run, time.time()) for run in runs.read()]))
     return 0
 
 
-def print_id(word: str | None, runs: RunList, view: View) -> int:
+def print_id(word: str | None, runs: RunList, streams: OutputStreams) -> int:
     """Print the id of the run that this word means; None: the newest one."""
     try:
         print(runs.find(word).id)
@@ -93,7 +93,7 @@ class Order:
     """A request with what it takes to answer it."""
 
     request: Request
-    view: View  # where the answer is shown
+    streams: OutputStreams  # where the answer is shown
     mark: bytes  # begins the last line of both streams: the exit code and REFUSED or UNKNOWN; LEFT if they end before
     silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
 
@@ -125,19 +125,19 @@ def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
         if isinstance(order.request, Control):
             from launcher.controller.control import control  # half of this package, which no other request needs
 
-            code, has_begun = control(order.request, order.view, last_line, variables, order.silence_s)
+            code, has_begun = control(order.request, order.streams, last_line, variables, order.silence_s)
             ending = "" if has_begun else f" {REFUSED}"
         else:
             start_thread(partial(_end_with_the_login, order.silence_s), "login", lambda error: None)
-            code = order.request(RunList(find_state(variables) / "runs"), order.view)
+            code = order.request(RunList(find_state(variables) / "runs"), order.streams)
         sys.stdout.flush()
     except UnknownRunError as error:
         code, ending = error.exit_code, f" {UNKNOWN}"
     except LauncherError as error:
-        tell(describe_error(error), order.view)
+        tell(describe_error(error), order.streams)
         code, ending = error.exit_code, f" {REFUSED}"
     except KeyboardInterrupt:  # the run has not begun to listen to signals
-        tell("launch: stopped by you; nothing was started", order.view)
+        tell("launch: stopped by you; nothing was started", order.streams)
         code, ending = EXIT_SIGNAL_BASE + signal.SIGINT, f" {REFUSED}"
     except BrokenPipeError:  # the launch host has hung up
         code = EXIT_FAILED

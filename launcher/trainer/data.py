@@ -21,10 +21,9 @@ from torch import Tensor
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import Layout
 from launcher.trainer.model import FEATURES
 from launcher.trainer.options import ConfigError
-from launcher.trainer.sample_order import Order
+from launcher.trainer.rank_table import RankTable
 from launcher.trainer.text import load_text
 
 Batch = tuple[Tensor, Tensor]
@@ -33,6 +32,49 @@ HELP_TOPICS = "the topics of Python's help()"
 SMALL_BYTES = 64_000_000
 MOST_WORKERS = 4
 READ_AHEAD = 2  # batches per thread
+# A shuffled list of as many numbers takes 128 MiB on each rank.
+MOST_LISTED = 1 << 24
+ROUNDS = 6
+# Odd numbers below 2**32 with a spread of bits, from the finalizer of MurmurHash3.
+FACTORS = (0x85EBCA6B, 0xC2B2AE35)
+
+
+class Order:
+    """The order of an epoch's samples: a permutation of the numbers below `size`, which depends on seed and epoch only.
+
+    Up to `MOST_LISTED` numbers it is the permutation of torch's DistributedSampler with the same seed. A longer list
+    would fill the memory of a host, so more numbers are permuted by computation, in the memory of one batch.
+    """
+
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        self.size = size
+        generator = torch.Generator().manual_seed(seed + epoch)
+        if size <= MOST_LISTED:
+            self._listed: Tensor | None = torch.randperm(size, generator=generator)
+            return
+        self._listed = None
+        self._half_bits = (size.bit_length() + 1) // 2
+        self._keys = torch.randint(1 << 32, (ROUNDS,), generator=generator).tolist()
+
+    def take(self, positions: Tensor) -> Tensor:
+        """Return the numbers at these positions of it; both are int64 tensors of shape (N,)."""
+        if self._listed is not None:
+            return self._listed[positions]
+        numbers = self._scramble(positions)
+        # Walk on from each number that is too large; the cycle leads back into the range (Black and Rogaway, 2002).
+        while bool((outside := numbers >= self.size).any()):
+            numbers = torch.where(outside, self._scramble(numbers), numbers)
+        return numbers
+
+    def _scramble(self, numbers: Tensor) -> Tensor:
+        """Permute the numbers of `2 * half_bits` bits by a Feistel network, which is invertible with any function."""
+        bits, mask = self._half_bits, (1 << self._half_bits) - 1
+        left, right = numbers >> bits, numbers & mask
+        for key in self._keys:
+            mixed = (right ^ key) * FACTORS[0]  # products wrap around at 64 bits
+            mixed = (mixed ^ (mixed >> 15)) * FACTORS[1]
+            left, right = right, left ^ ((mixed >> 16) & mask)
+        return (left << bits) | right
 
 
 class Samples(Protocol):
@@ -232,20 +274,20 @@ def read_ahead(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def build_loader(task: Task, config: TrainConfig, layout: Layout, world: World) -> Loader:
+def build_loader(task: Task, config: TrainConfig, table: RankTable, world: World) -> Loader:
     """Distribute the samples over the data dimension; ranks that share a model's matrices get the same samples."""
-    if task.train_size < layout.global_batch:
+    if task.train_size < table.global_batch:
         raise ConfigError(
-            f"too little data ({task.source}): one step takes {layout.global_batch} samples "
-            f"({layout.describe_batch()}), got {task.train_size} to train on"
+            f"too little data ({task.source}): one step takes {table.global_batch} samples "
+            f"({table.describe_batch()}), got {task.train_size} to train on"
         )
     return Loader(
         task=task,
         device=world.device,
         seed=config.seed,
-        batch_size=layout.batch_size,
-        shares=layout.data_size,
-        share=layout.data_rank,
+        batch_size=table.batch_size,
+        shares=table.data_size,
+        share=table.data_rank,
         threads=count_workers(config.workers, task.size_bytes),
     )
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Loader, deal_validation
-from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.optimization import Learner
 from launcher.trainer.options import ConfigError
+from launcher.trainer.rank0_work import share_from_main
 from launcher.trainer.stopping import StopVote
 
 
@@ -21,16 +21,16 @@ class Evaluator:
     """Compute the validation loss on request."""
 
     def __init__(self, loader: Loader, config: TrainConfig, learner: Learner, world: World) -> None:
-        layout = learner.replica.layout
-        if config.evaluate_on == "main" and layout.sharded:
-            raise ConfigError(f"evaluate_on main needs the whole model on rank 0, but parallel {layout.kind} splits it")
+        table = learner.replica.table
+        if config.evaluate_on == "main" and table.sharded:
+            raise ConfigError(f"evaluate_on main needs the whole model on rank 0, but parallel {table.kind} splits it")
         self._learner = learner
         self._world = world
         self._loader = loader
         self.size = loader.task.validation_size
         self._all_evaluate = config.evaluate_on == "all"
-        self._shares, self._share = (layout.data_size, layout.data_rank) if self._all_evaluate else (1, 0)
-        self._batch_size = layout.batch_size
+        self._shares, self._share = (table.data_size, table.data_rank) if self._all_evaluate else (1, 0)
+        self._batch_size = table.batch_size
 
     def evaluate(self, vote: StopVote) -> float | None:
         """Return the mean loss over all samples, each counted once; None once the ranks agreed to stop."""

@@ -19,15 +19,15 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Batch, Loader, build_loader, load_task
 from launcher.trainer.evaluation import Evaluator
 from launcher.trainer.journal import Journal, measure_speed
-from launcher.trainer.layout import Layout, plan_layout
-from launcher.trainer.main_rank import make_cpu_group, share_from_main
 from launcher.trainer.model import outline_model
-from launcher.trainer.optimization import Learner, build_learner, learning_rate
+from launcher.trainer.optimization import Learner, build_learner
 from launcher.trainer.options import ConfigError, RunError
 from launcher.trainer.ownership import Claim
 from launcher.trainer.parallel import count_shard, make_whole, parallelize
 from launcher.trainer.precision import choose_tf32
 from launcher.trainer.randomness import seed_ranks
+from launcher.trainer.rank0_work import make_cpu_group, share_from_main
+from launcher.trainer.rank_table import RankTable, plan_ranks
 from launcher.trainer.report import (
     Node,
     check_nodes,
@@ -36,9 +36,8 @@ from launcher.trainer.report import (
     describe_start,
     gather_nodes,
 )
-from launcher.trainer.schedule import Schedule, plan_steps
-from launcher.trainer.sigterm_exit import leave, leave_alone, leave_together
-from launcher.trainer.stopping import StopVote
+from launcher.trainer.schedule import Schedule, learning_rate, plan_steps
+from launcher.trainer.stopping import StopVote, leave, leave_alone, leave_together
 
 
 def train(config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
@@ -48,16 +47,16 @@ def train(config: TrainConfig, world: World, argv: Sequence[str] = ()) -> None:
     """
     nodes = gather_nodes(world)
     check_nodes(nodes, config)
-    layout = plan_layout(config, world)
+    table = plan_ranks(config, world)
     claim = Claim(config, world)
     try:
-        train_in_folder(claim.take(), world, nodes, layout, argv)
+        train_in_folder(claim.take(), world, nodes, table, argv)
     finally:
         claim.release()
 
 
 def train_in_folder(
-    config: TrainConfig, world: World, nodes: Sequence[Node], layout: Layout, argv: Sequence[str]
+    config: TrainConfig, world: World, nodes: Sequence[Node], table: RankTable, argv: Sequence[str]
 ) -> None:
     """Train and save in the directory that this run has claimed."""
     journal = Journal(config, world, argv)
@@ -65,19 +64,19 @@ def train_in_folder(
         share_from_main(journal.open, world)
         group = make_cpu_group(world.timeout_s)
         task = load_task(config, world, group)
-        loader = build_loader(task, config, layout, world)
+        loader = build_loader(task, config, table, world)
 
         choose_tf32(config, world.device)
         model = outline_model(config, task.vocabulary)
-        speed = measure_speed(config, world, layout, task, model)
-        report = describe_start(world, nodes, layout, task, model)
-        seed_ranks(config.seed, 0, layout)  # from here on each data-parallel rank draws its own numbers
-        learner = build_learner(parallelize(model, layout, config, world), config, world.device)
+        speed = measure_speed(config, world, table, task, model)
+        report = describe_start(world, nodes, table, task, model)
+        seed_ranks(config.seed, 0, table)  # from here on each data-parallel rank draws its own numbers
+        learner = build_learner(parallelize(model, table, config, world), config, world.device)
         evaluator = Evaluator(loader, config, learner, world)
 
         checkpoints = Checkpoints(config, world, learner, group, task.vocabulary)
         position = checkpoints.resume()
-        schedule = plan_steps(config, layout, loader.epoch_size)
+        schedule = plan_steps(config, table, loader.epoch_size)
         vote = StopVote(world)
         run = Run(
             config=config,

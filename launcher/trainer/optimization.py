@@ -1,4 +1,4 @@
-"""One training step: the optimizer, its learning rate, mixed precision, and gradients of several passes."""
+"""One training step: the optimizer, mixed precision, and gradients of several passes."""
 
 from __future__ import annotations
 
@@ -86,16 +86,3 @@ def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, An
         decays = parameter.dim() > 1 and id(parameter) not in looked_up
         groups[0 if decays else 1]["params"].append(parameter)
     return groups
-
-
-def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
-    """Return the learning rate of a step from 1 to `steps`: a linear rise, then a cosine decay.
-
-    It depends on nothing else, so a checkpoint needs only the step.
-    """
-    warmup = min(config.warmup_steps, steps)
-    if step <= warmup:
-        return config.lr * step / warmup
-    done = min(1.0, (step - warmup) / max(1, steps - warmup))
-    low = config.lr * config.final_lr_fraction
-    return low + (config.lr - low) * (1 + math.cos(math.pi * done)) / 2

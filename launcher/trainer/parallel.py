@@ -9,20 +9,20 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from launcher.distributed import World
-from launcher.trainer.activation_checkpointing import checkpoint_activations
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import FSDP_KINDS, TENSOR_KINDS, Layout
-from launcher.trainer.model import Dropout, Model
+from launcher.trainer.model import Dropout, Model, materialize
 from launcher.trainer.options import ConfigError
 from launcher.trainer.precision import AMP_TYPES
-from launcher.trainer.weights import materialize
+from launcher.trainer.rank_table import FSDP_KINDS, TENSOR_KINDS, RankTable
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -34,7 +34,7 @@ class Replica:
 
     model: nn.Module
     module: nn.Module
-    layout: Layout
+    table: RankTable
     sync_every_pass: bool = False
 
     def gradient_sync(self, *, last: bool) -> AbstractContextManager[None]:
@@ -46,37 +46,37 @@ class Replica:
         if isinstance(self.module, DistributedDataParallel) and not sync:
             skipping: AbstractContextManager[None] = self.module.no_sync()
             return skipping
-        if self.layout.kind in FSDP_KINDS:
+        if self.table.kind in FSDP_KINDS:
             self.module.set_requires_gradient_sync(sync)  # type: ignore[operator]  # FSDP's own methods
             self.module.set_requires_all_reduce(last)  # type: ignore[operator]  # between replicas, once is enough
         return nullcontext()
 
 
-def parallelize(model: Model, layout: Layout, config: TrainConfig, world: World) -> Replica:
+def parallelize(model: Model, table: RankTable, config: TrainConfig, world: World) -> Replica:
     """Turn an outline of the model into this rank's part of it, with the weights of the seed."""
-    sync = {"on": True, "off": False, "auto": layout.kind in FSDP_KINDS}[config.sync_every_pass]
+    sync = {"on": True, "off": False, "auto": table.kind in FSDP_KINDS}[config.sync_every_pass]
     if config.activation_checkpointing:
         checkpoint_activations(model)
-    if not layout.sharded:
+    if not table.sharded:
         materialize(model, config.seed, world.device, sharded=False)
         if config.compile:
             model.compile()  # inside DDP, which can then still send gradients while it computes others
-        module = DistributedDataParallel(model) if layout.kind == "ddp" else model
-        return Replica(model, module, layout, sync)
-    mesh = make_mesh(layout, world)
-    if layout.kind in TENSOR_KINDS:
+        module = DistributedDataParallel(model) if table.kind == "ddp" else model
+        return Replica(model, module, table, sync)
+    mesh = make_mesh(table, world)
+    if table.kind in TENSOR_KINDS:
         share_matrices(model, mesh["tensor"])
     if config.compile:
         for block in model.blocks:
             block.compile()  # block by block: FSDP fetches the parameters between blocks
-    if layout.kind in FSDP_KINDS:
-        share_parameters(model, mesh["replicate", "shard"] if layout.replicas > 1 else mesh["shard"], config)
-    return Replica(materialize(model, config.seed, world.device, sharded=True), model, layout, sync)
+    if table.kind in FSDP_KINDS:
+        share_parameters(model, mesh["replicate", "shard"] if table.replicas > 1 else mesh["shard"], config)
+    return Replica(materialize(model, config.seed, world.device, sharded=True), model, table, sync)
 
 
 def count_shard(replica: Replica) -> tuple[int, int] | None:
     """Return how many parameters this rank has, and the model; None if it has them all."""
-    if not replica.layout.sharded:
+    if not replica.table.sharded:
         return None
     parameters: list[Any] = list(replica.model.parameters())
     own = (part.to_local() if hasattr(part, "to_local") else part for part in parameters)
@@ -89,7 +89,7 @@ def make_whole(tensor: Any) -> Tensor:
     return whole
 
 
-def make_mesh(layout: Layout, world: World) -> DeviceMesh:
+def make_mesh(table: RankTable, world: World) -> DeviceMesh:
     """Build torch's mesh for the table of ranks, with the dimensions replicate (for several replicas), shard, tensor.
 
     The ranks of a row are neighbours, and so are those of a replica, so they usually share a node.
@@ -99,9 +99,9 @@ def make_mesh(layout: Layout, world: World) -> DeviceMesh:
 
     # Torch 2.13 warns on each rank about each sum over several dimensions, which the gradient norm needs.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    sizes = {"shard": layout.data_size // layout.replicas, "tensor": layout.tensor_size}
-    if layout.replicas > 1:
-        sizes = {"replicate": layout.replicas, **sizes}
+    sizes = {"shard": table.data_size // table.replicas, "tensor": table.tensor_size}
+    if table.replicas > 1:
+        sizes = {"replicate": table.replicas, **sizes}
     mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     # Torch 2.15 has the public name, and warns of the private one.
     set_timeout = getattr(torch.distributed, "set_timeout", None) or distributed_c10d._set_pg_timeout
@@ -172,3 +172,13 @@ def share_matrices(model: Model, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, outer)
     for block in model.blocks:
         parallelize_module(block, mesh, inner)
+
+
+def checkpoint_activations(model: Model) -> None:
+    """Keep only the input of each block for the backward pass, which then computes the block's activations again.
+
+    The second computation draws the same random numbers as the first one, so dropout hits the same places. Blocks
+    keep their names, and what FSDP and torch.compile add around a block's `forward` stays outside of it.
+    """
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

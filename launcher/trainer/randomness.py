@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer.layout import Layout
+from launcher.trainer.rank_table import RankTable
 
 RANDOM = "random.pt"
 PYTHON_VERSION = 3  # of the state of Python's generator; unchanged since Python 3.2
@@ -24,9 +24,9 @@ STEP_SEEDS = 1_000_003  # more than there are data-parallel ranks, each of which
 States = dict[str, Any]
 
 
-def seed_ranks(seed: int, step: int, layout: Layout) -> None:
+def seed_ranks(seed: int, step: int, table: RankTable) -> None:
     """Seed all generators for a run that begins, or resumes without states, after this step."""
-    distributed.seed_everything(seed + step * STEP_SEEDS, layout.data_rank)
+    distributed.seed_everything(seed + step * STEP_SEEDS, table.data_rank)
 
 
 def capture_states(device: torch.device) -> States:
@@ -51,12 +51,12 @@ def restore_states(states: States, device: torch.device) -> None:
         sys.modules["numpy"].random.set_state(("MT19937", states["numpy"].tolist(), *states["numpy_rest"]))
 
 
-def gather_states(layout: Layout, world: World, group: dist.ProcessGroup | Any) -> list[States]:
+def gather_states(table: RankTable, world: World, group: dist.ProcessGroup | Any) -> list[States]:
     """Return on rank 0 the states of each data-parallel rank, in order; the other ranks get an empty list.
 
     Every rank must call this. group: of all ranks, on the CPU.
     """
-    own = layout.data_rank, capture_states(world.device)
+    own = table.data_rank, capture_states(world.device)
     gathered: list[Any] | None = [None] * world.world_size if world.is_main else None
     dist.gather_object(own, gathered, dst=0, group=group)
     by_rank = dict(gathered or [])  # the ranks of a tensor-parallel group have the same states
@@ -64,14 +64,14 @@ def gather_states(layout: Layout, world: World, group: dist.ProcessGroup | Any) 
 
 
 def scatter_states(
-    saved: list[States], layout: Layout, world: World, group: dist.ProcessGroup | Any
+    saved: list[States], table: RankTable, world: World, group: dist.ProcessGroup | Any
 ) -> tuple[States | None, int]:
     """Return on each rank the states that rank 0 read for it, and how many it read; None if the numbers differ.
 
     Every rank must call this. group: of all ranks, on the CPU.
     """
-    fits = len(saved) == layout.data_size
-    dealt = [(saved[rank // layout.tensor_size] if fits else None, len(saved)) for rank in range(world.world_size)]
+    fits = len(saved) == table.data_size
+    dealt = [(saved[rank // table.tensor_size] if fits else None, len(saved)) for rank in range(world.world_size)]
     own: list[Any] = [None]
     dist.scatter_object_list(own, dealt if world.is_main else None, src=0, group=group)
     states, number = own[0]

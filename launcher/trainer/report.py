@@ -15,8 +15,8 @@ from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
 from launcher.trainer.data import Task, short
-from launcher.trainer.layout import Layout
 from launcher.trainer.options import ConfigError
+from launcher.trainer.rank_table import RankTable
 
 NAMES_SHOWN = 8
 RANKS_SHOWN = 16
@@ -53,24 +53,24 @@ def check_nodes(nodes: Sequence[Node], config: TrainConfig) -> None:
             )
 
 
-def describe_start(world: World, nodes: Sequence[Node], layout: Layout, task: Task, model: nn.Module) -> str:
+def describe_start(world: World, nodes: Sequence[Node], table: RankTable, task: Task, model: nn.Module) -> str:
     """Return the start report: a few aligned lines."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     per_node = {node.ranks for node in nodes}
     each = f", {per_node.pop()} per node" if len(nodes) > 1 and len(per_node) == 1 else ""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
-    kind = layout.describe_kind()
+    kind = table.describe_kind()
     lines = {
         "job": world.job_id or "",
         "nodes": f"{len(nodes)}: {list_names([node.host for node in nodes])}" if len(nodes) > 1 else nodes[0].host,
         "ranks": f"{world.world_size}{each}, from {world.launched_by}",
         "device": f"{device}, {world.backend}",
-        "batch": f"{kind}{', ' if kind else ''}{layout.global_batch} samples per step ({layout.describe_batch()})",
+        "batch": f"{kind}{', ' if kind else ''}{table.global_batch} samples per step ({table.describe_batch()})",
         "data": f"{task.source}, {short(task.train_size)} samples, {short(task.validation_size)} to validate",
         "model": f"{short(parameters)} parameters",
     }
-    if any(node.ranks % layout.tensor_size for node in nodes):
-        size = layout.tensor_size
+    if any(node.ranks % table.tensor_size for node in nodes):
+        size = table.tensor_size
         lines["warning"] = f"some groups of {size} ranks span two nodes, so each matrix product waits for the network"
     return "\n".join(f"{name:<8}{said}" for name, said in lines.items() if said)
 

@@ -1,18 +1,23 @@
-"""Handle SIGTERM: remember it until the step is done, and stop all ranks at the same step."""
+"""Handle SIGTERM: remember it until the step is done, stop all ranks at the same step, and exit with 143."""
 
 from __future__ import annotations
 
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer.main_rank import hurry
+from launcher.trainer.checkpoints.checkpoints import Checkpoints, Position
+from launcher.trainer.journal import Journal
+from launcher.trainer.rank0_work import hurry
 
 EXIT_SIGTERM = 128 + signal.SIGTERM
 # A vote over gloo takes 0.3 to 0.6 ms of each rank on two busy CPU cores: at most 0.7 % of the time every 0.1 s, but
@@ -89,3 +94,27 @@ class StopVote:
 def count_steps(step_s: float) -> int:
     """Return how many steps of `step_s` seconds may pass between two votes: 1 for long steps, at most `MOST_STEPS`."""
     return max(1, min(MOST_STEPS, int(VOTE_EVERY_S / max(step_s, VOTE_EVERY_S / MOST_STEPS))))
+
+
+def leave_together(journal: Journal, position: Position, saved: Path) -> NoReturn:
+    """End all ranks, which have saved a checkpoint."""
+    journal.tell_stop(f"step {position.step} saved in {saved}")
+    distributed.barrier()
+    leave(journal)
+
+
+def leave_alone(journal: Journal, position: Position, checkpoints: Checkpoints, world: World) -> NoReturn:
+    """Save on rank 0 what it can without the others, which are gone, then end this rank."""
+    if world.is_main:
+        path = checkpoints.save_alone(position)
+        newest = checkpoints.newest()
+        lost = f"not saved: a rank exited with its part of the model; newest checkpoint: {newest or 'none'}"
+        said = f"saved in {path}" if path else lost
+        journal.tell_stop(f"step {position.step} {said}", can_resume=newest is not None)
+    leave(journal)
+
+
+def leave(journal: Journal) -> NoReturn:
+    """Finish the trackers, and exit with 143."""
+    journal.close(EXIT_SIGTERM)
+    distributed.leave(EXIT_SIGTERM)

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from launcher import distributed
 from launcher.distributed import World
-from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.options import ConfigError
 from launcher.trainer.prepare_data import find_shakespeare
+from launcher.trainer.rank0_work import share_from_main
 
 Content = Union[bytes, mmap.mmap]  # noqa: UP007  # evaluated, on Python 3.9 too
 SHAKESPEARE_FOLDER = Path("data")

@@ -27,11 +27,11 @@ from launcher.hosts.host import Host
 from launcher.job.tree import Link, Tree
 from launcher.node import messages
 from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES, encode
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.preflight.findings import Finding
 from launcher.session.session import Session
+from launcher.session.settings import Settings
 from launcher.session.signals import Interrupted
-from launcher.session.terms import Terms
 from launcher.sync.delivery import Delivered
 from launcher.sync.selection import select
 from launcher.sync.snapshot import take_snapshot
@@ -137,9 +137,11 @@ async def start(
     read_code: Callable[[], Tree] | None = None,
 ) -> Sent:  # fmt: skip
     said: list[str] = []
-    terms = Terms(run, {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+    settings = Settings(run, {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
     outputs = [NodeOutput(name, None, None) for name in names]
-    session = Session([Host(name) for name in names], transport, outputs, terms, say=said.append, progress=said.append)
+    session = Session(
+        [Host(name) for name in names], transport, outputs, settings, say=said.append, progress=said.append
+    )
     read_code = read_code or (lambda: tree or tree_of(root))
     sending = sync(session, read_code, {"XDG_CACHE_HOME": "/nowhere"}, is_check=is_check)
     _, delivered = await asyncio.wait_for(sending, DEADLINE_S)
@@ -638,9 +640,9 @@ def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, lost
 
 def clean(nodes: CacheTransport, *names: str, is_dry: bool = False) -> list[str]:
     async def run() -> list[str]:
-        terms = Terms("clean", {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+        settings = Settings("clean", {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
         outputs = [NodeOutput(name, None, None) for name in names]
-        session = Session([Host(name) for name in names], nodes, outputs, terms, say=print, progress=print)
+        session = Session([Host(name) for name in names], nodes, outputs, settings, say=print, progress=print)
         done = await asyncio.wait_for(clean_code(session, is_dry=is_dry), DEADLINE_S)
         assert done.exit_code == 0
         return cleaning_lines(done, is_dry=is_dry)

@@ -24,7 +24,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
-from launcher.session.terms import Terms
+from launcher.session.settings import Settings
 from launcher.transports import loader
 from launcher.transports.base import Transport
 from launcher.transports.local import LocalTransport
@@ -45,9 +45,9 @@ class Talk:
         self.disk = threading.Event()
         self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
-        self._terms = Terms("test", {}, pythons or [sys.executable], silence_s, 0.2, TIMEOUT_S)
+        self._settings = Settings("test", {}, pythons or [sys.executable], silence_s, 0.2, TIMEOUT_S)
         way = transport or LocalTransport()
-        self._pool = ConnectionPool([Host("here")], way, [self], self._terms, clock=clock)
+        self._pool = ConnectionPool([Host("here")], way, [self], self._settings, clock=clock)
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         self.output[local_rank, stream] += data
@@ -62,9 +62,9 @@ class Talk:
         return self._pool.connections[0]
 
     def start(self, **fields: object) -> None:
-        terms = self._terms
-        order = {"run": terms.run_id, "mark": MARK, "silence_s": terms.silence_s, "env": {},
-                 "stop_timeout_s": terms.stop_timeout_s}  # fmt: skip
+        settings = self._settings
+        order = {"run": settings.run_id, "mark": MARK, "silence_s": settings.silence_s, "env": {},
+                 "stop_timeout_s": settings.stop_timeout_s}  # fmt: skip
         self._pool.start()
         self._pool.order([messages.encode(messages.PREPARE, **{**order, **fields})])
 

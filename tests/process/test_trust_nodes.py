@@ -23,13 +23,13 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.node.messages import encode
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.result import Result
 from launcher.runs.run import Run
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.session import Session
-from launcher.session.terms import Terms
+from launcher.session.settings import Settings
 from launcher.transports.base import STDERR
 from launcher.transports.local import LocalTransport
 from launcher.transports.relayed.srun_step import SrunStep
@@ -38,8 +38,8 @@ MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
 READ_BYTES = 1 << 18
 
 
-def make_terms(run_id: str) -> Terms:
-    return Terms(run_id, {}, [sys.executable], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+def make_settings(run_id: str) -> Settings:
+    return Settings(run_id, {}, [sys.executable], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
 
 
 def play(lie: Lie, folder: Path) -> list[str]:
@@ -53,7 +53,8 @@ def play(lie: Lie, folder: Path) -> list[str]:
     transport = TransportByHost({"good": LocalTransport(), "liar": LyingTransport(lie)})
 
     async def execute() -> Result:
-        run = Run(job, hosts, lambda hosts, say: transport, record, screen, RunOptions(with_checks=False))
+        options = RunOptions(with_checks=False)
+        run = Run(RunRequest(job, hosts, lambda hosts, say: transport, record, screen, options))
         return await asyncio.wait_for(run.execute(), DEADLINE_S)
 
     try:
@@ -153,7 +154,9 @@ NO_CODE = encode(messages.EXIT, local_rank=0, age_s=0, was_stopping=False, code=
 def test_a_command_whose_end_is_not_told_is_no_success(lie: Lie, exit_code: int, failures: list[str]) -> None:
     async def run() -> Execution:
         outputs = [NodeOutput("liar", None, None)]
-        session = Session([Host("liar")], LyingTransport(lie), outputs, make_terms("exec"), say=print, progress=print)
+        session = Session(
+            [Host("liar")], LyingTransport(lie), outputs, make_settings("exec"), say=print, progress=print
+        )
         return await asyncio.wait_for(execute(session, ["true"], None, print), DEADLINE_S)
 
     done = asyncio.run(run())

@@ -16,10 +16,10 @@ import torch
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import plan_layout
 from launcher.trainer.model import outline_model
 from launcher.trainer.optimization import Learner, build_learner
 from launcher.trainer.parallel import parallelize
+from launcher.trainer.rank_table import plan_ranks
 
 SMALL: dict[str, Any] = {"layers": 2, "heads": 4, "dim": 32, "context": 16, "global_batch": 8}
 DEEP: dict[str, Any] = {**SMALL, "layers": 24, "dim": 256, "activation_checkpointing": True}
@@ -28,16 +28,16 @@ WATCHED = ("blocks.0", "blocks.1", "blocks.0.attention", "blocks.0.mlp", "blocks
 
 
 def build(config: TrainConfig, world: World) -> Learner:
-    replica = parallelize(outline_model(config), plan_layout(config, world), config, world)
+    replica = parallelize(outline_model(config), plan_ranks(config, world), config, world)
     return build_learner(replica, config, world.device)
 
 
 def deal_batch(learner: Learner, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return this rank's share of a batch of random bytes."""
-    config, layout = learner.config, learner.replica.layout
+    config, table = learner.config, learner.replica.table
     shape = (config.global_batch, config.context)
     tokens = torch.randint(256, shape, generator=torch.Generator().manual_seed(step))
-    share = tokens.split(layout.batch_size)[layout.data_rank]
+    share = tokens.split(table.batch_size)[table.data_rank]
     return share, share.roll(-1, 1)
 
 

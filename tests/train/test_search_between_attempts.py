@@ -10,15 +10,16 @@ from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind
+from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import MuteScreen
 from launcher.output.style import Style
 from launcher.runs.bisection import Verdict
 from launcher.runs.culprits import find_between_attempts
+from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.transports.local import LocalTransport
 
 
-class Screen(MuteScreen):
+class Screen(MuteConsole):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -40,7 +41,9 @@ def test_healthy_hosts_pass_whatever_the_job_is(tmp_path: Path) -> None:
     )  # fmt: skip
     screen, hosts = Screen(), [Host("n1"), Host("n2")]
     record = RunRecord(tmp_path, "r", print)
-    searching = find_between_attempts(job, lambda hosts, say: LocalTransport(), record, screen, False, hosts)
+    options = RunOptions(with_checks=False)
+    request = RunRequest(job, hosts, lambda hosts, say: LocalTransport(), record, screen, options)
+    searching = find_between_attempts(request, hosts)
     verdict = asyncio.run(asyncio.wait_for(searching, DEADLINE_S))
     assert verdict == Verdict(is_repeatable=False), screen.words
     assert screen.words[1:] == ["launch: all passed this time: the failure is intermittent"]

@@ -21,15 +21,15 @@ from launcher.trainer.checkpoints.reading import PlainPlanner, PlainReader
 from launcher.trainer.checkpoints.replacement import restore_displaced
 from launcher.trainer.checkpoints.save_folder import SaveError, find_whole, read_progress
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.layout import Layout
-from launcher.trainer.main_rank import make_cpu_group
+from launcher.trainer.model import build_model
 from launcher.trainer.optimization import Learner, build_learner
 from launcher.trainer.parallel import Replica
-from launcher.trainer.weights import build_model
+from launcher.trainer.rank0_work import make_cpu_group
+from launcher.trainer.rank_table import RankTable
 from tests.train.power_cuts import Tree, rebuild, recording
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-LAYOUT = Layout("none", 1, 0, 1, 1, 1)
+TABLE = RankTable("none", 1, 0, 1, 1, 1)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def config_of(folder: Path, *, async_save: bool = False) -> TrainConfig:
 
 def learner_of(config: TrainConfig, world: World) -> Learner:
     model = build_model(config)
-    return build_learner(Replica(model, model, LAYOUT), config, world.device)
+    return build_learner(Replica(model, model, TABLE), config, world.device)
 
 
 def save(position: Position, config: TrainConfig, world: World) -> None:

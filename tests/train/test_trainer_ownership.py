@@ -14,7 +14,7 @@ import torch
 
 from launcher.distributed import Attempt, World, cpu_count, find_attempt
 from launcher.trainer import __main__ as trainer
-from launcher.trainer.continuation import continue_command, name_python
+from launcher.trainer.journal import continue_command, name_python
 from launcher.trainer.ownership import make_new
 
 SHORT = ["--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2", "--log-every", "1"]

@@ -11,8 +11,8 @@ import torch
 
 from launcher.distributed import World
 from launcher.trainer.config import read_config
-from launcher.trainer.layout import plan_layout
 from launcher.trainer.options import ConfigError
+from launcher.trainer.rank_table import plan_ranks
 
 HERE = Path(__file__).parent
 APART = "node{rank}"  # a file system of its own for each rank
@@ -28,13 +28,13 @@ def world_of(world_size: int, rank: int = 0) -> World:
     return World(rank, world_size, rank, world_size, torch.device("cpu"), "gloo", "torchrun")
 
 
-def layout_of(world_size: int, *argv: str, rank: int = 0) -> tuple[str, int, int, int, int]:
-    layout = plan_layout(read_config(list(argv)), world_of(world_size, rank))
-    return layout.kind, layout.data_size, layout.data_rank, layout.tensor_size, layout.batch_size
+def table_of(world_size: int, *argv: str, rank: int = 0) -> tuple[str, int, int, int, int]:
+    table = plan_ranks(read_config(list(argv)), world_of(world_size, rank))
+    return table.kind, table.data_size, table.data_rank, table.tensor_size, table.batch_size
 
 
 @pytest.mark.parametrize(
-    ("world_size", "argv", "layout"),
+    ("world_size", "argv", "table"),
     [
         (1, [], ("none", 1, 0, 1, 16)),
         (1, ["--parallel", "ddp"], ("none", 1, 0, 1, 16)),
@@ -50,8 +50,8 @@ def layout_of(world_size: int, *argv: str, rank: int = 0) -> tuple[str, int, int
         (4, ["--hsdp", "1", "--tensor-parallel", "4", "--heads", "4"], ("fsdp+tp", 1, 0, 4, 16)),
     ],
 )
-def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[object, ...]) -> None:
-    assert layout_of(world_size, *argv, rank=world_size - 1) == layout
+def test_the_table_of_ranks(world_size: int, argv: list[str], table: tuple[object, ...]) -> None:
+    assert table_of(world_size, *argv, rank=world_size - 1) == table
 
 
 @pytest.mark.parametrize(
@@ -114,23 +114,23 @@ def test_the_table_of_ranks(world_size: int, argv: list[str], layout: tuple[obje
 )
 def test_a_table_that_can_not_be_is_one_line(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        layout_of(4, *argv)
+        table_of(4, *argv)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("ranks", "numbers"), [(3, "2, 4 or 8"), (9, "2, 4, 8 or 16"), (31, "2, 4, 8, 16 or 32")])
 def test_the_sample_for_tensor_parallelism_says_how_many_ranks_do(ranks: int, numbers: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        layout_of(ranks, "--config", str(HERE.parents[1] / "config" / "tp_shakespeare.yaml"))
+        table_of(ranks, "--config", str(HERE.parents[1] / "config" / "tp_shakespeare.yaml"))
     assert str(caught.value) == (
         f"the number of ranks must be a multiple of tensor_parallel, got {ranks} and 2; fix: start {numbers} ranks"
     )
 
 
 def test_the_report_names_the_replicas() -> None:
-    layout = plan_layout(read_config(["--hsdp", "2"]), world_of(4))
-    assert (layout.replicas, layout.describe_kind()) == (2, "fsdp in 2 replicas")
-    assert plan_layout(read_config(["--parallel", "fsdp"]), world_of(4)).describe_kind() == "fsdp"
+    table = plan_ranks(read_config(["--hsdp", "2"]), world_of(4))
+    assert (table.replicas, table.describe_kind()) == (2, "fsdp in 2 replicas")
+    assert plan_ranks(read_config(["--parallel", "fsdp"]), world_of(4)).describe_kind() == "fsdp"
 
 
 def read_losses(folder: Path) -> list[tuple[int, str, float]]:

@@ -27,7 +27,7 @@ from torch.utils.data import DistributedSampler
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer import __main__ as trainer
-from launcher.trainer import sample_order
+from launcher.trainer import data
 from launcher.trainer.checkpoints.checkpoints import Checkpoints, Position
 from launcher.trainer.checkpoints.checks import check_model
 from launcher.trainer.checkpoints.replacement import put_in_place
@@ -45,6 +45,7 @@ from launcher.trainer.config import TrainConfig, read_config
 from launcher.trainer.data import (
     MOST_WORKERS,
     Loader,
+    Order,
     Task,
     TokenSequences,
     build_loader,
@@ -57,25 +58,23 @@ from launcher.trainer.data import (
     split,
 )
 from launcher.trainer.evaluation import Evaluator
-from launcher.trainer.layout import Layout
 from launcher.trainer.loop import train
-from launcher.trainer.main_rank import make_cpu_group
-from launcher.trainer.model import FEATURES
-from launcher.trainer.optimization import build_learner, learning_rate
+from launcher.trainer.model import FEATURES, build_model
+from launcher.trainer.optimization import build_learner
 from launcher.trainer.options import ConfigError, RunError
 from launcher.trainer.parallel import Replica, make_mesh
+from launcher.trainer.rank0_work import make_cpu_group
+from launcher.trainer.rank_table import RankTable
 from launcher.trainer.report import Node, check_nodes, describe_peak_memory, describe_ranks, describe_start
-from launcher.trainer.sample_order import Order
-from launcher.trainer.schedule import Schedule
-from launcher.trainer.weights import build_model
+from launcher.trainer.schedule import Schedule, learning_rate
 
 CONFIG = TrainConfig()
 SHORT = ["--save-dir", "outputs", "--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
 WORLD = World(0, 1, 0, 1, torch.device("cpu"), "gloo", "single process")
 
 
-def layout_of(size: int, rank: int = 0, batch_size: int = 3) -> Layout:
-    return Layout("ddp", size, rank, 1, batch_size, 1)
+def table_of(size: int, rank: int = 0, batch_size: int = 3) -> RankTable:
+    return RankTable("ddp", size, rank, 1, batch_size, 1)
 
 
 def text_task(text: torch.Tensor, context: int) -> Task:
@@ -111,7 +110,7 @@ def test_sequences_cover_the_text_once_and_targets_are_one_byte_on() -> None:
 def test_ranks_take_the_samples_of_torchs_sampler(threads: int) -> None:
     task = text_task(torch.arange(0, 251, dtype=torch.uint8), context=10)  # 25 sequences for two ranks
     for rank in range(2):
-        loader = build_loader(task, replace(CONFIG, workers=threads), layout_of(2, rank), WORLD)
+        loader = build_loader(task, replace(CONFIG, workers=threads), table_of(2, rank), WORLD)
         sampler: DistributedSampler[int] = DistributedSampler(range(25), 2, rank, seed=CONFIG.seed, drop_last=True)
         for epoch in (1, 2):
             sampler.set_epoch(epoch)
@@ -126,9 +125,7 @@ def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> Non
     task = text_task(torch.arange(0, 251, dtype=torch.uint8), context=10)  # 25 sequences: 2, 3 and 4 leave a rest
 
     def steps(size: int) -> list[list[int]]:
-        dealt = [
-            starts_of(build_loader(task, CONFIG, layout_of(size, rank, 12 // size), WORLD)) for rank in range(size)
-        ]
+        dealt = [starts_of(build_loader(task, CONFIG, table_of(size, rank, 12 // size), WORLD)) for rank in range(size)]
         return [sorted(start for starts in batches for start in starts) for batches in zip(*dealt, strict=True)]
 
     assert steps(ranks) == steps(1)
@@ -136,7 +133,7 @@ def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> Non
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 65, 1000])
 def test_more_samples_than_a_list_holds_are_shuffled_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_order, "MOST_LISTED", 0)
+    monkeypatch.setattr(data, "MOST_LISTED", 0)
     places = torch.arange(size)
     shuffled = Order(size, seed=1, epoch=1).take(places)
     assert sorted(shuffled.tolist()) == places.tolist()
@@ -150,7 +147,7 @@ def test_more_samples_than_a_list_holds_are_shuffled_too(size: int, monkeypatch:
 def test_data_too_few_for_one_step_are_refused() -> None:
     task = text_task(torch.zeros(100, dtype=torch.uint8), context=64)
     with pytest.raises(ConfigError) as caught:
-        build_loader(task, CONFIG, layout_of(2), WORLD)
+        build_loader(task, CONFIG, table_of(2), WORLD)
     assert str(caught.value) == (
         "too little data (100 bytes of zeros): one step takes 6 samples (2 ranks x batch size 3), got 1 to train on"
     )
@@ -161,7 +158,7 @@ def test_the_last_samples_are_kept_for_validation() -> None:
     samples = TokenSequences(text, context=10)
     task = split(TrainConfig(validation_fraction=0.25), samples, source="", size_bytes=101)
     assert (task.train_size, task.validation_size) == (8, 2)
-    ((tokens, _),) = build_loader(task, CONFIG, layout_of(1), WORLD).load_validation([range(2)])
+    ((tokens, _),) = build_loader(task, CONFIG, table_of(1), WORLD).load_validation([range(2)])
     assert tokens[:, 0].tolist() == [80, 90]
     assert split(TrainConfig(validation_fraction=0), samples, source="", size_bytes=0).train_size == 10
     assert split(TrainConfig(), TokenSequences(text, context=33), source="", size_bytes=0).validation_size == 1
@@ -181,16 +178,16 @@ def test_the_validation_loss_is_that_of_a_plain_loop(single_rank: World) -> None
     task = load_task(config, single_rank, None)
     assert task.validation_size == 7
     model = build_model(config)
-    every = build_loader(task, config, layout_of(1), WORLD).load_validation(
+    every = build_loader(task, config, table_of(1), WORLD).load_validation(
         range(number, number + 1) for number in range(7)
     )
     losses = [model(*batch).item() for batch in every]
     for shares in (1, 2, 3, 4, 5):
         totals = torch.zeros(2, dtype=torch.float64)
         for share in range(shares):
-            layout = layout_of(shares, share, batch_size=2)
-            learner = build_learner(Replica(model, model, layout), config, WORLD.device)
-            loader = build_loader(task, config, layout, WORLD)
+            table = table_of(shares, share, batch_size=2)
+            learner = build_learner(Replica(model, model, table), config, WORLD.device)
+            loader = build_loader(task, config, table, WORLD)
             totals += Evaluator(loader, config, learner, WORLD).sum_up(lambda: False)
         assert totals[1] == 7
         assert (totals[0] / totals[1]).item() == pytest.approx(sum(losses) / 7, rel=1e-6)
@@ -238,7 +235,7 @@ def test_passes_together_are_one_large_batch(amp: str) -> None:
 
     def learn(passes: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, torch.Tensor]:
         model = build_model(config)
-        learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
+        learner = build_learner(Replica(model, model, table_of(1)), config, WORLD.device)
         loss, norm = learner.take_step(passes, lr=0.1)
         assert norm is not None
         norms.append(norm.item())
@@ -256,7 +253,7 @@ def test_the_norm_of_the_gradient_is_measured_without_clipping_too() -> None:
     for clip_norm, measures in ((0.0, True), (1e9, False), (0.0, False)):
         config = TrainConfig(data="regression", clip_norm=clip_norm)
         model = build_model(config)
-        learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
+        learner = build_learner(Replica(model, model, table_of(1)), config, WORLD.device)
         measured.append((learner.take_step([batch], lr=0.1, measures=measures)[1], model.head.weight.detach()))
     (asked, weights), (clipped, same), (none, also_same) = measured
     assert (asked, none) == (clipped, None)
@@ -266,7 +263,7 @@ def test_the_norm_of_the_gradient_is_measured_without_clipping_too() -> None:
 def test_fp16_on_a_cpu_is_refused() -> None:
     model = build_model(TrainConfig())
     with pytest.raises(ConfigError) as caught:
-        build_learner(Replica(model, model, layout_of(1)), TrainConfig(amp="fp16"), WORLD.device)
+        build_learner(Replica(model, model, table_of(1)), TrainConfig(amp="fp16"), WORLD.device)
     assert str(caught.value) == "amp fp16 needs a GPU; fix: use bf16, which CPUs support too"
 
 
@@ -457,7 +454,7 @@ def limited_files(most_bytes: int) -> Iterator[None]:
 def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> None:
     config = TrainConfig(save_dir=str(tmp_path))
     model = build_model(config)
-    learner = build_learner(Replica(model, model, layout_of(1)), config, WORLD.device)
+    learner = build_learner(Replica(model, model, table_of(1)), config, WORLD.device)
     checkpoints = Checkpoints(config, single_rank, learner, make_cpu_group())
     for most_bytes in (4 << 10, 20 << 10):  # less than random.pt has, and less than the model has
         with limited_files(most_bytes), pytest.raises(SaveError) as caught:
@@ -480,7 +477,7 @@ def test_a_checkpoint_with_other_groups_of_parameters_is_resumed(single_rank: Wo
     step = str(tmp_path / "checkpoints" / "step_3")
     config = TrainConfig(save_dir=str(tmp_path), data="regression", layers=1, resume=step)
     model = build_model(config)
-    replica = Replica(model, model, layout_of(1))
+    replica = Replica(model, model, table_of(1))
     learner = build_learner(replica, config, WORLD.device)
     single_group = torch.optim.AdamW(model.parameters(), 0.5, weight_decay=0.5)
     older = replace(learner, optimizer=single_group)
@@ -554,7 +551,7 @@ def test_the_groups_of_a_mesh_get_the_time_limit_in_torchs_public_way(
         limits.append((limit, group.size()))
 
     monkeypatch.setattr(torch.distributed, "set_timeout", set_timeout, raising=False)
-    make_mesh(layout_of(1), single_rank)
+    make_mesh(table_of(1), single_rank)
     assert limits == [(timedelta(seconds=DEADLINE_S), 1)] * 2
 
 
@@ -622,7 +619,7 @@ def test_the_peak_of_the_memory_in_words(single_rank: World) -> None:
 def test_the_start_report() -> None:
     task = text_task(torch.zeros(2000, dtype=torch.uint8), context=10)
     world = World(0, 16, 0, 8, torch.device("cpu"), "gloo", "srun", job_id="4711")
-    report = describe_start(world, [Node("gpu1", 8), Node("gpu2", 8)], layout_of(16), task, build_model(TrainConfig()))
+    report = describe_start(world, [Node("gpu1", 8), Node("gpu2", 8)], table_of(16), task, build_model(TrainConfig()))
     assert report.splitlines() == [
         "job     4711",
         "nodes   2: gpu1, gpu2",
@@ -633,7 +630,7 @@ def test_the_start_report() -> None:
         "model   137.0k parameters",
     ]
     nodes = [Node(f"gpu{number}", 2) for number in range(1, 11)]
-    spread = Layout("fsdp+tp", 5, 0, 4, 3, 2)
+    spread = RankTable("fsdp+tp", 5, 0, 4, 3, 2)
     report = describe_start(replace(WORLD, world_size=20), nodes, spread, task, build_model(TrainConfig()))
     assert report.splitlines() == [
         "nodes   10: gpu1, gpu2, gpu3, gpu4, gpu5, gpu6, gpu7, gpu8 and 2 more",

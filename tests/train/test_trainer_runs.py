@@ -19,9 +19,9 @@ from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.continuation import name_python
 from launcher.trainer.curve import read_losses
-from launcher.trainer.weights import build_model
+from launcher.trainer.journal import name_python
+from launcher.trainer.model import build_model
 from tests.train.conftest import free_port
 
 HERE = Path(__file__).parent

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.trainer.activation_checkpointing import checkpoint_activations
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.model import outline_model
+from launcher.trainer.model import build_model, outline_model
 from launcher.trainer.optimization import group_parameters
+from launcher.trainer.parallel import checkpoint_activations
 from launcher.trainer.precision import choose_tf32
 from launcher.trainer.stopping import MOST_STEPS, VOTE_EVERY_S, count_steps
-from launcher.trainer.weights import build_model
 
 CPU = torch.device("cpu")
 

@@ -16,11 +16,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from launcher import distributed
 from launcher.distributed import leave
-from launcher.trainer import main_rank, text
+from launcher.trainer import rank0_work, text
 
 SHORT_S, LONGER_S = 1.0, 2.5
 world = distributed.init("gloo", timeout_s=120)
-group = main_rank.make_cpu_group()
+group = rank0_work.make_cpu_group()
 hurried = replace(world, timeout_s=SHORT_S)
 store = _get_default_store()
 seen: dict[str, object] = {}
@@ -58,11 +58,11 @@ seen["part"] = mapped("text", most_bytes=20)
 seen["topics"] = len(text.load_text("", world, group)) > 100_000
 seen["empty"] = mapped("empty")
 seen["missing"] = outcome(lambda: mapped("missing"))
-seen["error"] = outcome(lambda: main_rank.share_from_main(fail, world))
-seen["long"] = outcome(lambda: main_rank.share_from_main(work, hurried).decode())
+seen["error"] = outcome(lambda: rank0_work.share_from_main(fail, world))
+seen["long"] = outcome(lambda: rank0_work.share_from_main(work, hurried).decode())
 if world.is_main:  # it stays away until the others have given up
     store.wait([f"gave up/{rank}" for rank in range(1, world.world_size)])
-seen["silent"] = outcome(lambda: main_rank.share_from_main(lambda: b"", hurried).decode())
+seen["silent"] = outcome(lambda: rank0_work.share_from_main(lambda: b"", hurried).decode())
 store.set(f"gave up/{world.rank}", "")
 os.environ["TMPDIR"] = "/nowhere"
 seen["nowhere"] = outcome(lambda: mapped("text"))

@@ -40,7 +40,6 @@ from launcher.trainer.checkpoints.save_folder import (
     save_file,
 )
 from launcher.trainer.config import AUTO, NONE, TrainConfig
-from launcher.trainer.main_rank import MainRankError, share_from_main
 from launcher.trainer.optimization import Learner
 from launcher.trainer.randomness import (
     RANDOM,
@@ -51,6 +50,7 @@ from launcher.trainer.randomness import (
     scatter_states,
     seed_ranks,
 )
+from launcher.trainer.rank0_work import MainRankError, share_from_main
 
 if TYPE_CHECKING:
     from launcher.trainer.checkpoints.writing import SaveInFlight
@@ -78,8 +78,8 @@ class Checkpoints:
         self._world = world
         self._learner = learner
         self._folder = Path(config.save_dir) / "checkpoints"
-        self._layout = learner.replica.layout
-        self._sharded = self._layout.sharded
+        self._table = learner.replica.table
+        self._sharded = self._table.sharded
         self._vocabulary = vocabulary
         self._shared = self._sharded and not config.evaluate_only and is_shared(config.save_dir, world)
         self._group = group
@@ -148,7 +148,7 @@ class Checkpoints:
         """Write a checkpoint with all ranks, or put it in flight. The others wait for rank 0 as long as it takes."""
         from launcher.trainer.checkpoints.writing import write_files
 
-        states = gather_states(self._layout, self._world, self._group)
+        states = gather_states(self._table, self._world, self._group)
         writes = self._shared or self._world.is_main
         state = self._state(full=self._sharded and not self._shared) if self._sharded or writes else {}
         with told_as_save_error(path):
@@ -206,7 +206,7 @@ class Checkpoints:
             "saved_at": self._now(),
             "scaler": self._learner.scaler.state_dict(),
             "ranks": self._world.world_size,
-            "parallel": self._learner.replica.layout.kind,
+            "parallel": self._learner.replica.table.kind,
             "torch": torch.__version__,
             "kind": self._config.kind,
             "vocabulary": self._vocabulary,
@@ -301,7 +301,7 @@ class Checkpoints:
 
     def _resume_random_numbers(self, path: Path, step: int) -> None:
         """Continue each data-parallel rank's random numbers; begin new ones if there were more or fewer such ranks."""
-        seed_ranks(self._config.seed, step, self._layout)
+        seed_ranks(self._config.seed, step, self._table)
         saved: list[States] = []
 
         def read() -> None:
@@ -309,7 +309,7 @@ class Checkpoints:
                 saved.extend(read_states(path / RANDOM))
 
         share_from_main(read, self._world)
-        states, ranks = scatter_states(saved, self._layout, self._world, self._group)
+        states, ranks = scatter_states(saved, self._table, self._world, self._group)
         if states is not None:
             try:
                 restore_states(states, self._world.device)
@@ -317,7 +317,7 @@ class Checkpoints:
                 raise unreadable(path, f"{RANDOM}: {explain(error)}") from None
         if states is None and self._config.dropout:
             known = f"saved by {ranks} data-parallel ranks" if ranks else "it has no states of them"
-            self._new_numbers = f"; new random numbers: {known}, this run has {self._layout.data_size}"
+            self._new_numbers = f"; new random numbers: {known}, this run has {self._table.data_size}"
 
     def export(self) -> Path:
         """Write `model.pt`: all weights under their plain names, and the config; every rank must call this."""

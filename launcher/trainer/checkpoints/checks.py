@@ -12,9 +12,9 @@ import torch.distributed as dist
 from launcher.distributed import World
 from launcher.trainer.checkpoints.save_folder import explain
 from launcher.trainer.config import SHAPE
-from launcher.trainer.main_rank import share_from_main
 from launcher.trainer.options import ConfigError
 from launcher.trainer.randomness import States
+from launcher.trainer.rank0_work import share_from_main
 
 
 def is_shared(folder: str, world: World) -> bool:

@@ -24,7 +24,7 @@ from launcher.node.messages import Decoder, MalformedMessage
 from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.summary import summarize
 from launcher.runs.inspection import Inspection
-from launcher.session.expected import ExpectedMessages
+from launcher.session.allowed_messages import AllowedMessages
 from launcher.session.facts_message import MOST, read_facts, read_route
 
 PROCESS = {"pid": 4411, "memory_mib": 80000, "owner": "ann", "name": "python", "mark": "20261120-091233.ab12.0"}
@@ -86,7 +86,7 @@ JOBS = [Job(BUILTIN), Job(BUILTIN, gpus=2, nproc=2), Job(COMMAND, nproc=2, cpu=T
 
 def take(*headers: dict[str, Any]) -> list[dict[str, Any]]:
     """Send messages from a node to the launcher."""
-    expected = ExpectedMessages()
+    expected = AllowedMessages()
     expected.ask({"type": messages.PREPARE, "facts": True})
     expected.ask({"type": messages.ROUTE})
     stream = b"".join(json.dumps(header).encode() + b"\n" for header in headers)

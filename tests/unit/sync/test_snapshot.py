@@ -10,12 +10,10 @@ import pytest
 from machines.repositories import make_repository, write_files
 
 from launcher.errors import UsageError
-from launcher.node.trees import listing
-from launcher.node.trees.listing import FILE, LINK, PROGRAM, Entry
-from launcher.sync.left_out import LeftOut
-from launcher.sync.selection import Selection, select
+from launcher.node.code import listing
+from launcher.node.code.listing import FILE, LINK, PROGRAM, Entry
+from launcher.sync.selection import select
 from launcher.sync.snapshot import take_snapshot
-from launcher.sync.words import describe_left_out, refuse_large
 
 _read = os.read
 
@@ -135,33 +133,3 @@ def test_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
         "4 files of Git LFS sent as pointers, without their content: w, x, y and 1 more; fix: git lfs pull",
     )
     assert found.files == 6
-
-
-def selection_of(sizes: dict[str, int], *left_out: LeftOut) -> Selection:
-    return Selection(Path("/r"), tuple(sizes), tuple(sizes.values()), left_out, (), (), is_repository=True)
-
-
-def test_too_much_is_refused_by_what_is_largest() -> None:
-    sizes = {"data/a": 300, "data/b": 400, "data/c": 200, "d/e/w.bin": 800, "d/x": 1, "m": 100, "n": 50}
-    selection = selection_of({name: size * 1_000_000 for name, size in sizes.items()})
-    refuse_large(selection, 1_851_000_000)
-    with pytest.raises(UsageError) as raised:
-        refuse_large(selection, 1_850_999_999)
-    assert raised.value.message == ("/r has 1.9 GB to send, more than 1.9 GB: data/ 900 MB, d/e/w.bin 800 MB, m 100 MB")
-    assert raised.value.fix == "leave them out with .gitignore or .launchignore, or pass --sync-limit SIZE"
-
-
-def test_what_is_left_out_is_described_by_its_reasons() -> None:
-    few = (
-        LeftOut(".env", "secrets", 61),
-        LeftOut(".venv/", "git-ignored"),
-        LeftOut("data/", "git-ignored", 41_000_000_000),
-        LeftOut("src/__pycache__/", "cache"),
-    )
-    assert describe_left_out(selection_of({}, *few)) == "data/ 41 GB, .venv/ (git-ignored); .env (secrets)"
-    many = [LeftOut(f"f{number}", "git-ignored", number * 1_000_000) for number in range(11)]
-    partial = LeftOut("new\nline/", ".launchignore", 9_500_000, is_partial=True)
-    assert describe_left_out(selection_of({}, *many, partial)) == (
-        "f10 10 MB, f9 9.0 MB, f8 8.0 MB, f7 7.0 MB (git-ignored); 'new\\nline/' over 9.5 MB (.launchignore) and 7 more"
-    )
-    assert describe_left_out(selection_of({})) == ""
