@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
-from launcher.job.facts import Checks, PlantedProcess, RunFolder, RunProcess
+from launcher.job.facts import Checks, RunFolder, RunProcess
 from launcher.node import messages
 from launcher.session.node_state import Census
 from launcher.session.session import Session
@@ -148,11 +148,11 @@ def folder_lines(folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
                     for host, number in named.items() if number > _MOST_RUNS]  # fmt: skip
 
 
-def planted_lines(planted: Sequence[tuple[str, PlantedProcess]]) -> list[str]:
+def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
     """Return a line for each host with processes that control or start runs: they end by themselves."""
     hosts: dict[str, list[str]] = {}
-    for host, process in planted:
-        hosts.setdefault(host, []).append(f"{process.pid} ({process.name})")
+    for host, (pid, name) in planted:
+        hosts.setdefault(host, []).append(f"{pid} ({name})")
     lines = []
     for host, names in hosts.items():
         noun, ends = (

@@ -63,14 +63,6 @@ class RunProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class PlantedProcess:
-    """A process that a launch host has started on a node for a run that is controlled from there."""
-
-    pid: Count
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """The leftover directory of a run that is over, for example because the host lost power."""
 
@@ -114,7 +106,8 @@ class Checks:
     xids: Annotated[tuple[Xid, ...], Most(1024)] = ()
     runs: tuple[RunProcess, ...] = ()
     folders: tuple[RunFolder, ...] = ()
-    planted: tuple[PlantedProcess, ...] = ()  # controllers, agents and what waits for its code
+    # Controllers, agents and what waits for its code: pid and name.
+    planted: tuple[tuple[Count, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines, planted_lines, verdict
 from launcher.errors import HostFailure, HostFailureKind
-from launcher.job.facts import PlantedProcess, RunFolder, RunProcess
+from launcher.job.facts import RunFolder, RunProcess
 from launcher.session.node_state import Census
 
 RUN = "20261120-091233.ab12.0"
@@ -56,7 +56,7 @@ def test_a_line_for_each_directory_on_each_host():
 
 
 def test_a_line_for_what_was_planted_on_each_host():
-    planted = [("gpu1" if pid < 7 else "gpu2", PlantedProcess(pid, "launch-agent")) for pid in range(1, 8)]
+    planted = [("gpu1", (pid, "launch-agent")) for pid in range(1, 7)] + [("gpu2", (7, "launch-agent"))]
     assert planted_lines(planted) == [
         "  gpu1: 6 processes control or start a run (left alone: they end with it, or without its launch host): "
         "1 (launch-agent), 2 (launch-agent), 3 (launch-agent), 4 (launch-agent) and 2 more",
