@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher.concurrency import start_thread
+from launcher.controller.orders import Control, find_patience
 from launcher.controller.remote_launcher import RemoteLauncher
-from launcher.controller.requests import Control, find_patience
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, UnreachableError
 from launcher.escapes import clean
 from launcher.hosts.host import Host
@@ -27,7 +27,7 @@ from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import OutputStreams
-from launcher.runs.run_list import is_run_id
+from launcher.output.run_folder import is_run_id
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
 from launcher.transports import bootstrap
