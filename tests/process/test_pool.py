@@ -23,6 +23,7 @@ from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
 from launcher.node import messages
+from launcher.session.allowed_messages import KeeperEnding
 from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
 from launcher.session.settings import Settings
@@ -195,7 +196,7 @@ class OddTransport:
 def test_what_the_way_to_it_says_late_is_noise_as_well() -> None:
     async def scene(talk: Talk) -> None:
         await talk.wait_for(READY)
-        os.kill((await talk.wait_for(messages.HELLO)).fields["pid"], signal.SIGTERM)
+        os.kill((await talk.wait_for(messages.HELLO)).fields["keepers"][0][0], signal.SIGTERM)
         await talk.wait_for(messages.CENSUS)
         while said not in talk.connection.noise_text():  # on stderr, which may come later
             await asyncio.sleep(0.01)
@@ -238,12 +239,12 @@ def test_a_killed_supervisor_is_told_by_the_guardian() -> None:
         hello = await talk.wait_for(messages.HELLO)
         talk.run(WAITS)
         await talk.wait_for(messages.STARTED)
-        os.kill(hello.fields["pid"], signal.SIGKILL)
+        os.kill(hello.fields["keepers"][0][0], signal.SIGKILL)
         failed = await talk.wait_for(messages.FAILED)
         assert failed.fields["text"] == "its helper died"
         census = await talk.wait_for(messages.CENSUS)
         assert census.fields["left"] == []
-        assert census.fields["supervisor"] == failed.fields["supervisor"] == {"code": None, "signal": signal.SIGKILL}
+        assert census.fields["supervisor"] == failed.fields["supervisor"] == KeeperEnding(None, signal.SIGKILL)
         assert talk.connection.noise_text() == ""
 
     talking(scene)
@@ -254,7 +255,7 @@ def test_a_killed_guardian_is_told_by_the_supervisor() -> None:
         hello = await talk.wait_for(messages.HELLO)
         talk.run(WAITS)
         await talk.wait_for(messages.STARTED)
-        stat = Path(f"/proc/{hello.fields['pid']}/stat").read_text()
+        stat = Path(f"/proc/{hello.fields['keepers'][0][0]}/stat").read_text()
         os.kill(int(stat.rpartition(") ")[2].split()[1]), signal.SIGKILL)
         census = await talk.wait_for(messages.CENSUS)
         assert (census.fields["left"], census.fields["reason"]) == ([], "its parent process was killed")
@@ -416,11 +417,11 @@ def test_a_shell_that_hangs(fake: Callable[[str], str], monkeypatch: pytest.Monk
 def test_a_node_that_freezes() -> None:
     async def scene(talk: Talk) -> None:
         hello = await talk.wait_for(messages.HELLO)
-        os.kill(hello.fields["pid"], signal.SIGSTOP)
+        os.kill(hello.fields["keepers"][0][0], signal.SIGSTOP)
         try:
             assert (await talk.wait_for_failure()).kind is HostFailureKind.SILENT
         finally:
-            os.kill(hello.fields["pid"], signal.SIGCONT)
+            os.kill(hello.fields["keepers"][0][0], signal.SIGCONT)
 
     talking(scene, silence_s=slowed(0.6))
 

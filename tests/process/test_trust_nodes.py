@@ -104,13 +104,13 @@ BEFORE_THE_START = {
     "a payload of 2^60": (instead("prepare", b'{"type":"hello","size":1152921504606846976}\n'),
                           "it sent an invalid message: invalid size: 1152921504606846976"),
     "values in one another": (instead("prepare", HELLO, b'{"type":"facts","gpus":' + b"[" * 500 + b"]" * 500 + b"}\n"),
-                              "it sent an invalid message: nested over 16 levels deep"),
+                              "its facts can't be read: gpus: a list of 1"),
     "a list without end": (instead("prepare", HELLO, encode(messages.FACTS, **{**FACTS, "gpus": [{}] * 1_000_000})),
-                           "it named 1000000 GPUs; at most 256 are accepted"),
+                           "its facts can't be read: gpus: 1000000 of them; at most 256 are accepted"),
     "hostile words": (instead("prepare", encode(messages.FAILED, text=HOSTILE)),
                       "boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
     "a name for an address": (instead("route", encode(messages.ROUTED, clock=0, address="evil.example.com")),
-                              "it sent an invalid message: routed with address 'evil.example.com'"),
+                              "it sent an invalid message: routed with address: 'evil.example.com'"),
 }  # fmt: skip
 
 
