@@ -17,7 +17,7 @@ import os
 
 from launcher.node import signals
 from launcher.node.processes import proc
-from launcher.node.processes.owned import Owned, become_subreaper, read_children
+from launcher.node.processes.run_processes import RunProcesses, become_subreaper, read_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,13 +136,13 @@ def _read_handover_log(fd: int) -> dict[str, Any]:
 def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: dict[int, int]) -> None:
     from launcher.node import messages
     from launcher.node.facts import shared_directory
-    from launcher.node.processes import ladder, workers
+    from launcher.node.processes import stop_steps, workers
 
     ending = workers.describe_status(status)
     _say(nonce, messages.encode(messages.FAILED, text="its helper died", supervisor=ending))
     left: list[proc.Process] = []
     if "mark" in handover_log:
-        owned = Owned(handover_log["mark"], [os.getpid()])
+        owned = RunProcesses(handover_log["mark"], [os.getpid()])
         owned.strangers = strangers
         for entry in handover_log["processes"]:
             process = proc.read_process(entry["pid"])
@@ -153,7 +153,7 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
             else:
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
-        left = ladder.take_steps(ladder.descend(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
+        left = stop_steps.take_steps(stop_steps.stop_run(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
         if not left:  # otherwise `launch clean` needs it
             workers.remove_folder(handover_log["folder"])
     found = [[process.pid, process.name, process.state] for process in left]

@@ -13,9 +13,9 @@ import time
 from launcher.node import clock, messages, signals
 from launcher.node.facts.inspection import Inspection
 from launcher.node.loop import Loop
-from launcher.node.processes import ladder, proc, run_owner, workers
+from launcher.node.processes import proc, run_owner, stop_steps, workers
 from launcher.node.processes.handover_log import HandoverLog
-from launcher.node.processes.owned import Owned
+from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.processes.ranks import Ranks
 from launcher.node.send_queue import SendQueue
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._keepers_fds = keepers_fds  # the reading end is for torchrun or the shim, which then stop the ranks
         self._handover_log = HandoverLog(handover_fd)
         self._keepers = [os.getpid(), guardian]
-        self._owned = Owned(None, self._keepers)
+        self._owned = RunProcesses(None, self._keepers)
         self._owned.strangers = strangers
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._send_queue = SendQueue(self._loop, lambda rank: rank in self._ranks.seen)
@@ -390,7 +390,7 @@ class Supervisor:
             return
         self._inspection.cancel()
         self._ranks.ending_since = self._ranks.ending_since or time.monotonic()
-        self._steps = ladder.descend(self._owned, timeout_s, wait_s, self._clock)
+        self._steps = stop_steps.stop_run(self._owned, timeout_s, wait_s, self._clock)
         self._loop.cancel(self._step_timer)
         self._step()
 

@@ -40,7 +40,7 @@ _FIRST_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
     "facts.inspection", "facts.shared_directory",
     *(f"processes.{name}" for name in (
-        "handover_log", "kills", "ladder", "owned", "proc", "ranks", "run_owner", "shim", "unfinished", "workers",
+        "handover_log", "oom_kills", "proc", "ranks", "run_owner", "run_processes", "shim", "stop_steps", "workers",
     )),
 )  # fmt: skip
 # The rest goes with the first message that needs it (see find_parts), and the parts of one message together.

@@ -20,8 +20,8 @@ import time
 
 from launcher.node import fast_json, signals
 from launcher.node.loop import Loop
-from launcher.node.processes import ladder, proc, workers
-from launcher.node.processes.owned import Owned, become_subreaper
+from launcher.node.processes import proc, stop_steps, workers
+from launcher.node.processes.run_processes import RunProcesses, become_subreaper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _Shim:
         self._streams = streams
         self._keepers_fd = keepers_fd
         self._report_fd = report_fd
-        self._owned = Owned(None, [os.getpid()])
+        self._owned = RunProcesses(None, [os.getpid()])
         self._owned.marks.update(order.marks)
 
     def run(self) -> NoReturn:
@@ -143,8 +143,8 @@ class _Shim:
             pass  # the supervisor is gone, and the guardian doesn't need exit codes
 
     def _end_run(self) -> NoReturn:
-        steps = ladder.descend(self._owned, self._order.stop_timeout_s)
-        if not ladder.take_steps(steps, beat=lambda: None):
+        steps = stop_steps.stop_run(self._owned, self._order.stop_timeout_s)
+        if not stop_steps.take_steps(steps, beat=lambda: None):
             workers.remove_folder(self._order.folder)
         os._exit(0)
 

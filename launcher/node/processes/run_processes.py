@@ -51,7 +51,7 @@ def has_children() -> bool:
     return True
 
 
-class Owned:
+class RunProcesses:
     """The processes of one run on this machine.
 
     A process that `living` has returned once stays part of the run until it exits, whatever becomes of its mark, parent

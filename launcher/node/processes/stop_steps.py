@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Generator
 
-    from launcher.node.processes.owned import Owned
+    from launcher.node.processes.run_processes import RunProcesses
     from launcher.node.processes.proc import Process
 
 BEAT_S = 1.0  # how often to send heartbeats: a ladder may take longer than the launcher tolerates silence
@@ -39,8 +39,8 @@ _QUICK_LOOKS = 50  # each takes 0.1 ms, so one of them catches a process that fo
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
-def descend(
-    owned: Owned, timeout_s: float, wait_s: float = 0, clock: Callable[[], float] = time.monotonic
+def stop_run(
+    owned: RunProcesses, timeout_s: float, wait_s: float = 0, clock: Callable[[], float] = time.monotonic
 ) -> Generator[float, None, list[Process]]:
     """End the run step by step; return the processes that could not be ended.
 
@@ -73,7 +73,7 @@ class _Rest:
     A process that has executed another program counts as new: a SIGTERM between its fork and its exec has no effect.
     """
 
-    def __init__(self, owned: Owned) -> None:
+    def __init__(self, owned: RunProcesses) -> None:
         self._owned = owned
         self._asked: set[tuple[int, int, str]] = set()
 
@@ -89,7 +89,7 @@ class _Rest:
         return not living
 
 
-def _kill(owned: Owned, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
+def _kill(owned: RunProcesses, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
     """Kill everything that lives until nothing does, or until the deadline (monotonic seconds); return what is left.
 
     All are suspended before any is killed, so that none starts another meanwhile. A process that forks faster than
@@ -116,7 +116,7 @@ def _kill(owned: Owned, living: list[Process], deadline: float) -> Generator[flo
     return living + [child for child in owned.living_children() if child.pid not in known]
 
 
-def _stop(owned: Owned, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
+def _stop(owned: RunProcesses, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
     """Suspend all but the starter until no new process appears; return what lives then."""
     stopped: set[tuple[int, int]] = set()
     while time.monotonic() < deadline:
@@ -140,7 +140,7 @@ def _identity(process: Process) -> tuple[int, int]:
     return process.pid, process.started
 
 
-def _without_starter(owned: Owned, living: list[Process]) -> list[Process]:
+def _without_starter(owned: RunProcesses, living: list[Process]) -> list[Process]:
     starter = owned.starter
     return [process for process in living if starter is None or process.pid != starter.pid]
 
