@@ -17,8 +17,8 @@ from machines.processes import send_signal
 from node_process import is_alive, read_state, wait_until
 
 from launcher.node.processes import proc
-from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.processes.proc import MARK, Process, read_process
+from launcher.node.processes.run_processes import RunProcesses
 
 MARKED = f"census-test.{os.getpid()}"
 SLEEP = "sleep 300"

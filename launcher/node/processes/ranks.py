@@ -42,7 +42,7 @@ class Ranks:
     ) -> None:
         """Start with no ranks; on_ended: called when all ranks of a shim have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
-        self.ending_since: float | None = None  # by time.monotonic(): from then on the ladder ends ranks, and the shim
+        self.ending_since: float | None = None  # by time.monotonic(): from then on the stop ends ranks, and the shim
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log

@@ -1,8 +1,8 @@
 """The shim: the parent of ranks that are plain commands; it stops the run if guardian and supervisor are both killed.
 
-It is a fork of the supervisor. For the ladder it is, like torchrun, the starter of the ranks, which is killed last. As
-long as guardian or supervisor lives, it only starts the ranks and reports each start and exit. Stopping them is the
-task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its ranks
+It is a fork of the supervisor. For the stop's steps it is, like torchrun, the starter of the ranks, which is killed
+last. As long as guardian or supervisor lives, it only starts the ranks and reports each start and exit. Stopping them
+is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its ranks
 have exited, since a daemon that they started may still live. It closes the supervisor's connection, which must be able
 to end without it, but keeps the reading ends of the ranks' pipes: otherwise a rank that prints while it saves would
 fail.
@@ -129,7 +129,7 @@ class _Shim:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                return  # the shim stays: a daemon of its ranks may still live, and the ladder ends the shim last
+                return  # the shim stays: a daemon of its ranks may still live, and the stop ends the shim last
             if ended is None:
                 return
             # Report before reaping: if the shim is killed in between, the exit is reported twice instead of never.
