@@ -203,7 +203,7 @@ def test_a_process_reads_itself() -> None:
 HIDDEN_CHILD = """
 import json, os, sys, time
 from launcher.node.processes import run_processes, stop_steps
-owned.become_subreaper()
+run_processes.become_subreaper()
 stop_steps.CENSUS_S = 0.1
 child = os.fork()
 if child == 0:
@@ -233,7 +233,7 @@ class Counted(run_processes.RunProcesses):
     def living(self):
         looks.append(1)
         return super().living()
-owned.become_subreaper()
+run_processes.become_subreaper()
 starter = os.fork()
 if starter == 0:
     time.sleep(300)

@@ -2,10 +2,10 @@
 
 It is a fork of the supervisor. For the stop's steps it is, like torchrun, the starter of the ranks, which is killed
 last. As long as guardian or supervisor lives, it only starts the ranks and reports each start and exit. Stopping them
-is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its ranks
-have exited, since a daemon that they started may still live. It closes the supervisor's connection, which must be able
-to end without it, but keeps the reading ends of the ranks' pipes: otherwise a rank that prints while it saves would
-fail.
+is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its
+ranks have exited, since a daemon that they started may still live. It closes the supervisor's connection, which must be
+able to end without it, but keeps the reading ends of the ranks' pipes: otherwise a rank that prints while it saves
+would fail.
 
 If the shim itself is killed, the kernel kills its ranks, but not their children: a process can only ask for a signal
 at its parent's death. That is why ranks are not children of the supervisor: when it dies, they may still save. Do not
