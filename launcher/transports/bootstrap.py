@@ -258,7 +258,7 @@ def controller_code(name: str) -> bytes:
     """
     start = (
         f"import launcher.node.controller_code as code;code.main({name!r},w);Importer.modules.clear();"
-        "from launcher.controller import program;program.main(os.environ,w)"
+        "from launcher.controller import orders;orders.main(os.environ,w)"
     )
     return _program(_CONTROLLER_MODULES, "", start)
 
