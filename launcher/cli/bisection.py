@@ -19,7 +19,7 @@ from launcher.output.console import dated
 from launcher.runs.bisection import Group
 from launcher.runs.culprits import SHORT, CulpritSearch, NoVerdictError
 from launcher.runs.result import Result
-from launcher.runs.run import Opener
+from launcher.runs.run_request import Opener
 from launcher.session.signals import Interrupted
 
 

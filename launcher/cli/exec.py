@@ -11,41 +11,39 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import resolve_workdir
-from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
-from launcher.cli.options import config_option, host_options, life_options, reach_options
+from launcher.cli.option_groups import HostChoice, gather
+from launcher.cli.options import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
+from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.exec import Execution
     from launcher.hosts.host import Host
     from launcher.output.console import Console
-    from launcher.runs.run import Opener
-    from launcher.session.terms import Terms
+    from launcher.runs.run_request import Opener
+    from launcher.session.settings import Settings
 
 
-@click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@host_options
-@reach_options
-@life_options
-@click.option("--workdir", metavar="DIR", help="Directory on the hosts, relative to this one.  [default: ~]")
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
-@click.option(
-    "-b",
-    "--fold",
-    is_flag=True,
-    help="Show identical output of several hosts once, at the end.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.")
-@click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
+@click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *HOSTS, *REACH, *LIFE,
+    WORKDIR.but(help="Directory on the hosts, relative to this one.  [default: ~]"),
+    HELPER_PYTHON, AS_JSON,
+    Option(
+        ["-b", "--fold"], is_flag=True, help="Show identical output of several hosts once, at the end.",
+        heading="Output",
+    ),
+    click.Argument(["words"], metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED),
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], workdir: str | None, python: str | None, fold: bool, as_json: bool,
-    choice: HostChoice, transport: TransportOptions, timeouts: Timeouts,
+    choice: HostChoice, transport: TransportSettings, timeouts: Timeouts,
 ) -> int:  # fmt: skip
     """Run a plain command on every host; output lines begin with the host's name.
 
@@ -54,10 +52,10 @@ def command(
     The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.sessions import read_terms
+    from launcher.cli.sessions import read_settings
     from launcher.commands.exec import command_argv
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     if not words:
         raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
@@ -65,13 +63,15 @@ def command(
         raise UsageError("--fold and --json are both given", "pass only one of them")
     hosts = read_hosts(choice)
     refuse_trailing()
-    open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
-    view = look_here(os.environ)
-    console = Console(hosts, view, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
+    open_transport = choose_opener(transport, hosts, env={}, python=python)
+    streams = find_streams(os.environ)
+    console = Console(hosts, streams, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)
     try:
-        terms = read_terms(timeouts, "exec", python)
-        done = asyncio.run(_run(hosts, open_transport, terms, command_argv(words), resolve_workdir(workdir), console))
+        settings = read_settings(timeouts, "exec", python)
+        done = asyncio.run(
+            _run(hosts, open_transport, settings, command_argv(words), resolve_workdir(workdir), console)
+        )
         console.show_folded()
         if not is_told:
             _tell_input(console)  # its producer may have started later than the command
@@ -84,7 +84,7 @@ def command(
 
 
 async def _run(
-    hosts: Sequence[Host], open_transport: Opener, terms: Terms, argv: list[str], workdir: str | None,
+    hosts: Sequence[Host], open_transport: Opener, settings: Settings, argv: list[str], workdir: str | None,
     console: Console,
 ) -> Execution:  # fmt: skip
     from launcher.cli.sessions import make_session
@@ -93,7 +93,7 @@ async def _run(
     from launcher.session.signals import catch_signals, outlast_signals
 
     outputs = console.outputs(hosts, None, has_ranks=False)
-    session = make_session(terms, hosts, open_transport(hosts, console.say), outputs, console)
+    session = make_session(settings, hosts, open_transport(hosts, console.say), outputs, console)
     try:
         with catch_signals(dict.fromkeys(SIGNALS, lambda: None)):  # also after the session has stopped listening
             done = await execute(session, argv, workdir, console.say)

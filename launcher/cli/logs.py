@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
+from pathlib import Path
 
 import click
 
+from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.options import AGO
-from launcher.cli.run_place import RunPlace, controller_options
+from launcher.cli.options import AGO, option
 
 
 @click.command("logs", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
-@click.option("--node", metavar="N", type=click.IntRange(min=0), help="Only the host with this node rank.")
-@click.option("--rank", metavar="R", type=click.IntRange(min=0), help="Only this rank, byte for byte.")
-@click.option("--attempt", metavar="K", type=click.IntRange(min=0), help="Only restart K; 0 is the first start.")
-@click.option("--since", metavar="T", type=AGO, help="Only the last T, such as 10m.")
 @controller_options
+@option("-f", "--follow", is_flag=True, help="Continue until the run has ended.", heading="Output")
+@option("--node", metavar="N", type=click.IntRange(min=0), help="Only the host with this node rank.", heading="Output")
+@option("--rank", metavar="R", type=click.IntRange(min=0), help="Only this rank, byte for byte.", heading="Output")
+@option(
+    "--attempt",
+    metavar="K",
+    type=click.IntRange(min=0),
+    help="Only restart K; 0 is the first start.",
+    heading="Output",
+)
+@option("--since", metavar="T", type=AGO, help="Only the last T, such as 10m.", heading="Output")
 @gather
 def command(
     *, run: str | None, follow: bool, node: int | None, rank: int | None, since: float | None, attempt: int | None,
-    place: RunPlace,
+    controller: str | None, ssh_config: Path | None,
 ) -> int:  # fmt: skip
     """Print the logs of RUN: an id, its beginning, or a name.  [default: the newest run]
 
     The lines of all hosts come in the order of time. With --rank, stdout and stderr get what that rank wrote, without
     time and prefix.
     """
-    from launcher.cli.run_place import answer, find_run
-    from launcher.commands.logs import LogsRequest, print_logs
-    from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.cli.find_run import carry_out, find_run
+    from launcher.commands.run_actions import LogsRequest, print_logs
 
-    which = LogsRequest(follow, node, rank, attempt, since)
-    return answer(
-        find_run(run, place),
-        lambda found: print_logs(found, which, look_here(os.environ)),
-        lambda name: requests.Logs(name, which),
-    )
+    request = LogsRequest(follow, node, rank, attempt, since)
+    return carry_out(find_run(run, controller, ssh_config), partial(print_logs, request=request), is_of_a_run=True)

@@ -12,12 +12,12 @@ import click
 
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.options import FILE
+from launcher.cli.options import FILE, option
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 
 if TYPE_CHECKING:
-    from launcher.commands.ps import Row
+    from launcher.runs.run_rows import Row
 
 _SHOWN = 20
 _MOST_CELL = 60
@@ -25,11 +25,29 @@ _LEAST_COLUMNS = 10  # for the last line
 
 
 @click.command("ps", cls=Command)
-@click.option("-a", "--all", "all_runs", is_flag=True, help="List all runs, also those that ended long ago.")
-@click.option("--hosts", metavar="LIST", help="List the runs that these hosts control, wherever they were started.")
-@click.option("--ssh-config", metavar="FILE", type=FILE, help="With --hosts, read FILE instead of ~/.ssh/config.")
-@click.option("--forget", metavar="RUN", help="List RUN no more, which has ended, or whose host knows nothing of it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.", heading="Output")
+@option(
+    "-a", "--all", "all_runs", is_flag=True, help="List all runs, also those that ended long ago.", heading="Output"
+)
+@option(
+    "--hosts",
+    metavar="LIST",
+    help="List the runs that these hosts control, wherever they were started.",
+    heading="Hosts",
+)
+@option(
+    "--ssh-config",
+    metavar="FILE",
+    type=FILE,
+    help="With --hosts, read FILE instead of ~/.ssh/config.",
+    heading="Hosts",
+)
+@option(
+    "--forget",
+    metavar="RUN",
+    help="List RUN no more, which has ended, or whose host knows nothing of it.",
+    heading="Hosts",
+)
 @gather
 def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forget: str | None, as_json: bool) -> int:
     """List the runs that were started on this machine, the newest first.
@@ -38,7 +56,7 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
     runs.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_rows import read_rows, read_rows_of
+    from launcher.cli.find_run import read_rows, read_rows_of
 
     if forget is not None:
         return _forget(forget)
@@ -61,18 +79,14 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
 def _forget(word: str) -> int:
     """Remove a run from the list of this machine; raise UsageError if it lives."""
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import RemoteRun, RunPlace, find_run
-    from launcher.cli.run_rows import read_rows
-    from launcher.cli.state_directory import open_planted_runs, open_run_list
+    from launcher.cli.find_run import find_run, read_rows
+    from launcher.cli.state_directory import open_run_list
 
-    found = find_run(word, RunPlace())
+    found = find_run(word)
     state = next((row["state"] for row in read_rows()[0] if row["run"] == found.id), "")
     if state in ("starting", "running"):
         raise UsageError(f"run {found.id} is {state}", f"launch stop {found.id}")
-    if isinstance(found, RemoteRun):
-        open_planted_runs().discard(found.id)
-    else:
-        open_run_list().forget(found)
+    open_run_list().forget(found)
     tell(f"launch: run {found.id} is listed no more; its logs stay where they are")
     return 0
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import (
@@ -16,53 +17,45 @@ from launcher.cli.option_groups import (
     OutputOptions,
     RestartOptions,
     SyncOptions,
-    TransportOptions,
     gather,
 )
 from launcher.cli.option_sources import show_sources
 from launcher.cli.options import (
-    check_options,
-    config_option,
-    controller_option,
-    detach_options,
-    hang_options,
-    host_options,
-    job_options,
-    output_options,
-    reach_options,
-    restart_options,
-    spare_options,
-    sync_options,
+    CHECK,
+    CONTROLLER,
+    DETACH,
+    DRY_RUN,
+    HANGS,
+    HOSTS,
+    JOB,
+    MASTER_ADDR,
+    NO_CHECK,
+    NOTIFY,
+    OUTPUT,
+    REACH,
+    RESTARTS,
+    SPARES,
+    SYNC,
+    WORDS,
 )
-from launcher.cli.selection import choose_controller, choose_opener, choose_way, read_lineup, refuse_spares
+from launcher.cli.selection import choose_controller, choose_way, make_opener, read_lineup, refuse_spares
 from launcher.cli.state_directory import open_incident_log
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
+from launcher.transports.settings import TransportSettings
 
 
-@click.command("run", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@host_options
-@job_options
-@click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
-@reach_options
-@hang_options
-@sync_options
-@restart_options
-@spare_options
-@check_options
-@output_options
-@detach_options
-@controller_option
-@click.option("--dry-run", is_flag=True, help="Print each host's command; contact no host.")
-@click.option("--check", is_flag=True, help="With --dry-run, query the hosts and print exact commands.")
-@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES,
+    DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *OUTPUT, DETACH, CONTROLLER,
+    NOTIFY, WORDS,
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool, restarts: RestartOptions,
-    choice: HostChoice, request: JobRequest, transport: TransportOptions, output: OutputOptions, sync: SyncOptions,
+    choice: HostChoice, request: JobRequest, settings: TransportSettings, output: OutputOptions, sync: SyncOptions,
 ) -> int:  # fmt: skip
     """Run SCRIPT on every host under torchrun, one process per GPU.
 
@@ -79,7 +72,7 @@ def command(
     refuse_spares(job, hosts, spares, restarts)
     if output.verbose:
         show_sources()
-    chosen, _ = choose_way(transport, (*hosts, *spares), job.env)
+    chosen, settings = choose_way(settings, (*hosts, *spares), job.env)
     if dry_run and not check:
         code = print_dry_run(job, hosts, output)
         if spares and not output.as_json:
@@ -87,9 +80,7 @@ def command(
         return code
     if check and not dry_run:
         raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
-    open_transport = choose_opener(
-        transport, (*hosts, *spares), env=job.env, python=job.python, silence_s=job.silence_s
-    )
+    open_transport = make_opener(chosen, settings, (*hosts, *spares), python=job.python)
     from launcher.cli.runner import read_run_options, run_job
 
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
@@ -98,7 +89,7 @@ def command(
     if controller is not None and not dry_run:
         from launcher.cli.planting import run_planted
 
-        return run_planted(job, hosts, spares, controller, open_transport, output, run_options, transport)
+        return run_planted(job, hosts, spares, controller, open_transport, output, run_options, settings)
     return run_job(job, hosts, open_transport, output, run_options, spares, incident_log)
 
 
@@ -117,7 +108,7 @@ def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share:
         click.echo(json.dumps(event, default=str))
         return 0
     if job.tree is not None:
-        from launcher.sync.words import plan_line
+        from launcher.sync.code_messages import plan_line
 
         click.echo(f"# {plan_line(job.tree)}")
     for line in plan_lines(plan):

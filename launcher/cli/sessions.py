@@ -1,4 +1,4 @@
-"""The sessions of commands that start no ranks: their names, their terms and what they print.
+"""The sessions of commands that start no ranks: their names, their settings and what they print.
 
 Apart from `runner`, whose imports take 60 ms: `launch exec` needs none of them.
 """
@@ -9,31 +9,28 @@ from collections.abc import Sequence
 from datetime import datetime
 from secrets import token_hex
 
-from launcher.cli.option_groups import Timeouts
 from launcher.hosts.host import Host
-from launcher.job.job import Job
+from launcher.job.job import Job, Timeouts
 from launcher.output.console import Console
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
-from launcher.session.terms import Terms, loader_pythons
+from launcher.session.settings import Settings, loader_pythons
 from launcher.transports.base import Transport
 
 
-def make_terms(job: Job, purpose: str) -> Terms:
-    """Return the terms of the session of a job that is only checked, or whose code is only sent."""
+def make_settings(job: Job, purpose: str) -> Settings:
+    """Return the settings of the session of a job that is only checked, or whose code is only sent."""
     pythons = loader_pythons(job.python)
-    return Terms(
-        _name_session(purpose), job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
-        connect_timeout_s=job.connect_timeout_s,
+    return Settings(
+        _name_session(purpose), job.env, pythons, job.timeouts,
     )  # fmt: skip
 
 
-def read_terms(timeouts: Timeouts, purpose: str, python: str | None) -> Terms:
-    """Return the terms of the session of a command that runs no job, from its options."""
+def read_settings(timeouts: Timeouts, purpose: str, python: str | None) -> Settings:
+    """Return the settings of the session of a command that runs no job, from its options."""
     pythons = (python,) if python else loader_pythons(None)
-    return Terms(
-        _name_session(purpose), {}, pythons, silence_s=timeouts.silence_s, stop_timeout_s=timeouts.stop_timeout_s,
-        connect_timeout_s=timeouts.connect_timeout_s,
+    return Settings(
+        _name_session(purpose), {}, pythons, timeouts,
     )  # fmt: skip
 
 
@@ -43,7 +40,7 @@ def _name_session(purpose: str) -> str:
 
 
 def make_session(
-    terms: Terms, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console
+    settings: Settings, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], console: Console
 ) -> Session:
-    """Return a session on these terms; must be called in a running loop."""
-    return Session(hosts, transport, outputs, terms, say=console.say, progress=console.progress)
+    """Return a session with these settings; must be called in a running loop."""
+    return Session(hosts, transport, outputs, settings, say=console.say, progress=console.progress)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.code_folder import CodeFolder
-from launcher.cli.defaults import current_directory
+from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, SyncOptions, Timeouts, TransportOptions, gather
-from launcher.cli.options import config_option, host_options, life_options, link_options, reach_options
+from launcher.cli.option_groups import HostChoice, SyncOptions, gather
+from launcher.cli.options import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
 from launcher.cli.selection import choose_opener, read_hosts
+from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.errors import HostFailure
@@ -26,50 +27,46 @@ if TYPE_CHECKING:
     from launcher.sync.delivery import Delivered
 
 
-@click.command("sync", cls=Command)
-@config_option
-@host_options
-@reach_options
-@link_options
-@life_options
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
-@click.option("--env", metavar="K[=V]", multiple=True, help="Set a variable for launch's helper: XDG_CACHE_HOME=DIR.")
-@click.option("--check", is_flag=True, help="Send nothing; compare what was sent last with what is here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-@click.argument("folder", metavar="[DIR]", required=False)
+@click.command("sync", cls=Command, params=[
+    CONFIG, *HOSTS, *REACH, *LINKS, *LIFE, HELPER_PYTHON,
+    ENV.but(help="Set a variable for launch's helper: XDG_CACHE_HOME=DIR."),
+    CHECK.but(help="Send nothing; compare what was sent last with what is here."),
+    AS_JSON.but(help="Print the result as one JSON object."),
+    click.Argument(["folder"], metavar="[DIR]", required=False),
+])  # fmt: skip
 @gather
 def command(
     *, folder: str | None, check: bool, as_json: bool, python: str | None, env: tuple[str, ...], choice: HostChoice,
-    transport: TransportOptions, timeouts: Timeouts, options: SyncOptions,
+    transport: TransportSettings, timeouts: Timeouts, options: SyncOptions,
 ) -> int:  # fmt: skip
     """Send the code in DIR to every host, and prove that all have the same.
 
     Files that a host has already are not sent. DIR is the repository or directory that you are in by default. With
     --check, the exit code is 0 if every host has what is here.
     """
-    from launcher.cli.sessions import make_session, read_terms
+    from launcher.cli.sessions import make_session, read_settings
     from launcher.cli.tree_request import read_tree
     from launcher.commands.sync import exit_code, sync
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
     options = replace(options, sync=folder or "")
     variables = parse_settings(env, os.environ)
-    opener = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
-    console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
+    opener = choose_opener(transport, hosts, env=variables, python=python)
+    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
     failures: list[HostFailure] = []
 
     def read() -> Tree:
         return read_tree(options, None, current_directory(), Path("logs"), console.say)[0]
 
     async def execute() -> tuple[Tree, Delivered]:
-        terms = replace(read_terms(timeouts, "sync", python), env=variables)
-        session = make_session(terms, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
+        settings = replace(read_settings(timeouts, "sync", python), env=variables)
+        session = make_session(settings, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
         try:
             return await sync(session, read, os.environ, is_check=check)
         finally:
@@ -93,7 +90,7 @@ def _report(
     from launcher.commands.sync import as_record, exit_code
     from launcher.hosts.unreachable import failure_lines
     from launcher.output.style import Style
-    from launcher.sync.words import code_line, describe_tree, place_lines
+    from launcher.sync.code_messages import code_line, describe_tree, place_lines
 
     paths = {hosts[index].name: path for index, path in delivered.paths.items()}
     console.emit(

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, Timeouts, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, gather
 from launcher.cli.option_sources import find_reach, is_on_command_line
-from launcher.cli.options import FILE, activation_options, config_option, host_options, output_options, reach_options
+from launcher.cli.options import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
 from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
+from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
     from launcher.job.job import Job
-    from launcher.runs.run import Opener
+    from launcher.runs.run_request import Opener
 
 RENDEZVOUS_S = 30
 
@@ -36,21 +39,23 @@ class CollectivesTest:
     timeouts: Timeouts
 
 
-@click.command("test-distributed", cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
-@config_option
-@click.argument("processes", metavar="N", type=click.IntRange(min=1))
-@host_options
-@reach_options
-@click.option("--cpu", is_flag=True, help="Use gloo on CPUs.  [default: only if no host has GPU tools]")
-@click.option("--python", metavar="PATH", help="Python on the hosts.  [default: the first with torch]")
-@activation_options
-@click.option(
-    "--max-size", metavar="MIB", type=click.IntRange(min=1), help="Largest size to measure.  [default: 64, on CPUs 4]"
-)
-@click.option("--plot", metavar="FILE", type=FILE, help="Plot the pairs of hosts in FILE, a .png or .svg.")
-@output_options
+@click.command(
+    "test-distributed", cls=Command, context_settings={"help_option_names": ["-h", "--help"]}, params=[
+        CONFIG, click.Argument(["processes"], metavar="N", type=click.IntRange(min=1)), *HOSTS, *REACH,
+        CPU.but(help="Use gloo on CPUs.  [default: only if no host has GPU tools]"), PYTHON, *ACTIVATION,
+        Option(
+            ["--max-size"], metavar="MIB", type=click.IntRange(min=1), heading="Checks",
+            help="Largest size to measure.  [default: 64, on CPUs 4]",
+        ),
+        *OUTPUT,
+        Option(
+            ["--plot"], metavar="FILE", type=FILE, heading="Output",
+            help="Plot the pairs of hosts in FILE, a .png or .svg.",
+        ),
+    ],
+)  # fmt: skip
 @gather
-def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOptions, output: OutputOptions) -> int:
+def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportSettings, output: OutputOptions) -> int:
     """Test N processes on this machine, or on each host if hosts are given.
 
     Check the results of all collectives and of a DDP step, and measure bandwidth by size.
@@ -64,7 +69,7 @@ def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOp
 
 
 def choose_hosts(
-    test: CollectivesTest, choice: HostChoice, transport: TransportOptions
+    test: CollectivesTest, choice: HostChoice, transport: TransportSettings
 ) -> tuple[tuple[Host, ...], Opener]:
     """Return the hosts named on the command line and what opens their transport; without any, this machine."""
     import os
@@ -79,8 +84,7 @@ def choose_hosts(
         host = Host(socket.gethostname().split(".")[0], source="this machine")
         return (host,), open_this_machine()
     hosts = read_hosts(choice)
-    python, silence_s = test.environment.python, test.timeouts.silence_s
-    return hosts, choose_opener(transport, hosts, env=forwarded(os.environ), python=python, silence_s=silence_s)
+    return hosts, choose_opener(transport, hosts, env=forwarded(os.environ), python=test.environment.python)
 
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
@@ -132,7 +136,7 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
         reach=tuple(find_reach()),
         env=forwarded(os.environ),
         rendezvous_timeout_s=RENDEZVOUS_S,
-        connect_timeout_s=test.timeouts.connect_timeout_s,
+        timeouts=test.timeouts,
     )
 
 

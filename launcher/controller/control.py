@@ -17,21 +17,21 @@ from functools import partial
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
-from launcher.controller.requests import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
+from launcher.controller.orders import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
 from launcher.errors import UsageError
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.output.console import Console
-from launcher.output.disk_space import warn_of_little
 from launcher.output.lines import STDOUT
+from launcher.output.log_writer import redirect_streams, warn_of_little
+from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.style import Style
-from launcher.output.transcript import redirect_streams
-from launcher.output.view import View
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.run_list import Entry, RunList
+from launcher.runs.run_request import RunRequest
 from launcher.runs.state_directory import find_state, own_state
 from launcher.transports.agents.hub import LEAVE_S, Hub
 
@@ -42,7 +42,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
 
 
 def control(
-    request: Control, view: View, last_line: LastLine, variables: Mapping[str, str], silence_s: float
+    request: Control, streams: OutputStreams, last_line: LastLine, variables: Mapping[str, str], silence_s: float
 ) -> tuple[int, bool]:
     """Control the run to its end; return its exit code, and whether it was started before a signal came.
 
@@ -52,7 +52,7 @@ def control(
         signal.signal(number, lambda number, frame: None)
     hosts = [*request.hosts, *request.spares]
     console = Console(
-        hosts, view, is_quiet=request.is_quiet, as_json=request.as_json, ranks=request.options.shown_ranks
+        hosts, streams, is_quiet=request.is_quiet, as_json=request.as_json, ranks=request.options.shown_ranks
     )
     state = find_state(variables)
     try:
@@ -67,7 +67,7 @@ def control(
     )  # fmt: skip
     is_changed = threading.Event()
     hub = Hub(
-        record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.silence_s,
+        record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.timeouts.silence_s,
         on_change=is_changed.set,
     )  # fmt: skip
     try:
@@ -80,11 +80,12 @@ def control(
             host = request.host or socket.gethostname()
             for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, LEAST_FREE_BYTES, host)]:
                 console.say(line, Style.TEXT)
-            running = execute_job(
+            run = RunRequest(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
-                variables=variables, spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),
-                entry=entry, on_settled=leave, notify=request.notify, end_process=partial(_end, last_line),
+                spares=request.spares, incident_log=IncidentLog(state / "hosts.json"), on_all_running=leave,
             )  # fmt: skip
+            end_process = partial(_end, last_line)
+            running = execute_job(run, entry, variables=variables, notify=request.notify, end_process=end_process)
             result = asyncio.run(running)
         return result.exit_code, record.has_begun
     finally:

@@ -67,6 +67,15 @@ class OnHang(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long to wait for a connection to a host, for its heartbeat, and for ranks to stop."""
+
+    connect_timeout_s: float = 10.0
+    silence_s: float = 15.0  # without a heartbeat for this long, either side considers the other one dead
+    stop_timeout_s: float = 15.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A training job: the program, its size on every node, and how it is watched."""
 
@@ -87,9 +96,7 @@ class Job:
     master_addr: str | None = None
     master_port: int | None = None
     rendezvous_timeout_s: int = 120
-    silence_s: float = 15.0
-    stop_timeout_s: float = 15.0
-    connect_timeout_s: float = 10.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
     legacy: bool = False  # without torchrun, for a torch whose torchrun is missing or too old
     with_stacks: bool = (
         True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from launcher.clock import iso_time, utc_offset, wall_clock
@@ -13,7 +15,7 @@ from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, UnreachableError
 from launcher.job.activation import candidate_pythons
-from launcher.job.job import Job, ProgramKind
+from launcher.job.job import ProgramKind
 from launcher.job.plan import (
     ARCHIVE_NAME,
     FLIGHT_RECORDER_PREFIX,
@@ -25,71 +27,71 @@ from launcher.job.plan_record import as_dry_record, as_record, code_record
 from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
-from launcher.output.disk_writer import STALLED_S
-from launcher.output.node_log import CODE_BORDER, RESTART_BORDER, NodeOutput
-from launcher.output.run_folder import RunRecord
-from launcher.output.screen import Screen
+from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
+from launcher.output.write_queue import STALLED_S
 from launcher.preflight.findings import WARNING, refuse_problems
 from launcher.preflight.summary import summarize
 from launcher.runs import report
-from launcher.runs.early_exits import EarlyExitNotice
-from launcher.runs.fence import find_fence
-from launcher.runs.gpu_memory import measure_use, refuse_unfreed
-from launcher.runs.hang_watch import HangWatch
-from launcher.runs.hangs import StackTaker
+from launcher.runs.hangs import HangWatch, NcclRas, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
-from launcher.runs.learned import Learned
-from launcher.runs.nccl_ras import NcclRas
+from launcher.runs.judge import Judge
+from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
+from launcher.runs.rank_watch import call_when_all_run, say_early_exits
 from launcher.runs.result import Result
-from launcher.runs.run_options import RunOptions
-from launcher.runs.settled import call_when_settled
-from launcher.runs.verdict import Verdict
+from launcher.runs.run_request import RunRequest
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
-from launcher.sync.contents import Contents
+from launcher.sync.code_messages import code_line
 from launcher.sync.delivery import Delivered
-from launcher.sync.words import code_line
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
 LOOK_S = 2.5  # a node gives up on a hung file system after 2 s
 
 
+@dataclass(slots=True)
+class CarriedOver:
+    """What a run knows from its attempts so far, for the next one."""
+
+    attempts: int = 0  # before this one
+    have_all_run: bool = False  # all ranks of one of them, for a while
+    warnings: set[str] = field(default_factory=set)  # that were printed
+    incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
+    here: set[str] = field(default_factory=set)  # hosts that are this machine: its network can't lose them
+    gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
+
+
 class Attempt:
     """One start of a run on its hosts, to the last process gone; `Run` makes it, and says what follows."""
 
     def __init__(
-        self, job: Job, session: Session, outputs: list[NodeOutput], record: RunRecord, *,
-        screen: Screen, own_python: str, options: RunOptions, learned: Learned, is_last_try: bool, spares: int = 0,
-        on_settled: Callable[[], object] | None = None, contents: Contents | None = None,
+        self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver, *,
+        is_last_try: bool, spares: int = 0,
     ) -> None:  # fmt: skip
-        """spares: how many of the session's hosts, the last ones, are only checked; contents: of the job's tree.
+        """carried: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
 
-        learned: from earlier attempts, and extended here; is_last_try: a lost port ends the run; on_settled: called
-        once all ranks have run for a while.
+        spares: how many of the session's hosts, the last ones, are only checked.
         """
-        self._job = job
+        self._request = request
+        self._job = request.job  # on CPUs, once it is known that the hosts leave no choice
         self.session = session
         self._outputs = outputs
-        self._record = record
-        self._own_python = own_python
-        self._screen = screen
-        self._say = screen.say
-        self._options = options
-        self._learned = learned
+        self._carried = carried
+        self._record = request.record
+        self._console = request.console
+        self._say = request.console.say
+        self._options = request.options
         self._is_last_try = is_last_try
         self._spares = spares
-        self._on_settled = on_settled
-        self._contents = contents
-        self._stacks = StackTaker(session, record, screen)
-        self._ras = NcclRas(session, record)
+        self._stacks = StackTaker(session, request.record, request.console)
+        self._ras = NcclRas(session, request.record)
         self._plan: LaunchPlan | None = None
         self._began_at = self._started_at = wall_clock()
         self._hang: HangWatch | None = None
-        self._verdict: Verdict | None = None  # once there is a plan
+        self._judge: Judge | None = None  # once there is a plan
 
     async def execute(self) -> Result:
         """Run the job to its end on all nodes; raise LauncherError if it can't start."""
@@ -116,14 +118,14 @@ class Attempt:
     async def _check(self) -> None:
         """Ask all hosts, and plan; raise if something would break the run."""
         job, session, share = self._job, self.session, self._options.share
-        pythons = candidate_pythons(job, self._own_python)
+        pythons = candidate_pythons(job, job.own_python or sys.executable)
         inspector = Inspector(
-            job, session, pythons, with_checks=self._options.with_checks, incidents=self._learned.incidents,
-            checkpoints=self._shared_checkpoints(), contents=self._contents,
+            job, session, pythons, with_checks=self._options.with_checks, incidents=self._carried.incidents,
+            checkpoints=self._shared_checkpoints(), contents=self._request.contents,
         )  # fmt: skip
         inspection = await inspector.ask(has_master=not (share and share[1]))
         own, pairs = find_identity(), zip(inspection.hosts, inspection.facts, strict=True)
-        self._learned.here.update(host.name for host, fact in pairs if own and fact.machine == own)
+        self._carried.here.update(host.name for host, fact in pairs if own and fact.machine == own)
         self._say_code(inspector.delivered)
         if inspection.failures:
             raise UnreachableError(list(inspection.failures))
@@ -135,30 +137,30 @@ class Attempt:
         session.release_after(number)
         del self._outputs[number:]
         self._plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
-        if not self._learned.attempts:  # with fewer hosts some ranks may be gone
+        if not self._carried.attempts:  # with fewer hosts some ranks may be gone
             refuse_unknown_ranks(self._plan, self._options.shown_ranks)
-        if is_moved and not self._learned.attempts:
+        if is_moved and not self._carried.attempts:
             self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
-        self._verdict = Verdict(session, self._plan, self._outputs, share is None, wall_clock())
+        self._judge = Judge(session, self._plan, self._outputs, share is None, wall_clock())
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
 
     def _say_code(self, delivered: Delivered | None) -> None:
         """Print what was sent; in a later attempt only if something was."""
         tree = self._job.tree
-        if tree is not None and delivered is not None and not (self._learned.attempts and delivered.is_nothing):
+        if tree is not None and delivered is not None and not (self._carried.attempts and delivered.is_nothing):
             self._say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}", Style.TEXT)
 
     def _shared_checkpoints(self) -> str | None:
         """Return the directory of the checkpoints if another host may have to continue from them."""
         may_move = self._spares or self._options.min_nodes is not None
-        is_first = not self._learned.attempts and not self._options.is_dry
+        is_first = not self._carried.attempts and not self._options.is_dry
         return self._options.progress_dir if self._options.restarts and may_move and is_first else None
 
     def _check_gpus(self, inspection: Inspection) -> None:
         """Raise GpusInUseError unless the GPUs are as free as before the first attempt."""
         use = measure_use(self._job, inspection.hosts, inspection.facts)
-        refuse_unfreed(self._learned.gpu_memory, use)
-        self._learned.gpu_memory = use | self._learned.gpu_memory
+        refuse_unfreed(self._carried.gpu_memory, use)
+        self._carried.gpu_memory = use | self._carried.gpu_memory
 
     def _say_details(self) -> None:
         """Print, for -v, what is sent to each host and what the login shells printed."""
@@ -172,16 +174,16 @@ class Attempt:
     async def _print_plan(self) -> Result:
         assert self._plan is not None
         names = {"run": None, "name": self._record.name}
-        self._screen.emit("plan", **names, **as_dry_record(self._plan), code=code_record(self._job))
+        self._console.emit("plan", **names, **as_dry_record(self._plan), code=code_record(self._job))
         for line in report.plan_lines(self._plan):
-            self._screen.show(line)
+            self._console.show(line)
         census = await self.session.stop_all(timeout_s=0)
         self._record.discard()
         return self._make_result(census)
 
     def _say_plan(self, inspection: Inspection, restarts: str) -> None:
         assert self._plan is not None
-        number = self._learned.attempts
+        number = self._carried.attempts
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
         code = self._job.tree.name if self._job.tree is not None else None
         if self._options.is_dry:  # a run that never starts has no name
@@ -197,9 +199,9 @@ class Attempt:
         warnings = inspection.of(WARNING)
         counted = f"; {count(len(warnings), 'warning')}" if warnings else ""
         self._say(f"launch: checked in {seconds}: {summarize(self._job, inspection.facts)}{counted}", Style.TEXT)
-        for line in report.warning_lines([each for each in warnings if each.one_line not in self._learned.warnings]):
+        for line in report.warning_lines([each for each in warnings if each.one_line not in self._carried.warnings]):
             self._say(line, Style.TEXT)
-        self._learned.warnings.update(warning.one_line for warning in warnings)
+        self._carried.warnings.update(warning.one_line for warning in warnings)
         if self._options.is_dry:
             return
         if self._options.is_verbose:
@@ -213,7 +215,7 @@ class Attempt:
         values = {**times, "plan": as_record(self._plan), "code": sent, "warnings": said}
         disk.put(partial(self._record.update, values))
         names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
-        self._screen.emit("plan", **names, **as_record(self._plan), code=sent)
+        self._console.emit("plan", **names, **as_record(self._plan), code=sent)
 
     def _link_logs(self, node_ranks: Sequence[int]) -> None:
         if not self._record.link(node_ranks):
@@ -225,7 +227,7 @@ class Attempt:
     async def _start(self) -> None:
         assert self._plan is not None
         archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
-        number = self._learned.attempts
+        number = self._carried.attempts
         self._started_at = wall_clock()
         for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank
@@ -240,39 +242,45 @@ class Attempt:
 
     async def _watch(self) -> Cause | None:
         """Wait until all nodes have succeeded, or the first failure is known; a hang may be one."""
-        assert self._plan is not None and self._verdict is not None
-        session, verdict = self.session, self._verdict
+        assert self._plan is not None and self._judge is not None
+        session, judge = self.session, self._judge
         with (
             self._stacks.allowed(self._plan),
-            EarlyExitNotice(session, self._plan).allowed(),
-            call_when_settled(session, self._plan, self._on_settled),
+            say_early_exits(session, self._plan),
+            call_when_all_run(session, self._plan, self._note_all_running),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._ras, self._job) as watch,
         ):
             self._hang = watch
             await session.pump(
-                lambda: bool(verdict.failures()) or all(state.ended for state in session.states) or bool(watch.failure)
+                lambda: bool(judge.failures()) or all(state.ended for state in session.states) or bool(watch.failure)
             )
-        if not verdict.failures():
-            return verdict.cause(hang=watch.failure)
-        self._screen.withhold()
+        if not judge.failures():
+            return judge.cause(hang=watch.failure)
+        self._console.withhold()
         deadline = time.monotonic() + SETTLE_S
-        if not verdict.has_final():
-            await session.pump(verdict.has_final, deadline)
-        if verdict.has_failed_early():
-            await session.pump(verdict.has_no_rank, deadline)
-        return verdict.cause()
+        if not judge.has_final():
+            await session.pump(judge.has_final, deadline)
+        if judge.has_failed_early():
+            await session.pump(judge.has_no_rank, deadline)
+        return judge.cause()
+
+    def _note_all_running(self) -> None:
+        """Tell once that all ranks have run for a while."""
+        has_told, self._carried.have_all_run = self._carried.have_all_run, True
+        if self._request.on_all_running is not None and not has_told:
+            self._request.on_all_running()
 
     def _known_cause(self, number: int) -> Cause | None:
         """Return why the run had failed before a signal came, or None."""
         hang = self._hang.failure if self._hang is not None else None
-        return self._verdict.cause_before(number, hang) if self._verdict is not None else None
+        return self._judge.cause_before(number, hang) if self._judge is not None else None
 
     # ---- after --------------------------------------------------------------------------------------------------
 
     async def _end(self, timeout_s: float, *, ended_well: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""
-        if self._verdict is not None:
-            self._verdict.stopped_at = wall_clock()
+        if self._judge is not None:
+            self._judge.stopped_at = wall_clock()
         census = await self.session.stop_all(timeout_s)
         for output in self._outputs:
             output.finish(ended_well=ended_well)
@@ -282,14 +290,14 @@ class Attempt:
         if self._plan is None or self._options.is_dry:
             self.session.say_failures()
             return self._make_result(await self._end(timeout_s=0), interrupted_by=number)
-        timeout_s = self._job.stop_timeout_s
+        timeout_s = self._job.timeouts.stop_timeout_s
         nodes = count(len(self.session.hosts), "host")
         self._say(
             f"launch: stopping the run on {nodes}, up to {timeout_s:g} s to save (Ctrl-C again: kill now)",
             Style.TEXT,
         )
         census = await self._end(timeout_s)
-        self._screen.release()
+        self._console.release()
         await self._say_flight_recorder()
         return self._make_result(census, interrupted_by=number)
 
@@ -297,21 +305,21 @@ class Attempt:
         return wall_clock() - self._began_at
 
     async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
-        verdict = self._verdict if interrupted_by is None and not self._is_last_try else None
-        if cause is not None and verdict is not None and verdict.has_lost_port(cause, self._job):
+        judge = self._judge if interrupted_by is None and not self._is_last_try else None
+        if cause is not None and judge is not None and judge.has_lost_port(cause, self._job):
             census = await self._end(timeout_s=0)
-            self._screen.release()
-            port = verdict.plan.master_port
+            self._console.release()
+            port = judge.plan.master_port
             self._say(f"launch: port {port} of node 0 was taken before torchrun started; retrying on another")
             return self._make_result(census, cause, has_lost_port=True)
         if cause is not None:
-            self._screen.withhold()
+            self._console.withhold()
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
         is_hurried = cause is not None and await self._look_for_checkpoint()
-        timeout_s = 0 if is_hurried else self._job.stop_timeout_s
+        timeout_s = 0 if is_hurried else self._job.timeouts.stop_timeout_s
         census = await self._end(timeout_s, ended_well=cause is None)
         if cause is None:
-            self._screen.release()
+            self._console.release()
         else:  # more may be known by now: the cause itself may have taken longest to die
             cause = self._say_cause(cause.failure, census)
         await self._say_flight_recorder()
@@ -357,7 +365,7 @@ class Attempt:
             is_network=self._has_lost_network(),
             output_s=self._seconds_since_start(heard_at) if heard_at else None,
             has_saved=self._has_saved(),
-            fence_s=find_fence(self._job, self.session.states, wall_clock()),
+            lost_host_wait_s=find_lost_host_wait(self._job, self.session.states, wall_clock()),
         )  # fmt: skip
 
     def _seconds_since_start(self, at: float) -> float:
@@ -366,7 +374,7 @@ class Attempt:
 
     def _has_lost_network(self) -> bool:
         """Return whether this machine was suspended, or lost all other hosts at once: then none of them is to blame."""
-        session, here = self.session, self._learned.here
+        session, here = self.session, self._carried.here
         kinds = [state.failure.kind for state in session.states if state.failure is not None]
         pairs = list(zip(session.hosts, session.states, strict=True))
         others = [state for host, state in pairs if host.name not in here] or session.states
@@ -374,17 +382,17 @@ class Attempt:
 
     def _say_cause(self, told: Failure, census: Census) -> Cause:
         """Print the cause, from all that is known at the end; `told` is the failure that was reported as the first."""
-        assert self._verdict is not None  # there is a cause
-        cause = self._verdict.cause(told=told)
+        assert self._judge is not None  # there is a cause
+        cause = self._judge.cause(told=told)
         assert cause is not None  # it has failed
         failure = cause.failure
         alike = {(each.host, each.rank) for each in (failure, *cause.same)}
-        withheld = self._screen.release(self._sources_of(failure), alike) - alike
+        withheld = self._console.release(self._sources_of(failure), alike) - alike
         if (failure.subject, failure.kind) != (told.subject, told.kind):
             self._say(f"launch: correction: {failure.headline}", Style.STRONG)
-        which = f"restart {self._learned.attempts} " if self._learned.attempts else ""
+        which = f"restart {self._carried.attempts} " if self._carried.attempts else ""
         self._say(f"launch: {which}FAILED after {duration(self._seconds())}", Style.FAILURE)
-        others = self._verdict.count_others(cause, census)
+        others = self._judge.count_rank_fates(cause, census)
         log = self._record.show(self._record.log_path(failure.node_rank))
         ranks = sum(rank is not None for _, rank in withheld)
         for line in report.cause_block(cause, others, log, withheld=ranks, code=self._find_code(failure)):

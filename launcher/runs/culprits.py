@@ -20,13 +20,13 @@ from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import COLLECTIVES_MODULE, Job, OnHang, Program, ProgramKind
+from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord, create_record
-from launcher.output.screen import MuteScreen, Screen
 from launcher.runs.bisection import Group, Verdict, search_culprits
-from launcher.runs.gpu_memory import GpusInUseError
+from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.report import describe_cause
-from launcher.runs.run import Opener, Run
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run import Run
+from launcher.runs.run_request import Opener, RunOptions, RunRequest
 from launcher.session.session import SIGNALS
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import span
@@ -74,10 +74,12 @@ class CulpritSearch:
     async def _run_group(self, group: Group) -> str:
         """Return why the group fails; empty if it passes."""
         members = [self._hosts[name] for name in group]
-        job = replace(self._make_job(group), rendezvous_timeout_s=RENDEZVOUS_S, stop_timeout_s=STOP_S)
+        job = self._make_job(group)
+        job = replace(job, rendezvous_timeout_s=RENDEZVOUS_S, timeouts=replace(job.timeouts, stop_timeout_s=STOP_S))
         try:
             record = await call_in_thread(self._create_record, DISK_S)
-            result = await Run(job, members, self._open_transport, record, MuteScreen(), self._options).execute()
+            request = RunRequest(job, members, self._open_transport, record, MuteConsole(), self._options)
+            result = await Run(request).execute()
         except (UnreachableError, PreflightError, GpusInUseError) as error:
             return error.message.partition("\n")[0]
         except asyncio.TimeoutError:
@@ -138,10 +140,8 @@ async def search(hosts: Sequence[str], run_group: RunGroup, on_tested: OnTested,
                 return verdict
 
 
-async def find_between_attempts(
-    job: Job, open_transport: Opener, record: RunRecord, screen: Screen, with_checks: bool, hosts: Sequence[Host]
-) -> Verdict | None:
-    """Search the hosts that make this job fail, with collectives in place of its program, and say what was found.
+async def find_between_attempts(request: RunRequest, hosts: Sequence[Host]) -> Verdict | None:
+    """Search those of a run's hosts that make it fail, with collectives for its program, and say what was found.
 
     Return None if nothing was; raise Interrupted for a signal.
     """
@@ -149,29 +149,35 @@ async def find_between_attempts(
     def make_job(group: Group) -> Job:
         program = Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(group), *SHORT))
         return replace(
-            job, program=program, workdir=None, master_addr=None, master_port=None, hang_timeout_s=math.inf,
+            request.job, program=program, workdir=None, master_addr=None, master_port=None, hang_timeout_s=math.inf,
             on_hang=OnHang.TELL,
         )  # fmt: skip
 
     def say_failure(what: str, reason: str) -> None:
         if reason:
-            screen.say(f"  {what}: FAILED ({reason})")
+            console.say(f"  {what}: FAILED ({reason})")
 
-    folder = record.folder / "bisection"
-    where = f"logs in {record.show(folder)}"
-    screen.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, {where}")
+    console, folder = request.console, request.record.folder / "bisection"
+    where = f"logs in {request.record.show(folder)}"
+    console.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, {where}")
     searching = CulpritSearch(
-        make_job, hosts, open_transport, folder, say_failure, with_checks=with_checks, limit_s=SEARCH_S
+        make_job,
+        hosts,
+        request.open_transport,
+        folder,
+        say_failure,
+        with_checks=request.options.with_checks,
+        limit_s=SEARCH_S,
     )
-    say_stop = partial(screen.say, "launch: stopping the tests")
+    say_stop = partial(console.say, "launch: stopping the tests")
     try:
         with catch_signals(dict.fromkeys(SIGNALS, say_stop)):
             verdict = await searching.find()
     except NoVerdictError as error:
-        screen.say(f"launch: the search has found nothing: {error}")
+        console.say(f"launch: the search has found nothing: {error}")
         return None
     for line in verdict.lines():
-        screen.say(f"launch: {line}")
+        console.say(f"launch: {line}")
     return verdict
 
 

@@ -5,59 +5,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from launcher.errors import UsageError
-from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job
-from launcher.output.disk_writer import STALLED_S
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import Screen
+from launcher.output.write_queue import STALLED_S
 from launcher.runs.culprits import find_between_attempts
-from launcher.runs.incident_log import IncidentLog
 from launcher.runs.notification import Notifier
 from launcher.runs.result import Result
-from launcher.runs.run import Opener, Run
+from launcher.runs.run import Run
 from launcher.runs.run_list import Entry, RunList
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.session import SIGNALS
 from launcher.session.signals import catch_signals, outlast_signals
 from launcher.sync.contents import Contents
 
 
 async def execute_job(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen, options: RunOptions, *,
-    variables: Mapping[str, str], spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
-    entry: Entry, on_settled: Callable[[], object] | None = None, notify: str | None = None,
+    request: RunRequest, entry: Entry, *, variables: Mapping[str, str], notify: str | None = None,
     end_process: Callable[[int], object] | None = None,
 ) -> Result:  # fmt: skip
-    """Run the job to its end, and write down how it ended; raise LauncherError if it can't start.
+    """Run a job to its end, and write down how it ended; raise LauncherError if it can't start.
 
     variables: the environment of this process; notify: the command of --notify. end_process: ends this process, which
     has nothing else to do, with an exit code; with it, no signal that comes after the result changes that.
     """
+    job, record, options, say = request.job, request.record, request.options, request.console.say
     is_requeued = variables.get("SLURM_RESTART_COUNT", "0") != "0"
     if job.program == DEFAULT_PROGRAM:
         place = describe_trainer(record.run_id, options, is_requeued=is_requeued)
-        screen.say(f"launch: no script given; {place}")
+        say(f"launch: no script given; {place}")
     if options.progress_dir is None and not is_requeued:
         options = replace(options, progress_dir=find_checkpoints(job, record.run_id))
-    notifier = Notifier(notify, record.run_id, record.name, variables, screen.say) if notify else None
+    notifier = Notifier(notify, record.run_id, record.name, variables, say) if notify else None
     if notifier is not None:
         await asyncio.to_thread(notifier.warn)
-    find_culprits = None
-    if job.program.needs_torch and options.share is None:
-        find_culprits = partial(find_between_attempts, job, open_transport, record, screen, options.with_checks)
-    run = Run(
-        job, hosts, open_transport, record, screen, options, spares=spares, incident_log=incident_log,
-        find_culprits=find_culprits, on_settled=on_settled,
+    may_search = job.program.needs_torch and options.share is None
+    request = replace(
+        request,
+        options=options,
+        find_culprits=partial(find_between_attempts, request) if may_search else None,
         notify=notifier,
         contents=Contents(job.tree, {**variables, **job.env}) if job.tree is not None else None,
-    )  # fmt: skip
+    )
     with catch_signals(dict.fromkeys(SIGNALS, _ignore)):  # also after the run has stopped listening
-        result = await run.execute()
+        result = await Run(request).execute()
         entry.end(result)
         if end_process is not None:
             outlast_signals(SIGNALS, partial(end_process, result.exit_code))

@@ -9,7 +9,7 @@ from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import FailureKind, Role
 from launcher.diagnosis.failure_signature import find_signature
 from launcher.errors import HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
-from launcher.runs.gpu_memory import GpusInUseError
+from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
 

@@ -18,7 +18,7 @@ from launcher.job.job import Job
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.output.style import Line, Style, break_line
 from launcher.preflight.findings import Finding
-from launcher.runs.others import Others
+from launcher.runs.judge import RankFates
 from launcher.runs.policy import Ending, Outcome, describe
 from launcher.session.node_state import Census
 from launcher.wording import count, listed, plural
@@ -190,7 +190,7 @@ def failed_first_line(cause: Cause, nodes: int) -> str:
 
 
 def cause_block(
-    cause: Cause, others: Others, log: Path, *, withheld: int = 0, code: tuple[str, str] | None = None
+    cause: Cause, others: RankFates, log: Path, *, withheld: int = 0, code: tuple[str, str] | None = None
 ) -> list[Line]:
     """Return the lines that explain the cause, no more than fit a screen of 24 rows.
 
@@ -245,7 +245,7 @@ def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
     return kept or [_cut(f"    {line}", _COLUMNS) for line in lines[-1:] if rows > 0]
 
 
-def same_lines(others: Others) -> list[str]:
+def same_lines(others: RankFates) -> list[str]:
     """Return `same error on all 4 ranks: 2 each on gpu[1-2]`, or no line."""
     total = sum(others.same.values())
     if not total:
@@ -254,7 +254,7 @@ def same_lines(others: Others) -> list[str]:
     return [f"  same error on {ranks} ranks: {_by_host(others.same)}"]
 
 
-def others_lines(others: Others) -> list[str]:
+def others_lines(others: RankFates) -> list[str]:
     """Return a line for each way in which other ranks ended: `1 other failed as well: 1 on gpu2`."""
     ways = (
         (others.failed, "failed as well"),

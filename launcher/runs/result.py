@@ -26,7 +26,7 @@ class Result:
     is_network: bool = False  # all hosts were lost, or this machine was suspended
     output_s: float | None = None  # from the start of the ranks to their last output; None: there was none
     has_saved: bool | None = None  # whether the ranks have saved a checkpoint; None: not known
-    fence_s: float = 0.0  # until no rank can be alive on a host that was lost; 0: all hosts have been asked
+    lost_host_wait_s: float = 0.0  # until no rank can be alive on a host that was lost; 0: all hosts have been asked
 
 
 def as_record(result: Result) -> dict[str, Any]:

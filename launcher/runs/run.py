@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -14,33 +13,22 @@ from typing import Any
 from launcher.clock import boottime, iso_time, wall_clock
 from launcher.diagnosis.failure import FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UnreachableError
-from launcher.hosts.host import Host
-from launcher.job.job import Job, OnHang
-from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_not_awaited, disk_stalled
-from launcher.output.run_folder import RunRecord
-from launcher.output.screen import Screen
+from launcher.job.job import OnHang
 from launcher.output.style import Style
+from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited, disk_stalled
 from launcher.runs import report
-from launcher.runs.attempt import Attempt
-from launcher.runs.bisection import Verdict
-from launcher.runs.gpu_memory import FREED_S, LOOK_AGAIN_S, GpusInUseError
-from launcher.runs.incident_log import IncidentLog
-from launcher.runs.learned import Learned
-from launcher.runs.lineup import Lineup
+from launcher.runs.attempt import Attempt, CarriedOver
+from launcher.runs.hosts_and_spares import HostsAndSpares
+from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError
 from launcher.runs.outcomes import find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, use_verdict
 from launcher.runs.result import Result, as_record
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunRequest
 from launcher.session.node_state import Census
 from launcher.session.session import SIGNALS, Session
+from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Action, Interrupted, catch_signals
-from launcher.session.terms import Terms, loader_pythons
-from launcher.sync.contents import Contents
-from launcher.transports.base import Transport
 from launcher.wording import count, duration, span
-
-Opener = Callable[[Sequence[Host], Callable[[str], None]], Transport]  # takes hosts and `say`
-CulpritFinder = Callable[[Sequence[Host]], Awaitable[Verdict | None]]
 
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
@@ -53,37 +41,17 @@ class Run:
     attempts: then none follows.
     """
 
-    def __init__(
-        self, job: Job, hosts: Sequence[Host], open_transport: Opener, record: RunRecord, screen: Screen,
-        options: RunOptions, *, spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
-        find_culprits: CulpritFinder | None = None, on_settled: Callable[[], object] | None = None,
-        notify: Callable[[str, Result], object] | None = None, contents: Contents | None = None,
-    ) -> None:  # fmt: skip
-        """incident_log: what went wrong with the hosts in earlier runs; None: nothing is remembered.
-
-        find_culprits: tests which of these hosts are to blame, if nothing says so; None: nobody can. on_settled: called
-        once all ranks have run for a while. notify: gets `restart` or `end`, and how the attempt or the run ended.
-        contents: of the job's tree, if it has one.
-        """
-        self._job = job
-        self._lineup = Lineup(hosts, spares, options.min_nodes)
-        self._incident_log = incident_log
-        self._home_disk = DiskWriter(_ignore, _ignore)  # of the incident log; nothing is lost but the memory
-        self._find_culprits = find_culprits
-        self._on_settled = on_settled
-        self._contents = contents
-        self._notify = notify
-        self._open_transport = open_transport
-        self._record = record
-        self._screen = screen
-        self._say = screen.say
-        self._options = options
+    def __init__(self, request: RunRequest) -> None:
+        self._request = request
+        self._hosts = HostsAndSpares(request.hosts, request.spares, request.options.min_nodes)
+        self._home_disk = WriteQueue("disk", _ignore)  # of the incident log; nothing is lost but the memory
+        self._record = request.record
+        self._say = request.console.say
+        self._options = request.options
         self._began_at = wall_clock()
         self._signals: asyncio.Queue[int] = asyncio.Queue()
-        names = [host.name for host in (*hosts, *spares)]
-        self._learned = Learned(
-            incidents=incident_log.describe(names, self._began_at) if incident_log is not None else {}
-        )
+        log, names = request.incident_log, [host.name for host in (*request.hosts, *request.spares)]
+        self._carried = CarriedOver(incidents=log.describe(names, self._began_at) if log is not None else {})
         self._endings: list[Ending] = []
         self._attempts: list[dict[str, Any]] = []  # for run.json
 
@@ -96,7 +64,7 @@ class Run:
                 await self._discard_record()
                 run_id = None if self._options.is_dry else self._record.run_id  # a dry run has none
                 names = {"run": run_id, "name": self._record.name}
-                self._screen.emit("result", **names, exit_code=error.exit_code, error=error.message)
+                self._request.console.emit("result", **names, exit_code=error.exit_code, error=error.message)
                 raise
             except Exception:
                 await self._close_disk()  # what was logged until then says most about a bug
@@ -126,12 +94,12 @@ class Run:
             if isinstance(decision, Stop):
                 return await self._conclude_failure(result, decision)
             self._say_restart(result, decision)
-            begins_at = boottime() + max(decision.pause_s, result.fence_s)
-            if self._notify is not None and not result.has_lost_port:
-                self._notify("restart", result)
+            begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
+            if self._request.notify is not None and not result.has_lost_port:
+                self._request.notify("restart", result)
             try:
                 if self._searches(decision):
-                    await self._pause(result.fence_s)
+                    await self._pause(result.lost_host_wait_s)
                     decision = await self._search(decision)
                 self._line_up(result, decision)
                 await self._pause(begins_at - boottime())
@@ -146,7 +114,7 @@ class Run:
         Raise LauncherError if it can't start.
         """
         deadline, has_said = boottime() + FREED_S, False
-        self._learned.attempts = self._number
+        self._carried.attempts = self._number
         while True:
             try:
                 return await self._open_attempt().execute()
@@ -164,63 +132,58 @@ class Run:
 
     def _open_attempt(self) -> Attempt:
         is_first = not self._endings
-        spares = self._lineup.spares if is_first else ()  # later each is checked when it is needed
-        hosts = (*self._lineup.hosts, *spares)
+        spares = self._hosts.spares if is_first else ()  # later each is checked when it is needed
+        hosts = (*self._hosts.hosts, *spares)
         # What it says of the hosts, such as which of them is this machine, is printed once.
-        transport = self._open_transport(hosts, self._say if is_first else _ignore)
+        transport = self._request.open_transport(hosts, self._say if is_first else _ignore)
         first_node = (self._options.share or (1, 0))[1]
         self._record.attempt = self._number
-        outputs = self._screen.outputs(hosts, self._record, first_node=first_node)
-        job = self._job
-        terms = Terms(
-            self._record.run_id, job.env, loader_pythons(job.python), silence_s=job.silence_s,
-            stop_timeout_s=job.stop_timeout_s, connect_timeout_s=job.connect_timeout_s,
+        outputs = self._request.console.outputs(hosts, self._record, first_node=first_node)
+        job = self._request.job
+        settings = Settings(
+            self._record.run_id, job.env, loader_pythons(job.python), job.timeouts,
         )  # fmt: skip
-        session = Session(hosts, transport, outputs, terms, say=self._say, progress=self._screen.progress)
+        progress = self._request.console.progress
+        session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
-        return Attempt(
-            job, session, outputs, self._record,
-            screen=self._screen, own_python=job.own_python or sys.executable, options=self._options,
-            learned=self._learned, is_last_try=len(ports) == MOST_PORTS and all(ports), spares=len(spares),
-            on_settled=self._settle, contents=self._contents,
-        )  # fmt: skip
-
-    def _settle(self) -> None:
-        """Tell once that all ranks have run for a while."""
-        on_settled, self._on_settled = self._on_settled, None
-        if on_settled is not None:
-            on_settled()
+        is_last_try = len(ports) == MOST_PORTS and all(ports)
+        return Attempt(self._request, session, outputs, self._carried, is_last_try=is_last_try, spares=len(spares))
 
     @property
     def _number(self) -> int:
         """How many attempts have ended; one that lost its port has run nothing, and another one takes its number."""
         return sum(ending.outcome is not Outcome.PORT for ending in self._endings)
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Return whether somebody waits until all ranks have run for a while, and they have not yet."""
+        return self._request.on_all_running is not None and not self._carried.have_all_run
+
     def _judge(self, result: Result, refusal: LauncherError | None) -> Ending:
-        hosts = [host.name for host in self._lineup.hosts]
+        hosts = [host.name for host in self._hosts.hosts]
         if result.interrupted_by is not None or not self._signals.empty():  # a signal may come while it is stopped
             return Ending(Outcome.STOPPED)
         if refusal is not None:
-            ending = judge_refusal(refusal, hosts, self._learned.here)
-            is_start = self._on_settled is not None and isinstance(refusal, UnreachableError)
-            return replace(ending, is_start=is_start, is_replaced=self._lineup.can_replace(ending.suspects))
+            ending = judge_refusal(refusal, hosts, self._carried.here)
+            is_start = self._is_awaited and isinstance(refusal, UnreachableError)
+            return replace(ending, is_start=is_start, is_replaced=self._hosts.can_replace(ending.suspects))
         ending = judge_result(result, hosts)
         is_lost = result.cause is not None and result.cause.failure.kind is FailureKind.CONNECTION
         ending = replace(
-            ending, has_spare=self._lineup.has_spare(ending.suspects),
-            is_start=self._on_settled is not None and (is_lost or result.is_network),
+            ending, has_spare=self._hosts.has_spare(ending.suspects),
+            is_start=self._is_awaited and (is_lost or result.is_network),
         )  # fmt: skip
-        is_ended = ending.outcome is Outcome.HANG and self._job.on_hang is OnHang.END
+        is_ended = ending.outcome is Outcome.HANG and self._request.job.on_hang is OnHang.END
         return replace(ending, outcome=Outcome.STOPPED) if is_ended else ending
 
     def _searches(self, decision: Restart) -> bool:
-        return decision.is_unexplained and self._find_culprits is not None and len(self._lineup.hosts) > 1
+        return decision.is_unexplained and self._request.find_culprits is not None and len(self._hosts.hosts) > 1
 
     async def _search(self, decision: Restart) -> Restart:
         """Return the decision after a search for the hosts to blame; raise Interrupted for a signal."""
-        assert self._find_culprits is not None  # `_searches` has looked
-        names = [host.name for host in self._lineup.hosts]
-        verdict = await self._find_culprits(self._lineup.hosts)
+        assert self._request.find_culprits is not None  # `_searches` has looked
+        names = [host.name for host in self._hosts.hosts]
+        verdict = await self._request.find_culprits(self._hosts.hosts)
         if verdict is None:
             return decision
         self._attempts[-1]["search"] = asdict(verdict)
@@ -233,11 +196,11 @@ class Run:
     def _line_up(self, result: Result, decision: Restart) -> None:
         """Replace the hosts that the next attempt does without."""
         if result.ranks:
-            self._lineup.note_start()
-        changes = self._lineup.replace(decision.without, may_shrink=decision.is_blamed)
+            self._hosts.note_start()
+        changes = self._hosts.replace(decision.without, may_shrink=decision.is_blamed)
         if not changes:
             return
-        nodes, batch = len(self._lineup.hosts), "; the global batch changes with the number of ranks"
+        nodes, batch = len(self._hosts.hosts), "; the global batch changes with the number of ranks"
         shrinks = any(text.startswith("without ") for text in changes)
         self._say(f"launch: {', '.join(changes)}, on {count(nodes, 'host')}{batch if shrinks else ''}", Style.STRONG)
 
@@ -258,8 +221,8 @@ class Run:
     ) -> None:  # fmt: skip
         self._attempts.append(
             {
-                "hosts": [host.name for host in self._lineup.hosts],
-                "spares": [host.name for host in self._lineup.spares],
+                "hosts": [host.name for host in self._hosts.hosts],
+                "spares": [host.name for host in self._hosts.spares],
                 "master_port": result.master_port,
                 "began_at": iso_time(began_at),
                 "ended_at": iso_time(wall_clock()),
@@ -271,10 +234,10 @@ class Run:
             }
         )
         self._write_attempts()
-        here = [host for host in self._lineup.hosts if host.name in self._learned.here]
-        has_one_other = bool(here) and len(self._lineup.hosts) - len(here) == 1
+        here = [host for host in self._hosts.hosts if host.name in self._carried.here]
+        has_one_other = bool(here) and len(self._hosts.hosts) - len(here) == 1
         incidents = find_incidents(result.cause, refusal, ending, has_one_other=has_one_other)
-        self._note_incidents({host.name: incidents.get(host.name) for host in self._lineup.hosts})
+        self._note_incidents({host.name: incidents.get(host.name) for host in self._hosts.hosts})
 
     def _write_attempts(self) -> None:
         attempts = [dict(attempt) for attempt in self._attempts]  # written later, by another thread
@@ -282,8 +245,8 @@ class Run:
 
     def _note_incidents(self, incidents: Mapping[str, str | None]) -> None:
         """Remember for each host what went wrong with it, or that nothing did."""
-        if self._incident_log is not None:
-            note = partial(self._incident_log.note, self._record.run_id, wall_clock(), incidents)
+        if self._request.incident_log is not None:
+            note = partial(self._request.incident_log.note, self._record.run_id, wall_clock(), incidents)
             with contextlib.suppress(LauncherError):  # no thread is left; a run needs no memory
                 self._home_disk.put(note)
 
@@ -297,12 +260,13 @@ class Run:
         if result.has_lost_port:  # said already, and it costs nothing
             return
         census = result.census.describe()
-        wait_s = 0.0 if self._searches(decision) else max(decision.pause_s, result.fence_s)
+        wait_s = 0.0 if self._searches(decision) else max(decision.pause_s, result.lost_host_wait_s)
         wait = f" in {span(round(wait_s))}" if wait_s >= 1 else ""
-        fence = f", when nothing can be alive any more on {', '.join(result.census.unasked)}" if result.fence_s else ""
+        unasked = ", ".join(result.census.unasked)
+        when = f", when nothing can be alive any more on {unasked}" if result.lost_host_wait_s else ""
         left = f"{decision.left} of {count(self._options.restarts, 'restart')} left"
         search = " after a search for the host to blame" if self._searches(decision) else ""
-        line = f"restarting{wait}{fence}{search}: {decision.why} ({left})"
+        line = f"restarting{wait}{when}{search}: {decision.why} ({left})"
         self._say(f"launch: {'; '.join(filter(None, [census, line]))}", Style.STRONG)
         for line in report.unfinished_lines(result.census):
             self._say(line, Style.TEXT)
@@ -374,9 +338,9 @@ class Run:
         for line in [*report.unfinished_lines(result.census), *report.written_lines(result.census)]:
             self._say(line, Style.TEXT)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
-        self._screen.emit("result", **names, **values)
-        if self._notify is not None:
-            await asyncio.to_thread(self._notify, "end", result)
+        self._request.console.emit("result", **names, **values)
+        if self._request.notify is not None:
+            await asyncio.to_thread(self._request.notify, "end", result)
             await asyncio.to_thread(self._home_disk.wait, STALLED_S)  # it may have said something
         return result
 

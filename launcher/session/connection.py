@@ -21,8 +21,8 @@ from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
 from launcher.node import messages
-from launcher.session.expected import ExpectedMessages, UnaskedMessage
-from launcher.session.terms import Terms
+from launcher.session.allowed_messages import AllowedMessages, UnaskedMessage
+from launcher.session.settings import Settings
 from launcher.transports import bootstrap, loader
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
@@ -69,7 +69,7 @@ class Connection:
     """
 
     def __init__(
-        self, index: int, host: Host, transport: Transport, terms: Terms, output: Output,
+        self, index: int, host: Host, transport: Transport, settings: Settings, output: Output,
         on_events: Callable[[Sequence[Event]], None],
     ) -> None:  # fmt: skip
         self.index = index
@@ -80,11 +80,11 @@ class Connection:
         self.is_ready = False
         self.is_over = False
         self._transport = transport
-        self._terms = terms
+        self._settings = settings
         self._output = output
         self._on_events = on_events
         self._nonce = secrets.token_hex(8)
-        self._expected = ExpectedMessages()
+        self._expected = AllowedMessages()
         self._decoder = messages.Decoder(accept=self._expected.accept)
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
@@ -149,12 +149,12 @@ class Connection:
     def check_time(self) -> None:
         """Hang up if the login shell prints no marker in time, or the node sends no heartbeat."""
         checked_at = time.monotonic()
-        marker_timeout_s = max(loader.MARKER_TIMEOUT_S, self._terms.connect_timeout_s)
+        marker_timeout_s = max(loader.MARKER_TIMEOUT_S, self._settings.timeouts.connect_timeout_s)
         if not self.is_ready and self._opened_at is not None and checked_at - self._opened_at > marker_timeout_s:
             failure = loader.describe_silence(self.host.name, marker_timeout_s)
             self.give_up(failure.kind, failure.text, failure.fix)
-        elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._terms.silence_s:
-            self.give_up(HostFailureKind.SILENT, f"no heartbeat for {self._terms.silence_s:g} s")
+        elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._settings.timeouts.silence_s:
+            self.give_up(HostFailureKind.SILENT, f"no heartbeat for {self._settings.timeouts.silence_s:g} s")
 
     def give_up(self, kind: HostFailureKind, text: str, fix: str = "") -> None:
         """Hang up, and record the reason unless there is one already."""
@@ -213,12 +213,12 @@ class Connection:
         """Connect and start the supervisor; return what came after its marker."""
         if self._transport.is_terse:  # each write starts a program, and what is known by then goes in one
             self._is_ordered.wait()
-        for python in self._terms.pythons:
+        for python in self._settings.pythons:
             if self._is_closed:
                 break
             self._opened_at = None  # of this attempt: connecting again may take a while
             command = bootstrap.loader_command(python, self._nonce)
-            self._channel = self._transport.open(self.host, command, self._terms.connect_timeout_s)
+            self._channel = self._transport.open(self.host, command, self._settings.timeouts.connect_timeout_s)
             self._opened_at = time.monotonic()
             if self._transport.is_terse:  # and no login shell could eat it
                 self._send_code("")
@@ -266,7 +266,7 @@ class Connection:
         if self._is_closed and not self._has_orders:
             return HostFailure(self.host.name, HostFailureKind.CLOSED, "launch stopped before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
-        return loader.describe_end(self.host.name, code, self._terms.pythons, self._last_line())
+        return loader.describe_end(self.host.name, code, self._settings.pythons, self._last_line())
 
     def _read_to_end(self) -> None:
         assert self._channel is not None  # it answered

@@ -16,7 +16,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.session.connection import Connection, Event, Output
-from launcher.session.terms import Terms
+from launcher.session.settings import Settings
 from launcher.transports.base import Transport
 
 CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-out is 15 s
@@ -42,7 +42,7 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[Output], terms: Terms, *,
+        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[Output], settings: Settings, *,
         clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
         """clock: seconds, including those for which this machine sleeps."""
@@ -52,9 +52,9 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._outputs = outputs
-        self._terms = terms
+        self._settings = settings
         self.connections = [
-            Connection(index, host, transport, terms, output, self.post)
+            Connection(index, host, transport, settings, output, self.post)
             for index, (host, output) in enumerate(zip(hosts, outputs, strict=True))
         ]
         self._lease_task: asyncio.Task[None] | None = None
@@ -75,8 +75,10 @@ class ConnectionPool:
         """Replace the connection to one host by a new one, which posts READY or LOST again."""
         lost = self.connections[index]
         lost.close()
-        terms = replace(self._terms, connect_timeout_s=connect_timeout_s)
-        fresh = Connection(index, lost.host, self._transport, terms, self._outputs[index], self.post)
+        settings = replace(
+            self._settings, timeouts=replace(self._settings.timeouts, connect_timeout_s=connect_timeout_s)
+        )
+        fresh = Connection(index, lost.host, self._transport, settings, self._outputs[index], self.post)
         self.connections[index] = fresh
         fresh.start(self._window)
         fresh.order(first_message)
@@ -119,7 +121,7 @@ class ConnectionPool:
             self.events.put_nowait(event)
 
     async def _keep_leases(self) -> None:
-        wait_s = min(1.0, self._terms.silence_s / 10)
+        wait_s = min(1.0, self._settings.timeouts.silence_s / 10)
         beat_at = looked_at = self._clock()
         awake_at = time.monotonic()
         while True:
@@ -131,7 +133,7 @@ class ConnectionPool:
                 connection.heard_at = min(awake_at, connection.heard_at + awake_s - wait_s)
             is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
-                beat_at = looked_at + self._terms.silence_s / messages.BEATS_PER_SILENCE
+                beat_at = looked_at + self._settings.timeouts.silence_s / messages.BEATS_PER_SILENCE
             for connection in self.connections:
                 if not connection.is_over:
                     connection.check_time()
@@ -145,5 +147,5 @@ class ConnectionPool:
         """
         for connection in self.connections:
             stood_s = awake_s if connection.sleeps_along else gap_s
-            if stood_s > self._terms.silence_s and connection.is_ready and not connection.is_over:
+            if stood_s > self._settings.timeouts.silence_s and connection.is_ready and not connection.is_over:
                 connection.admit_standstill(stood_s)

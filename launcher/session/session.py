@@ -18,19 +18,19 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.node import messages
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.connection import Event
 from launcher.session.node_state import Census, NodeState, Stage, make_census
 from launcher.session.pool import BROKEN, CALL, INTERRUPT, WAKE, ConnectionPool
+from launcher.session.settings import Settings
 from launcher.session.signals import Action, Interrupted, catch_signals
-from launcher.session.terms import Terms
 from launcher.transports.base import Transport
 
 NOTICE_S = 20.0  # what a node is doing is printed by then
 SWEEP_CONNECT_S = 5.0
 HANG_UP_S = 1.0
 FILES_S = 30.0  # the files that the ranks left are small, and nobody waits longer for them
-CENSUS_SLACK_S = 9.0  # ladder's rest (1 s), census (5 s), and the way there and back
+CENSUS_SLACK_S = 9.0  # the stop's rest (1 s), census (5 s), and the way there and back
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Listener = Callable[[Event], object]
@@ -51,13 +51,13 @@ class Session:
     """
 
     def __init__(
-        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], terms: Terms, *,
+        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], settings: Settings, *,
         say: Callable[[str], None], progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.hosts = list(hosts)
-        self.terms = terms
+        self.settings = settings
         self.states = [NodeState(host.name) for host in hosts]
-        self._mark = f"{terms.run_id}.{secrets.token_hex(4)}"
+        self._mark = f"{settings.run_id}.{secrets.token_hex(4)}"
         self.say = say
         self.doing = ""  # shown as progress once all hosts have responded
         self._listeners: list[tuple[str, Listener]] = []  # each with the kind of events that it wants
@@ -67,7 +67,7 @@ class Session:
         self._noticed_at = time.monotonic()
         self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
         self._only_connects = False  # nothing is asked of the nodes yet
-        self._pool = ConnectionPool(hosts, transport, outputs, terms)
+        self._pool = ConnectionPool(hosts, transport, outputs, settings)
 
     @property
     def is_terse(self) -> bool:
@@ -119,14 +119,14 @@ class Session:
     def _prepare_message(self, index: int, **wanted: Any) -> bytes:
         return messages.encode(
             messages.PREPARE,
-            run=self.terms.run_id,
+            run=self.settings.run_id,
             # Two hosts may be one machine, and each supervisor ends its own share only.
             mark=f"{self._mark}.{index}",
-            silence_s=self.terms.silence_s,
+            silence_s=self.settings.timeouts.silence_s,
             beats=not self._transport.is_terse,
             boot_id=boot_id(),
-            stop_timeout_s=self.terms.stop_timeout_s,
-            env=dict(self.terms.env),
+            stop_timeout_s=self.settings.timeouts.stop_timeout_s,
+            env=dict(self.settings.env),
             **wanted,
         )
 
@@ -197,7 +197,7 @@ class Session:
 
     def is_silent(self) -> bool:
         """Tell whether a host may be gone, though its time is not up: it has missed a heartbeat."""
-        missed_s = self.terms.silence_s / 2  # a bit more than from one heartbeat to the next
+        missed_s = self.settings.timeouts.silence_s / 2  # a bit more than from one heartbeat to the next
         now = time.monotonic()
         return any(not each.is_over and now - each.heard_at > missed_s for each in self._pool.connections)
 
@@ -321,7 +321,7 @@ class Session:
 
     def _sweep_wait_s(self) -> float:
         """Return how long a lost node's own supervisor may take to end the run there."""
-        return self.terms.stop_timeout_s + 1
+        return self.settings.timeouts.stop_timeout_s + 1
 
     def _sweep_lost(self) -> bool:
         """Connect again to each host whose connection broke, to ask what is left; return whether there was one."""
@@ -332,5 +332,5 @@ class Session:
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())
             # "": lost before it could name one; what it has started is found by its mark.
             prepare = self._prepare_message(index, lost_folder=state.folder or "", lost_keepers=state.keepers)
-            self._pool.reconnect(index, prepare + order, min(SWEEP_CONNECT_S, self.terms.connect_timeout_s))
+            self._pool.reconnect(index, prepare + order, min(SWEEP_CONNECT_S, self.settings.timeouts.connect_timeout_s))
         return bool(lost)

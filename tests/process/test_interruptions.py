@@ -23,16 +23,16 @@ from transport_by_host import TransportByHost
 from launcher.commands import check
 from launcher.commands.exec import Execution, execute
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Program, ProgramKind
-from launcher.output.node_log import NodeOutput
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
+from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.attempt import Attempt
 from launcher.runs.result import Result
 from launcher.runs.run import Run
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.session import Session
+from launcher.session.settings import Settings
 from launcher.session.signals import Interrupted
-from launcher.session.terms import Terms
 from launcher.transports.base import Channel, Transport
 from launcher.transports.bootstrap import MARKER
 from launcher.transports.local import LocalTransport
@@ -112,9 +112,9 @@ class ClosedTransport:
 
 
 def make_session(screen: Screen, outputs: Sequence[NodeOutput], **ways: Transport) -> Session:
-    terms = Terms("interrupted", {}, [sys.executable], silence_s=15, stop_timeout_s=1, connect_timeout_s=5)
+    settings = Settings("interrupted", {}, [sys.executable], timeouts=Timeouts(5, 15, 1))
     hosts = [Host(name) for name in ways]
-    return Session(hosts, TransportByHost(ways), outputs, terms, say=screen.say, progress=lambda text: None)
+    return Session(hosts, TransportByHost(ways), outputs, settings, say=screen.say, progress=lambda text: None)
 
 
 async def interrupt_when(is_true: Callable[[], object]) -> None:
@@ -210,11 +210,12 @@ def interrupt_run(
 
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
-    job = Job(program, nproc=2, cpu=True, silence_s=15, stop_timeout_s=1, connect_timeout_s=5)
+    job = Job(program, nproc=2, cpu=True, timeouts=Timeouts(5, 15, 1))
 
     async def run() -> Result:
         hosts, options = [Host(name) for name in ways], RunOptions(with_checks=False, restarts=restarts)
-        run = WatchedRun(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options)
+        request = RunRequest(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options)
+        run = WatchedRun(request)
         pressing = asyncio.create_task(interrupt_when(lambda: sessions and when(sessions[-1])))
         try:
             return await asyncio.wait_for(run.execute(), DEADLINE_S)

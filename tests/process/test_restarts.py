@@ -22,14 +22,14 @@ from transport_by_host import TransportByHost
 
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
-from launcher.job.job import Job, OnHang, Program, ProgramKind
+from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.output.run_folder import create_record
 from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import CulpritSearch
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
-from launcher.runs.run import CulpritFinder, Run
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run import Run
+from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.local import LocalTransport
 
@@ -64,18 +64,18 @@ def run(
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     prepare(record.folder)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
-    job = Job(program, nproc=2, cpu=True, stop_timeout_s=0.5, connect_timeout_s=DEADLINE_S, workdir=str(folder))
+    job = Job(program, nproc=2, cpu=True, timeouts=Timeouts(DEADLINE_S, stop_timeout_s=0.5), workdir=str(folder))
     job = replace(job, **(job_values or {}))
     ways = transport or LocalTransport()
 
     async def execute() -> Result:
         run_options = RunOptions(**{"with_checks": False, "restarts": restarts, **options})
         hosts, waiting = ([Host(name) for name in some] for some in (names, spares))
-        run = Run(
+        request = RunRequest(
             job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting,
             incident_log=incident_log, find_culprits=find_culprits,
         )  # fmt: skip
-        return await asyncio.wait_for(run.execute(), DEADLINE_S)
+        return await asyncio.wait_for(Run(request).execute(), DEADLINE_S)
 
     return Done(asyncio.run(execute()), screen.words, record.folder)
 
@@ -111,9 +111,9 @@ def test_the_log_goes_on_in_the_same_file_and_the_record_has_all_attempts(tmp_pa
 
 def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a pipe that nobody reads hangs as a file does on a network file system that is away."""
-    monkeypatch.setattr("launcher.output.disk_writer.STALLED_S", 0.1)
+    monkeypatch.setattr("launcher.output.write_queue.STALLED_S", 0.1)
     monkeypatch.setattr("launcher.runs.attempt.STALLED_S", 0.1)
-    monkeypatch.setattr("launcher.output.disk_writer.FAREWELL_S", 1.0)
+    monkeypatch.setattr("launcher.output.write_queue.FAREWELL_S", 1.0)
     script = f"[ $LAUNCH_ATTEMPT = 1 ] && sleep {slowed(2.5)}; " + FAILS.format(codes="3")
     pipes: list[Path] = []
 
@@ -321,8 +321,8 @@ HANGS = "for each in 1 2 3; do echo line; done; [ $LAUNCH_ATTEMPT = 1 ] || sleep
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runs.hang_watch.LEAST_S", 0.5)
-    monkeypatch.setattr("launcher.runs.hang_watch._LOOK_S", 0.05)
+    monkeypatch.setattr("launcher.runs.hangs.LEAST_S", 0.5)
+    monkeypatch.setattr("launcher.runs.hangs._LOOK_S", 0.05)
     monkeypatch.setattr("launcher.runs.hangs.ANSWER_S", 0.2)
 
 
@@ -375,7 +375,7 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
 
     def make_job(group: Group) -> Job:
         words = ("-c", "for name; do [ $name != n3 ] || exit 1; done", "sh", *group)
-        return Job(Program(ProgramKind.COMMAND, "/bin/sh", words), nproc=1, cpu=True, connect_timeout_s=DEADLINE_S)
+        return Job(Program(ProgramKind.COMMAND, "/bin/sh", words), nproc=1, cpu=True, timeouts=Timeouts(DEADLINE_S))
 
     async def search(hosts: Sequence[Host]) -> Verdict:
         folder = tmp_path / "bisection"

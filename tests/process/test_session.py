@@ -19,19 +19,19 @@ from screen import Screen
 from transport_by_host import TransportByHost
 
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
 from launcher.node import messages
 from launcher.output.lines import STDOUT
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.result import Result
 from launcher.runs.run import Run
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.connection import Event
 from launcher.session.node_state import Stage
 from launcher.session.session import Session
+from launcher.session.settings import Settings
 from launcher.session.signals import Interrupted
-from launcher.session.terms import Terms
 from launcher.transports.base import Channel
 from launcher.transports.local import LocalTransport
 
@@ -41,8 +41,8 @@ FAR_S = 0.3  # each way
 def make_session(*names: str, silence_s: float = 5, say: Callable[[str], None] = print) -> Session:
     """Return a session with these hosts, or with nobody."""
     hosts, outputs = [Host(name) for name in names], [NodeOutput(name, None, None) for name in names]
-    terms = Terms("r", {}, [], silence_s=silence_s, stop_timeout_s=1, connect_timeout_s=1)
-    return Session(hosts, LocalTransport(), outputs, terms, say=say, progress=print)
+    settings = Settings("r", {}, [], Timeouts(1, silence_s, 1))
+    return Session(hosts, LocalTransport(), outputs, settings, say=say, progress=print)
 
 
 async def is_interrupted(session: Session, within_s: float) -> bool:
@@ -256,14 +256,16 @@ def test_what_failed_far_away_first_is_the_cause(tmp_path: Path) -> None:
     go = tmp_path / "go"
     wait = f"echo >{tmp_path}/$RANK; until [ -e {go} ]; do sleep 0.01; done"
     script = f"{wait}; [ $RANK = 1 ] && exit 5; sleep {FAR_S * 2 / 3}; exit 6"
-    job = Job(Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script)), nproc=1, cpu=True, stop_timeout_s=1)
+    job = Job(
+        Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script)), nproc=1, cpu=True, timeouts=Timeouts(stop_timeout_s=1)
+    )
     ways = {"near": LocalTransport(), "far": FarTransport()}
     record = create_record(tmp_path / "logs", datetime.now(), lambda path, error: None)
 
     async def run() -> Result:
         hosts, options = [Host(name) for name in ways], RunOptions(with_checks=False)
-        running = Run(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options).execute()
-        waiting = asyncio.create_task(running)
+        request = RunRequest(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options)
+        waiting = asyncio.create_task(Run(request).execute())
         while not waiting.done() and not all((tmp_path / rank).exists() for rank in "01"):
             await asyncio.sleep(0.01)
         go.touch()

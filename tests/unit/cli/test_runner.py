@@ -15,7 +15,7 @@ from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import trainer_command
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.runs.execution import describe_trainer, find_checkpoints
-from launcher.runs.run_options import RunOptions
+from launcher.runs.run_request import RunOptions
 
 TRAINER = Job(program=DEFAULT_PROGRAM)
 OUTPUT = OutputOptions(quiet=False, ranks=None, as_json=False, log_dir=Path("logs"), verbose=False)

@@ -18,13 +18,14 @@ from launcher.diagnosis.signatures import Explanation
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
+from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import MuteScreen
 from launcher.output.style import Style
 from launcher.runs import culprits
 from launcher.runs.bisection import Group, Together, Verdict
 from launcher.runs.culprits import NoVerdictError, find_between_attempts, search
 from launcher.runs.report import describe_cause
+from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.signals import Interrupted
 from launcher.transports.base import Transport
 
@@ -137,7 +138,7 @@ def test_a_fault_of_this_machine_is_no_verdict() -> None:
 def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None:
     said: list[str] = []
 
-    class Screen(MuteScreen):
+    class Screen(MuteConsole):
         def say(self, text: str, style: Style = Style.AS_IS) -> None:
             said.append(text)
 
@@ -147,5 +148,6 @@ def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None
 
     job, hosts = Job(Program(ProgramKind.SCRIPT, "train.py"), nproc=1, cpu=True), [Host("a"), Host("b")]
     with pytest.raises(Interrupted):
-        asyncio.run(find_between_attempts(job, interrupt, RunRecord(tmp_path, "r", print), Screen(), True, hosts))
+        request = RunRequest(job, hosts, interrupt, RunRecord(tmp_path, "r", print), Screen(), RunOptions())
+        asyncio.run(find_between_attempts(request, hosts))
     assert "launch: stopping the tests" in said

@@ -16,7 +16,7 @@ from launcher.errors import (
     UnreachableError,
     UsageError,
 )
-from launcher.runs.gpu_memory import GpusInUseError
+from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.outcomes import PROGRESS_S, find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result

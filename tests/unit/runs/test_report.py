@@ -14,7 +14,7 @@ from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.style import Style, render
 from launcher.preflight.findings import WARNING, Finding
-from launcher.runs.others import Others
+from launcher.runs.judge import RankFates
 from launcher.runs.report import (
     cause_block,
     failed_first_line,
@@ -93,7 +93,7 @@ def rank_failure(**more):
 
 def test_the_cause_as_the_design_draws_it():
     cause = find_cause([rank_failure()])
-    others = Others(stopped={"gpu2": 7, "gpu1": 8})
+    others = RankFates(stopped={"gpu2": 7, "gpu1": 8})
     assert failed_first_line(cause, 2) == "gpu2 rank 11 failed first (exit code 1), stopping the run on 2 hosts"
     assert texts(cause_block(cause, others, Path("logs/20261120-091233/node_1.log"))) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
@@ -109,7 +109,7 @@ def test_the_cause_as_the_design_draws_it():
 def test_a_traceback_of_code_that_was_sent_names_the_file_that_an_editor_can_open():
     there, here = "/root/.cache/launch/trees/20261120-091233/proj", "/home/me/proj"
     stderr = TRACEBACK.replace('"train.py"', f'"{there}/pkg/train.py"')
-    lines = texts(cause_block(find_cause([rank_failure(stderr=stderr)]), Others(), Path("log"), code=(there, here)))
+    lines = texts(cause_block(find_cause([rank_failure(stderr=stderr)]), RankFates(), Path("log"), code=(there, here)))
     assert lines[1] == '    File "/home/me/proj/pkg/train.py", line 88, in step'
 
 
@@ -118,7 +118,7 @@ def test_a_traceback_of_code_that_was_sent_names_the_file_that_an_editor_can_ope
     [(0, []), (1, ["  1 other's traceback is in the logs"]), (3, ["  3 others' tracebacks are in the logs"])],
 )
 def test_tracebacks_that_the_screen_has_not_shown_are_counted(withheld, lines):
-    others = Others(followed={"gpu1": 4})
+    others = RankFates(followed={"gpu1": 4})
     told = texts(cause_block(find_cause([rank_failure()]), others, Path("log"), withheld=withheld))
     assert told[-2 - len(lines) :] == ["  4 others failed because of it: 4 on gpu1", *lines, "  full log: log"]
 
@@ -130,7 +130,7 @@ def test_the_end_says_that_the_logs_have_gaps():
 
 def test_the_error_is_red_and_what_to_do_is_bold():
     stderr = TRACEBACK.replace("ValueError: the optimizer met a NaN at step 42", "MemoryError")
-    lines = cause_block(find_cause([rank_failure(stderr=stderr)]), Others(), Path("log"))
+    lines = cause_block(find_cause([rank_failure(stderr=stderr)]), RankFates(), Path("log"))
     assert [(line.text.split()[0], line.style) for line in lines if line.style is not Style.TEXT] == [
         ("gpu2", Style.STRONG),
         ("MemoryError", Style.FAILURE),
@@ -182,7 +182,7 @@ def test_the_error_is_red_and_what_to_do_is_bold():
 def test_the_cause_where_no_exception_tells(failed, first, lines):
     cause = find_cause([failed])
     assert failed_first_line(cause, 1) == first
-    assert texts(cause_block(cause, Others(), Path("log"))) == lines
+    assert texts(cause_block(cause, RankFates(), Path("log"))) == lines
 
 
 OOM = (
@@ -195,7 +195,7 @@ OOM = (
 def test_the_cause_with_why_and_what_to_do():
     stderr = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n    loss = model(x)\n{OOM}\n'
     cause = find_cause([rank_failure(stderr=stderr)])
-    assert texts(cause_block(cause, Others(stopped={"gpu1": 8}), Path("log"))) == [
+    assert texts(cause_block(cause, RankFates(stopped={"gpu1": 8}), Path("log"))) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 88, in step',
         "      loss = model(x)",
@@ -209,7 +209,7 @@ def test_the_cause_with_why_and_what_to_do():
     ]
 
 
-OTHERS = Others(16, {"gpu2": 2}, {"gpu2": 1}, {"gpu1": 1}, {"gpu1": 6, "gpu2": 5}, {"gpu2": 1})
+OTHERS = RankFates(16, {"gpu2": 2}, {"gpu2": 1}, {"gpu1": 1}, {"gpu1": 6, "gpu2": 5}, {"gpu2": 1})
 STATEMENT = "".join(f"    argument_{number}={number},\n" for number in range(30))
 
 
@@ -237,11 +237,11 @@ def test_the_block_fits_a_screen(error, wide):
 @pytest.mark.parametrize(
     ("others", "lines"),
     [
-        (Others(), []),
-        (Others(stopped={"gpu1": 0, "gpu2": 0}), []),
-        (Others(stopped={"gpu2": 1}), ["  1 other stopped by launch: 1 on gpu2"]),
+        (RankFates(), []),
+        (RankFates(stopped={"gpu1": 0, "gpu2": 0}), []),
+        (RankFates(stopped={"gpu2": 1}), ["  1 other stopped by launch: 1 on gpu2"]),
         (
-            Others(failed={"gpu2": 1}, followed={"gpu1": 3}, succeeded={"gpu1": 2}),
+            RankFates(failed={"gpu2": 1}, followed={"gpu1": 3}, succeeded={"gpu1": 2}),
             [
                 "  1 other failed as well: 1 on gpu2",
                 "  3 others failed because of it: 3 on gpu1",
@@ -249,7 +249,7 @@ def test_the_block_fits_a_screen(error, wide):
             ],
         ),
         (
-            Others(stopped={"gpu1": 8, "gpu2": 7, "gpu3": 8, "gpu4": 8}),
+            RankFates(stopped={"gpu1": 8, "gpu2": 7, "gpu3": 8, "gpu4": 8}),
             ["  31 others stopped by launch: 8 each on gpu[1,3-4], 7 on gpu2"],
         ),
     ],

@@ -1,0 +1,279 @@
+"""Decide, from all that the nodes have reported so far, whether the run has failed, and why.
+
+What each rank and node did becomes Failures, each with the last lines of its process: here a node's HostFailure becomes
+a Failure of the run; `launcher.errors` describes all steps up to the screen.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from launcher.clock import wall_clock
+from launcher.diagnosis.cause import Cause, find_cause
+from launcher.diagnosis.failure import Failure, FailureKind, Role
+from launcher.diagnosis.tracebacks import extract_traceback
+from launcher.errors import HostFailure, HostFailureKind
+from launcher.job.job import Job
+from launcher.job.plan import LaunchPlan, NodePlan
+from launcher.node import messages
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.node_output import NodeOutput
+from launcher.session.connection import Event
+from launcher.session.node_state import Census, NodeState
+from launcher.session.session import Session
+
+_EARLY_S = 60.0
+_PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
+
+
+@dataclass(slots=True)
+class Judge:
+    """What is known about a run at the moment; each call looks again, since more may have been reported."""
+
+    session: Session
+    plan: LaunchPlan
+    outputs: Sequence[NodeOutput]
+    knows_all_ranks: bool  # or other launchers have started some of them
+    planned_at: float  # wall-clock: the ranks are started then
+    stopped_at: float | None = None  # wall-clock: what ends later was stopped by `launch`
+
+    def failures(self) -> list[Failure]:
+        """Return what has failed so far."""
+        return find_failures(self.session, self.plan, self.outputs, self.stopped_at)
+
+    def has_final(self) -> bool:
+        """Return whether there is a failure that is not the consequence of another one."""
+        return any(failure.is_final for failure in self.failures())
+
+    def has_failed_early(self) -> bool:
+        """Return whether a rank has raised so early that there is nothing to save and the others may raise the same."""
+        if wall_clock() - self.planned_at > _EARLY_S:
+            return False
+        return any(failure.is_final and extract_traceback(failure.stderr) for failure in self.failures())
+
+    def has_no_rank(self) -> bool:
+        """Return whether all ranks have ended."""
+        return all(
+            state.ended is not None or len(state.exits) == node.nproc
+            for node, state in zip(self.plan.nodes, self.session.states, strict=True)
+        )
+
+    def has_lost_port(self, cause: Cause, job: Job) -> bool:
+        """Return whether the port that `launch` chose and held for torchrun was taken when torchrun came."""
+        failure, known = cause.failure, cause.explanation
+        is_ours = job.master_port is None and failure.kind is FailureKind.TORCHRUN and failure.node_rank == 0
+        has_begun = any(state.started for state in self.session.states)
+        return is_ours and not has_begun and known is not None and known.name in _PORT_TAKEN
+
+    def cause(self, *, hang: Failure | None = None, told: Failure | None = None) -> Cause | None:
+        """Return why the run failed, or None if it did not.
+
+        hang: a hang, which no process reports; told: the failure that was printed as the first. It stays a failure,
+        whatever its node reports later; but a rank that succeeded is to blame only while no other one is.
+        """
+        known = [failure for failure in (hang, told) if failure is not None and not failure.is_early_exit]
+        return self._find_cause([*self.failures(), *known], told)
+
+    def cause_before(self, number: int, hang: Failure | None) -> Cause | None:
+        """Return why the run had failed before a signal came to `launch`, or None."""
+        failures = self.failures()
+        if number == signal.SIGTERM and any(map(_is_terminated, failures)):
+            # Slurm stops supervisors, ranks and `launch` together: what follows from that is no cause.
+            failures = [failure for failure in failures if failure.is_final]
+        return self._find_cause(failures or ([hang] if hang is not None else []), None)
+
+    def _find_cause(self, failures: Sequence[Failure], told: Failure | None) -> Cause | None:
+        ranks = range(self.plan.world_size if self.knows_all_ranks else 0)
+        succeeded = find_successes(self.session, self.plan, self.outputs)
+        return find_cause(failures, ranks, succeeded=succeeded, told=told)
+
+    def count_rank_fates(self, cause: Cause, census: Census) -> RankFates:
+        """Count what became of the other ranks, once all have ended."""
+        return count_rank_fates(cause, self.failures(), self.plan, self.session.states, census)
+
+
+def _is_terminated(failure: Failure) -> bool:
+    return failure.is_terminated or failure.text == messages.TERMINATED
+
+
+@dataclass(frozen=True, slots=True)
+class RankFates:
+    """How many other ranks ended in which way, by host, without those of hosts that could not be asked."""
+
+    ranks: int = 0  # of the run, as far as it is known here
+    same: Mapping[str, int] = field(default_factory=dict)  # with the error of the rank that is blamed, and that rank
+    failed: Mapping[str, int] = field(default_factory=dict)  # by themselves
+    followed: Mapping[str, int] = field(default_factory=dict)  # because of the rank that is blamed
+    stopped: Mapping[str, int] = field(default_factory=dict)  # by `launch`
+    succeeded: Mapping[str, int] = field(default_factory=dict)
+
+
+def count_rank_fates(
+    cause: Cause, failures: Sequence[Failure], plan: LaunchPlan, states: Sequence[NodeState], census: Census
+) -> RankFates:
+    """Count the other ranks of a failed run."""
+    ranks = sum(node.nproc for node in plan.nodes)
+    if cause.failure.kind is FailureKind.HANG and cause.failure.rank is None:
+        return RankFates(ranks)  # it was all of them
+    by_rank = {failure.rank: failure for failure in failures if failure.kind is FailureKind.RANK}
+    alike = {failure.rank for failure in (cause.failure, *cause.same)}
+    same = Counter[str]()
+    counts = {fate: Counter[str]() for fate in ("failed", "followed", "stopped", "succeeded")}
+    for node, state in zip(plan.nodes, states, strict=True):
+        host = node.host.name
+        if host in census.unasked:
+            continue  # the census names those
+        for local_rank in state.started:
+            rank = node.first_rank + local_rank
+            if rank in alike:
+                same[host] += 1
+            else:
+                counts[_fate(state, local_rank, by_rank.get(rank), cause)][host] += 1
+    return RankFates(ranks, same if cause.same else {}, **counts)
+
+
+def _fate(state: NodeState, local_rank: int, failure: Failure | None, cause: Cause) -> str:
+    event = state.exits.get(local_rank)
+    if event is None:
+        return "stopped"
+    after_stop = event.fields["was_stopping"]
+    if failure is None:  # it succeeded, or nobody knows how it ended
+        return "stopped" if after_stop else "succeeded" if event.fields["code"] == 0 else "failed"
+    if failure.role is Role.STOPPED:  # a supervisor in trouble stops its ranks before it is told to
+        return "stopped" if after_stop or state.failure is not None else "failed"
+    return "followed" if failure.role is Role.CONSEQUENCE and not cause.failure.is_secondary else "failed"
+
+
+# What torchrun logs of the rank that made it fail (torch/distributed/elastic/multiprocessing/api.py).
+_REAPED = re.compile(r"failed \(exitcode: (-?\d{1,3})\) local_rank: (\d{1,4}) \(pid: ")
+
+
+def find_failures(
+    session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stopped_at: float | None
+) -> list[Failure]:
+    """Return the failures of all nodes; stopped_at: when the stop was sent (wall-clock)."""
+    found = []
+    for index, node in enumerate(plan.nodes):
+        found += _Node(index, node, session.states[index], outputs[index], session).failures()
+    return found if stopped_at is None else [_mark(failure, stopped_at) for failure in found]
+
+
+def find_successes(session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput]) -> list[Failure]:
+    """Return the ranks that exited with 0: if all others only lost a rank, one of these is the cause."""
+    return [
+        success
+        for index, node in enumerate(plan.nodes)
+        for success in _Node(index, node, session.states[index], outputs[index], session).successes()
+    ]
+
+
+def _mark(failure: Failure, stopped_at: float) -> Failure:
+    """Mark a failure that may be due to the stop; a lost connection never is, and of a rank its host has told."""
+    if failure.kind is FailureKind.CONNECTION:
+        return failure
+    late_s = failure.at - stopped_at
+    after_stop = failure.after_stop if failure.kind is FailureKind.RANK else late_s > 0
+    return replace(failure, after_stop=after_stop, silent_s=failure.silent_s - max(0.0, late_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What is known of one node."""
+
+    index: int
+    plan: NodePlan
+    state: NodeState
+    output: NodeOutput
+    session: Session
+
+    def failures(self) -> list[Failure]:
+        state = self.state
+        ranks = [self._rank(local_rank, event) for local_rank, event in state.exits.items() if _is_bad(event)]
+        if state.failure is not None:
+            return [*ranks, self._keeper(state.failure)]
+        if state.ended is not None and _is_bad(state.ended) and not ranks:
+            return [self._find_reaped() or self._torchrun(state.ended)]
+        return ranks
+
+    def successes(self) -> list[Failure]:
+        exits = self.state.exits.items()
+        return [self._rank(local_rank, event) for local_rank, event in exits if event.fields["code"] == 0]
+
+    def _exited_at(self, local_rank: int) -> float:
+        """Return when a rank exited, by this machine's clock.
+
+        A message may have taken long, but never less than no time. A node reports exits in their order, so each of them
+        was no later than those that it reported after it.
+        """
+        exits = self.state.exits
+        from_then = list(exits.values())[list(exits).index(local_rank) :]
+        return min(event.at - float(event.fields["age_s"]) for event in from_then)
+
+    def _rank(self, local_rank: int, event: Event) -> Failure:
+        at = self._exited_at(local_rank)
+        return Failure(
+            host=self.plan.host.name,
+            node_rank=self.plan.node_rank,
+            kind=FailureKind.RANK,
+            at=at,
+            silent_s=at - self.output.stream_heard_at(local_rank, STDERR),
+            rank=self.plan.first_rank + local_rank,
+            local_rank=local_rank,
+            gpu=self.plan.gpu_of(local_rank),
+            code=event.fields["code"],
+            signal=event.fields["signal"],
+            oom=event.fields.get("oom"),
+            after_stop=event.fields["was_stopping"],
+            in_slurm_step=self.session.is_slurm_step,
+            stdout=_text(self.output.tail(local_rank, STDOUT)),
+            stderr=_text(self.output.tail(local_rank, STDERR)),
+        )
+
+    def _find_reaped(self) -> Failure | None:
+        """Return the rank that failed, by torchrun's words: on a busy host torchrun collects its exit code first."""
+        found = _REAPED.search(_text(self.output.tail(None, STDERR)))
+        event = self.state.exits.get(int(found[2])) if found else None
+        if found is None or event is None:
+            return None
+        code = int(found[1])
+        failure = self._rank(int(found[2]), event)
+        return replace(failure, code=code if code > 0 else None, signal=-code if code < 0 else None)
+
+    def _torchrun(self, event: Event) -> Failure:
+        return Failure(
+            host=self.plan.host.name,
+            node_rank=self.plan.node_rank,
+            kind=FailureKind.TORCHRUN,
+            at=event.at,
+            code=event.fields["code"],
+            signal=event.fields["signal"],
+            stderr=_text(self.output.tail(None, STDERR)),
+        )
+
+    def _keeper(self, failure: HostFailure) -> Failure:
+        """Return the failure of the node itself: of its supervisor, or of the connection to it."""
+        ending = self.state.keeper_ending
+        is_supervisor = failure.kind is HostFailureKind.SUPERVISOR
+        return Failure(
+            host=failure.host,
+            node_rank=self.plan.node_rank,
+            kind=FailureKind.SUPERVISOR if is_supervisor else FailureKind.CONNECTION,
+            at=self.state.ended.at if self.state.ended else wall_clock(),
+            code=ending.code if ending else None,
+            signal=ending.signal if ending else None,
+            text="" if ending else failure.text,
+            stderr=self.session.noise(self.index),
+        )
+
+
+def _text(tail: bytes) -> str:
+    return tail.decode("utf-8", "replace")
+
+
+def _is_bad(event: Event) -> bool:
+    """Return whether a process failed; if torchrun collected a rank's exit code first, torchrun's words show it."""
+    return bool(event.fields.get("code") or event.fields.get("signal"))

@@ -1,0 +1,55 @@
+"""What a run is to do, and what it uses for that: the same for every attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.hosts.host import Host
+from launcher.job.job import Job
+
+if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
+    from launcher.output.console import RunConsole
+    from launcher.output.run_folder import RunRecord
+    from launcher.runs.bisection import Verdict
+    from launcher.runs.incident_log import IncidentLog
+    from launcher.runs.result import Result
+    from launcher.sync.contents import Contents
+    from launcher.transports.base import Transport
+
+Opener = Callable[[Sequence[Host], Callable[[str], None]], "Transport"]  # takes hosts and `say`
+CulpritFinder = Callable[[Sequence[Host]], Awaitable["Verdict | None"]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of a run that belong to no job."""
+
+    is_dry: bool = False  # ask the hosts, print the plan, start nothing
+    is_verbose: bool = False  # print what is sent to each host
+    with_checks: bool = True  # or ask only for what the plan needs
+    share: tuple[int, int] | None = None  # of a run by hand: (number of nodes, this node's rank)
+    shown_ranks: frozenset[int] | None = None  # whose output the screen shows; None: all
+    restarts: int = 0  # how many may follow without progress
+    progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
+    min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
+    saved_s: float = 60.0  # before the failure: what was saved later may be its reason
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A job, its hosts, and all that a run needs besides."""
+
+    job: Job
+    hosts: Sequence[Host]
+    open_transport: Opener
+    record: RunRecord
+    console: RunConsole
+    options: RunOptions
+    spares: Sequence[Host] = ()
+    incident_log: IncidentLog | None = None  # what went wrong with hosts in earlier runs; None: nothing is remembered
+    find_culprits: CulpritFinder | None = None  # tests which of these hosts are to blame; None: nobody can
+    on_all_running: Callable[[], object] | None = None  # called once all ranks have run for a while
+    notify: Callable[[str, Result], object] | None = None  # gets `restart` or `end`, and how the attempt or run ended
+    contents: Contents | None = None  # of the job's tree, if it has one

@@ -1,0 +1,238 @@
+"""Check that a node sends only what `launch` has requested, and that each message has its form.
+
+A node is another machine: a broken or hostile one must not harm anything but its own part of the run. Except for output
+and heartbeats, each message must answer one from `launch`, and comes once. So a hostile node can't speak for a rank
+that it was not given, can't end a run, and can't flood `launch` with messages.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from launcher.forms import Address, Count, FormError, Most, Within, fields_reader
+from launcher.node import messages
+
+LocalRank = Annotated[int, Within(0, 4095)]
+Port = Annotated[int, Within(0, 65535)]
+Age = Annotated[float, Within(0, 1e6)]  # seconds
+Clock = Annotated[float, Within(0, 1e11)]  # seconds since 1970
+FewTexts = Annotated[list[str], Most(messages.MOST_NAMES)]
+_IS_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}").fullmatch  # in the log directory, and no path
+Link = tuple[Age, Count, Count]  # seconds of a round trip, packets sent and packets lost
+ExitCode = Annotated[int, Within(0, 255)]
+Signal = Annotated[int, Within(0, 64)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperEnding:
+    """How a supervisor or guardian ended, as the other one of them says."""
+
+    code: ExitCode | None = None
+    signal: Signal | None = None
+
+
+_FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be missing
+    messages.BEAT: {"echo": Clock | None, "held_s": Age | None},
+    messages.HELLO: {"folder": str, "keepers": Annotated[list[tuple[Count, Count]], Most(2)],
+                     "sleeps_along": bool | None},
+    messages.ROUTED: {"interface": str | None, "address": Address | None, "port": Port | None, "error": str | None,
+                      "probe_port": Port | None, "clock": Clock, "held_s": Age | None},
+    messages.PROBED: {"errors": list[str | None], "links": list[Link | None], "reverse_dns_s": Age | None,
+                      "own_address": str | None},
+    messages.SHARED: {"up": Annotated[int, Within(0, 4096)] | None, "is_there": bool | None},  # levels of a path
+    messages.WANTED: {"group": str, "needs_listing": bool},
+    messages.TOOK: {},
+    messages.MET: {"port": Port | None, "addresses": Annotated[list[Address], Most(messages.MOST_NAMES)]},
+    messages.JOINED: {"is_complete": bool},
+    messages.PLACED: {"path": str, "hash": str, "wrong_count": Count,
+                      **dict.fromkeys(("wrong", "extras", "repaired", "empty", "unmade"), FewTexts)},
+    messages.UNPLACED: {"text": str, "is_disk": bool, "is_full": bool},
+    messages.PRUNED: {"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts},
+    messages.CODE: {"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},
+    messages.STARTED: {"local_rank": LocalRank, "pid": Count},
+    messages.OUTPUT: {"local_rank": LocalRank | None, "stream": Literal[1, 2]},
+    messages.EXIT: {"local_rank": LocalRank, "age_s": Age, "was_stopping": bool,
+                    "oom": Literal["certain", "probable", None], "code": ExitCode | None, "signal": Signal | None},
+    messages.ENDED: {"code": ExitCode | None, "signal": Signal | None},
+    messages.CENSUS: {"left": list[tuple[Count, str, str]], "reason": str | None, "supervisor": KeeperEnding | None,
+                      "files": Annotated[int, Within(0, messages.MAX_FILES)] | None,
+                      "folders": list[tuple[str, str]] | None, "tree": str | None, "written": FewTexts | None,
+                      "unfinished": Annotated[list[tuple[Count | None, str]], Most(messages.MOST_NAMES)] | None},
+    messages.SEEN: {"has_saved": bool | None, "is_missing": bool | None},
+    messages.RAS_STATUS: {},
+    messages.STACK: {"number": Count, "local_rank": LocalRank, "pid": Count,
+                     "source": Literal["py-spy", "faulthandler", None], "state": Literal["D", "T", None],
+                     "wchan": str | None, "reason": str | None},
+    messages.FILE: {"name": Annotated[str, _IS_FILE_NAME]},
+    messages.FAILED: {"text": str, "supervisor": KeeperEnding | None},
+}  # fmt: skip
+_ANSWERS = {
+    messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
+    messages.MEET: messages.MET, messages.JOIN: messages.JOINED,
+    messages.LISTING: messages.WANTED, messages.PIECE: messages.TOOK,
+    messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
+    messages.LIST_CODE: messages.CODE,
+}  # fmt: skip
+_OF_TREE = (messages.WANTED, messages.PLACED, messages.UNPLACED, messages.PRUNED)  # the answers to a `tree` in PREPARE
+# What may come before the run's directory there is known.
+_BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)
+_GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)
+_MAX_SIZES = {
+    messages.WANTED: messages.MAX_WANTED_BYTES,
+    messages.OUTPUT: messages.MAX_OUTPUT_BYTES,
+    messages.STACK: messages.MAX_STACK_BYTES,
+    messages.RAS_STATUS: messages.MAX_RAS_BYTES,
+    messages.FILE: messages.MAX_FILES_BYTES,
+}
+
+Header = dict[str, Any]
+
+
+@cache
+def _reader_of(kind: str) -> Callable[[Any], Header]:
+    return fields_reader(_FORMS[kind])
+
+
+def read_message(header: Header) -> Header:
+    """Return the fields that a message may have, with cleaned texts; raise MalformedMessage for another form."""
+    kind = header["type"]
+    if kind == messages.FACTS:  # `node_state` reads them: what is wrong with them ends no connection
+        return header
+    if kind not in _FORMS:
+        raise messages.MalformedMessage(f"unknown type {kind!r:.80}")
+    try:
+        return {"type": kind, "size": header.get("size", 0), **_reader_of(kind)(header)}
+    except FormError as error:
+        raise messages.MalformedMessage(f"{kind} with {error}") from None
+
+
+class UnaskedMessage(messages.MalformedMessage):
+    """The node sent a well-formed message that `launch` didn't request."""
+
+
+class AllowedMessages:
+    """The messages that one node may send, given what it was asked so far.
+
+    The event loop calls `ask` before the message is on its way, so no answer can come before its question is known.
+    The reader thread calls `accept`. They need no lock: what one of them changes, the other one only reads, and the
+    numbers of questions only grow.
+
+    An accepted message is one that the node may send now; it need not be true. After MalformedMessage the counts are
+    invalid: the caller must close the connection.
+    """
+
+    def __init__(self) -> None:
+        # A guardian reports unasked how its supervisor died. The census of the supervisor may have come before.
+        self._asked = Counter({messages.FAILED: 1, messages.CENSUS: 2, messages.ENDED: 1})
+        self._said: Counter[str] = Counter()
+        self._targets = 0  # of the last PROBE
+        self._ranks: set[int] = set()  # to be started there
+        self._started: set[int] = set()
+        self._exited: set[int] = set()
+        self._is_short = False  # it ends by itself when its ranks have ended
+        self._is_stopped = False
+        self._numbers: set[int] = set()  # of the STACKS
+        self._stacks: set[tuple[int, int]] = set()  # number and rank of those that came
+        self._files = 0
+        self._files_bytes = 0
+        self._checks: Mapping[str, Callable[[Header], None]] = {
+            messages.OUTPUT: self._check_output,
+            messages.STARTED: self._check_started,
+            messages.EXIT: self._check_exit,
+            messages.STACK: self._check_stack,
+            messages.PROBED: self._check_probed,
+            messages.CENSUS: self._check_census,
+            messages.FILE: self._check_file,
+        }
+
+    def ask(self, header: Mapping[str, Any]) -> None:
+        """Record a message that is about to be sent to the node."""
+        kind = header["type"]
+        if kind == messages.BEAT:
+            return
+        self._asked[messages.FAILED] += 1
+        if kind in _ANSWERS:
+            self._asked[_ANSWERS[kind]] += 1
+        if kind == messages.PREPARE:
+            self._asked[messages.FACTS] += bool(header.get("facts"))
+            self._asked.update(_OF_TREE if header.get("tree") else ())
+        elif kind == messages.PLACE:  # a file may turn out to be damaged, and is then wanted again
+            self._asked[messages.WANTED] += 1
+        elif kind == messages.PROBE:
+            self._targets = len(header["targets"])
+        elif kind == messages.START:
+            self._is_short = header.get("is_short", False)
+            processes = header.get("processes", ())
+            self._ranks = {*header.get("local_ranks", ()), *(process["rank"] for process in processes)}
+        elif kind == messages.STACKS:
+            self._numbers.add(header["number"])
+        elif kind == messages.STOP:
+            self._is_stopped = True
+
+    def accept(self, header: Header) -> Header:
+        """Return the header of a node's message, its texts cleaned; raise MalformedMessage if it isn't allowed now."""
+        header = read_message(header)
+        self._check(header)
+        self._said[header["type"]] += 1
+        return header
+
+    def accept_from_guardian(self, header: Header) -> Header:
+        """Do the same as `accept` for a message from stderr, where only a guardian may send one."""
+        if header["type"] not in _GUARDIAN_SAYS:
+            raise messages.MalformedMessage(f"not allowed on stderr: {header['type']!r:.80}")
+        return self.accept(header)
+
+    def _check(self, header: Header) -> None:
+        kind, size = header["type"], header.get("size", 0)
+        if size > _MAX_SIZES.get(kind, 0):
+            raise messages.MalformedMessage(f"{kind} with {size} bytes")
+        if kind not in _BEFORE_HELLO and not self._said[messages.HELLO]:
+            raise UnaskedMessage(f"{kind} before {messages.HELLO}")
+        check = self._checks.get(kind)
+        if check is not None:
+            check(header)
+        elif kind != messages.BEAT and self._said[kind] >= self._asked[kind]:
+            raise UnaskedMessage(kind)
+
+    def _check_output(self, header: Header) -> None:
+        if header["local_rank"] is not None:
+            self._check_rank(header, self._ranks)
+
+    def _check_started(self, header: Header) -> None:
+        self._check_rank(header, self._ranks - self._started)
+        self._started.add(header["local_rank"])
+
+    def _check_exit(self, header: Header) -> None:
+        self._check_rank(header, self._started - self._exited)
+        self._exited.add(header["local_rank"])
+
+    def _check_stack(self, header: Header) -> None:
+        place = header["number"], header["local_rank"]
+        if header["number"] not in self._numbers or place in self._stacks:
+            raise UnaskedMessage(f"{messages.STACK} number {header['number']}")
+        self._check_rank(header, self._started)
+        self._stacks.add(place)
+
+    def _check_probed(self, header: Header) -> None:
+        found = {len(header["errors"]), len(header["links"])}
+        if found != {self._targets} or self._said[messages.PROBED] >= self._asked[messages.PROBED]:
+            raise UnaskedMessage(f"{messages.PROBED} of {len(header['errors'])} addresses")
+
+    def _check_census(self, header: Header) -> None:
+        is_expected = self._is_stopped or (self._is_short and self._exited == self._ranks)
+        has_reason = header.get("reason") is not None or header.get("supervisor") is not None
+        if not (is_expected or has_reason) or self._said[messages.CENSUS] >= self._asked[messages.CENSUS]:
+            raise UnaskedMessage(messages.CENSUS)
+        self._files = header.get("files") or 0
+
+    def _check_file(self, header: Header) -> None:
+        self._files_bytes += header.get("size", 0)
+        if self._said[messages.FILE] >= self._files or self._files_bytes > messages.MAX_FILES_BYTES:
+            raise UnaskedMessage(f"{messages.FILE} {header['name']}")
+
+    def _check_rank(self, header: Header, expected: set[int]) -> None:
+        if header["local_rank"] not in expected:
+            raise UnaskedMessage(f"{header['type']} of local rank {header['local_rank']}")

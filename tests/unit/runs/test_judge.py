@@ -1,0 +1,78 @@
+"""Which rank failed, where torchrun collected its exit code before the supervisor saw it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Fake
+
+import pytest
+
+from launcher.diagnosis.cause import find_cause
+from launcher.diagnosis.failure import FailureKind
+from launcher.hosts.host import Host
+from launcher.job.job import Program, ProgramKind
+from launcher.job.plan import LaunchPlan, NodePlan
+from launcher.node import messages
+from launcher.output.lines import STDERR
+from launcher.output.node_output import NodeOutput
+from launcher.runs.judge import find_failures
+from launcher.session.connection import Event
+from launcher.session.node_state import NodeState
+
+# As torch 2.13 logs it.
+SAID = (
+    "E1123 02:41:07.417000 4242 torch/distributed/elastic/multiprocessing/api.py:1002] "
+    "failed (exitcode: {code}) local_rank: {local_rank} (pid: 4711) of binary: /bin/sh\n"
+)
+PLAN = LaunchPlan(
+    Program(ProgramKind.SCRIPT, "train.py"), (NodePlan(Host("gpu2"), 1, 2, 2, "/", {}),), 2, 4, "10.0.0.1", 1
+)
+
+
+def fail(said: str, *seen: int):
+    """Return what has failed on gpu2, where the exits of these local ranks were seen, but not how they ended."""
+    state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
+    output.feed(None, STDERR, said.encode())
+    for local_rank in seen:
+        state.exits[local_rank] = Event(
+            0, messages.EXIT, {"age_s": 0.1, "was_stopping": False, "code": None, "signal": None}, 100.0
+        )
+    state.ended = Event(0, messages.ENDED, {"code": 1, "signal": None}, 101.0)
+    return find_failures(fake_session(state), PLAN, [output], None)
+
+
+def fake_session(state: NodeState) -> Fake:
+    return Fake(states=[state], noise=lambda index: "", is_slurm_step=False)
+
+
+@pytest.mark.parametrize(("code", "ending"), [(3, "exit code 3"), (-11, "killed by SIGSEGV")])
+def test_torchrun_says_which_rank_failed_and_how(code: int, ending: str) -> None:
+    (failure,) = fail(SAID.format(code=code, local_rank=1), 0, 1)
+    assert (failure.subject, failure.ending, failure.at) == ("gpu2 rank 3", ending, pytest.approx(99.9))
+
+
+@pytest.mark.parametrize("said", ["Signal 15 received\n", SAID.format(code=1, local_rank=7)])
+def test_otherwise_torchrun_itself_is_named(said: str) -> None:
+    (failure,) = fail(said, 0, 1)
+    assert (failure.kind, failure.ending) == (FailureKind.TORCHRUN, "exit code 1")
+
+
+def test_a_message_that_took_long_does_not_change_the_order_of_a_hosts_exits() -> None:
+    """The first one waited while this machine was busy, and the second one was sent just before it came."""
+    state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
+    for local_rank, (code, at, age_s) in {1: (42, 100.3, 0.01), 0: (43, 100.3, 0.25)}.items():
+        fields = {"age_s": age_s, "was_stopping": False, "code": code, "signal": None}
+        state.exits[local_rank] = Event(0, messages.EXIT, fields, at)
+    failures = find_failures(fake_session(state), PLAN, [output], None)
+    cause = find_cause(failures)
+    assert cause is not None
+    assert (cause.failure.code, cause.failure.at) == (42, pytest.approx(100.05))
+
+
+@pytest.mark.parametrize(("at", "was_stopping"), [(99.9, True), (100.1, False)])
+def test_whether_a_rank_ended_after_the_stop_is_for_its_host_to_say(at: float, *, was_stopping: bool) -> None:
+    """When a message was sent is known here only as well as the way is measured, which differs on a busy machine."""
+    state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
+    fields = {"age_s": 0.0, "was_stopping": was_stopping, "code": None, "signal": 15}
+    state.exits[0] = Event(0, messages.EXIT, fields, at)
+    (failure,) = find_failures(fake_session(state), PLAN, [output], 100.0)
+    assert failure.after_stop is was_stopping
