@@ -17,11 +17,11 @@ from launcher.transports.base import Channel, TransportError
 from launcher.transports.relayed.pdsh_command import Pdsh, own_options
 from launcher.transports.relayed.pdsh_step import NotStartedError, PdshStep
 from launcher.transports.ssh import openssh_failures
-from launcher.transports.ssh.failures import is_passing, pass_on
+from launcher.transports.ssh.failures import SSH_PORT, is_passing, pass_on
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args
 from launcher.transports.ssh.settings import SshSettings
-from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, is_this_machine
+from launcher.transports.ssh.this_machine import ThisMachine, is_this_machine
 
 _EXIT_OF_SSH = 255
 _ASKED_AT_ONCE = 16

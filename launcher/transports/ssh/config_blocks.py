@@ -18,7 +18,7 @@ from launcher.transports.ssh.openssh_config import read_seconds, split_jump
 
 Options = dict[str, "str | list[str]"]  # by their names in lower case; those of COLLECTED as a list
 
-COLLECTED = ("identityfile", "certificatefile")  # every value counts, not the first alone
+COLLECTED = {"identityfile", "certificatefile"}  # every value counts, not the first alone
 
 _MATCH_WORD = re.compile(r"""("[^"\\]*"|[^\s"'=\\]+)(?:=|[ \t]+|$)""")
 _WITHOUT_ARGUMENT = ("all", "canonical", "final")

@@ -47,6 +47,9 @@ def pass_on(failure: HostFailure, name: str, jump_host: str | None = None) -> Ho
     return replace(failure, host=name, text=text)
 
 
+SSH_PORT = 22
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The destination of a login, as ssh_config describes it; its methods make the failures of such a login."""
@@ -61,7 +64,7 @@ class Place:
     @property
     def known_name(self) -> str:
         """Return the name under which known_hosts has its key."""
-        return self.alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
+        return self.alias or (self.host if self.port == SSH_PORT else f"[{self.host}]:{self.port}")
 
     def name_unknown(self) -> HostFailure:
         return self._says(

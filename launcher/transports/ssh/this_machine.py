@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from launcher.hosts.host import Host
 from launcher.transports.base import Channel
 from launcher.transports.local import LocalTransport
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import SSH_PORT, Place
 from launcher.transports.ssh.own_host_keys import find_objection
 from launcher.transports.ssh.settings import SshSettings
-
-SSH_PORT = 22
 
 
 class ThisMachine:
@@ -61,7 +59,7 @@ class ThisMachine:
 
 def is_this_machine(hostname: str, port: int, user: str) -> bool:
     """Tell whether `user@hostname:port` is an address of this machine, port 22, and the user who runs `launch`."""
-    if port != SSH_PORT or user != _own_user():
+    if port != SSH_PORT or user != own_user():
         return False
     with contextlib.suppress(OSError):
         family, _, _, _, place = socket.getaddrinfo(hostname, SSH_PORT, type=socket.SOCK_DGRAM)[0]
@@ -72,8 +70,9 @@ def is_this_machine(hostname: str, port: int, user: str) -> bool:
     return False
 
 
-def _own_user() -> str | None:
+def own_user() -> str | None:
+    """Return the user who runs `launch`; None for a user id without a name, as in some containers."""
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as in some containers
+    except (OSError, KeyError):
         return None
