@@ -14,7 +14,7 @@ from launcher.errors import UsageError
 from launcher.hosts.host import Host
 
 if TYPE_CHECKING:
-    from launcher.transports.ssh.key_files import Secrets
+    from launcher.transports.ssh.identities import Secrets
 
 _TRIES = 3  # as many as ssh allows
 
@@ -25,7 +25,7 @@ def ask_secrets(options: TransportOptions, hosts: Sequence[Host]) -> Secrets:
     Without a terminal, --ask-password is an error, and encrypted keys are left to the login.
     """
     from launcher.transports.ssh.fabric import FabricTransport
-    from launcher.transports.ssh.key_files import Secrets
+    from launcher.transports.ssh.identities import Secrets
     from launcher.transports.ssh.settings import SshSettings
 
     if not sys.stdin.isatty():

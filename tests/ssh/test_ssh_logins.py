@@ -23,7 +23,7 @@ from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.ssh.fabric import FabricTransport
-from launcher.transports.ssh.key_files import Secrets
+from launcher.transports.ssh.identities import Secrets
 from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.transports.ssh.settings import SshSettings
 

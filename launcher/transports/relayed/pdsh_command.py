@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.private_files import lock_directory
-from launcher.transports.ssh.openssh_options import OPTIONS
+from launcher.transports.ssh.openssh_config import OPTIONS
 from launcher.transports.ssh.settings import SshSettings, check_config_file
 
 RANK = "%n"  # pdsh replaces it by the host's index in -w

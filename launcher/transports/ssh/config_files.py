@@ -18,8 +18,7 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Options
-from launcher.transports.ssh.config_groups import Group, Groups
+from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Group, Groups, Options
 from launcher.transports.ssh.config_lines import (
     MAX_DEPTH,
     OPTIONS,

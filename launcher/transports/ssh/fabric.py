@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import subprocess
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,15 +26,14 @@ from paramiko import SSHConfig
 
 from launcher.hosts.host import Host
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
+from launcher.transports.process_channel import end_process
 from launcher.transports.ssh import fabric_failures
 from launcher.transports.ssh.config_files import ConfigFiles, Hop
 from launcher.transports.ssh.host_keys import KnownHosts
-from launcher.transports.ssh.identities import Login, locked_keys
-from launcher.transports.ssh.key_files import Secrets
+from launcher.transports.ssh.identities import Login, Secrets, locked_keys
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import read_seconds
 from launcher.transports.ssh.packet_limits import BoundedPipe
-from launcher.transports.ssh.proxy_command import Proxy
 from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import ThisMachine
 
@@ -43,6 +44,7 @@ _IDLE_WAKE_S = 30  # paramiko's transport thread would wake up ten times a secon
 _EXIT_STATUS_WAIT_S = 2.0
 _TCP_USER_TIMEOUT_MS = 30_000
 _WINDOW_BYTES = 1 << 20  # of each host's output that may wait here to be read
+_WORDS_BYTES = 4096  # of what a ProxyCommand has printed
 
 
 class FabricChannel:
@@ -241,3 +243,45 @@ def _tune(transport: paramiko.Transport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
+
+
+class Proxy:
+    """A ProxyCommand, run as ssh runs it: a shell command line whose stdin and stdout are the connection.
+
+    It is as much of a socket as paramiko uses; `close` also ends a process that ignores it. paramiko's own class runs
+    the command without a shell, polls, and keeps it in the terminal's session, where Ctrl-C would end it.
+    """
+
+    def __init__(self, command: str) -> None:
+        """Start `command`, in which all tokens like %h are already replaced."""
+        self._closed = False  # paramiko looks at this, as a socket has it
+        self._sock, theirs = socket.socketpair()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        with theirs:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+
+    def send(self, data: bytes) -> int:
+        return self._sock.send(data)
+
+    def recv(self, size: int) -> bytes:
+        return self._sock.recv(size)
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._sock.settimeout(timeout_s)
+
+    def close(self) -> None:
+        self._closed = True
+        self._sock.close()
+        end_process(self._process)
+
+    def last_stderr_line(self) -> str:
+        """Return the last line that the process has printed on stderr."""
+        size = self._stderr.seek(0, 2)
+        self._stderr.seek(max(0, size - _WORDS_BYTES))
+        return self._stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2].strip()

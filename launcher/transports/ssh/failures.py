@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import HostFailure, HostFailureKind
-from launcher.transports.ssh.known_hosts_file import lacks_newline
+from launcher.transports.ssh.known_hosts import lacks_newline
 
 # An agent would not sign with a key: its user said no, or the smart card was removed.
 WOULD_NOT_SIGN = ", which would not sign"

@@ -16,17 +16,17 @@ import fabric
 import paramiko
 
 from launcher.transports.ssh.failures import Place
-from launcher.transports.ssh.host_certificates import read_signer
-from launcher.transports.ssh.key_files import CERTIFICATE
+from launcher.transports.ssh.identities import CERTIFICATE
 from launcher.transports.ssh.known_hosts import (
     AUTHORITY,
+    KnownHostsFile,
     KnownKey,
     KnownKeys,
     fingerprint,
     is_revoked,
     is_vouched_for,
+    read_signer,
 )
-from launcher.transports.ssh.known_hosts_file import KnownHostsFile
 from launcher.transports.ssh.known_hosts_paths import find_doubt, find_files
 from launcher.transports.ssh.packet_limits import BoundedPacketizer
 

@@ -22,8 +22,15 @@ from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.process_channel import ProcessChannel, end_process, start_process
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
-from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args, read_seconds
-from launcher.transports.ssh.openssh_options import OPTIONS, later_options
+from launcher.transports.ssh.openssh_config import (
+    OPTIONS,
+    Answer,
+    Answers,
+    keep_known_keys,
+    later_options,
+    login_args,
+    read_seconds,
+)
 from launcher.transports.ssh.settings import SshSettings, check_config_file
 from launcher.transports.ssh.this_machine import ThisMachine
 

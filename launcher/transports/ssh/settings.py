@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.transports.ssh.key_files import Secrets  # imports paramiko, which takes its time
+    from launcher.transports.ssh.identities import Secrets  # imports paramiko, which takes its time
 
 
 @dataclass(frozen=True, slots=True)

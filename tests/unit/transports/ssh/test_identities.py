@@ -12,8 +12,16 @@ from machines.patience import DEADLINE_S
 from launcher.transports.ssh.config_files import Hop
 from launcher.transports.ssh.fabric_failures import classify
 from launcher.transports.ssh.failures import Place
-from launcher.transports.ssh.identities import Login, LoginRefused, locked_keys
-from launcher.transports.ssh.key_files import Secrets, UnusableKey, plain_public, read_certificate, read_public
+from launcher.transports.ssh.identities import (
+    Login,
+    LoginRefused,
+    Secrets,
+    UnusableKey,
+    locked_keys,
+    plain_public,
+    read_certificate,
+    read_public,
+)
 
 PASSPHRASE = "secret"
 FIDO = "sk-ssh-ed25519@openssh.com"
