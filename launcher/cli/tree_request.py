@@ -60,9 +60,9 @@ def read_tree(
 
     say: prints a warning.
     """
+    from launcher.sync.code_messages import describe_left_out, refuse_large, refuse_secrets
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
-    from launcher.sync.words import describe_left_out, refuse_large, refuse_secrets
     from launcher.transports.agents.credentials import make_certificate
 
     root = current_directory() / options.sync if options.sync else find_root(place)

@@ -18,6 +18,7 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
+from launcher.transports.settings import check_config_file
 from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Group, Groups, Options
 from launcher.transports.ssh.config_lines import (
     MAX_DEPTH,
@@ -31,7 +32,6 @@ from launcher.transports.ssh.config_lines import (
 from launcher.transports.ssh.failures import SSH_PORT, Place
 from launcher.transports.ssh.known_hosts_paths import expand_tokens, find_files
 from launcher.transports.ssh.openssh_config import ask_ssh, jump_circle, login_args, split_jump
-from launcher.transports.ssh.settings import check_config_file
 from launcher.transports.ssh.this_machine import own_user
 
 _USER_FILE = Path("~/.ssh/config")

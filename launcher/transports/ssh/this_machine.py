@@ -19,10 +19,10 @@ from pathlib import Path
 from launcher.hosts.host import Host
 from launcher.transports.base import Channel
 from launcher.transports.process_channel import LocalTransport
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.failures import SSH_PORT, Place
 from launcher.transports.ssh.known_hosts import AUTHORITY, REVOKED, KnownHostsFile, KnownKey, read_signer
 from launcher.transports.ssh.known_hosts_paths import find_files, has_tokens
-from launcher.transports.ssh.settings import SshSettings
 
 _FOLDER = Path("/etc/ssh")
 # A line of sshd_config, if the user may read that file: some systems show it to root alone.
@@ -33,10 +33,10 @@ class ThisMachine:
     """Decides for every transport over SSH whether a host is this machine, and starts commands for it.
 
     A host is this machine only if a login to it would lead here in every respect: address, port 22, user, and no other
-    host key in known_hosts. If host keys contradict it, SSH is used, and `SshSettings.on_doubt` gets the reason.
+    host key in known_hosts. If host keys contradict it, SSH is used, and `TransportSettings.on_doubt` gets the reason.
     """
 
-    def __init__(self, settings: SshSettings) -> None:
+    def __init__(self, settings: TransportSettings) -> None:
         self._on_local = settings.on_local
         self._on_doubt = settings.on_doubt
         self._local = LocalTransport()

@@ -23,7 +23,7 @@ from launcher.errors import EXIT_USAGE, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.job.tree import Link, Tree
-from launcher.node.trees import listing
+from launcher.node.code import listing
 
 REINCLUDE = "add a line !data/deep/go.py to .launchignore, after !D/ and D/* for each ignored directory D above it"
 

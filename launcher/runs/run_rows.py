@@ -1,0 +1,136 @@
+"""What `launch ps` says of each run: its state, its age, its size, and its last line."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.escapes import one_line
+from launcher.output.run_folder import is_run_id
+
+if TYPE_CHECKING:
+    from launcher.runs.run_list import ListedRun
+
+_LIVING = ("starting", "running", "unknown")  # states of a run that may live
+_ENDED = ("finished", "failed", "stopped", "killed")
+_TAIL_BYTES = 8192
+_MOST_TEXT = 200
+_MOST_PATH = 4096
+_MOST_NUMBER = 1 << 32
+
+Record = dict[str, Any]  # the run.json of a run
+Row = dict[str, Any]  # the values of one run for --json
+
+
+def as_row(run: ListedRun, now: float) -> Row:
+    """Return the values of one run; now: wall-clock seconds."""
+    record = run.read_record()
+    attempts = record.get("attempts") or []
+    return {
+        "run": run.id,
+        "name": run.controller.name,
+        "state": describe_state(run, record),
+        "exit_code": None if run.is_alive or run.end is None else run.end.exit_code,
+        "attempts": len(attempts),
+        "restarts": sum(attempt.get("outcome") != "port" for attempt in attempts) if run.is_alive else None,
+        "age_s": round(max(0.0, now - run.controller.began_at), 1),
+        "nodes": [node.get("nproc") for node in (record.get("plan") or {}).get("nodes", [])],
+        "launch_host": record.get("launch_host", run.controller.host),
+        "controller": run.controller.host,
+        "pid": run.controller.pid if run.is_alive else None,
+        "logs": run.controller.folder,
+        "last_line": find_last_line(run, record),
+    }
+
+
+def read_row(found: object) -> Row | None:
+    """Return the values that `as_row` gave on another machine, their texts cleaned; None if these can't be such."""
+    if not isinstance(found, dict) or not all(is_form(found.get(key)) for key, is_form in _FORMS.items()):
+        return None
+    return {key: _clean(found.get(key)) for key in _FORMS}
+
+
+def _clean(value: object) -> object:
+    return one_line(value.encode("utf-8", "replace").decode(), _MOST_PATH) if isinstance(value, str) else value
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST_NUMBER
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
+def _or_none(is_form: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_form(value)
+
+
+_FORMS: Mapping[str, Callable[[object], bool]] = {
+    "run": lambda value: isinstance(value, str) and is_run_id(value),
+    "name": _or_none(_is_text),
+    "state": lambda value: value in (*_LIVING, *_ENDED),
+    "exit_code": _or_none(_is_count),
+    "attempts": _is_count,
+    "restarts": _or_none(_is_count),
+    "age_s": _is_number,
+    "nodes": lambda value: isinstance(value, list) and all(map(_or_none(_is_count), value)),
+    "launch_host": _or_none(_is_text),
+    "controller": _is_text,
+    "pid": _or_none(_is_count),
+    "logs": _or_none(_is_text),
+    "last_line": _is_text,
+}
+
+
+def may_live(row: Mapping[str, Any]) -> bool:
+    """Tell whether the run of a row may still live."""
+    return row["state"] in _LIVING
+
+
+def describe_state(run: ListedRun, record: Record) -> str:
+    """Return `starting`, `running`, `finished`, `failed`, `stopped`, `killed` or `unknown`."""
+    if run.is_alive:
+        return "running" if record else "starting"
+    if run.end is None:
+        return "unknown" if run.is_alive is None else "killed"
+    if run.end.is_stopped:
+        return "stopped"
+    return "finished" if run.end.exit_code == 0 else "failed"
+
+
+def find_last_line(run: ListedRun, record: Record) -> str:
+    """Return the cause of a run that failed, or else the last line that one of its ranks wrote."""
+    cause = None if run.is_alive else (record.get("result") or {}).get("cause")
+    if cause is not None:
+        rank = "" if cause.get("rank") is None else f" rank {cause['rank']}"
+        explained = [(cause.get("explanation") or {}).get("cause")]
+        said = [cause.get("text"), *(explained if explained[0] else (cause.get("last_lines") or [])[-1:])]
+        reason = ": ".join(each.strip() for each in (cause.get("traceback") or [])[-1:] or filter(None, said))
+        return f"{cause.get('host')}{rank}: {reason}"[:_MOST_TEXT]
+    hosts = [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
+    paths = [*run.folder.glob("node_*.log")]
+    with contextlib.suppress(OSError):
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+            lines = _read_tail(path, hosts)
+            if lines:
+                return lines[-1][:_MOST_TEXT]
+    return ""
+
+
+def _read_tail(path: Path, hosts: list[str]) -> list[str]:
+    from launcher.output.log_reader import LogFile  # the start of a run needs none
+
+    log = LogFile(path, hosts, _TAIL_BYTES)
+    lines = [line for line in log.read() if line.host is not None]
+    log.close()
+    return [
+        f"[{line.host}{'' if line.rank is None else f':{line.rank}'}] {line.text.decode('utf-8', 'replace')}"
+        for line in lines
+    ]

@@ -1,0 +1,54 @@
+"""Rows about runs that other hosts have sent: only what can be a row is shown."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from launcher.cli.find_run import read_answer
+from launcher.runs.run_rows import may_live
+
+ROW: dict[str, Any] = {
+    "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0, "restarts": 0,
+    "age_s": 1.5, "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
+    "last_line": "step 1",
+}  # fmt: skip
+
+
+def test_rows_of_a_host_that_tells_the_truth() -> None:
+    rows = [ROW, {**ROW, "name": "base", "exit_code": 3, "nodes": [None], "pid": None, "logs": None}]
+    assert read_answer(json.dumps(rows).encode()) == (rows, 0)
+    assert [read_answer(data) for data in (b"", b"{}", b"7")] == [([], 0), ([], 1), ([], 1)]
+
+
+@pytest.mark.parametrize("change", [
+    {"run": "../../etc"}, {"run": 3}, {"name": ["a"]}, {"age_s": "old"}, {"nodes": None}, {"last_line": None},
+    {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"age_s": math.inf},
+    {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": None}, {"pid": 0.5},
+    {"restarts": True}, {"logs": 7}, {"launch_host": {}},
+])  # fmt: skip
+def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
+    assert read_answer(json.dumps([{**ROW, **change}, ROW, 7]).encode()) == ([ROW], 2)
+
+
+def test_texts_of_a_host_are_cleaned() -> None:
+    """Also for --json, whose reader may print them; nothing that a row doesn't have comes through."""
+    said = "\x1b]52;c;aGk=\x07\ud800\n\u202e" + "x" * 10_000
+    rows, _ = read_answer(json.dumps([{**ROW, "last_line": said, "more": said}]).encode())
+    assert [*rows[0]] == [*ROW]
+    assert rows[0]["last_line"].startswith("?]52;c;aGk=????xxx") and len(rows[0]["last_line"]) < 5000
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"[" * 10, b"text"])
+def test_an_answer_that_is_no_json(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_answer(data)
+
+
+def test_which_runs_may_live() -> None:
+    living = [state for state in ("starting", "running", "unknown", "finished", "failed", "killed", "stopped")
+              if may_live({**ROW, "state": state})]  # fmt: skip
+    assert living == ["starting", "running", "unknown"]

@@ -1,0 +1,36 @@
+"""What `launch ps` says of a run that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.run_list import Controller, End, ListedRun
+from launcher.runs.run_rows import find_last_line
+
+RUN = ListedRun(
+    Path("R"), Controller("R", None, "/logs", "here", "", 1, 2, 0.0), is_alive=False, end=End(1, is_stopped=False)
+)
+KILLED = {"name": "killed", "cause": "it was killed from outside", "fix": ""}
+
+
+@pytest.mark.parametrize(
+    ("traceback", "explanation", "last_lines", "text"),
+    [
+        (["File 'x'", "ValueError: y"], KILLED, ["step 1"], "ValueError: y"),
+        ([], KILLED, ["step 1"], "killed by SIGKILL: it was killed from outside"),
+        ([], None, ["step 1", " no data "], "killed by SIGKILL: no data"),
+        ([], None, [], "killed by SIGKILL"),
+    ],
+)
+def test_the_reason_is_the_cause(
+    traceback: list[str], explanation: dict[str, str] | None, last_lines: list[str], text: str
+) -> None:
+    """What the rank printed before is none, unless nothing else is known."""
+    cause: dict[str, Any] = {
+        "host": "gpu1", "rank": 3, "text": "killed by SIGKILL", "traceback": traceback, "explanation": explanation,
+        "last_lines": last_lines,
+    }  # fmt: skip
+    assert find_last_line(RUN, {"result": {"cause": cause}}) == f"gpu1 rank 3: {text}"

@@ -1,0 +1,215 @@
+"""What a node says of itself: typed where it is well formed, one error where it is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.errors import LauncherError
+from launcher.job.facts import (
+    Checks,
+    Gpu,
+    GpuProcess,
+    Network,
+    NodeFacts,
+    Route,
+    RunFolder,
+    RunProcess,
+    SetupFailure,
+    Xid,
+)
+from launcher.session.node_state import read_facts, read_route
+
+
+def gpu(index: int, **more: object) -> dict[str, object]:
+    known = {"name": "H200", "memory_mib": 143771, "driver": "580.159", "uuid": "GPU-1", "free_mib": None}
+    known |= {"is_persistent": True, "compute_mode": "Default", "ecc_errors": 0, "processes": []}
+    known |= {"bus_id": "00000000:3B:00.0"}
+    return {"index": index, **known, **more}
+
+
+CHECKS = {
+    "memory_mib": 515000,
+    "memory_free_mib": 480000,
+    "shm_mib": 64,
+    "memlock_kib": None,
+    "open_files": 1024,
+    "disks": {"/data": 100, "/tmp": None},
+    "script_hash": "5f3a91",
+    "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": None}],
+    "infiniband": ["mlx5_0:1"],
+    "xids": [{"gpu": "0000:3b:00", "number": 79}],
+    "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
+    "folders": [{"path": "/tmp/launch-20261119-200000-ab12cd34", "run": "20261119-200000", "files": 2}],
+}
+MESSAGE = {
+    "type": "facts",
+    "hostname": "gpu1",
+    "cpu_count": 64,
+    "home": "/root",
+    "ssh_client": "10.0.0.9",
+    "ssh_address": "10.0.0.1",
+    "addresses": [["lo", "127.0.0.1"], ["eth1", "10.0.0.1"]],
+    "workdir_found": True,
+    "script_found": False,
+    "gpus": [
+        gpu(
+            0,
+            free_mib=21000,
+            processes=[{"pid": 4411, "memory_mib": None, "owner": "ann", "name": "python", "mark": None}],
+        ),
+        gpu(1, memory_mib=None, is_persistent=None, ecc_errors=None),
+    ],
+    "gpu_error": None,
+    "search": {
+        "python": "/usr/bin/python3",
+        "version": "3.11",
+        "torch": "2.13.0",
+        "cuda": "12.8",
+        "hip": None,
+        "nccl": "2.27.5",
+        "numpy": "2.3.1",
+        "packages": {"numpy": "2.3.1", "mine": "1.0 (editable, a1b2c3d)"},
+        "packages_are_complete": False,
+        "candidate": "python3",
+        "tried": [["/opt/python", "not there"]],
+    },
+}
+
+
+def test_a_message_becomes_facts():
+    assert read_facts(MESSAGE, "/tmp/run") == NodeFacts(
+        folder="/tmp/run",
+        hostname="gpu1",
+        cpu_count=64,
+        home="/root",
+        ssh_client="10.0.0.9",
+        ssh_address="10.0.0.1",
+        addresses=(("lo", "127.0.0.1"), ("eth1", "10.0.0.1")),
+        workdir_found=True,
+        script_found=False,
+        gpus=(
+            Gpu(
+                0,
+                "H200",
+                143771,
+                "580.159",
+                21000,
+                True,
+                "Default",
+                0,
+                (GpuProcess(4411, None, "ann", "python"),),
+                "00000000:3B:00.0",
+            ),
+            Gpu(1, "H200", None, "580.159", None, None, "Default", None, bus_id="00000000:3B:00.0"),
+        ),
+        gpu_error=None,
+        python="/usr/bin/python3",
+        python_version="3.11",
+        python_source="python3",
+        torch_version="2.13.0",
+        cuda_version="12.8",
+        nccl_version="2.27.5",
+        numpy_version="2.3.1",
+        packages={"numpy": "2.3.1", "mine": "1.0 (editable, a1b2c3d)"},
+        packages_are_complete=False,
+        pythons_tried=(("/opt/python", "not there"),),
+    )
+
+
+def test_what_the_checks_ask_for():
+    code = {"code_hash": "c0de", "code_is_complete": False}
+    checks = read_facts({**MESSAGE, "checks": CHECKS | code}, "/tmp/run").checks
+    assert checks == Checks(
+        memory_mib=515000,
+        memory_free_mib=480000,
+        shm_mib=64,
+        memlock_kib=None,
+        open_files=1024,
+        disks={"/data": 100, "/tmp": None},
+        script_hash="5f3a91",
+        code_hash="c0de",
+        code_is_complete=False,
+        networks=(Network("eth1", "10.0.0.0/24", None),),
+        infiniband=("mlx5_0:1",),
+        xids=(Xid("0000:3b:00", 79),),
+        runs=(RunProcess(7, "python", "20261120-091233.ab12.0", is_owned=False),),
+        folders=(RunFolder("/tmp/launch-20261119-200000-ab12cd34", "20261119-200000", 2),),
+    )
+    assert checks.runs[0].run_id == "20261120-091233"
+
+
+def test_what_became_of_a_setup():
+    made = read_facts(MESSAGE | {"setup": {"failure": None, "names": ["A", "PATH"], "conda": "/opt/conda"}}, "/tmp")
+    assert (made.setup_failure, made.setup_names, made.conda) == (None, ("A", "PATH"), "/opt/conda")
+    failure = {"step": "--setup", "reason": "exit code 1", "lines": ["a", "b"]}
+    failed = read_facts(MESSAGE | {"setup": {"failure": failure}, "venv_found": False}, "/tmp")
+    assert failed.setup_failure == SetupFailure("--setup", "exit code 1", ("a", "b"))
+    assert not failed.venv_found
+
+
+@pytest.mark.parametrize("setup", [[1], {"failure": []}, {"failure": {"step": "x"}}, {"names": 3}, {"conda": 3}])
+def test_a_setup_of_another_form_is_an_error(setup):
+    with pytest.raises(LauncherError, match="its facts can't be read"):
+        read_facts(MESSAGE | {"setup": setup}, "/tmp")
+
+
+def test_a_node_without_python_gpu_or_ssh():
+    no_ssh = {"ssh_client": None, "ssh_address": None}
+    bare = {**MESSAGE, **no_ssh, "gpus": [], "gpu_error": "nvidia-smi is not there", "search": {}}
+    facts = read_facts(bare, "/tmp/run")
+    assert (facts.gpus, facts.gpu_error) == ((), "nvidia-smi is not there")
+    assert (facts.ssh_client, facts.ssh_address) == (None, None)
+    assert (facts.python, facts.torch_version, facts.pythons_tried) == (None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cpu_count", "many"),
+        ("addresses", [["eth1"]]),
+        ("gpus", ["H200"]),
+        ("gpus", [{"index": 0}]),
+        ("gpus", [gpu("x")]),
+        ("gpus", [gpu(0, memory_mib="80 GB")]),
+        ("gpus", [gpu(0, is_persistent=1)]),
+        ("gpus", [gpu(0, processes=[{"name": "python"}])]),
+        ("checks", {**CHECKS, "disks": []}),
+        ("checks", {**CHECKS, "shm_mib": True}),
+        ("search", []),
+        ("search", {"tried": 3}),
+        ("search", {"tried": [["only a path"]]}),
+        ("cpu_count", json.loads("Infinity")),  # JSON of Python has it
+        ("ssh_client", 5),
+        ("ssh_address", 5),
+        ("gpu_error", ["x"]),
+        ("search", {"python": 5}),
+        ("search", {"packages": ["numpy"]}),
+        ("search", {"packages": {"numpy": 2}}),
+        ("search", {"packages": {"numpy": "2" * 201}}),
+        ("checks", {**CHECKS, "code_hash": 5}),
+        ("visible", [0, 1, 2]),
+        ("visible", [7]),
+    ],
+)
+def test_a_malformed_message_is_refused(name, value):
+    with pytest.raises(LauncherError, match=r"^its facts can't be read: "):
+        read_facts({**MESSAGE, name: value}, "/tmp/run")
+
+
+@pytest.mark.parametrize(
+    ("message", "route"),
+    [
+        ({"interface": "eth1", "address": "10.0.0.1", "port": 41873}, Route("eth1", "10.0.0.1", 41873)),
+        ({"interface": None, "address": "10.0.0.2"}, Route(None, "10.0.0.2")),
+        ({"error": "gpu9: Name or service not known"}, Route(None, None, error="gpu9: Name or service not known")),
+    ],
+)
+def test_the_way_to_node_0(message, route):
+    assert read_route(message) == route
+
+
+def test_a_clock_is_held_against_the_middle_of_the_question():
+    route = read_route({"interface": "eth1", "address": "10.0.0.1", "clock": 1000.0}, 997.0, 998.0)
+    assert (route.clock_offset_s, route.clock_error_s) == (2.5, 0.5)
