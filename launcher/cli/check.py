@@ -14,11 +14,12 @@ import click
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
-from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, gather
 from launcher.cli.option_sources import show_sources
 from launcher.cli.options import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.tree_request import add_tree
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.runs.inspection import Inspection
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 @gather
 def command(
     *, words: tuple[str, ...], with_packages: bool, as_json: bool, verbose: bool, choice: HostChoice,
-    request: JobRequest, transport: TransportOptions, sync: SyncOptions,
+    request: JobRequest, transport: TransportSettings, sync: SyncOptions,
 ) -> int:  # fmt: skip
     """Check the hosts without starting a run: compare them and show how they differ.
 
@@ -51,6 +52,7 @@ def command(
     from launcher.job.activation import candidate_pythons
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
+    from launcher.session.settings import loader_pythons
     from launcher.sync.contents import Contents
 
     hosts = read_hosts(choice)
@@ -58,7 +60,7 @@ def command(
     job = add_tree(job, sync, resolve_workdir(request.workdir), local_workdir(words), Path("logs"))
     if verbose:
         show_sources()
-    open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
+    open_transport = choose_opener(transport, hosts, env=job.env, python=job.python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
@@ -75,4 +77,11 @@ def command(
                 console.show(line)
         return check.exit_code(inspection)
 
-    return hold_session(hosts, open_transport, make_settings("check", job, job.env), console, ask, report)
+    return hold_session(
+        hosts,
+        open_transport,
+        make_settings("check", job.timeouts, job.env, loader_pythons(job.python)),
+        console,
+        ask,
+        report,
+    )

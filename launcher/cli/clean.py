@@ -10,10 +10,11 @@ import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.clean import Cleaning, CodeCleaning
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @gather
 def command(
     *, python: str | None, code: bool, env: tuple[str, ...], dry_run: bool, choice: HostChoice,
-    transport: TransportOptions, timeouts: Timeouts,
+    transport: TransportSettings, timeouts: Timeouts,
 ) -> int:  # fmt: skip
     """List, stop and remove what your earlier runs left on the hosts.
 
@@ -42,7 +43,7 @@ def command(
     Jobs that a run submitted (sbatch, at) aren't part of it and are kept.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.sessions import hold_session, make_settings
+    from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.commands.clean import clean, clean_code
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
@@ -50,9 +51,9 @@ def command(
 
     hosts = read_hosts(choice)
     variables = parse_settings(env, os.environ)
-    open_transport = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
+    open_transport = choose_opener(transport, hosts, env=variables, python=python)
     console = Console(hosts, find_streams(os.environ), is_patient=True)
-    settings = make_settings("clean", timeouts, variables, python)
+    settings = make_settings("clean", timeouts, variables, find_pythons(python))
     if code:
         act, report = partial(clean_code, is_dry=dry_run), partial(_report_code, console, is_dry=dry_run)
         return hold_session(hosts, open_transport, settings, console, act, report)

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
-from launcher.cli.option_groups import OutputOptions, TransportOptions
+from launcher.cli.option_groups import OutputOptions
 from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import hold_session, make_settings
@@ -42,6 +42,7 @@ from launcher.session.session import Session
 from launcher.session.settings import loader_pythons
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.base import Transport, TransportError
+from launcher.transports.settings import TransportSettings
 
 _STOPPED = (EXIT_SIGNAL_BASE + signal.SIGINT, EXIT_SIGNAL_BASE + signal.SIGTERM)
 _LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has closed
@@ -49,7 +50,7 @@ _LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has clos
 
 def run_planted(
     job: Job, hosts: Sequence[Host], spares: Sequence[Host], controller: Host, open_transport: Opener,
-    output: OutputOptions, options: RunOptions, reach: TransportOptions,
+    output: OutputOptions, options: RunOptions, reach: TransportSettings,
 ) -> int:  # fmt: skip
     """Run the job under a controller on another machine; return once it has ended, or needs no terminal."""
     spares = tuple(spares) if options.restarts else ()
@@ -103,7 +104,7 @@ def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, o
         refuse_problems(sent.findings)
 
     farewell = "launch: stopped by you; nothing was started"
-    settings = make_settings("sync", job, job.env)
+    settings = make_settings("sync", job.timeouts, job.env, loader_pythons(job.python))
     return hold_session([controller], open_transport, settings, console, send, lambda _: 0, farewell=farewell)
 
 
@@ -164,7 +165,7 @@ def _leave(
     run: RemoteRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
 ) -> int:
     """Look whether controller and agents have survived the end of the logins that started them."""
-    connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.connect_timeout_s)
+    connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.timeouts.connect_timeout_s)
     try:
         time.sleep(_LOGOUT_S)
         found = _look(run.id, connect())

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Timeouts
+from launcher.job.job import Timeouts
 from launcher.output.console import Console
 from launcher.runs.run_request import Opener
 from launcher.session.session import Session
@@ -23,17 +23,18 @@ from launcher.session.signals import Interrupted
 DoneT = TypeVar("DoneT")
 
 
-def make_settings(purpose: str, waits: Job | Timeouts, env: Mapping[str, str], python: str | None = None) -> Settings:
-    """Return the settings of a session, from the options of a command or a job that is not run.
+def make_settings(purpose: str, timeouts: Timeouts, env: Mapping[str, str], pythons: Sequence[str]) -> Settings:
+    """Return the settings of a session; pythons: those that may run the helper, in the order of trying.
 
-    Its name takes the place of a run's id, such as `check-20261120-091233-1f3a`: two may begin in one second. python:
-    the only one that may run the helper; None: the job's, or the usual ones.
+    Its name takes the place of a run's id, such as `check-20261120-091233-1f3a`: two may begin in one second.
     """
-    return Settings(
-        f"{purpose}-{datetime.now():%Y%m%d-%H%M%S}-{token_hex(2)}", env,
-        (python,) if python else loader_pythons(waits.python if isinstance(waits, Job) else None),
-        silence_s=waits.silence_s, stop_timeout_s=waits.stop_timeout_s, connect_timeout_s=waits.connect_timeout_s,
-    )  # fmt: skip
+    name = f"{purpose}-{datetime.now():%Y%m%d-%H%M%S}-{token_hex(2)}"
+    return Settings(name, env, pythons, timeouts)
+
+
+def find_pythons(python: str | None) -> tuple[str, ...]:
+    """Return those that may run the helper of a command: --python alone, or else the usual ones."""
+    return (python,) if python else loader_pythons(None)
 
 
 def hold_session(

@@ -12,10 +12,11 @@ import click
 
 from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, SyncOptions, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, SyncOptions, gather
 from launcher.cli.options import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.errors import HostFailure
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
 @gather
 def command(
     *, folder: str | None, check: bool, as_json: bool, python: str | None, env: tuple[str, ...], choice: HostChoice,
-    transport: TransportOptions, timeouts: Timeouts, options: SyncOptions,
+    transport: TransportSettings, timeouts: Timeouts, options: SyncOptions,
 ) -> int:  # fmt: skip
     """Send the code in DIR to every host, and prove that all have the same.
 
     Files that a host has already are not sent. DIR is the repository or directory that you are in by default. With
     --check, the exit code is 0 if every host has what is here.
     """
-    from launcher.cli.sessions import hold_session, make_settings
+    from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.cli.tree_request import read_tree
     from launcher.commands.sync import sync
     from launcher.job.variables import parse_settings
@@ -54,7 +55,7 @@ def command(
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
     options = replace(options, sync=folder or "")
     variables = parse_settings(env, os.environ)
-    opener = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
+    opener = choose_opener(transport, hosts, env=variables, python=python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
 
     def read() -> Tree:
@@ -66,7 +67,7 @@ def command(
     def report(done: tuple[Tree, Delivered, Sequence[HostFailure]]) -> int:
         return _report(console, hosts, *done, is_check=check)
 
-    settings = make_settings("sync", timeouts, variables, python)
+    settings = make_settings("sync", timeouts, variables, find_pythons(python))
     farewell = "launch: stopped by you; what was sent is kept"
     return hold_session(hosts, opener, settings, console, execute, report, farewell=farewell)
 

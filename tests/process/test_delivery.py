@@ -24,6 +24,7 @@ from launcher.commands.clean import clean_code, cleaning_lines
 from launcher.commands.sync import sync
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
+from launcher.job.job import Timeouts
 from launcher.job.tree import Link, Tree
 from launcher.node import messages
 from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES, encode
@@ -137,7 +138,7 @@ async def start(
     read_code: Callable[[], Tree] | None = None,
 ) -> Sent:  # fmt: skip
     said: list[str] = []
-    settings = Settings(run, {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+    settings = Settings(run, {}, ["python3"], Timeouts(DEADLINE_S, NEVER_S, 1))
     outputs = [NodeOutput(name, None, None) for name in names]
     session = Session(
         [Host(name) for name in names], transport, outputs, settings, say=said.append, progress=said.append
@@ -480,9 +481,9 @@ LOST: dict[str, tuple[Lie, str]] = {
     "a wish twice": (at_once(wanted(b"\xff"), wanted(b"\xff")), "it sent an unrequested message: wanted"),
     "took what wasn't sent": (at_once(encode(messages.TOOK)), "it sent an unrequested message: took"),
     "a wish of another form": (at_once(encode(messages.WANTED, group=3, needs_listing=False)),
-                               "it sent an invalid message: wanted with group 3"),
+                               "it sent an invalid message: wanted with group: 3"),
     "names without end": (after_place(placed(wrong=["x"] * 99999)),
-                          "it sent an invalid message: placed with 99999 entries in wrong"),
+                          "it sent an invalid message: placed with wrong: 99999 of them"),
     "addresses that are names": (meets(port=1, addresses=["evil.example.com"]),
                                  "it sent an invalid message: met with addresses"),
     "hangs up": (instead(messages.PIECE, None), "its helper exited with code 0"),
@@ -640,7 +641,7 @@ def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, lost
 
 def clean(nodes: CacheTransport, *names: str, is_dry: bool = False) -> list[str]:
     async def run() -> list[str]:
-        settings = Settings("clean", {}, ["python3"], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+        settings = Settings("clean", {}, ["python3"], Timeouts(DEADLINE_S, NEVER_S, 1))
         outputs = [NodeOutput(name, None, None) for name in names]
         session = Session([Host(name) for name in names], nodes, outputs, settings, say=print, progress=print)
         done = await asyncio.wait_for(clean_code(session, is_dry=is_dry), DEADLINE_S)
