@@ -15,7 +15,7 @@ from launcher.hosts.host import Host
 from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
-    from launcher.transports.ssh.key_files import Secrets
+    from launcher.transports.ssh.identities import Secrets
 
 _TRIES = 3  # as many as ssh allows
 
@@ -26,7 +26,7 @@ def ask_secrets(settings: TransportSettings, hosts: Sequence[Host]) -> Secrets:
     Without a terminal, --ask-password is an error, and encrypted keys are left to the login.
     """
     from launcher.transports.ssh.fabric import FabricTransport
-    from launcher.transports.ssh.key_files import Secrets
+    from launcher.transports.ssh.identities import Secrets
 
     if not sys.stdin.isatty():
         if settings.ask_password:

@@ -195,7 +195,7 @@ def make_opener(
 
 def open_this_machine() -> Opener:
     """Return what starts the ranks on this machine, without SSH; raise UsageError if they can't run here."""
-    from launcher.transports.local import LocalTransport
+    from launcher.transports.process_channel import LocalTransport
 
     refuse_ranks_here()
     return lambda hosts, say: LocalTransport()
