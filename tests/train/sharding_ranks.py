@@ -22,7 +22,7 @@ from launcher.trainer.parallel import parallelize
 from launcher.trainer.rank_table import plan_ranks
 
 SMALL: dict[str, Any] = {"layers": 2, "heads": 4, "dim": 32, "context": 16, "global_batch": 8}
-DEEP: dict[str, Any] = {**SMALL, "layers": 24, "dim": 256, "activation_checkpointing": True}
+DEEP: dict[str, Any] = {**SMALL, "layers": 12, "dim": 256, "activation_checkpointing": True}
 M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
 WATCHED = ("blocks.0", "blocks.1", "blocks.0.attention", "blocks.0.mlp", "blocks.0.mlp_norm", "norm", "head")
 

@@ -223,7 +223,7 @@ def test_what_a_rank_keeps_and_in_which_types_it_computes(starter: Any) -> None:
         assert (rank.wait(), rank.stderr) == (0, "")
     seen = json.loads(ranks[0].stdout)
 
-    # A quarter of a 24-layer model, and little more than a block of it; with gradients and AdamW four times that.
+    # A quarter of a 12-layer model, and little more than a block of it; with gradients and AdamW four times that.
     memory = seen["memory"]
     shard, block = memory["whole"] / 4, memory["block"]
     assert shard < memory["built"] < shard + 3 * block

@@ -103,28 +103,29 @@ class OurCode:
 
     def __init__(self, trees: dict[str, ast.Module]) -> None:
         self._modules = {_module_name(path): tree for path, tree in trees.items()}
+        self._imported = {name: dict(imported_names(tree)) for name, tree in self._modules.items()}
 
     def has_callable(self, name: str) -> bool:
         """Tell whether a dotted name leads to a function or class of ours, or into one, by whatever imports."""
         module, names = self._split(name)
-        if module is None or not names:
+        if not module or not names:
             return False
-        for node in _top_level(module):
+        for node in _top_level(self._modules[module]):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == names[0]:
                 return True
             if isinstance(node, ast.Assign) and not names[0].isupper() and names[0] in _assigned_names(node):
                 return True
-        source = dict(imported_names(module)).get(names[0])
+        source = self._imported[module].get(names[0])
         return source is not None and self.has_callable(".".join([source, *names[1:]]))
 
-    def _split(self, name: str) -> tuple[ast.Module | None, list[str]]:
-        """Return the module with which a dotted name begins, the longest that there is, and the names in it."""
+    def _split(self, name: str) -> tuple[str, list[str]]:
+        """Return the module with which a dotted name begins, the longest that there is or "", and the names in it."""
         parts = name.split(".")
         for count in range(len(parts), 0, -1):
-            module = self._modules.get(".".join(parts[:count]))
-            if module is not None:
+            module = ".".join(parts[:count])
+            if module in self._modules:
                 return module, parts[count:]
-        return None, parts
+        return "", parts
 
 
 def _module_name(path: str) -> str:
