@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
-from launcher.cli.option_groups import OutputOptions, TransportOptions
+from launcher.cli.option_groups import OutputOptions
 from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import make_session, make_settings
@@ -43,6 +43,7 @@ from launcher.session.settings import loader_pythons
 from launcher.session.signals import Interrupted
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.base import Transport, TransportError
+from launcher.transports.settings import TransportSettings
 
 _STOPPED = (EXIT_SIGNAL_BASE + signal.SIGINT, EXIT_SIGNAL_BASE + signal.SIGTERM)
 _LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has closed
@@ -50,7 +51,7 @@ _LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has clos
 
 def run_planted(
     job: Job, hosts: Sequence[Host], spares: Sequence[Host], controller: Host, open_transport: Opener,
-    output: OutputOptions, options: RunOptions, reach: TransportOptions,
+    output: OutputOptions, options: RunOptions, reach: TransportSettings,
 ) -> int:  # fmt: skip
     """Run the job under a controller on another machine; return once it has ended, or needs no terminal."""
     spares = tuple(spares) if options.restarts else ()
@@ -172,7 +173,7 @@ def _leave(
     run: RemoteRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
 ) -> int:
     """Look whether controller and agents have survived the end of the logins that started them."""
-    connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.connect_timeout_s)
+    connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.timeouts.connect_timeout_s)
     try:
         time.sleep(_LOGOUT_S)
         found = _look(run.id, connect())

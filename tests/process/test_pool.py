@@ -21,6 +21,7 @@ from node_process import WAITS, find_marked, is_alive, shell, wait_until
 from launcher.clock import boot_id, boottime
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
+from launcher.job.job import Timeouts
 from launcher.node import messages
 from launcher.session.allowed_messages import KeeperEnding
 from launcher.session.connection import LOST, READY, Connection, Event
@@ -46,7 +47,7 @@ class Talk:
         self.disk = threading.Event()
         self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
-        self._settings = Settings("test", {}, pythons or [sys.executable], silence_s, 0.2, TIMEOUT_S)
+        self._settings = Settings("test", {}, pythons or [sys.executable], Timeouts(TIMEOUT_S, silence_s, 0.2))
         way = transport or LocalTransport()
         self._pool = ConnectionPool([Host("here")], way, [self], self._settings, clock=clock)
 
@@ -64,8 +65,8 @@ class Talk:
 
     def start(self, **fields: object) -> None:
         settings = self._settings
-        order = {"run": settings.run_id, "mark": MARK, "silence_s": settings.silence_s, "env": {},
-                 "stop_timeout_s": settings.stop_timeout_s}  # fmt: skip
+        order = {"run": settings.run_id, "mark": MARK, "silence_s": settings.timeouts.silence_s, "env": {},
+                 "stop_timeout_s": settings.timeouts.stop_timeout_s}  # fmt: skip
         self._pool.start()
         self._pool.order([messages.encode(messages.PREPARE, **{**order, **fields})])
 

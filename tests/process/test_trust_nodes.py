@@ -20,7 +20,7 @@ from transport_by_host import TransportByHost
 from launcher.commands.exec import Execution, execute
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
 from launcher.node import messages
 from launcher.node.messages import encode
 from launcher.output.node_output import NodeOutput
@@ -39,7 +39,7 @@ READ_BYTES = 1 << 18
 
 
 def make_settings(run_id: str) -> Settings:
-    return Settings(run_id, {}, [sys.executable], silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+    return Settings(run_id, {}, [sys.executable], timeouts=Timeouts(DEADLINE_S, NEVER_S, 1))
 
 
 def play(lie: Lie, folder: Path) -> list[str]:
@@ -47,7 +47,7 @@ def play(lie: Lie, folder: Path) -> list[str]:
     screen = Screen()
     pids = folder / "pids"
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", f"echo $$ >>{pids}; exec sleep 300"))
-    job = Job(program, nproc=2, cpu=True, silence_s=NEVER_S, stop_timeout_s=1, connect_timeout_s=DEADLINE_S)
+    job = Job(program, nproc=2, cpu=True, timeouts=Timeouts(DEADLINE_S, NEVER_S, 1))
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     hosts = [Host("good"), Host("liar")]
     transport = TransportByHost({"good": LocalTransport(), "liar": LyingTransport(lie)})
