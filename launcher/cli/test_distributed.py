@@ -12,10 +12,10 @@ import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, gather
 from launcher.cli.option_sources import find_reach, is_on_command_line
 from launcher.cli.options import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
-from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 
