@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +21,9 @@ from launcher.cli.option_sources import show_sources
 from launcher.cli.options import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
 from launcher.cli.tree_request import add_tree
 from launcher.transports.settings import TransportSettings
+
+if TYPE_CHECKING:
+    from launcher.output.console import Console
 
 
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -42,15 +46,11 @@ def command(
     With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
     job, its hosts are the default.
     """
-    from launcher.cli.sessions import make_session, make_settings
+    from launcher.cli.sessions import make_session, make_settings, open_console
     from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
-    from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.activation import candidate_pythons
-    from launcher.output.console import Console
-    from launcher.output.output_streams import find_streams
     from launcher.runs.inspection import Inspection
-    from launcher.session.signals import Interrupted
     from launcher.sync.contents import Contents
 
     hosts = read_hosts(choice)
@@ -59,25 +59,19 @@ def command(
     if verbose:
         show_sources()
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python)
-    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
 
-    async def ask() -> Inspection:
-        outputs = console.outputs(hosts, None)
-        session = make_session(make_settings(job, "check"), hosts, open_transport(hosts, console.say), outputs, console)
+    async def ask(console: Console) -> Inspection:
+        session = make_session(make_settings(job, "check"), hosts, open_transport(hosts, console.say), console)
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
         incidents = open_incident_log().describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
 
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    try:
-        inspection = asyncio.run(ask())
+    with open_console(hosts, as_json=as_json) as console:
+        inspection = asyncio.run(ask(console))
         if as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
             for line in check.table(job, inspection, columns, with_packages=with_packages):
                 console.show(line)
         return check.exit_code(inspection)
-    except Interrupted as interruption:
-        return EXIT_SIGNAL_BASE + interruption.number
-    finally:
-        console.close()

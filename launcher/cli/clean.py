@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -46,28 +45,20 @@ def command(
     Jobs that a run submitted (sbatch, at) aren't part of it and are kept.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.sessions import make_session, read_settings
-    from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.cli.sessions import make_session, open_console, read_settings
     from launcher.job.variables import parse_settings
-    from launcher.output.console import Console
-    from launcher.output.output_streams import find_streams
-    from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     variables = parse_settings(env, os.environ)
     open_transport = choose_opener(transport, hosts, env=variables, python=python)
-    console = Console(hosts, find_streams(os.environ), is_patient=True)
 
-    def connect() -> Session:
-        settings = replace(read_settings(timeouts, "clean", python), env=variables)
-        return make_session(settings, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
+    settings = read_settings(timeouts, "clean", python, variables)
+    with open_console(hosts) as console:
 
-    try:
+        def connect() -> Session:
+            return make_session(settings, hosts, open_transport(hosts, console.say), console)
+
         return asyncio.run((_clean_code if code else _clean)(connect, console, is_dry=dry_run))
-    except Interrupted as interruption:
-        return EXIT_SIGNAL_BASE + interruption.number
-    finally:
-        console.close()
 
 
 async def _clean(connect: Callable[[], Session], console: Console, *, is_dry: bool) -> int:

@@ -15,9 +15,9 @@ from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import resolve_workdir
+from launcher.cli.misplaced_words import refuse_trailing
 from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
-from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
@@ -52,10 +52,8 @@ def command(
     The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.sessions import read_settings
+    from launcher.cli.sessions import open_console, read_settings
     from launcher.commands.exec import command_argv
-    from launcher.output.console import Console
-    from launcher.output.output_streams import find_streams
 
     if not words:
         raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
@@ -64,10 +62,8 @@ def command(
     hosts = read_hosts(choice)
     refuse_trailing()
     open_transport = choose_opener(transport, hosts, env={}, python=python)
-    streams = find_streams(os.environ)
-    console = Console(hosts, streams, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
-    is_told = _tell_input(console)
-    try:
+    with open_console(hosts, as_json=as_json, is_folding=fold) as console:
+        is_told = _tell_input(console)
         settings = read_settings(timeouts, "exec", python)
         done = asyncio.run(
             _run(hosts, open_transport, settings, command_argv(words), resolve_workdir(workdir), console)
@@ -78,8 +74,6 @@ def command(
         failures = {failure.host: failure.text for failure in done.failures}
         console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)
         _report(console, done)
-    finally:
-        console.close()
     return done.exit_code
 
 
@@ -93,7 +87,7 @@ async def _run(
     from launcher.session.signals import catch_signals, outlast_signals
 
     outputs = console.outputs(hosts, None, has_ranks=False)
-    session = make_session(settings, hosts, open_transport(hosts, console.say), outputs, console)
+    session = make_session(settings, hosts, open_transport(hosts, console.say), console, outputs)
     try:
         with catch_signals(dict.fromkeys(SIGNALS, lambda: None)):  # also after the session has stopped listening
             done = await execute(session, argv, workdir, console.say)

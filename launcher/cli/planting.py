@@ -100,7 +100,7 @@ def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, out
 
     async def execute() -> None:
         settings = make_settings(job, "sync")
-        session = make_session(settings, [controller], transport, console.outputs([controller], None), console)
+        session = make_session(settings, [controller], transport, console)
         _, sent = await sync(session, partial(replace, tree, links=()), os.environ, is_check=False)
         if failures := session.failures():
             raise UnreachableError(failures)

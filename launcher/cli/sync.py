@@ -44,43 +44,34 @@ def command(
     Files that a host has already are not sent. DIR is the repository or directory that you are in by default. With
     --check, the exit code is 0 if every host has what is here.
     """
-    from launcher.cli.sessions import make_session, read_settings
+    from launcher.cli.sessions import make_session, open_console, read_settings
     from launcher.cli.tree_request import read_tree
     from launcher.commands.sync import exit_code, sync
-    from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.variables import parse_settings
-    from launcher.output.console import Console
-    from launcher.output.output_streams import find_streams
-    from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
     options = replace(options, sync=folder or "")
     variables = parse_settings(env, os.environ)
     opener = choose_opener(transport, hosts, env=variables, python=python)
-    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
     failures: list[HostFailure] = []
 
-    def read() -> Tree:
-        return read_tree(options, None, current_directory(), Path("logs"), console.say)[0]
+    async def execute(console: Console) -> tuple[Tree, Delivered]:
+        def read() -> Tree:
+            return read_tree(options, None, current_directory(), Path("logs"), console.say)[0]
 
-    async def execute() -> tuple[Tree, Delivered]:
-        settings = replace(read_settings(timeouts, "sync", python), env=variables)
-        session = make_session(settings, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
+        settings = read_settings(timeouts, "sync", python, variables)
+        session = make_session(settings, hosts, opener(hosts, console.say), console)
         try:
             return await sync(session, read, os.environ, is_check=check)
         finally:
             failures.extend(session.failures())
 
-    try:
-        tree, delivered = asyncio.run(execute())
+    if_stopped = "launch: stopped by you; what was sent is kept"
+    with open_console(hosts, as_json=as_json, if_stopped=if_stopped) as console:
+        tree, delivered = asyncio.run(execute(console))
         _report(console, tree, delivered, hosts, failures, is_check=check)
         return exit_code(delivered, failures)
-    except Interrupted as interruption:
-        console.say("launch: stopped by you; what was sent is kept")
-        return EXIT_SIGNAL_BASE + interruption.number
-    finally:
-        console.close()
 
 
 def _report(
