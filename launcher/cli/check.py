@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
@@ -23,7 +22,8 @@ from launcher.cli.tree_request import add_tree
 from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
-    from launcher.output.console import Console
+    from launcher.runs.inspection import Inspection
+    from launcher.session.session import Session
 
 
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -46,11 +46,13 @@ def command(
     With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
     job, its hosts are the default.
     """
-    from launcher.cli.sessions import make_session, make_settings, open_console
+    from launcher.cli.sessions import hold_session, make_settings
     from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
     from launcher.job.activation import candidate_pythons
-    from launcher.runs.inspection import Inspection
+    from launcher.output.console import Console
+    from launcher.output.output_streams import find_streams
+    from launcher.session.settings import loader_pythons
     from launcher.sync.contents import Contents
 
     hosts = read_hosts(choice)
@@ -59,19 +61,27 @@ def command(
     if verbose:
         show_sources()
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python)
+    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
-    async def ask(console: Console) -> Inspection:
-        session = make_session(make_settings(job, "check"), hosts, open_transport(hosts, console.say), console)
+    async def ask(session: Session) -> Inspection:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
         incidents = open_incident_log().describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
 
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    with open_console(hosts, as_json=as_json) as console:
-        inspection = asyncio.run(ask(console))
+    def report(inspection: Inspection) -> int:
         if as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
             for line in check.table(job, inspection, columns, with_packages=with_packages):
                 console.show(line)
         return check.exit_code(inspection)
+
+    return hold_session(
+        hosts,
+        open_transport,
+        make_settings("check", job.timeouts, job.env, loader_pythons(job.python)),
+        console,
+        ask,
+        report,
+    )

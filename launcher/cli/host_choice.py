@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from launcher.runs.incident_log import IncidentLog
     from launcher.runs.run_request import Opener
     from launcher.transports.base import Transport
-    from launcher.transports.ssh.key_files import Secrets
+    from launcher.transports.ssh.identities import Secrets
 
 _TRIES = 3  # for a passphrase: as many as ssh allows
 
@@ -203,7 +203,7 @@ def _ask_secrets(settings: TransportSettings, hosts: Sequence[Host]) -> Secrets:
     Without a terminal, --ask-password is an error, and encrypted keys are left to the login.
     """
     from launcher.transports.ssh.fabric import FabricTransport
-    from launcher.transports.ssh.key_files import Secrets
+    from launcher.transports.ssh.identities import Secrets
 
     if not sys.stdin.isatty():
         if settings.ask_password:
@@ -228,7 +228,7 @@ def _ask(what: str) -> str:
 
 def open_this_machine() -> Opener:
     """Return what starts the ranks on this machine, without SSH; raise UsageError if they can't run here."""
-    from launcher.transports.local import LocalTransport
+    from launcher.transports.process_channel import LocalTransport
 
     refuse_ranks_here()
     return lambda hosts, say: LocalTransport()

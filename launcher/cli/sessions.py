@@ -1,69 +1,67 @@
-"""The sessions of commands that start no ranks: their console, their names and their settings.
+"""The sessions of commands that start no ranks: check, sync, clean and exec.
 
 Apart from `runner`, whose imports take 60 ms: `launch exec` needs none of them.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from secrets import token_hex
-
-import click
+from typing import TypeVar
 
 from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Timeouts
+from launcher.job.job import Timeouts
 from launcher.output.console import Console
-from launcher.output.node_output import NodeOutput
-from launcher.output.output_streams import find_streams
+from launcher.runs.run_request import Opener
 from launcher.session.session import Session
 from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Interrupted
-from launcher.transports.base import Transport
+
+DoneT = TypeVar("DoneT")
 
 
-@contextmanager
-def open_console(
-    hosts: Sequence[Host], *, as_json: bool = False, is_folding: bool = False, if_stopped: str = ""
-) -> Iterator[Console]:
-    """Yield the console of a command that asks hosts; a signal ends the command, and prints `if_stopped`."""
-    streams = find_streams(os.environ)
-    console = Console(hosts, streams, as_json=as_json, is_folding=is_folding, is_patient=True)  # no logs are kept
+def make_settings(purpose: str, timeouts: Timeouts, env: Mapping[str, str], pythons: Sequence[str]) -> Settings:
+    """Return the settings of a session; pythons: those that may run the helper, in the order of trying.
+
+    Its name takes the place of a run's id, such as `check-20261120-091233-1f3a`: two may begin in one second.
+    """
+    name = f"{purpose}-{datetime.now():%Y%m%d-%H%M%S}-{token_hex(2)}"
+    return Settings(name, env, pythons, timeouts)
+
+
+def find_pythons(python: str | None) -> tuple[str, ...]:
+    """Return those that may run the helper of a command: --python alone, or else the usual ones."""
+    return (python,) if python else loader_pythons(None)
+
+
+def hold_session(
+    hosts: Sequence[Host], open_transport: Opener, settings: Settings, console: Console,
+    act: Callable[[Session], Awaitable[DoneT]], report: Callable[[DoneT], int], *,
+    has_ranks: bool = True, farewell: str = "",
+) -> int:  # fmt: skip
+    """Act in a session with these hosts, report what was done once all output is shown, and close the console.
+
+    Return the exit code of `report`, or that of a signal. farewell: what is said after a signal.
+    """
+
+    async def execute() -> DoneT:
+        outputs = console.outputs(hosts, None, has_ranks=has_ranks)
+        transport = open_transport(hosts, console.say)
+        session = Session(hosts, transport, outputs, settings, say=console.say, progress=console.progress)
+        try:
+            return await act(session)
+        finally:
+            for output in outputs:
+                output.finish()  # a last line may have no newline
+
     try:
-        yield console
+        return report(asyncio.run(execute()))
     except Interrupted as interruption:
-        if if_stopped:
-            console.say(if_stopped)
-        raise click.exceptions.Exit(EXIT_SIGNAL_BASE + interruption.number) from None
+        if farewell:
+            console.say(farewell)
+        return EXIT_SIGNAL_BASE + interruption.number
     finally:
         console.close()
-
-
-def make_settings(job: Job, purpose: str) -> Settings:
-    """Return the settings of the session of a job that is only checked, or whose code is only sent."""
-    return Settings(_name_session(purpose), job.env, loader_pythons(job.python), job.timeouts)
-
-
-def read_settings(
-    timeouts: Timeouts, purpose: str, python: str | None, env: Mapping[str, str] | None = None
-) -> Settings:
-    """Return the settings of the session of a command that runs no job, from its options."""
-    pythons = (python,) if python else loader_pythons(None)
-    return Settings(_name_session(purpose), env or {}, pythons, timeouts)
-
-
-def _name_session(purpose: str) -> str:
-    """Return what takes the place of a run's id, such as `check-20261120-091233-1f3a`: two may begin in one second."""
-    return f"{purpose}-{datetime.now():%Y%m%d-%H%M%S}-{token_hex(2)}"
-
-
-def make_session(
-    settings: Settings, hosts: Sequence[Host], transport: Transport, console: Console,
-    outputs: Sequence[NodeOutput] | None = None,
-) -> Session:  # fmt: skip
-    """Return a session with these settings; must be called in a running loop. outputs: by default they are shown."""
-    outputs = outputs if outputs is not None else console.outputs(hosts, None)
-    return Session(hosts, transport, outputs, settings, say=console.say, progress=console.progress)

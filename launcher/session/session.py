@@ -30,7 +30,7 @@ NOTICE_S = 20.0  # what a node is doing is printed by then
 SWEEP_CONNECT_S = 5.0
 HANG_UP_S = 1.0
 FILES_S = 30.0  # the files that the ranks left are small, and nobody waits longer for them
-CENSUS_SLACK_S = 9.0  # ladder's rest (1 s), census (5 s), and the way there and back
+CENSUS_SLACK_S = 9.0  # the stop's rest (1 s), census (5 s), and the way there and back
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Listener = Callable[[Event], object]

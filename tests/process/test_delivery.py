@@ -20,7 +20,7 @@ from machines.repositories import make_repository
 from node_process import is_alive, wait_until
 from transport_by_host import TransportByHost
 
-from launcher.commands.clean_code import clean_code, cleaning_lines
+from launcher.commands.clean import clean_code, cleaning_lines
 from launcher.commands.sync import sync
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
@@ -305,15 +305,14 @@ def test_the_host_that_writes_a_shared_cache_is_lost(root: Path, tmp_path: Path)
     assert read(found.delivered.paths[1]) == read(found.delivered.paths[2]) == read_sent(root)
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_deliveries_at_once_to_the_same_cache(root: Path, tmp_path: Path, number: int) -> None:
+def test_deliveries_at_once_to_the_same_cache(root: Path, tmp_path: Path) -> None:
     """Of different code, and of the same; each run gets a directory of its own, and none of its files is removed."""
     nodes = CacheTransport(tmp_path, dict.fromkeys("abcdef", "shared"))
     write(root, {**SMALL, "noise": os.urandom(MIB)})
     other = make_repository(tmp_path / "other" / "proj")
     write(other, {**SMALL, "train.py": b"print(2)\n"})
     for run in ("old1", "old2"):
-        send(root, nodes, "a", run=f"{run}-{number}")
+        send(root, nodes, "a", run=run)
     (tmp_path / "shared/launch/trees/note").write_text("a file of the user's does no harm")
 
     async def run() -> list[Sent]:
@@ -609,8 +608,7 @@ def test_what_most_hosts_lack_is_passed_on_though_a_new_one_lacks_more(root: Pat
     assert 21 * MIB < found.delivered.sent_bytes < 22 * MIB
 
 
-@pytest.mark.parametrize("damage", ["kill", "cut"])
-@pytest.mark.parametrize("lost", "abc")
+@pytest.mark.parametrize(("lost", "damage"), [("a", "kill"), ("b", "kill"), ("c", "kill"), ("b", "cut")])
 def test_of_hosts_that_pass_code_on_one_is_lost(root: Path, tmp_path: Path, lost: str, damage: str) -> None:
     """What it has not passed on is sent by the launcher; a is the first, which gets all pieces."""
     write(root, {**SMALL, "noise": os.urandom(9 * MIB)})
