@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 
@@ -10,24 +9,21 @@ from launcher.node.facts import cpus, network, slurm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
-
-
-def write_facts_and_exit(output_fd: int, wanted: dict[str, Any]) -> NoReturn:
-    """Write the facts as one line of JSON and exit; `wanted` is the launcher's PREPARE."""
-    try:
-        found = gather_facts(wanted)
-    except BaseException as error:  # noqa: BLE001 - a fork must not return into its parent's code
-        found = {"error": "the checks of this host failed: %r" % (error,)}
-    try:
-        with os.fdopen(output_fd, "w") as file:
-            file.write(json.dumps(found) + "\n")
-    finally:
-        os._exit(0)
+    from typing import Any
 
 
 def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts as JSON values; if `wanted` has `checks`, include those that only the preflight checks need."""
+    """Return the facts as JSON values, or `error`; `wanted` is the launcher's PREPARE.
+
+    If it has `checks`, those that only the preflight checks need are among them.
+    """
+    try:
+        return _gather_facts(wanted)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher waits for an answer
+        return {"error": "the checks of this host failed: %r" % (error,)}
+
+
+def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
     from launcher.node.facts import machine
 
     folder = os.path.expanduser(wanted.get("workdir") or "~")
