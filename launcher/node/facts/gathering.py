@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from launcher.node.facts import cpus, network, slurm
+from launcher.node.facts import network, slurm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "machine": machine.find_identity(),
-        "cpu_count": cpus.count_cpus(),
+        "cpu_count": machine.count_cpus(),
         "home": os.path.expanduser("~"),
         **_launcher_ends(),
         "addresses": network.list_addresses(),
@@ -52,8 +52,14 @@ def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _find_xids() -> list[dict[str, Any]]:
+    from launcher.node.facts import gpus  # only where it was imported before: it takes some milliseconds
+
+    return gpus.find_xids()
+
+
 def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
-    from launcher.node.facts import leftovers, machine, xids
+    from launcher.node.facts import leftovers, machine
     from launcher.node.processes import run_folders
 
     script = wanted.get("script")
@@ -63,7 +69,7 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "script_hash": machine.hash_file(os.path.join(folder, script)) if script else None,
         "networks": network.list_networks(),
         "infiniband": network.list_infiniband(),
-        "xids": xids.find_xids() if wanted.get("gpus", True) else [],
+        "xids": _find_xids() if wanted.get("gpus", True) else [],
         "runs": runs,
         "folders": run_folders.find_folders(runs),
         "planted": leftovers.find_planted() if wanted.get("planted") else [],
