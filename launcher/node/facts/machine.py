@@ -84,7 +84,7 @@ def hash_file(path: str) -> str | None:
 
 
 def count_cpus() -> int:
-    """Return how many CPUs the run may use here at once, by affinity, quota and its share of a Slurm job; at least 1."""
+    """Return how many CPUs the run may use here at once, by affinity, quota and share of a Slurm job; at least 1."""
     from launcher.node.facts import slurm
 
     allowed = len(os.sched_getaffinity(0))
