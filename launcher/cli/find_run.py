@@ -282,13 +282,13 @@ def read_answer(data: bytes) -> _Answer:
 
 def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
     """Return what connects, which any thread may do; this may ask for a password."""
-    from launcher.cli.option_groups import TransportOptions
     from launcher.cli.selection import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
     from launcher.session.settings import loader_pythons
+    from launcher.transports.settings import TransportSettings
 
-    options = TransportOptions(transport=way.transport, ssh_config=Path(way.ssh_config) if way.ssh_config else None)
+    settings = TransportSettings(way.transport, Path(way.ssh_config) if way.ssh_config else None, silence_s=0.0)
     hosts = [way.host]
-    open_transport = choose_opener(options, hosts, env={}, python=way.python, silence_s=0.0)
+    open_transport = choose_opener(settings, hosts, env={}, python=way.python)
     transport = open_transport(hosts, lambda text: None)
     return lambda: RemoteLauncher(transport, way.host, loader_pythons(way.python), _CONNECT_TIMEOUT_S)

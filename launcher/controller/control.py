@@ -67,7 +67,7 @@ def control(
     )  # fmt: skip
     is_changed = threading.Event()
     hub = Hub(
-        record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.silence_s,
+        record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.timeouts.silence_s,
         on_change=is_changed.set,
     )  # fmt: skip
     try:

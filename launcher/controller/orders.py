@@ -106,7 +106,7 @@ def encode(order: Order) -> bytes:
 
 def find_patience(job: Job) -> float:
     """Return for how many seconds the controller waits for its agents, which the launch host starts meanwhile."""
-    return 2 * job.connect_timeout_s + GATHERING_S
+    return 2 * job.timeouts.connect_timeout_s + GATHERING_S
 
 
 # ---- on the other host -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # itself.
 FLOORS = (
     "escapes private_files open_files clock wording",
-    "errors",
+    "errors forms",
     "concurrency hosts",
     "job diagnosis output",
     "preflight transports",
