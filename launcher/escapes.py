@@ -8,6 +8,8 @@ Nor may it show its letters in another order than they have in the text.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 # All but newline, tab and ESC. BEL too: a thousand ranks would ring.
 _C0 = r"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f"
@@ -23,6 +25,7 @@ _COLOR = re.compile(rb"\x1b\[[0-9;:]*m")
 _ESCAPE = re.compile(rf"\x1b(?!\[[0-9;:]*m)(?:\[{_CSI}|[\]PX^_]{_STRING}|[ -/]*[0-~]?)")
 _CONTROL = re.compile(rf"[{_C0}{_BIDI}\x80-\x9f](?:(?<=\x9b){_CSI}|(?<=[\x90\x98\x9d-\x9f]){_STRING})?")
 _OPEN_COLOR = re.compile(r"(\x1b\[(?!0*m)[0-9;:]*m[^\x1b\n]*)$", re.MULTILINE)
+_MAX_SHOWN = 200  # characters
 _NOT_IN_A_LINE = re.compile(rf"[{_C0}{_BIDI}\n\x1b\x80-\x9f\u2028\u2029]")
 
 
@@ -47,3 +50,17 @@ def one_line(text: str, limit: int) -> str:
     """Return foreign text as part of one line of `launch`: without control characters, at most `limit` characters."""
     plain = _NOT_IN_A_LINE.sub("?", text[:limit].replace("\t", " "))
     return plain if len(text) <= limit else f"{plain}..."
+
+
+def shown(name: str | Path) -> str:
+    """Return a name as part of one line; one with a newline or a byte that is no UTF-8 is quoted, with escapes."""
+    text = str(name)
+    text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return text if text.isprintable() else repr(text)
+
+
+def listed_names(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names as `a, b, c and 7 more`."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    return ", ".join(map(shown, ordered[:most])) + more

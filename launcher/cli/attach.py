@@ -28,12 +28,12 @@ def command(*, run: str | None, place: RunPlace) -> int:
     from launcher.cli.run_place import answer, fetch, find_run
     from launcher.commands.attach import attach
     from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     found = find_run(run, place)
     signal.signal(signal.SIGQUIT, lambda *_: _ask_for_stacks(found))
     try:
-        code = answer(found, lambda run: attach(run, look_here(os.environ), tell), requests.Attach)
+        code = answer(found, lambda run: attach(run, find_streams(os.environ), tell), requests.Attach)
     except KeyboardInterrupt:
         tell(f"launch: left; run {found.id} continues (launch attach, launch stop)")
         return 0

@@ -11,28 +11,26 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, TransportOptions, gather
 from launcher.cli.option_sources import show_sources
-from launcher.cli.options import config_option, host_options, job_options, reach_options, sync_options
+from launcher.cli.options import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.tree_request import add_tree
 
 
-@click.command("check", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@host_options
-@job_options
-@click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
-@reach_options
-@sync_options
-@click.option(
-    "--packages", "with_packages", is_flag=True, help="List the packages of each host's Python, different ones first."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print all facts and findings as one JSON object.")
-@click.option("-v", "--verbose", is_flag=True, help="Show where the values of options come from.")
-@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB,
+    Option(
+        ["--packages", "with_packages"], is_flag=True, heading="Checks",
+        help="List the packages of each host's Python, different ones first.",
+    ),
+    AS_JSON.but(help="Print all facts and findings as one JSON object."),
+    VERBOSE.but(help="Show where the values of options come from."),
+    WORDS,
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], with_packages: bool, as_json: bool, verbose: bool, choice: HostChoice,
@@ -49,7 +47,7 @@ def command(
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.activation import candidate_pythons
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
     from launcher.runs.inspection import Inspection
     from launcher.session.signals import Interrupted
     from launcher.sync.contents import Contents
@@ -60,7 +58,7 @@ def command(
     if verbose:
         show_sources()
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
-    console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
+    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
 
     async def ask() -> Inspection:
         outputs = console.outputs(hosts, None)

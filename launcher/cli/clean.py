@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
-from launcher.cli.options import config_option, host_options, life_options, reach_options
+from launcher.cli.option_groups import HostChoice, TransportOptions, gather
+from launcher.cli.options import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
 from launcher.cli.selection import choose_opener, read_hosts
+from launcher.job.job import Timeouts
 
 if TYPE_CHECKING:
     from launcher.commands.clean import Cleaning
@@ -21,15 +23,15 @@ if TYPE_CHECKING:
     from launcher.session.session import Session
 
 
-@click.command("clean", cls=Command)
-@config_option
-@host_options
-@reach_options
-@life_options
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
-@click.option("--code", is_flag=True, help="Instead, remove the code that --sync has sent for runs that are over.")
-@click.option("--env", metavar="K[=V]", multiple=True, help="With --code, where it is kept: XDG_CACHE_HOME=DIR.")
-@click.option("--dry-run", is_flag=True, help="Only list what would be stopped and removed.")
+@click.command("clean", cls=Command, params=[
+    CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON,
+    ENV.but(help="With --code, where it is kept: XDG_CACHE_HOME=DIR."),
+    DRY_RUN.but(help="Only list what would be stopped and removed."),
+    Option(
+        ["--code"], is_flag=True, heading="Checks",
+        help="Instead, remove the code that --sync has sent for runs that are over.",
+    ),
+])  # fmt: skip
 @gather
 def command(
     *, python: str | None, code: bool, env: tuple[str, ...], dry_run: bool, choice: HostChoice,
@@ -47,13 +49,13 @@ def command(
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     variables = parse_settings(env, os.environ)
     open_transport = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
-    console = Console(hosts, look_here(os.environ), is_patient=True)
+    console = Console(hosts, find_streams(os.environ), is_patient=True)
 
     def connect() -> Session:
         settings = replace(read_settings(timeouts, "clean", python), env=variables)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 from launcher.wording import nearest
+
+if TYPE_CHECKING:
+    import click
 
 # name -> (module, one line for the list)
 COMMANDS = {
@@ -111,3 +115,10 @@ def refuse_unknown_word(word: str) -> None:
     near = nearest(word, COMMANDS)
     guess = f"; did you mean {near!r}?" if near else ""
     raise UsageError(f"no file or command {word!r}{guess}", "see launch --help for the commands")
+
+
+def write_examples(name: str, formatter: click.HelpFormatter) -> None:
+    """Write the examples of a command, unbroken so that they can be pasted."""
+    with formatter.section("Examples"):
+        for line in EXAMPLES[name]:
+            formatter.write(f"  {line}\n")

@@ -18,65 +18,16 @@ from typing import Any
 import click
 
 from launcher.cli.file_owners import Doubt, find_home, find_other_writer, show_path
+from launcher.cli.options import FILE, KEYS, SCRIPT, Option, Place
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.wording import listed, nearest
 
-FILE = "launcher.toml"
+OWN_FILE = "launcher.toml"
 PYPROJECT = "pyproject.toml"
 MAX_FILE_BYTES = 1 << 20
-# Who may set an option by a file that was found. A clone of a stranger's repository is the user's own file too; what
-# lies below the home directory is what they may be expected to have read. Every option is in one of these tables.
-RISKY = {
-    "script": "it runs",
-    "workdir": "the script, and every module that it imports, is taken from there",
-    "python": "it runs",
-    "setup": "it runs",
-    "venv": "its Python runs",
-    "conda": "its Python runs",
-    "env": "LD_PRELOAD and PYTHONPATH run what they name; a bare name sends the user's own value to all hosts",
-    "env_file": "as env; and it may name any file of the user's",
-    "transport": "some show variables in command lines",
-    "ssh_config": "ProxyCommand runs; UserKnownHostsFile decides which hosts are known",
-    "accept_new_host_keys": "any host is then trusted",
-    "ask_password": "the hosts get the password that is typed",
-    "master_addr": "all ranks connect there and load what they are sent",
-    "controller": "it gets all secrets of the run, the terminal, and the agents of all hosts; `here` is accepted",
-    "notify": "it runs",
-    "sync": "all hosts get that directory, and run it; `true` is accepted: it is where the command is typed",
-    "link": "what the script reads and writes under a name in the code",
-    "log_dir": "its owner could replace logs with symlinks to the user's files; accepted in the file's directory",
-}
-_HARMLESS = {
-    # A host proves itself by its key, and admits the user alone. So a login name, which may be another user's who lets
-    # this one in, and addr=, which is as --master-addr, need a file below home (selection.py).
-    **dict.fromkeys(("hosts", "hostfile"), "a known key, and the user's own login"),
-    **dict.fromkeys(("include", "exclude", "num_nodes", "spares", "min_nodes"), "they choose among the named hosts"),
-    "detach": "it runs nothing; a controller that follows from a file's hosts needs one below home (selection.py)",
-    **dict.fromkeys(("colon", "gpus", "nproc", "cpu", "legacy", "master_port"), "a number or a switch of the plan"),
-    **dict.fromkeys(
-        ("rdzv_timeout", "connect_timeout", "silence", "stop_timeout", "hang_timeout", "on_hang", "restarts"),
-        "how long, and how often",
-    ),
-    "progress_dir": "the hosts look for newer files in it, and read none",
-    **dict.fromkeys(("stacks", "no_check", "quiet", "ranks"), "what is looked at and shown"),
-    **dict.fromkeys(
-        ("nodes", "time", "partition", "mem", "cpus_per_task", "account", "qos", "constraint", "requeue"),
-        "each one quoted word of an #SBATCH line",
-    ),
-    "sync_limit": "a number",
-}
-_KEYS = (*RISKY, *_HARMLESS)
-_WHOLE = ("num_nodes", "nodes", "cpus_per_task", "gpus", "nproc", "master_port", "restarts", "spares", "min_nodes")
-_LISTS = ("hosts", "env", "env_file", "script", "link")
-ADDED = ("env", "env_file", "link")  # lists, to which those on the command line add
 _NO_FILE = "--config /dev/null to use no file"
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
-
-
-# Paths on the launch host and on the hosts; in a file of a parent directory they are relative to that directory.
-_LOCAL_PATHS = ("hostfile", "env_file", "ssh_config", "log_dir", "sync")
-_HOST_PATHS = ("venv", "python", "conda")  # beside --workdir
 _META = "launcher.defaults"
 
 
@@ -145,7 +96,7 @@ def _find_defaults() -> list[Defaults]:
     """Return the defaults of the nearest directory that has a file; of two files, the last one wins."""
     folder = current_directory()
     for place in find_places(folder, find_home()):
-        found = [*_find_pyproject(place / PYPROJECT), *_find_own(place / FILE)]
+        found = [*_find_pyproject(place / PYPROJECT), *_find_own(place / OWN_FILE)]
         if found:
             return found if place == folder else [_move(defaults, place) for defaults in found]
     return []
@@ -172,16 +123,17 @@ def find_places(folder: Path, home: Path | None) -> list[Path]:
 
 def _move(defaults: Defaults, folder: Path) -> Defaults:
     """Return the defaults with relative paths resolved from `folder`; Pythons stay relative to a workdir."""
-    names = _LOCAL_PATHS + (("workdir",) if "workdir" in defaults.values else _HOST_PATHS)
+    by_workdir = (Place.HOSTS, Place.SEARCHED) if "workdir" in defaults.values else ()
 
-    def move(name: str, text: str) -> str:
-        is_name = name in ("python", "conda") and "/" not in text
+    def move(place: Place, text: str) -> str:
+        is_name = place is Place.SEARCHED and "/" not in text
         return text if is_name or not text or text.startswith("~") else str(folder / text)
 
     def change(name: str, value: Any) -> Any:
-        if name not in names or isinstance(value, bool):  # sync = true names no path
+        place = KEYS[name].place
+        if place is None or place in by_workdir or isinstance(value, bool):  # sync = true names no path
             return value
-        return [move(name, text) for text in value] if isinstance(value, list) else move(name, str(value))
+        return [move(place, text) for text in value] if isinstance(value, list) else move(place, str(value))
 
     moved = {name: change(name, value) for name, value in defaults.values.items()}
     return replace(defaults, values=moved, folder=folder)
@@ -251,7 +203,10 @@ def _limit(defaults: Defaults, folder: Path, *, is_at_home: bool) -> Defaults:
     if is_at_home:
         return defaults
     values = defaults.values.items()
-    risky = [f"`{_as_key(name)}`" for name, value in values if name in RISKY and not _is_mild(name, value, folder)]
+    options = [(KEYS[name], value) for name, value in values]
+    risky = [
+        f"`{option.flag[2:]}`" for option, value in options if option.at_home and not option.is_mild(value, folder)
+    ]
     if risky:
         raise refuse_untrusted(replace(defaults, is_trusted=False), listed(risky), is_one=len(risky) == 1)
     return replace(defaults, is_trusted=False)
@@ -261,17 +216,6 @@ def refuse_untrusted(defaults: Defaults, what: str, *, is_one: bool = True) -> U
     """Return the error for what a file sets that isn't below the home directory."""
     text = f"{defaults.source}: {what} {'is' if is_one else 'are'} accepted only from a file below your home directory"
     return UsageError(text, _trusting(defaults.source))
-
-
-def _as_key(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _is_mild(name: str, value: Any, folder: Path) -> bool:
-    """Return whether this value of a risky option lets the file decide nothing."""
-    if name == "log_dir":
-        return (folder / str(value)).resolve().is_relative_to(folder.resolve())  # a clone may have symlinks
-    return (name == "sync" and value is True) or (name == "controller" and value == "here")
 
 
 def _read(path: Path, source: str, fix: str = "") -> bytes:
@@ -321,17 +265,24 @@ def _check_all(source: str, content: dict[str, Any]) -> Defaults:
 
 def _check(file: str, name: str, value: Any) -> Any:
     """Return a value as click takes it; raise UsageError if the name or the type is wrong."""
-    if name not in _KEYS:
+    option = KEYS.get(name)
+    if option is None:
         turned_off = name.removeprefix("no_")
-        near = f"{turned_off} = false" if turned_off in _KEYS else nearest(name, _KEYS)
+        near = f"{turned_off} = false" if turned_off in KEYS else nearest(name, KEYS)
         guess = f"; did you mean {near!r}?" if near else ""
         raise UsageError(f"{file}: no option {shown(name)}{guess}")
-    is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    if name in _LISTS and is_list:
-        return ",".join(value) if name == "hosts" else value
-    if name in _WHOLE and isinstance(value, float):
+    takes_list = option.multiple or option.metavar == "LIST" or option is SCRIPT
+    if takes_list and isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return ",".join(value) if option.metavar == "LIST" else value
+    if isinstance(option.type, click.types.IntParamType) and isinstance(value, float):
         raise UsageError(f"{file}: {name} must be a whole number, got {value!r}")
     if not isinstance(value, str | int | float | bool):
-        wanted = "a string or a list of strings" if name in _LISTS else "a single value"
+        wanted = "a string or a list of strings" if takes_list else "a single value"
         raise UsageError(f"{file}: {name} must be {wanted}, got {reprlib.repr(value)}")
-    return [value] if name in ADDED else value
+    return [value] if option.multiple else value
+
+
+CONFIG = Option(
+    ["--config"], metavar="FILE", type=FILE, is_eager=True, callback=use_defaults,
+    help="Read defaults from FILE instead of launcher.toml.",
+)  # fmt: skip

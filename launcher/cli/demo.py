@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import click
 
-from launcher.cli.defaults import current_directory
+from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.help import Command
 from launcher.cli.option_groups import OutputOptions, gather
-from launcher.cli.options import config_option, output_options
+from launcher.cli.options import OUTPUT, Option
 from launcher.cli.selection import refuse_ranks_here
 
 
-@click.command("demo", cls=Command)
-@config_option
-@click.option(
-    "--nodes",
-    "ssh_hosts",
-    metavar="N",
-    type=click.IntRange(1, 16),
-    default=2,
-    show_default=True,
-    help="Number of SSH hosts.",
-)
-@click.option(
-    "--nproc",
-    metavar="N",
-    type=click.IntRange(1, 16),
-    default=2,
-    show_default=True,
-    help="Processes on each host.",
-)
-@output_options
+@click.command("demo", cls=Command, params=[
+    CONFIG,
+    Option(
+        ["--nodes", "ssh_hosts"], metavar="N", type=click.IntRange(1, 16), default=2, show_default=True,
+        help="Number of SSH hosts.", heading="Processes",
+    ),
+    Option(
+        ["--nproc"], metavar="N", type=click.IntRange(1, 16), default=2, show_default=True,
+        help="Processes on each host.", heading="Processes",
+    ),
+    *OUTPUT,
+])  # fmt: skip
 @gather
 def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
     """Train on loopback SSH hosts of this machine, as on real hosts, with nothing to set up.

@@ -18,9 +18,9 @@ from launcher.cli.option_sources import is_on_command_line
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.console import Console
+from launcher.output.log_writer import redirect_streams
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
-from launcher.output.transcript import redirect_streams
 from launcher.runs.logout import warn_of_logout
 
 _KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # the terminal sends them to the child as well

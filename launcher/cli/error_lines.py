@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 def show_error(error: LauncherError) -> None:
     """Print an error (where, what, value) and then the fix."""
-    from launcher.output.notice import describe_error
+    from launcher.output.plain_messages import describe_error
 
     tell(describe_error(error))
 
 
 def tell(text: str) -> None:
     """Print a message on stderr."""
-    from launcher.output import notice
-    from launcher.output.view import look_here
+    from launcher.output import plain_messages
+    from launcher.output.output_streams import find_streams
 
-    notice.tell(text, look_here(os.environ))
+    plain_messages.tell(text, find_streams(os.environ))
 
 
 def tell_lost(failure: HostFailure) -> None:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import resolve_workdir
-from launcher.cli.option_groups import HostChoice, Timeouts, TransportOptions, gather
-from launcher.cli.options import config_option, host_options, life_options, reach_options
+from launcher.cli.option_groups import HostChoice, TransportOptions, gather
+from launcher.cli.options import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
+from launcher.job.job import Timeouts
 
 if TYPE_CHECKING:
     from launcher.commands.exec import Execution
@@ -27,21 +29,16 @@ if TYPE_CHECKING:
     from launcher.session.settings import Settings
 
 
-@click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@host_options
-@reach_options
-@life_options
-@click.option("--workdir", metavar="DIR", help="Directory on the hosts, relative to this one.  [default: ~]")
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
-@click.option(
-    "-b",
-    "--fold",
-    is_flag=True,
-    help="Show identical output of several hosts once, at the end.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.")
-@click.argument("words", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED)
+@click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *HOSTS, *REACH, *LIFE,
+    WORKDIR.but(help="Directory on the hosts, relative to this one.  [default: ~]"),
+    HELPER_PYTHON, AS_JSON,
+    Option(
+        ["-b", "--fold"], is_flag=True, help="Show identical output of several hosts once, at the end.",
+        heading="Output",
+    ),
+    click.Argument(["words"], metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED),
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], workdir: str | None, python: str | None, fold: bool, as_json: bool,
@@ -57,7 +54,7 @@ def command(
     from launcher.cli.sessions import read_settings
     from launcher.commands.exec import command_argv
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     if not words:
         raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
@@ -66,8 +63,8 @@ def command(
     hosts = read_hosts(choice)
     refuse_trailing()
     open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
-    view = look_here(os.environ)
-    console = Console(hosts, view, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
+    streams = find_streams(os.environ)
+    console = Console(hosts, streams, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)
     try:
         settings = read_settings(timeouts, "exec", python)

@@ -8,13 +8,21 @@ import click
 
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.options import FILE
+from launcher.cli.options import FILE, option
 from launcher.cli.run_place import RunPlace, controller_options
 
 
 @click.command("fetch", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True, help="Where to put them.")
+@option(
+    "--log-dir",
+    metavar="DIR",
+    type=FILE,
+    default=Path("logs"),
+    show_default=True,
+    help="Where to put them.",
+    heading="Output",
+)
 @controller_options
 @gather
 def command(*, run: str | None, log_dir: Path, place: RunPlace) -> int:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.option_groups import HostChoice, gather
-from launcher.cli.options import config_option, host_options
+from launcher.cli.options import AS_JSON, HOSTS, Option
 from launcher.cli.selection import read_hosts
 from launcher.errors import UsageError
 from launcher.hosts.host import part_spares
@@ -22,18 +23,17 @@ if TYPE_CHECKING:
     from launcher.hosts.host import Host
 
 
-@click.command("hosts", cls=Command)
-@config_option
-@host_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.")
-@click.option(
-    "--to",
-    "target",
-    metavar="NAME",
-    type=click.Choice(list(TARGETS)),
-    help=f"Print a hostfile for NAME: {', '.join(TARGETS)}.",
-)
-@click.option("--forget", metavar="LIST", help="Forget what went wrong with these hosts in earlier runs.")
+@click.command("hosts", cls=Command, params=[
+    CONFIG, *HOSTS,
+    AS_JSON.but(help="Print one JSON list to stdout."),
+    Option(
+        ["--to", "target"], metavar="NAME", type=click.Choice(list(TARGETS)), heading="Output",
+        help=f"Print a hostfile for NAME: {', '.join(TARGETS)}.",
+    ),
+    Option(
+        ["--forget"], metavar="LIST", help="Forget what went wrong with these hosts in earlier runs.", heading="Hosts",
+    ),
+])  # fmt: skip
 @gather
 def command(*, as_json: bool, target: str | None, forget: str | None, choice: HostChoice) -> int:
     """Show the hosts in rank order, as launch reads them. Contacts no host.

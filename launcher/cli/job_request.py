@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path, PurePosixPath
 
 import click
 
 from launcher.cli.defaults import current_directory, find_source
 from launcher.cli.option_groups import JobRequest, PythonEnvironment
-from launcher.cli.option_sources import PYTHONS, find_reach, missing
+from launcher.cli.option_sources import find_reach, missing
 from launcher.cli.script_words import refuse_command, refuse_module, refuse_script, wraps_trainer
 from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
@@ -36,14 +37,14 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
     named_env = read_named_env(request)
     refuse_second_choice(named_env, hosts)
     program = read_program(request, words)
-    nproc = read_size(request, hosts)  # also refuses a --gpus that isn't a number
+    nproc = read_size(request, hosts)
     refuse_trailing()
     return Job(
         program=program,
         nproc=nproc,
         cpu=request.cpu,
         may_use_cpus=may_use_cpus(program, request, hosts),
-        gpus=None if request.gpus == "auto" else int(request.gpus),
+        gpus=request.gpus,
         workdir=read_workdir(request, words),
         python=request.environment.python,
         activation=read_activation(request.environment, request.workdir),
@@ -145,16 +146,14 @@ def _default_script(words: Sequence[str]) -> list[str]:
 def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
     """Return the processes per host; raise UsageError if options and slots= contradict each other."""
     gpus, nproc = request.gpus, request.nproc
-    if gpus != "auto" and (not gpus.isascii() or not gpus.isdigit() or int(gpus) < 1):
-        raise UsageError(f"--gpus: must be auto or a number of at least 1, got {gpus!r}")
-    if gpus != "auto" and request.cpu:
+    if gpus is not None and request.cpu:
         raise UsageError("--gpus and --cpu are both given", "to train on CPUs, pass --nproc N --cpu")
-    if gpus != "auto" and nproc is not None and nproc != int(gpus):
+    if gpus is not None and nproc is not None and nproc != gpus:
         raise UsageError(f"--gpus {gpus} and --nproc {nproc} differ", "pass one of them: each GPU gets one process")
-    size = nproc if nproc is not None else None if gpus == "auto" else int(gpus)
+    size = nproc if nproc is not None else gpus
     allocation = read_allocation(os.environ)
-    if gpus != "auto" and allocation is not None:
-        refuse_gpus(int(gpus), hosts, allocation)
+    if gpus is not None and allocation is not None:
+        refuse_gpus(gpus, hosts, allocation)
     for host in hosts:
         if size is not None and host.slots is not None and host.slots != size:
             name = "--nproc" if nproc is not None else "--gpus"
@@ -173,7 +172,7 @@ def may_use_cpus(program: Program, request: JobRequest, hosts: Sequence[Host]) -
 
     Somebody's own script might fail there, or train for days without its GPUs.
     """
-    asks = request.cpu or request.gpus != "auto" or any(host.gpus is not None for host in hosts)
+    asks = request.cpu or request.gpus is not None or any(host.gpus is not None for host in hosts)
     return program.is_trainer and not asks
 
 
@@ -187,7 +186,7 @@ def read_on_hang(request: JobRequest) -> OnHang:
 def read_activation(environment: PythonEnvironment, workdir: str | None) -> Activation:
     """Return what sets up the environment of the run; raise UsageError if two Pythons are named."""
     named = {"python": environment.python, "venv": environment.venv, "conda": environment.conda}
-    for name, rival in PYTHONS:
+    for name, rival in combinations(named, 2):
         if named[name] and named[rival]:
             raise UsageError(f"--{name} and --{rival} are both given", "pass only one of them")
     return Activation(environment.setup or None, _read_venv(environment.venv, workdir), environment.conda or None)

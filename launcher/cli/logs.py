@@ -8,18 +8,24 @@ import click
 
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.options import AGO
+from launcher.cli.options import AGO, option
 from launcher.cli.run_place import RunPlace, controller_options
 
 
 @click.command("logs", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
-@click.option("--node", metavar="N", type=click.IntRange(min=0), help="Only the host with this node rank.")
-@click.option("--rank", metavar="R", type=click.IntRange(min=0), help="Only this rank, byte for byte.")
-@click.option("--attempt", metavar="K", type=click.IntRange(min=0), help="Only restart K; 0 is the first start.")
-@click.option("--since", metavar="T", type=AGO, help="Only the last T, such as 10m.")
 @controller_options
+@option("-f", "--follow", is_flag=True, help="Continue until the run has ended.", heading="Output")
+@option("--node", metavar="N", type=click.IntRange(min=0), help="Only the host with this node rank.", heading="Output")
+@option("--rank", metavar="R", type=click.IntRange(min=0), help="Only this rank, byte for byte.", heading="Output")
+@option(
+    "--attempt",
+    metavar="K",
+    type=click.IntRange(min=0),
+    help="Only restart K; 0 is the first start.",
+    heading="Output",
+)
+@option("--since", metavar="T", type=AGO, help="Only the last T, such as 10m.", heading="Output")
 @gather
 def command(
     *, run: str | None, follow: bool, node: int | None, rank: int | None, since: float | None, attempt: int | None,
@@ -33,11 +39,11 @@ def command(
     from launcher.cli.run_place import answer, find_run
     from launcher.commands.logs import LogsRequest, print_logs
     from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     which = LogsRequest(follow, node, rank, attempt, since)
     return answer(
         find_run(run, place),
-        lambda found: print_logs(found, which, look_here(os.environ)),
+        lambda found: print_logs(found, which, find_streams(os.environ)),
         lambda name: requests.Logs(name, which),
     )

@@ -12,9 +12,8 @@ import sys
 import click
 
 from launcher import __version__
-from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
+from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, write_examples
 from launcher.cli.error_lines import show_error
-from launcher.cli.help import write_examples
 from launcher.cli.script_words import refuse_first_word
 from launcher.errors import LauncherError, UsageError
 

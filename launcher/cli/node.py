@@ -7,29 +7,30 @@ from dataclasses import replace
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, OutputOptions, gather
-from launcher.cli.options import check_options, config_option, hang_options, job_options, output_options
+from launcher.cli.options import DRY_RUN, HANGS, JOB, MASTER_ADDR, NO_CHECK, OUTPUT, WORDS, Option
 from launcher.cli.selection import open_this_machine
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
 
 
-@click.command("node", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@click.option("--nnodes", metavar="N", type=click.IntRange(min=1), required=True, help="Number of nodes of the run.")
-@click.option(
-    "--node-rank", metavar="R", type=click.IntRange(min=0), required=True, help="Number of this node, counted from 0."
-)
-@click.option("--master-addr", metavar="ADDR", required=True, help="Address of node 0.")
-@job_options
-@hang_options
-@check_options
-@output_options
-@click.option("--dry-run", is_flag=True, help="Print the command and start nothing.")
-@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.command("node", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG,
+    Option(
+        ["--nnodes"], metavar="N", type=click.IntRange(min=1), required=True, help="Number of nodes of the run.",
+        heading="Processes",
+    ),
+    Option(
+        ["--node-rank"], metavar="R", type=click.IntRange(min=0), required=True,
+        help="Number of this node, counted from 0.", heading="Processes",
+    ),
+    MASTER_ADDR.but(required=True, help="Address of node 0."),
+    *JOB, *HANGS, DRY_RUN, NO_CHECK, *OUTPUT, WORDS,
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, no_check: bool,

@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 import click
 
 from launcher.cli.option_sources import missing
+from launcher.cli.options import OPTIONS
 from launcher.errors import UsageError
 from launcher.job.job import TRAINER_MODULE
 from launcher.wording import nearest
 
-# Options of torchrun, DeepSpeed, mpirun, pdsh and similar programs -> those of `launch`.
-_OTHER_NAMES = {
-    "nproc-per-node": "gpus", "num-gpus": "gpus", "nnodes": "num-nodes", "host": "hosts", "H": "hosts", "w": "hosts",
-    "machinefile": "hostfile", "chdir": "workdir", "cwd": "workdir",
-}  # fmt: skip
+_OTHER_NAMES = {other: option.flag[2:] for option in OPTIONS.values() for other in option.known_as}
 _VALUE = re.compile(r"(.*) is not (?:in the range|a valid integer)", re.DOTALL)
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 

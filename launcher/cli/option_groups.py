@@ -12,8 +12,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from launcher.cli.option_sources import settle_rivals
+from launcher.cli.option_sources import settle
 from launcher.hosts.hostfiles import Colon
+from launcher.job.job import Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,6 @@ class TransportOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long to wait for a connection to a host, for its heartbeat, and for ranks to stop.
-
-    The defaults are those of the options, for commands that lack some of them.
-    """
-
-    connect_timeout_s: float = 10.0
-    silence_s: float = 15.0
-    stop_timeout_s: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
 class PythonEnvironment:
     """Which Python runs the ranks: one of --python, --venv and --conda, after the lines of --setup.
 
@@ -70,7 +59,7 @@ class PythonEnvironment:
 class JobRequest:
     """The options of a job, as typed; `job_request.read_job` checks them and makes the Job."""
 
-    gpus: str  # a number, or "auto"
+    gpus: int | None  # None: auto
     nproc: int | None
     cpu: bool
     is_module: bool
@@ -93,9 +82,9 @@ class JobRequest:
 class SyncOptions:
     """Whether the code is sent to the hosts, and what lies beside it there."""
 
+    sync_limit: int  # bytes
     sync: str | None = None  # the directory; "": the repository or directory that we are in; None: it isn't sent
     no_sync: bool = False  # instead, if a file says so
-    sync_limit: int = 100_000_000  # bytes
     sync_secrets: bool = False  # send also what may hold secrets
     link: tuple[str, ...] = ()  # each NAME=PATH
 
@@ -137,7 +126,7 @@ def gather(command: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(command)
     def call(**options: Any) -> int:
-        return command(**_find_values(types, settle_rivals(options)))
+        return command(**_find_values(types, settle(options)))
 
     return call
 

@@ -10,50 +10,56 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from launcher.cli.code_folder import CodeFolder
-from launcher.cli.defaults import ADDED, Defaults, find_source
+from launcher.cli.defaults import Defaults, find_source
 from launcher.cli.help import TYPED_WORDS
+from launcher.cli.options import ACTIVATION, HOSTS, KEYS, OPTIONS, PYTHON, REACH, CodeFolder, Option, name_all
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.variables import hide_secrets, is_secret
 from launcher.transports.registry import TRANSPORTS
 
-CHOICE_OF_HOSTS = ("hosts", "hostfile", "include", "exclude", "num_nodes")  # with --transport srun, those of the job
-_REACH = {
-    *CHOICE_OF_HOSTS, "colon", "config", "transport", "ssh_config", "accept_new_host_keys", "ask_password",
-    "connect_timeout", "python", "setup", "venv", "conda",
-}  # fmt: skip
+# Which hosts, and not how they are read; with --transport srun, they are those of the job.
+CHOICE_OF_HOSTS = [name for name in name_all(HOSTS) if name != "colon"]
+_OF_TEST_DISTRIBUTED = {"config", *name_all((*HOSTS, *REACH, PYTHON, *ACTIVATION))}
 _MOST_SHOWN = 10_000  # characters of a value
-PYTHONS = (("python", "venv"), ("python", "conda"), ("venv", "conda"))  # each names the Python to run
-# The command line wins over launcher.toml, even if the two are different options.
-_RIVALS = (
-    ("hosts", "hostfile"), ("include", "exclude"), ("gpus", "nproc"), ("gpus", "cpu"), ("legacy", "no_python"),
-    *PYTHONS,
-)  # fmt: skip
-_UNSAID = {"gpus": "auto", "cpu": False, "legacy": False}
 _TYPED = "the command line"
 _NOTHING = "-"  # as a value of a list: drop what comes before it
-_ACTIONS = ("words", "dry_run", "check")  # what `run` does; -v shows with which values
 
 
-def settle_rivals(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without the defaults of launcher.toml that a typed option contradicts, and with its lists."""
+def settle(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without the defaults of launcher.toml that a typed option contradicts, and with its lists.
+
+    Raise UsageError for a typed option that has no effect without another one.
+    """
     settled = dict(options)
     context = click.get_current_context()
-    for option in context.command.params:
-        if option.name in ADDED and option.name in settled:
+    params = [param for param in context.command.params if isinstance(param, Option)]
+    for option in params:
+        if option.name in KEYS and option.multiple and option.name in settled:
             settled[option.name] = tuple(value for value, _ in _list_values(option, settled[option.name], context))
-    for pair in _RIVALS:
-        for name, rival in (pair, pair[::-1]):
-            is_default = context.get_parameter_source(rival) is ParameterSource.DEFAULT_MAP
-            if is_default and is_on_command_line(name):
-                settled[rival] = _UNSAID.get(rival)
+        for rival in option.rivals:
+            for name, other in ((option.name, rival), (rival, option.name)):
+                is_default = context.get_parameter_source(other) is ParameterSource.DEFAULT_MAP
+                if is_default and is_on_command_line(name):
+                    settled[other] = OPTIONS[other].unset
     transport = TRANSPORTS.get(settled.get("transport", ""))
     if transport is not None and transport.needs_allocation and is_on_command_line("transport"):
         for name in CHOICE_OF_HOSTS:
             if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 settled[name] = None
+    _refuse_alone(params, settled)
     return settled
+
+
+def _refuse_alone(options: Sequence[Option], settled: Mapping[str, Any]) -> None:
+    """Raise UsageError for a typed option without the one that it needs, which some commands don't have."""
+    for option in options:
+        if option.needs in settled and is_on_command_line(option.name):
+            needed = OPTIONS[option.needs]
+            if settled[option.needs] in (None, False):  # which is also 0
+                value = f" {needed.metavar}" if needed.metavar and not needed.metavar.startswith("[") else ""
+                fix = f"add {needed.flag}{value}, or omit {option.flag}"
+                raise UsageError(f"{option.flag} works only with {needed.flag}", fix)
 
 
 def _list_values(option: click.Parameter, given: Sequence[Any], context: click.Context) -> list[tuple[Any, str]]:
@@ -135,8 +141,8 @@ def retype(behind: Sequence[slice], context: click.Context) -> str:
 def name_source(option: str) -> str:
     """Return where a value comes from, for a message: `--hosts`, or `launcher.toml (hosts)`."""
     file = None if is_on_command_line(option) else find_source(option)
-    name = option.replace("_", "-")
-    return f"--{name}" if file is None else f"{file.source} ({name})"
+    flag = OPTIONS[option].flag
+    return flag if file is None else f"{file.source} ({flag[2:]})"
 
 
 def typed_options(left_out: Collection[str] = ()) -> list[str]:
@@ -152,10 +158,11 @@ def find_reach() -> list[str]:
 
     It takes everything from launcher.toml that `launch` does, except the hosts.
     """
-    values = {name: value for name, value in settle_rivals(click.get_current_context().params).items() if value}
+    values = {name: value for name, value in settle(click.get_current_context().params).items() if value}
     hosts = {name for name in (*CHOICE_OF_HOSTS, "colon") if name in values and is_chosen(name)}
     return _as_words(
-        values, lambda name: name in hosts or (name in _REACH & values.keys() and is_on_command_line(name))
+        values,
+        lambda name: name in hosts or (name in _OF_TEST_DISTRIBUTED & values.keys() and is_on_command_line(name)),
     )
 
 
@@ -196,16 +203,18 @@ def _hide_secret(option: str, value: str) -> str:
 def show_sources() -> None:
     """Print where the values of the command's options came from, except defaults of `launch` itself."""
     ctx = click.get_current_context()
-    options = {option.name: option for option in ctx.command.params}
-    for name in (name for name in ctx.params if name not in _ACTIONS):
+    for option in ctx.command.params:
+        if not isinstance(option, Option) or option.is_action:  # -v shows with which values that is done
+            continue
+        name = option.name
         file = find_source(name)
         place = _TYPED if is_on_command_line(name) else file.source if file is not None else None
         if place is None:
             continue
         value = _name_value(ctx.params[name])
-        found = [("..." if name == "notify" or is_secret(name, str(value)) else value, place)]
-        if name in ADDED:
-            values = _list_values(options[name], ctx.params[name], ctx)
+        found = [("..." if option.is_secret or is_secret(name, str(value)) else value, place)]
+        if name in KEYS and option.multiple:
+            values = _list_values(option, ctx.params[name], ctx)
             found = [(_hide_value(name, str(value)), source) for value, source in values] or [("none", place)]
         for value, source in found:
             line = f"launch: {name.replace('_', '-')} = {value} (from {source})"

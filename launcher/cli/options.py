@@ -1,28 +1,136 @@
-"""The click declarations of the options that several commands share; `option_groups.py` holds their values."""
+"""Every option that several commands or launcher.toml know, with all that is to be known of it, for click.
+
+A new option is a declaration here and its effect; help, launcher.toml, `-v` and errors follow from the declaration.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from launcher.cli.code_folder import CodeFolder
-from launcher.cli.defaults import use_defaults
-from launcher.cli.option_groups import SyncOptions, Timeouts
 from launcher.escapes import one_line
 from launcher.hosts.ranges import shown
-from launcher.job.job import OnHang
+from launcher.job.job import OnHang, Timeouts
 from launcher.transports.registry import TRANSPORTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# The headings of --help, in their order; an option without one is a general one.
+HEADINGS = (
+    "Hosts", "Code", "Processes", "Environment", "Network", "Stopping and restarts", "Checks", "Output", "Slurm",
+    "General",
+)  # fmt: skip
+HERE = "here"  # of --controller: this machine
 _WAIT = Timeouts()
 _SIZE_TEXT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT]?)B?")
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
+
+
+class Place(Enum):
+    """Where the path is that an option names; in a launcher.toml above the current directory, it is relative to it."""
+
+    HERE = "on the launch host"
+    HOSTS = "on the hosts, relative to --workdir"
+    SEARCHED = "the same, but a name without a slash is looked up there"
+
+
+class Option(click.Option):
+    """An option with what other parts of the command line must know of it.
+
+    heading: where --help shows it, in the order in which the command declares its options.
+    at_home, anywhere: why it may be in a launcher.toml: in one below the home directory, or in any file that was
+    found. One of them must be set for a key of that file. A clone of a stranger's repository is the user's own file
+    too; what is below the home directory is what they may be expected to have read.
+    is_mild: whether a value lets the file, which is in this directory, decide nothing, so that any file may set it.
+    rivals: options that it contradicts. The command line wins over launcher.toml, even if the two are different ones.
+    needs: the option without which it has no effect.
+    is_action: it changes what is done, not how; after the script it is refused.
+    is_rare: a script is unlikely to have an option of this name; after the script it is reported.
+    is_secret: its value is shown nowhere.
+    known_as: its names in torchrun, DeepSpeed, mpirun, pdsh and similar programs.
+    """
+
+    name: str
+
+    def __init__(
+        self, names: Sequence[str], *, heading: str = "General", at_home: str = "", anywhere: str = "",
+        is_mild: Callable[[Any, Path], bool] = lambda value, folder: False, place: Place | None = None,
+        rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
+        is_secret: bool = False, known_as: Sequence[str] = (), **attributes: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(names, **attributes)
+        self.heading = heading
+        self.at_home = at_home
+        self.anywhere = anywhere
+        self.is_mild = is_mild
+        self.place = place
+        self.rivals = rivals
+        self.needs = needs
+        self.is_action = is_action
+        self.is_rare = is_rare
+        self.is_secret = is_secret
+        self.known_as = known_as
+
+    @property
+    def flag(self) -> str:
+        """The option as it is typed, in its long form."""
+        return max(self.opts, key=len)
+
+    @property
+    def unset(self) -> Any:
+        """The value that it has if nobody sets it, for one that may have rivals."""
+        return False if self.is_flag else None
+
+    def but(self, **changes: Any) -> Option:
+        """Return the same option with another help text, or another attribute of click."""
+        twin = copy.copy(self)
+        for name, value in changes.items():
+            setattr(twin, name, value)
+        return twin
+
+
+def option(*names: str, **attributes: Any) -> Callable[[Function], Function]:
+    """Declare an option that only one command has."""
+    return click.option(*names, cls=Option, **attributes)
+
+
+class CodeFolder(click.types.StringParamType):
+    """The value of --sync: a directory, or nothing, which means the default one; a file may say true."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, bool) or value is None:
+            return "" if value else None
+        return os.path.expanduser(str(value))  # noqa: PTH111 - no error for an unknown user: there is no such directory
+
+
+def settle_folders(args: Sequence[str], options: Sequence[click.Option]) -> list[str]:
+    """Return the words with a directory as part of its option: `--sync lib` becomes `--sync=lib`.
+
+    A word that is no directory is the script, so `--sync train.py` becomes `--sync= train.py`.
+    """
+    flags = {flag: option for option in options for flag in option.opts}
+    settled = list(args)
+    index = 0
+    while index < len(settled) and settled[index].startswith("-") and settled[index] != "--":
+        option = flags.get(settled[index])
+        if option is not None and isinstance(option.type, CodeFolder):
+            folder = settled[index + 1 : index + 2]
+            has_folder = bool(folder) and Path(folder[0]).is_dir()
+            settled[index : index + 1 + has_folder] = [f"{settled[index]}={folder[0] if has_folder else ''}"]
+        elif option is not None and not option.is_flag:
+            index += 1
+        index += 1
+    return settled
 
 
 class _Duration(click.types.FloatParamType):
@@ -54,6 +162,18 @@ class _HangTimeout(_Duration):
         return named[value] if value in named else super().convert(value, param, ctx)
 
 
+class _Gpus(click.types.IntParamType):
+    """A number of GPUs, or `auto` (None)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value)
+        if text == "auto":
+            return None
+        if not text.isascii() or not text.isdigit() or int(text) < 1:
+            self.fail(f"must be auto or a number of at least 1, got {text!r}", param, ctx)
+        return int(text)
+
+
 class _File(click.Path):
     """A path that must not be empty: an unset shell variable gives an empty text, which pathlib reads as `.`."""
 
@@ -63,7 +183,7 @@ class _File(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _Size(click.types.IntParamType):
+class _Size(click.types.FloatParamType):
     """A size such as `500MB` or `2GB`, converted to bytes."""
 
     name = "size"
@@ -92,186 +212,358 @@ def _check_note(ctx: click.Context, param: click.Parameter, note: str | None) ->
     return note
 
 
-_HOSTS = (
-    click.option("--hosts", metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c."),
-    click.option("--hostfile", metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line."),
-    click.option(
-        "--colon", type=click.Choice(["slots", "port"]), help="Read host:8 as slots or SSH port.  [default: error]"
+def _is_inside(value: Any, folder: Path) -> bool:
+    return (folder / str(value)).resolve().is_relative_to(folder.resolve())  # a clone may have symlinks
+
+
+# A host proves itself by its key, and admits the user alone. So a login name, which may be another user's who lets this
+# one in, and addr=, which is as --master-addr, need a file below home (host_choice.py).
+_KNOWN = "a known key, and the user's own login"
+_AMONG = "it chooses among the named hosts"
+_PLAN = "a number or a switch of the plan"
+_WHEN = "how long, and how often"
+_SHOWN = "what is looked at and shown"
+_QUOTED = "one quoted word of an #SBATCH line"
+_ITS_PYTHON = "its Python runs"
+
+HOSTS = (
+    Option(
+        ["--hosts"], metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
+        heading="Hosts", anywhere=_KNOWN, rivals=["hostfile"], known_as=["host", "H", "w"],
     ),
-    click.option("--include", metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b."),
-    click.option("--exclude", metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b."),
-    click.option(
-        "--num-nodes", metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]"
+    Option(
+        ["--hostfile"], metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.",
+        heading="Hosts", anywhere=_KNOWN, place=Place.HERE, known_as=["machinefile"],
     ),
-)
-_REACH = (
-    click.option(
-        "--transport", metavar="NAME", type=click.Choice(list(TRANSPORTS)),
+    Option(
+        ["--colon"], type=click.Choice(["slots", "port"]), help="Read host:8 as slots or SSH port.  [default: error]",
+        heading="Hosts", anywhere=_PLAN, is_rare=True,
+    ),
+    Option(
+        ["--include"], metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.",
+        heading="Hosts", anywhere=_AMONG, rivals=["exclude"],
+    ),
+    Option(
+        ["--exclude"], metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.",
+        heading="Hosts", anywhere=_AMONG,
+    ),
+    Option(
+        ["--num-nodes"], metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]",
+        heading="Hosts", anywhere=_AMONG, known_as=["nnodes"],
+    ),
+)  # fmt: skip
+SSH_CONFIG = Option(
+    ["--ssh-config"], metavar="FILE", type=FILE, help="SSH client configuration.  [default: ~/.ssh/config]",
+    heading="Hosts", at_home="ProxyCommand runs; UserKnownHostsFile decides which hosts are known", place=Place.HERE,
+    is_rare=True,
+)  # fmt: skip
+# What has no effect on a transport without SSH.
+SSH = (
+    SSH_CONFIG,
+    Option(
+        ["--accept-new-host-keys"], is_flag=True, help="Accept and record the keys of unknown hosts.",
+        heading="Hosts", at_home="any host is then trusted", is_rare=True,
+    ),
+    Option(
+        ["--ask-password"], is_flag=True, help="Ask once for the password of hosts without a key.",
+        heading="Hosts", at_home="the hosts get the password that is typed", is_rare=True,
+    ),
+)  # fmt: skip
+REACH = (
+    Option(
+        ["--transport"], metavar="NAME", type=click.Choice(list(TRANSPORTS)),
         help="Reach the hosts with fabric, ssh, pdsh or srun.  [default: fabric; in a Slurm job, srun]",
+        heading="Hosts", at_home="some show variables in command lines", is_rare=True,
     ),
-    click.option(
-        "--ssh-config", metavar="FILE", type=FILE, help="SSH client configuration.  [default: ~/.ssh/config]"
-    ),
-    click.option("--accept-new-host-keys", is_flag=True, help="Accept and record the keys of unknown hosts."),
-    click.option("--ask-password", is_flag=True, help="Ask once for the password of hosts without a key."),
-    click.option(
-        "--connect-timeout", metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s,
+    *SSH,
+    Option(
+        ["--connect-timeout"], metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s,
         help="Maximum time to reach a host; if given, also wait for it to boot."
         f"  [default: {_WAIT.connect_timeout_s:g}s]",
+        heading="Hosts", anywhere=_WHEN, is_rare=True,
     ),
 )  # fmt: skip
-_SIZE = (
-    click.option(
-        "--gpus", metavar="N|auto", default="auto", show_default=True, help="GPUs per host, one process each."
-    ),
-    click.option(
-        "--nproc",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Processes per host.  [default: one per GPU]",
-    ),
-    click.option("--cpu", is_flag=True, help="Train on CPUs with gloo; set --nproc as well."),
-)
-_PROGRAM = (
-    click.option("-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does."),
-    click.option("--no-python", is_flag=True, help="Run SCRIPT as a command; the hosts need no torch."),
-    click.option(
-        "--legacy", is_flag=True,
-        help="Start the ranks without torchrun, for torch before 2.0.",
-    ),
-    click.option("--workdir", metavar="DIR", help="Directory on the hosts, relative to this one.  [default: .]"),
-    click.option("--python", metavar="PATH", help="Python on the hosts.  [default: the first with torch]"),
-    click.option(
-        "--env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours."
-    ),
-    click.option(
-        "--env-file", metavar="FILE", multiple=True, type=FILE,
-        help="Set the variables of a dotenv file for the ranks.",
-    ),
-    click.option(
-        "--master-port", metavar="PORT", type=click.IntRange(1, 65535),
-        help="Port of node 0.  [default: a free port]",
-    ),
-    click.option(
-        "--rdzv-timeout", metavar="T", type=_Duration(1), default=120,
-        help="Maximum time for all hosts to join.  [default: 120s]",
-    ),
-)  # fmt: skip
-_ACTIVATION = (
-    click.option("--setup", metavar="CMD", help="Run CMD in bash on each host and use its environment."),
-    click.option("--venv", metavar="DIR", help="Use this virtual environment on the hosts."),
-    click.option("--conda", metavar="ENV", help="Use this conda environment, by name or path."),
-)
-_CHECKS = (click.option("--no-check", is_flag=True, help="Skip every check that the plan doesn't need."),)
-_LIFE = (
-    click.option(
-        "--silence", metavar="T", type=_Duration(0.5), default=_WAIT.silence_s,
-        help=f"Maximum time without a heartbeat.  [default: {_WAIT.silence_s:g}s]",
-    ),
-    click.option(
-        "--stop-timeout", metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
-        help=f"Time between SIGTERM and SIGKILL.  [default: {_WAIT.stop_timeout_s:g}s]",
-    ),
-)  # fmt: skip
-_HANGS = (
-    click.option(
-        "--stacks/--no-stacks", default=True, show_default=True,
-        help="Let Ctrl-\\ show Python stacks through faulthandler if py-spy is missing or not permitted.",
-    ),
-    click.option(
-        "--hang-timeout", metavar="T|auto|off", type=_HangTimeout(0.1), default="auto", show_default=True,
-        help="Treat a run in which no rank prints for T as hung.",
-    ),
-    click.option(
-        "--on-hang", type=click.Choice([each.value for each in OnHang]),
-        help="Show the stacks, and also end or restart the run.  [default: tell for auto, else restart]",
-    ),
-)  # fmt: skip
-_RESTARTS = (
-    click.option(
-        "--restarts", metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
-        help="Start a failed run again, up to N times without progress.",
-    ),
-    click.option(
-        "--progress-dir", metavar="DIR",
-        help="Count new files in DIR as progress, where the script saves.  [default: 10 min of output]",
-    ),
-)  # fmt: skip
-_SPARES = (
-    click.option(
-        "--spares", metavar="K", type=click.IntRange(min=0),
-        help="Keep the last K hosts for those that fail.  [default: hosts marked spare]",
-    ),
-    click.option(
-        "--min-nodes", metavar="M", type=click.IntRange(min=1),
-        help="Without a spare, continue on M hosts or more.  [default: all]",
-    ),
-)  # fmt: skip
-_LINKS = (
-    click.option(
-        "--sync-limit", metavar="SIZE", type=_Size(), default=SyncOptions().sync_limit,
+LINKS = (
+    Option(
+        ["--sync-limit"], metavar="SIZE", type=_Size(), default="100MB",
         help="Send up to SIZE, such as 500MB.  [default: 100MB]",
+        heading="Code", anywhere="a number", needs="sync", is_rare=True,
     ),
-    click.option("--sync-secrets", is_flag=True, help="Send also .env and private keys that git doesn't track."),
-    click.option(
-        "--link", metavar="NAME=PATH", multiple=True, help="Link NAME in the code to a directory of the hosts."
+    Option(
+        ["--sync-secrets"], is_flag=True, help="Send also .env and private keys that git doesn't track.",
+        heading="Code", needs="sync", is_rare=True,
+    ),
+    Option(
+        ["--link"], metavar="NAME=PATH", multiple=True, help="Link NAME in the code to a directory of the hosts.",
+        heading="Code", at_home="what the script reads and writes under a name in the code", needs="sync",
     ),
 )  # fmt: skip
-_SYNC = (
-    click.option(
-        "--sync", metavar="[DIR]", type=CodeFolder(),
+SYNC = (
+    Option(
+        ["--sync"], metavar="[DIR]", type=CodeFolder(),
         help="Send the code in DIR and run it there.  [default DIR: the repository]",
+        heading="Code", at_home="all hosts get that directory, and run it", place=Place.HERE, is_rare=True,
+        is_mild=lambda value, folder: value is True,  # it is where the command is typed
     ),
-    click.option("--no-sync", is_flag=True, help="Run what is on the hosts, whatever launcher.toml says."),
-    *_LINKS,
+    Option(
+        ["--no-sync"], is_flag=True, help="Run what is on the hosts, whatever launcher.toml says.",
+        heading="Code", rivals=["sync"], is_rare=True,
+    ),
+    *LINKS,
 )  # fmt: skip
-_DETACHMENT = (
-    click.option("--detach", is_flag=True, help="Let the run continue without this terminal, once all its ranks run."),
-    click.option("--notify", metavar="CMD", help="Run CMD in a shell when the run ends or is started again."),
-)
-_OUTPUT = (
-    click.option("-q", "--quiet", is_flag=True, help="Hide the ranks' output; it is still in the logs."),
-    click.option("--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]"),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout."),
-    click.option(
-        "--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
+CPU = Option(
+    ["--cpu"], is_flag=True, help="Train on CPUs with gloo; set --nproc as well.", heading="Processes", anywhere=_PLAN,
+)  # fmt: skip
+WORKDIR = Option(
+    ["--workdir"], metavar="DIR", help="Directory on the hosts, relative to this one.  [default: .]",
+    heading="Processes", at_home="the script, and every module that it imports, is taken from there", place=Place.HERE,
+    known_as=["chdir", "cwd"],
+)  # fmt: skip
+PYTHON = Option(
+    ["--python"], metavar="PATH", help="Python on the hosts.  [default: the first with torch]",
+    heading="Environment", at_home="it runs", place=Place.SEARCHED, rivals=["venv", "conda"],
+)  # fmt: skip
+HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
+# The environment that a node enters before it looks for a Python.
+ACTIVATION = (
+    Option(
+        ["--venv"], metavar="DIR", help="Use this virtual environment on the hosts.",
+        heading="Environment", at_home=_ITS_PYTHON, place=Place.HOSTS, rivals=["conda"], is_rare=True,
+    ),
+    Option(
+        ["--conda"], metavar="ENV", help="Use this conda environment, by name or path.",
+        heading="Environment", at_home=_ITS_PYTHON, place=Place.SEARCHED, is_rare=True,
+    ),
+    Option(
+        ["--setup"], metavar="CMD", help="Run CMD in bash on each host and use its environment.",
+        heading="Environment", at_home="it runs",
+    ),
+)  # fmt: skip
+ENV = Option(
+    ["--env"], metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours.",
+    heading="Environment",
+    at_home="LD_PRELOAD and PYTHONPATH run what they name; a bare name sends the user's own value to all hosts",
+)  # fmt: skip
+MASTER_ADDR = Option(
+    ["--master-addr"], metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]",
+    heading="Network", at_home="all ranks connect there and load what they are sent",
+)  # fmt: skip
+# How long both sides wait; --connect-timeout is with the options that reach the hosts.
+LIFE = (
+    Option(
+        ["--silence"], metavar="T", type=_Duration(0.5), default=_WAIT.silence_s,
+        help=f"Maximum time without a heartbeat.  [default: {_WAIT.silence_s:g}s]",
+        heading="Network", anywhere=_WHEN, is_rare=True,
+    ),
+    Option(
+        ["--stop-timeout"], metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
+        help=f"Time between SIGTERM and SIGKILL.  [default: {_WAIT.stop_timeout_s:g}s]",
+        heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
+    ),
+)  # fmt: skip
+JOB = (
+    Option(
+        ["--gpus"], metavar="N|auto", type=_Gpus(), default="auto", show_default=True,
+        help="GPUs per host, one process each.",
+        heading="Processes", anywhere=_PLAN, rivals=["nproc", "cpu"], known_as=["nproc-per-node", "num-gpus"],
+    ),
+    Option(
+        ["--nproc"], metavar="N", type=click.IntRange(min=1), help="Processes per host.  [default: one per GPU]",
+        heading="Processes", anywhere=_PLAN, is_rare=True,
+    ),
+    CPU,
+    Option(
+        ["-m", "--module", "is_module"], is_flag=True, help="Run SCRIPT as a module, as python -m does.",
+        heading="Processes",
+    ),
+    Option(
+        ["--no-python"], is_flag=True, help="Run SCRIPT as a command; the hosts need no torch.",
+        heading="Processes", is_rare=True,
+    ),
+    Option(
+        ["--legacy"], is_flag=True, help="Start the ranks without torchrun, for torch before 2.0.",
+        heading="Processes", anywhere=_PLAN, rivals=["no_python"],
+    ),
+    WORKDIR,
+    PYTHON,
+    *ACTIVATION,
+    ENV,
+    Option(
+        ["--env-file"], metavar="FILE", multiple=True, type=FILE,
+        help="Set the variables of a dotenv file for the ranks.",
+        heading="Environment", at_home="as env; and it may name any file of the user's", place=Place.HERE, is_rare=True,
+    ),
+    Option(
+        ["--master-port"], metavar="PORT", type=click.IntRange(1, 65535),
+        help="Port of node 0.  [default: a free port]",
+        heading="Network", anywhere=_PLAN,
+    ),
+    Option(
+        ["--rdzv-timeout"], metavar="T", type=_Duration(1), default=120,
+        help="Maximum time for all hosts to join.  [default: 120s]",
+        heading="Network", anywhere=_WHEN, is_rare=True,
+    ),
+    *LIFE,
+)  # fmt: skip
+HANGS = (
+    Option(
+        ["--hang-timeout"], metavar="T|auto|off", type=_HangTimeout(0.1), default="auto", show_default=True,
+        help="Treat a run in which no rank prints for T as hung.",
+        heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
+    ),
+    Option(
+        ["--on-hang"], type=click.Choice([each.value for each in OnHang]),
+        help="Show the stacks, and also end or restart the run.  [default: tell for auto, else restart]",
+        heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
+    ),
+    Option(
+        ["--stacks/--no-stacks"], default=True, show_default=True,
+        help="Let Ctrl-\\ show Python stacks through faulthandler if py-spy is missing or not permitted.",
+        heading="Stopping and restarts", anywhere=_SHOWN, is_rare=True,
+    ),
+)  # fmt: skip
+RESTARTS = (
+    Option(
+        ["--restarts"], metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
+        help="Start a failed run again, up to N times without progress.",
+        heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
+    ),
+    Option(
+        ["--progress-dir"], metavar="DIR",
+        help="Count new files in DIR as progress, where the script saves.  [default: 10 min of output]",
+        heading="Stopping and restarts", anywhere="the hosts look for newer files in it, and read none",
+        needs="restarts", is_rare=True,
+    ),
+)  # fmt: skip
+SPARES = (
+    Option(
+        ["--spares"], metavar="K", type=click.IntRange(min=0),
+        help="Keep the last K hosts for those that fail.  [default: hosts marked spare]",
+        heading="Stopping and restarts", anywhere=_AMONG, needs="restarts", is_rare=True,
+    ),
+    Option(
+        ["--min-nodes"], metavar="M", type=click.IntRange(min=1),
+        help="Without a spare, continue on M hosts or more.  [default: all]",
+        heading="Stopping and restarts", anywhere=_AMONG, needs="restarts", is_rare=True,
+    ),
+)  # fmt: skip
+DRY_RUN = Option(
+    ["--dry-run"], is_flag=True, help="Print the command and start nothing.", heading="Checks", is_action=True,
+)  # fmt: skip
+CHECK = Option(
+    ["--check"], is_flag=True, help="With --dry-run, query the hosts and print exact commands.",
+    heading="Checks", is_action=True,
+)  # fmt: skip
+NO_CHECK = Option(
+    ["--no-check"], is_flag=True, help="Skip every check that the plan doesn't need.",
+    heading="Checks", anywhere=_SHOWN, is_rare=True,
+)  # fmt: skip
+AS_JSON = Option(
+    ["--json", "as_json"], is_flag=True, help="Print one JSON object per line to stdout.", heading="Output",
+)  # fmt: skip
+VERBOSE = Option(
+    ["-v", "--verbose"], is_flag=True, help="Show each host's command, and where values come from.", heading="Output",
+)  # fmt: skip
+OUTPUT = (
+    Option(
+        ["-q", "--quiet"], is_flag=True, help="Hide the ranks' output; it is still in the logs.",
+        heading="Output", anywhere=_SHOWN,
+    ),
+    Option(
+        ["--ranks"], metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]",
+        heading="Output", anywhere=_SHOWN,
+    ),
+    AS_JSON,
+    Option(
+        ["--log-dir"], metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
         help="Directory for the logs.",
+        heading="Output", at_home="its owner could replace logs with symlinks to the user's files", place=Place.HERE,
+        is_mild=_is_inside,
     ),
-    click.option(
-        "--name", metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json."
+    Option(
+        ["--name"], metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json.",
+        heading="Output",
     ),
-    click.option("--note", metavar="TEXT", callback=_check_note, help="Write a one-line note to run.json."),
-    click.option("-v", "--verbose", is_flag=True, help="Show each host's command, and where values come from."),
+    Option(
+        ["--note"], metavar="TEXT", callback=_check_note, help="Write a one-line note to run.json.", heading="Output",
+    ),
+    VERBOSE,
 )  # fmt: skip
-
-
-def _group(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    def decorate(function: Function) -> Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-config_option = click.option(
-    "--config", metavar="FILE", type=FILE, is_eager=True, callback=use_defaults,
-    help="Read defaults from FILE instead of launcher.toml.",
+DETACH = Option(
+    ["--detach"], is_flag=True, help="Let the run continue without this terminal, once all its ranks run.",
+    heading="Output", is_rare=True,
+    anywhere="it runs nothing; a controller that follows from a file's hosts needs one below home (host_choice.py)",
 )  # fmt: skip
-host_options = _group(*_HOSTS)
-reach_options = _group(*_REACH)
-job_options = _group(*_SIZE, *_PROGRAM, *_ACTIVATION, *_LIFE)
-hang_options = _group(*_HANGS)
-restart_options = _group(*_RESTARTS)
-spare_options = _group(*_SPARES)
-sync_options = _group(*_SYNC)
-link_options = _group(*_LINKS)
-activation_options = _group(*_ACTIVATION)
-check_options = _group(*_CHECKS)
-life_options = _group(*_LIFE)
-output_options = _group(*_OUTPUT)
-detach_options = _group(*_DETACHMENT)
-controller_option = click.option(
-    "--controller", metavar="HOST|here",
+CONTROLLER = Option(
+    ["--controller"], metavar="HOST|here",
     help="With --detach, let HOST control the run, or this machine.  [default: the last spare, or node 0]",
+    heading="Output", at_home="it gets all secrets of the run, the terminal, and the agents of all hosts",
+    is_mild=lambda value, folder: value == HERE, needs="detach", is_rare=True,
 )  # fmt: skip
+NOTIFY = Option(
+    ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends or is started again.",
+    heading="Output", at_home="it runs", is_secret=True, is_rare=True,
+)  # fmt: skip
+BATCH = (
+    Option(
+        ["--nodes"], metavar="N", type=int, default=1, show_default=True, help="Number of nodes.",
+        heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(
+        ["--time"], metavar="TIME", help="Time limit: minutes, H:M:S or D-H.  [default: Slurm's]",
+        heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(
+        ["--partition"], metavar="NAME", help="Partition to run in.  [default: Slurm's]",
+        heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(
+        ["--mem"], metavar="SIZE", help="Memory per node: 64G; 0 is all.  [default: Slurm's]",
+        heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(
+        ["--cpus-per-task"], metavar="N", type=int, help="CPUs per node, shared by its ranks.  [default: Slurm's]",
+        heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(
+        ["--account"], metavar="NAME", help="Account to charge.  [default: Slurm's]",
+        heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(
+        ["--qos"], metavar="NAME", help="Quality of service.  [default: Slurm's]", heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(
+        ["--constraint"], metavar="LIST", help="Features that the nodes must have.",
+        heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(["--job-name"], metavar="NAME", help="Name of the job.  [default: the script's name]", heading="Slurm"),
+    Option(
+        ["--directive"], metavar="OPTION", multiple=True, help="Add an #SBATCH line, as in --directive=--exclusive.",
+        heading="Slurm",
+    ),
+    Option(
+        ["--requeue"], is_flag=True, help="Requeue the job at its time limit or if a node fails.",
+        heading="Slurm", anywhere=_QUOTED,
+    ),
+    Option(
+        ["--output"], metavar="FILE", type=FILE, help="Write the script to FILE.  [default: stdout]", heading="Slurm",
+    ),
+    Option(["--submit"], is_flag=True, help="Submit the script and print how to watch the job.", heading="Slurm"),
+)  # fmt: skip
+WORDS = click.Argument(["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+# In launcher.toml, the words of a command that has none.
+SCRIPT = Option(["--script"], at_home="it runs")
+
+OPTIONS = {
+    option.name: option
+    for option in (
+        SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK, *OUTPUT,
+        DETACH, CONTROLLER, NOTIFY, *BATCH,
+    )
+}  # fmt: skip
+KEYS = {name: option for name, option in OPTIONS.items() if option.at_home or option.anywhere}  # of launcher.toml
+
+
+def name_all(options: Sequence[Option]) -> list[str]:
+    """Return the names of the options, as click and launcher.toml know them."""
+    return [option.name for option in options]

@@ -34,7 +34,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 from launcher.job.tree import Tree
 from launcher.output.console import dated
-from launcher.output.view import look_here
+from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
 from launcher.runs.run_request import Opener, RunOptions
@@ -67,7 +67,7 @@ def run_planted(
         {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
         output.notify, controller.name,
     )  # fmt: skip
-    planting = Planting(controller, request, transport, loader_pythons(job.python), look_here(os.environ))
+    planting = Planting(controller, request, transport, loader_pythons(job.python), find_streams(os.environ))
     try:
         run_id = _gather(planting, everyone, output)
         way = Way(
@@ -200,7 +200,7 @@ def _leave(
 
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     try:
-        launcher.ask(requests.Look(run_id), look_here(os.environ))
+        launcher.ask(requests.Look(run_id), find_streams(os.environ))
         found = json.loads(launcher.read_output() or b"{}")
     except ValueError:
         found = None
@@ -212,7 +212,7 @@ def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
 def _end(run_id: str, connect: Callable[[], RemoteLauncher]) -> None:
     """End a run that would fail sooner or later, if it has not ended yet: it did not prove itself."""
     with contextlib.suppress(TransportError), contextlib.closing(connect()) as launcher:
-        launcher.ask(requests.End(run_id, is_now=True), look_here(os.environ))
+        launcher.ask(requests.End(run_id, is_now=True), find_streams(os.environ))
         for _ in launcher.pieces():
             pass  # what is said about it follows
 

@@ -12,7 +12,7 @@ import click
 
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.options import FILE
+from launcher.cli.options import FILE, option
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 
@@ -25,11 +25,29 @@ _LEAST_COLUMNS = 10  # for the last line
 
 
 @click.command("ps", cls=Command)
-@click.option("-a", "--all", "all_runs", is_flag=True, help="List all runs, also those that ended long ago.")
-@click.option("--hosts", metavar="LIST", help="List the runs that these hosts control, wherever they were started.")
-@click.option("--ssh-config", metavar="FILE", type=FILE, help="With --hosts, read FILE instead of ~/.ssh/config.")
-@click.option("--forget", metavar="RUN", help="List RUN no more, which has ended, or whose host knows nothing of it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.", heading="Output")
+@option(
+    "-a", "--all", "all_runs", is_flag=True, help="List all runs, also those that ended long ago.", heading="Output"
+)
+@option(
+    "--hosts",
+    metavar="LIST",
+    help="List the runs that these hosts control, wherever they were started.",
+    heading="Hosts",
+)
+@option(
+    "--ssh-config",
+    metavar="FILE",
+    type=FILE,
+    help="With --hosts, read FILE instead of ~/.ssh/config.",
+    heading="Hosts",
+)
+@option(
+    "--forget",
+    metavar="RUN",
+    help="List RUN no more, which has ended, or whose host knows nothing of it.",
+    heading="Hosts",
+)
 @gather
 def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forget: str | None, as_json: bool) -> int:
     """List the runs that were started on this machine, the newest first.

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import (
@@ -21,18 +22,22 @@ from launcher.cli.option_groups import (
 )
 from launcher.cli.option_sources import show_sources
 from launcher.cli.options import (
-    check_options,
-    config_option,
-    controller_option,
-    detach_options,
-    hang_options,
-    host_options,
-    job_options,
-    output_options,
-    reach_options,
-    restart_options,
-    spare_options,
-    sync_options,
+    CHECK,
+    CONTROLLER,
+    DETACH,
+    DRY_RUN,
+    HANGS,
+    HOSTS,
+    JOB,
+    MASTER_ADDR,
+    NO_CHECK,
+    NOTIFY,
+    OUTPUT,
+    REACH,
+    RESTARTS,
+    SPARES,
+    SYNC,
+    WORDS,
 )
 from launcher.cli.selection import choose_controller, choose_opener, choose_way, read_lineup, refuse_spares
 from launcher.cli.state_directory import open_incident_log
@@ -42,23 +47,11 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 
 
-@click.command("run", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@host_options
-@job_options
-@click.option("--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]")
-@reach_options
-@hang_options
-@sync_options
-@restart_options
-@spare_options
-@check_options
-@output_options
-@detach_options
-@controller_option
-@click.option("--dry-run", is_flag=True, help="Print each host's command; contact no host.")
-@click.option("--check", is_flag=True, help="With --dry-run, query the hosts and print exact commands.")
-@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES,
+    DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *OUTPUT, DETACH, CONTROLLER,
+    NOTIFY, WORDS,
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool, restarts: RestartOptions,
@@ -117,7 +110,7 @@ def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share:
         click.echo(json.dumps(event, default=str))
         return 0
     if job.tree is not None:
-        from launcher.sync.words import plan_line
+        from launcher.sync.code_messages import plan_line
 
         click.echo(f"# {plan_line(job.tree)}")
     for line in plan_lines(plan):

@@ -14,7 +14,7 @@ import click
 
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.options import FILE
+from launcher.cli.options import FILE, option
 from launcher.cli.run_rows import prepare, read_rows, read_runs, read_ways
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
 from launcher.hosts.ranges import shown
@@ -27,19 +27,26 @@ if TYPE_CHECKING:
     from launcher.controller.requests import Request
 
 _OPTIONS = (
-    click.option(
-        "--controller", metavar="HOST", help="The host that controls the run.  [default: as launch ps shows it]"
+    option(
+        "--controller",
+        metavar="HOST",
+        help="The host that controls the run.  [default: as launch ps shows it]",
+        heading="Output",
     ),
-    click.option(
-        "--ssh-config", metavar="FILE", type=FILE, help="With --controller, read FILE instead of ~/.ssh/config."
+    option(
+        "--ssh-config",
+        metavar="FILE",
+        type=FILE,
+        help="With --controller, read FILE instead of ~/.ssh/config.",
+        heading="Hosts",
     ),
 )
 
 
 def controller_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that name where a run is controlled."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for add in reversed(_OPTIONS):
+        command = add(command)
     return command
 
 
@@ -80,14 +87,14 @@ def _read_all() -> list[PlantedRun | ListedRun]:
 def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
     """Return the run on the host that the user names."""
     from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     assert place.controller is not None  # the caller looked
     ways = read_ways(place.controller, "--controller", place.ssh_config)
     if len(ways) != 1:
         raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
     with asking(ways[0]) as launcher:
-        launcher.ask(requests.Find(word), look_here(os.environ))
+        launcher.ask(requests.Find(word), find_streams(os.environ))
         found = launcher.read_output().decode("utf-8", "replace").strip()
     if launcher.exit_code:
         raise click.exceptions.Exit(launcher.exit_code)  # it has said why
@@ -99,10 +106,10 @@ def _find_there(word: str | None, place: RunPlace) -> RemoteRun:
 def ask(run: RemoteRun, request: Request) -> int:
     """Carry out a request about a run where it is controlled, with its output here; return its exit code."""
     from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     with asking(run.way) as launcher:
-        launcher.ask(request, look_here(os.environ))
+        launcher.ask(request, find_streams(os.environ))
         code = launcher.copy_output(is_of_a_run=isinstance(request, (requests.Attach, requests.Logs))) or 0
     if launcher.is_unknown:
         error, row = describe_unknown(run, time.time()), run.known.row if run.known is not None else None
@@ -159,12 +166,12 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
     """Copy the logs of a run below `log_dir`; return the exit code. is_chosen: the user has named the directory."""
     from launcher.controller import requests
     from launcher.controller.fetching import take_logs
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
 
     if not is_chosen:
         refuse_strange_folder(log_dir)
     with asking(found.way) as launcher:
-        launcher.ask(requests.Fetch(found.id), look_here(os.environ))
+        launcher.ask(requests.Fetch(found.id), find_streams(os.environ))
         folder, said = take_logs(launcher, found.way, found.id, log_dir)
     if launcher.is_unknown:
         raise describe_unknown(found, time.time())

@@ -124,13 +124,13 @@ def _asker(way: Way, answers: SimpleQueue[tuple[Way, _Answer | HostFailure]]) ->
 def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> _Answer | HostFailure:
     """Return what a host answers, or why it doesn't: whoever waits must get something."""
     from launcher.controller import requests
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
     from launcher.transports.base import TransportError
 
     try:
         launcher = connect()
         try:
-            launcher.ask(requests.List(), look_here(os.environ))
+            launcher.ask(requests.List(), find_streams(os.environ))
             return read_answer(launcher.read_output())
         finally:
             launcher.close()

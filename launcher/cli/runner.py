@@ -17,7 +17,7 @@ from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.option_groups import OutputOptions, RestartOptions
-from launcher.cli.option_sources import is_chosen, is_on_command_line, typed_options
+from launcher.cli.option_sources import is_chosen, typed_options
 from launcher.cli.run_origin import describe_origin, name_program
 from launcher.cli.state_directory import open_run_list
 from launcher.errors import UsageError
@@ -26,8 +26,8 @@ from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.console import Console
+from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import create_record
-from launcher.output.view import look_here
 from launcher.runs.code_version import keep_code_version
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
@@ -85,8 +85,6 @@ def read_run_options(
     output: OutputOptions, *, with_checks: bool = True, restarts: RestartOptions | None = None
 ) -> RunOptions:
     """Return the options of a run, as far as these options determine them."""
-    if restarts is not None and not restarts.restarts and is_on_command_line("progress_dir"):
-        raise UsageError("--progress-dir works only with --restarts", "add --restarts N, or leave it out")
     restarts = restarts or RestartOptions()
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
@@ -121,8 +119,8 @@ def trainer_command(job: Job) -> dict[str, str]:
 
 def make_console(hosts: Sequence[Host], output: OutputOptions) -> Console:
     """Return the console that the output options describe."""
-    view = look_here(os.environ)
-    return Console(hosts, view, is_quiet=output.quiet, as_json=output.as_json, ranks=read_ranks(output.ranks))
+    streams = find_streams(os.environ)
+    return Console(hosts, streams, is_quiet=output.quiet, as_json=output.as_json, ranks=read_ranks(output.ranks))
 
 
 def read_ranks(text: str | None) -> frozenset[int] | None:

@@ -12,22 +12,13 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from launcher.cli.defaults import current_directory
+from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, gather
 from launcher.cli.option_sources import is_chosen, missing, typed_options
-from launcher.cli.options import (
-    FILE,
-    check_options,
-    config_option,
-    hang_options,
-    job_options,
-    output_options,
-    restart_options,
-    spare_options,
-)
+from launcher.cli.options import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS
 from launcher.cli.trailing_options import needs_parting
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
@@ -56,30 +47,9 @@ class BatchOptions:
     submit: bool
 
 
-@click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@click.option("--nodes", metavar="N", type=int, default=1, show_default=True, help="Number of nodes.")
-@click.option("--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.  [default: Slurm's]")
-@click.option("--partition", metavar="NAME", help="Partition to run in.  [default: Slurm's]")
-@click.option("--mem", metavar="SIZE", help="Memory per node: 64G; 0 is all.  [default: Slurm's]")
-@click.option("--cpus-per-task", metavar="N", type=int, help="CPUs per node, shared by its ranks.  [default: Slurm's]")
-@click.option("--account", metavar="NAME", help="Account to charge.  [default: Slurm's]")
-@click.option("--qos", metavar="NAME", help="Quality of service.  [default: Slurm's]")
-@click.option("--constraint", metavar="LIST", help="Features that the nodes must have.")
-@click.option("--job-name", metavar="NAME", help="Name of the job.  [default: the script's name]")
-@click.option(
-    "--directive", metavar="OPTION", multiple=True, help="Add an #SBATCH line, as in --directive=--exclusive."
-)
-@click.option("--requeue", is_flag=True, help="Requeue the job at its time limit or if a node fails.")
-@click.option("--output", metavar="FILE", type=FILE, help="Write the script to FILE.  [default: stdout]")
-@click.option("--submit", is_flag=True, help="Submit the script and print how to watch the job.")
-@job_options
-@hang_options
-@restart_options
-@spare_options
-@check_options
-@output_options
-@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *BATCH, *JOB, *HANGS, *RESTARTS, *SPARES, NO_CHECK, *OUTPUT, WORDS,
+])  # fmt: skip
 @gather
 def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOptions, request: JobRequest) -> int:
     """Print a Slurm batch script that runs SCRIPT on every node of the job.

@@ -15,13 +15,13 @@ from launcher.cli.defaults import refuse_untrusted
 from launcher.cli.error_lines import tell
 from launcher.cli.option_groups import HostChoice, OutputOptions, RestartOptions, TransportOptions
 from launcher.cli.option_sources import (
-    CHOICE_OF_HOSTS,
     find_untrusted,
     is_chosen,
     is_on_command_line,
     missing,
     name_source,
 )
+from launcher.cli.options import HERE, HOSTS, REACH, SSH
 from launcher.cli.prompts import ask_secrets
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from launcher.runs.run_request import Opener
     from launcher.transports.base import Transport
 
-HERE = "here"  # of --controller: this machine
 _NAME_HOSTS = ("hosts", "hostfile")
 
 
@@ -106,10 +105,6 @@ def read_lineup(
 def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], restarts: RestartOptions) -> None:
     """Raise UsageError for spares and other options of restarts that can have no effect; say which are not used."""
     if not restarts.restarts:
-        for name in ("spares", "min_nodes"):
-            if is_on_command_line(name):
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} works only with --restarts", f"add --restarts N, or omit {option}")
         if spares:
             names = fold_names(host.name for host in spares)
             tell(f"launch: {names}: marked spare, and used only with --restarts")
@@ -147,11 +142,9 @@ def choose_controller(
 
     Raise UsageError if this way to the hosts needs this machine.
     """
-    if not output.detach:
-        if is_on_command_line("controller"):
-            raise UsageError("--controller works only with --detach", "add --detach, or omit it")
-        return None
-    if output.controller == HERE or "SLURM_JOB_ID" in os.environ:  # there, nothing outlives the job
+    if (
+        not output.detach or output.controller == HERE or "SLURM_JOB_ID" in os.environ
+    ):  # there, nothing outlives the job
         return None
     if chosen.shows_variables:
         text = f"--transport {chosen.name}: the controller's secrets would appear in command lines on the hosts"
@@ -217,9 +210,9 @@ def refuse_ranks_here() -> None:
 
 def _refuse_ssh(transport: TransportEntry, hosts: Sequence[Host]) -> None:
     """Raise UsageError for options that only SSH uses; launcher.toml may set them for runs outside a Slurm job."""
-    for name in ("ask_password", "ssh_config", "accept_new_host_keys"):
-        if is_on_command_line(name):
-            text = f"--{name.replace('_', '-')} is for SSH, but {transport.name} doesn't use SSH"
+    for option in SSH:
+        if is_on_command_line(option.name):
+            text = f"{option.flag} is for SSH, but {transport.name} doesn't use SSH"
             raise UsageError(text, "omit it, or use a transport over SSH: --transport fabric")
     for host in hosts:
         if host.user is not None and not _is_own_name(host.user):
@@ -238,9 +231,9 @@ def _is_own_name(user: str) -> bool:
 
 def refuse_without_hosts() -> None:
     """Raise UsageError for options that choose hosts, or how to reach them, if only this machine is used."""
-    for name in (*CHOICE_OF_HOSTS, "colon", "ssh_config", "accept_new_host_keys", "ask_password", "connect_timeout"):
-        if is_on_command_line(name):
-            text = f"--{name.replace('_', '-')} is given, but no hosts are named"
+    for option in (*HOSTS, *REACH):
+        if is_on_command_line(option.name):
+            text = f"{option.flag} is given, but no hosts are named"
             raise UsageError(text, "name them with --hosts or --hostfile, or omit it")
 
 

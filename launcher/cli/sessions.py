@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from secrets import token_hex
 
-from launcher.cli.option_groups import Timeouts
 from launcher.hosts.host import Host
-from launcher.job.job import Job
+from launcher.job.job import Job, Timeouts
 from launcher.output.console import Console
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
 from launcher.session.settings import Settings, loader_pythons
 from launcher.transports.base import Transport

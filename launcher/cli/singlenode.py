@@ -6,31 +6,17 @@ import socket
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.option_groups import JobRequest, OutputOptions, RestartOptions, gather
-from launcher.cli.options import (
-    check_options,
-    config_option,
-    detach_options,
-    hang_options,
-    job_options,
-    output_options,
-    restart_options,
-)
+from launcher.cli.options import DETACH, DRY_RUN, HANGS, JOB, NO_CHECK, NOTIFY, OUTPUT, RESTARTS, WORDS
 from launcher.cli.selection import open_this_machine
 
 
-@click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False})
-@config_option
-@job_options
-@hang_options
-@restart_options
-@check_options
-@output_options
-@detach_options
-@click.option("--dry-run", is_flag=True, help="Print the command and start nothing.")
-@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *JOB, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT, DETACH, NOTIFY, WORDS,
+])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], dry_run: bool, no_check: bool, restarts: RestartOptions, request: JobRequest,

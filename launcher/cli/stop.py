@@ -6,13 +6,19 @@ import click
 
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
+from launcher.cli.options import option
 from launcher.cli.run_place import RemoteRun, RunPlace, controller_options
 from launcher.runs.run_list import ListedRun
 
 
 @click.command("stop", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--now", is_flag=True, help="Kill the ranks at once, as a second Ctrl-C would: they can't save.")
+@option(
+    "--now",
+    is_flag=True,
+    help="Kill the ranks at once, as a second Ctrl-C would: they can't save.",
+    heading="Stopping and restarts",
+)
 @controller_options
 @gather
 def command(*, run: str | None, now: bool, place: RunPlace) -> int:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.code_folder import CodeFolder
-from launcher.cli.defaults import current_directory
+from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, SyncOptions, Timeouts, TransportOptions, gather
-from launcher.cli.options import config_option, host_options, life_options, link_options, reach_options
+from launcher.cli.option_groups import HostChoice, SyncOptions, TransportOptions, gather
+from launcher.cli.options import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
 from launcher.cli.selection import choose_opener, read_hosts
+from launcher.job.job import Timeouts
 
 if TYPE_CHECKING:
     from launcher.errors import HostFailure
@@ -26,17 +26,13 @@ if TYPE_CHECKING:
     from launcher.sync.delivery import Delivered
 
 
-@click.command("sync", cls=Command)
-@config_option
-@host_options
-@reach_options
-@link_options
-@life_options
-@click.option("--python", metavar="PATH", help="Python 3.8 or newer for launch's helper.  [default: python3]")
-@click.option("--env", metavar="K[=V]", multiple=True, help="Set a variable for launch's helper: XDG_CACHE_HOME=DIR.")
-@click.option("--check", is_flag=True, help="Send nothing; compare what was sent last with what is here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-@click.argument("folder", metavar="[DIR]", required=False)
+@click.command("sync", cls=Command, params=[
+    CONFIG, *HOSTS, *REACH, *LINKS, *LIFE, HELPER_PYTHON,
+    ENV.but(help="Set a variable for launch's helper: XDG_CACHE_HOME=DIR."),
+    CHECK.but(help="Send nothing; compare what was sent last with what is here."),
+    AS_JSON.but(help="Print the result as one JSON object."),
+    click.Argument(["folder"], metavar="[DIR]", required=False),
+])  # fmt: skip
 @gather
 def command(
     *, folder: str | None, check: bool, as_json: bool, python: str | None, env: tuple[str, ...], choice: HostChoice,
@@ -53,7 +49,7 @@ def command(
     from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
-    from launcher.output.view import look_here
+    from launcher.output.output_streams import find_streams
     from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
@@ -61,7 +57,7 @@ def command(
     options = replace(options, sync=folder or "")
     variables = parse_settings(env, os.environ)
     opener = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
-    console = Console(hosts, look_here(os.environ), as_json=as_json, is_patient=True)
+    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
     failures: list[HostFailure] = []
 
     def read() -> Tree:
@@ -93,7 +89,7 @@ def _report(
     from launcher.commands.sync import as_record, exit_code
     from launcher.hosts.unreachable import failure_lines
     from launcher.output.style import Style
-    from launcher.sync.words import code_line, describe_tree, place_lines
+    from launcher.sync.code_messages import code_line, describe_tree, place_lines
 
     paths = {hosts[index].name: path for index, path in delivered.paths.items()}
     console.emit(

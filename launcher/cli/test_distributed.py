@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, Timeouts, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, TransportOptions, gather
 from launcher.cli.option_sources import find_reach, is_on_command_line
-from launcher.cli.options import FILE, activation_options, config_option, host_options, output_options, reach_options
+from launcher.cli.options import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
 from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
+from launcher.job.job import Timeouts
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
@@ -36,19 +38,21 @@ class CollectivesTest:
     timeouts: Timeouts
 
 
-@click.command("test-distributed", cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
-@config_option
-@click.argument("processes", metavar="N", type=click.IntRange(min=1))
-@host_options
-@reach_options
-@click.option("--cpu", is_flag=True, help="Use gloo on CPUs.  [default: only if no host has GPU tools]")
-@click.option("--python", metavar="PATH", help="Python on the hosts.  [default: the first with torch]")
-@activation_options
-@click.option(
-    "--max-size", metavar="MIB", type=click.IntRange(min=1), help="Largest size to measure.  [default: 64, on CPUs 4]"
-)
-@click.option("--plot", metavar="FILE", type=FILE, help="Plot the pairs of hosts in FILE, a .png or .svg.")
-@output_options
+@click.command(
+    "test-distributed", cls=Command, context_settings={"help_option_names": ["-h", "--help"]}, params=[
+        CONFIG, click.Argument(["processes"], metavar="N", type=click.IntRange(min=1)), *HOSTS, *REACH,
+        CPU.but(help="Use gloo on CPUs.  [default: only if no host has GPU tools]"), PYTHON, *ACTIVATION,
+        Option(
+            ["--max-size"], metavar="MIB", type=click.IntRange(min=1), heading="Checks",
+            help="Largest size to measure.  [default: 64, on CPUs 4]",
+        ),
+        *OUTPUT,
+        Option(
+            ["--plot"], metavar="FILE", type=FILE, heading="Output",
+            help="Plot the pairs of hosts in FILE, a .png or .svg.",
+        ),
+    ],
+)  # fmt: skip
 @gather
 def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOptions, output: OutputOptions) -> int:
     """Test N processes on this machine, or on each host if hosts are given.

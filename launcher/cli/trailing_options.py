@@ -15,19 +15,14 @@ import click
 from launcher.cli.error_lines import tell
 from launcher.cli.help import TYPED_WORDS
 from launcher.cli.option_sources import is_on_command_line, list_behind, retype
+from launcher.cli.options import OPTIONS
 from launcher.errors import UsageError
 from launcher.job.variables import hide_secrets
 from launcher.wording import listed
 
-_HOSTS = ("hosts", "hostfile")
-_ACTIONS = ("dry_run", "check")
-# Options that a script is unlikely to have, unlike --gpus or --config.
-_RARE = (
-    "colon", "nproc", "no_python", "venv", "conda", "env_file", "rdzv_timeout", "transport", "ssh_config",
-    "accept_new_host_keys", "ask_password", "connect_timeout", "silence", "stop_timeout", "hang_timeout", "on_hang",
-    "stacks", "restarts", "progress_dir", "spares", "min_nodes", "no_check",
-    "detach", "controller", "notify", "sync", "no_sync", "sync_limit", "sync_secrets",
-)  # fmt: skip
+NAME_HOSTS = ("hosts", "hostfile")
+_ACTIONS = [name for name, option in OPTIONS.items() if option.is_action]
+_RARE = [name for name, option in OPTIONS.items() if option.is_rare]
 
 
 def refuse_trailing() -> None:
@@ -43,7 +38,7 @@ def refuse_trailing() -> None:
     if before[-1:] == ("--",):
         return
     names = [name for name in (*_ACTIONS, *_RARE) if not is_on_command_line(name)]
-    names += () if any(map(is_on_command_line, _HOSTS)) else _HOSTS
+    names += () if any(map(is_on_command_line, NAME_HOSTS)) else NAME_HOSTS
     behind = list_behind(names, context)
     if not behind:
         return
@@ -63,5 +58,5 @@ def refuse_trailing() -> None:
 
 def needs_parting(words: Sequence[str]) -> bool:
     """Tell whether `launch` would refuse these words, a script and its arguments, without a `--` before them."""
-    flags = {f"--{name.replace('_', '-')}" for name in (*_ACTIONS, *_HOSTS)}
+    flags = {OPTIONS[name].flag for name in (*_ACTIONS, *NAME_HOSTS)}
     return any(word.partition("=")[0] in flags for word in words[1:])

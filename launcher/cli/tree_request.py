@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 from launcher.cli.defaults import current_directory
 from launcher.cli.error_lines import tell
 from launcher.cli.option_groups import SyncOptions
-from launcher.cli.option_sources import is_on_command_line
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.job.job import Job, Program, ProgramKind
@@ -24,7 +23,6 @@ _SAVE_OPTION = re.compile(
     "(?:out|output|save|saving|ckpts?|checkpoints?|logs?|logging|results?|defaultroot)(?:dir|directory|folder)"
     "|(?:out|output|save)(?:path|to)|output"
 )
-_ONLY_WITH_SYNC = ("link", "sync_limit", "sync_secrets")
 
 
 def add_tree(
@@ -35,13 +33,9 @@ def add_tree(
     workdir: of --workdir; place: where the job's relative paths begin on this machine; progress_dir: of --progress-dir,
     which is a link if nothing is sent there.
     """
-    if options.no_sync and is_on_command_line("sync"):
+    if options.no_sync and options.sync is not None:
         raise UsageError("--sync and --no-sync contradict each other", "omit one of them")
-    if options.sync is None or options.no_sync:
-        for name in _ONLY_WITH_SYNC:
-            if is_on_command_line(name):
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} works only with --sync", f"add --sync, or omit {option}")
+    if options.sync is None:
         return job
     tree, paths = read_tree(options, workdir, place, log_dir)
     inside = _find_inside(place, tree)
@@ -66,9 +60,9 @@ def read_tree(
 
     say: prints a warning.
     """
+    from launcher.sync.code_messages import describe_left_out, refuse_large, refuse_secrets
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
-    from launcher.sync.words import describe_left_out, refuse_large, refuse_secrets
     from launcher.transports.agents.credentials import make_certificate
 
     root = current_directory() / options.sync if options.sync else find_root(place)

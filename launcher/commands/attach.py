@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from launcher.output.live_output import find_live_output
-from launcher.output.log_printer import ScreenPrinter, follow
-from launcher.output.log_reader import Choice, RunLogs
-from launcher.output.view import View
+from launcher.output.log_reader import Choice, RunLogs, ScreenPrinter, follow
+from launcher.output.log_writer import find_live_output
+from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_end import conclude, is_running
 from launcher.runs.run_list import ListedRun
 
@@ -16,7 +15,7 @@ _LAST_LINES = 20
 _TAIL_BYTES = 1 << 16
 
 
-def attach(run: ListedRun, view: View, tell: Callable[[str], None]) -> int:
+def attach(run: ListedRun, streams: OutputStreams, tell: Callable[[str], None]) -> int:
     """Show the last lines of a run and what follows, until it ends; return its exit code.
 
     Ctrl-C raises KeyboardInterrupt, once all that was read is written.
@@ -27,7 +26,7 @@ def attach(run: ListedRun, view: View, tell: Callable[[str], None]) -> int:
     else:
         tell(f"launch: watching {title}, which {host} controls; Ctrl-C leaves it running")
     hosts = run.find_hosts()
-    printer = ScreenPrinter(view, hosts)
+    printer = ScreenPrinter(streams, hosts)
     live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
     logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES, live)
     try:

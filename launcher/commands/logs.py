@@ -8,9 +8,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.output.log_printer import ExactPrinter, LogPrinter, follow
-from launcher.output.log_reader import Choice, RunLogs, find_since
-from launcher.output.view import View
+from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs, find_since, follow
+from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_end import is_running
 from launcher.runs.run_list import ListedRun
 from launcher.wording import fold_ranks
@@ -27,7 +26,7 @@ class LogsRequest:
     since_s: float | None = None  # only the last seconds
 
 
-def print_logs(run: ListedRun, request: LogsRequest, view: View) -> int:
+def print_logs(run: ListedRun, request: LogsRequest, streams: OutputStreams) -> int:
     """Print the lines on stdout; with a rank, its bytes on the streams to which it wrote. Return the exit code."""
     if not run.folder.is_dir():
         raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")
@@ -37,7 +36,7 @@ def print_logs(run: ListedRun, request: LogsRequest, view: View) -> int:
     stamp = None if request.since_s is None else find_since(request.since_s, offset, datetime.now(timezone.utc))
     choice = Choice(request.node, request.rank, request.attempt, stamp)
     logs = RunLogs(run.folder, run.find_hosts(), choice)
-    printer = LogPrinter(view) if request.rank is None else ExactPrinter(view)
+    printer = LogPrinter(streams) if request.rank is None else ExactPrinter(streams)
     try:
         follow(logs, printer, lambda: request.follows and is_running(run))
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from launcher.errors import UsageError
-from launcher.output.log_printer import LOOK_S
+from launcher.output.log_reader import LOOK_S
 from launcher.runs.run_end import conclude, is_running
 from launcher.runs.run_list import ListedRun, RunList, name_runs
 

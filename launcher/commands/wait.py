@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from launcher.output.log_printer import LOOK_S
+from launcher.output.log_reader import LOOK_S
 from launcher.runs.run_end import conclude, is_running
 from launcher.runs.run_list import ListedRun
 

@@ -22,12 +22,11 @@ from launcher.errors import UsageError
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.output.console import Console
-from launcher.output.disk_space import warn_of_little
 from launcher.output.lines import STDOUT
+from launcher.output.log_writer import redirect_streams, warn_of_little
+from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.output.style import Style
-from launcher.output.transcript import redirect_streams
-from launcher.output.view import View
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory
@@ -43,7 +42,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
 
 
 def control(
-    request: Control, view: View, last_line: LastLine, variables: Mapping[str, str], silence_s: float
+    request: Control, streams: OutputStreams, last_line: LastLine, variables: Mapping[str, str], silence_s: float
 ) -> tuple[int, bool]:
     """Control the run to its end; return its exit code, and whether it was started before a signal came.
 
@@ -53,7 +52,7 @@ def control(
         signal.signal(number, lambda number, frame: None)
     hosts = [*request.hosts, *request.spares]
     console = Console(
-        hosts, view, is_quiet=request.is_quiet, as_json=request.as_json, ranks=request.options.shown_ranks
+        hosts, streams, is_quiet=request.is_quiet, as_json=request.as_json, ranks=request.options.shown_ranks
     )
     state = find_state(variables)
     try:

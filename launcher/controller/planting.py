@@ -26,7 +26,7 @@ from launcher.hosts.ranges import fold_names, shown
 from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.output.lines import STDERR
-from launcher.output.view import View
+from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_list import is_run_id
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
@@ -44,14 +44,14 @@ class Planting:
     """The controller and the agents of one run, until the run is under way."""
 
     def __init__(
-        self, controller: Host, request: Control, transport: Transport, pythons: Sequence[str], view: View
+        self, controller: Host, request: Control, transport: Transport, pythons: Sequence[str], streams: OutputStreams
     ) -> None:
         self.run_id = ""
         self._controller = controller
         self._request = request
         self._transport = transport
         self._pythons = pythons
-        self._view = view
+        self._streams = streams
         self._hosts = (*request.hosts, *request.spares)
         self._events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._is_listening = threading.Event()
@@ -149,7 +149,7 @@ class Planting:
         try:
             launcher = RemoteLauncher(self._transport, self._controller, self._pythons, timeout_s)
             self._launcher = launcher
-            launcher.ask(self._request, self._view)
+            launcher.ask(self._request, self._streams)
             self._read_answers(launcher)
         except TransportError as error:
             self._events.put((_FAILED, error.failure))

@@ -28,7 +28,7 @@ from launcher.concurrency import start_thread
 from launcher.controller import requests
 from launcher.controller.requests import LastLine, Order, read_in_time
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
-from launcher.output.notice import describe_error, tell
+from launcher.output.plain_messages import describe_error, tell
 from launcher.runs.run_end import is_running
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.state_directory import find_state
@@ -47,7 +47,7 @@ def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
         if isinstance(order.request, requests.Control):
             from launcher.controller.control import control  # half of this package, which no other request needs
 
-            code, has_begun = control(order.request, order.view, last_line, variables, order.silence_s)
+            code, has_begun = control(order.request, order.streams, last_line, variables, order.silence_s)
             ending = "" if has_begun else f" {requests.REFUSED}"
         else:
             start_thread(partial(_end_with_the_login, order.silence_s), "login", lambda error: None)
@@ -55,13 +55,13 @@ def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
         sys.stdout.flush()
     except UnknownRunError as error:
         if not isinstance(order.request, requests.OfRun):
-            tell(describe_error(error), order.view)
+            tell(describe_error(error), order.streams)
         code, ending = error.exit_code, f" {requests.UNKNOWN}"
     except LauncherError as error:
-        tell(describe_error(error), order.view)
+        tell(describe_error(error), order.streams)
         code, ending = error.exit_code, f" {requests.REFUSED}"
     except KeyboardInterrupt:  # the run has not begun to listen to signals
-        tell("launch: stopped by you; nothing was started", order.view)
+        tell("launch: stopped by you; nothing was started", order.streams)
         code, ending = EXIT_SIGNAL_BASE + signal.SIGINT, f" {requests.REFUSED}"
     except BrokenPipeError:  # the launch host has hung up
         code = EXIT_FAILED
@@ -90,17 +90,17 @@ def _end_with_the_login(silence_s: float) -> None:
 
 
 def _answer(order: Order, runs: RunList) -> int:
-    request, view = order.request, order.view
-    say = partial(tell, view=view)
+    request, streams = order.request, order.streams
+    say = partial(tell, streams=streams)
     match request:
         case requests.List():
             print(json.dumps([as_row(run, time.time()) for run in runs.read()]))
         case requests.Find():
             print(runs.find(request.word).id)
         case requests.Attach():
-            return attach(runs.find(request.run), view, say)
+            return attach(runs.find(request.run), streams, say)
         case requests.Logs():
-            return print_logs(runs.find(request.run), request.which, view)
+            return print_logs(runs.find(request.run), request.which, streams)
         case requests.Wait():
             return wait(runs.find(request.run), say)
         case requests.End():

@@ -18,8 +18,8 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import shown
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
+from launcher.output.output_streams import OutputStreams, find_remote_streams
 from launcher.output.terminal import write_some
-from launcher.output.view import View, look_from_afar
 from launcher.transports import bootstrap
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.loader import MARKER_TIMEOUT_S, open_python
@@ -54,10 +54,10 @@ class RemoteLauncher:
             self.close()
             raise
 
-    def ask(self, request: Request, view: View) -> None:
-        """Send the request; view: of this process's streams."""
+    def ask(self, request: Request, streams: OutputStreams) -> None:
+        """Send the request; streams: of this process's streams."""
         silence_s = self._silence_s if isinstance(request, Control) else requests.SILENCE_S
-        self._send(requests.encode(Order(request, look_from_afar(view), self._mark, silence_s)))
+        self._send(requests.encode(Order(request, find_remote_streams(streams), self._mark, silence_s)))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -146,7 +146,7 @@ class RemoteLauncher:
 
     def _send_code(self) -> None:
         code = pack_code()
-        self._send(bootstrap.arrival_code(code.name))
+        self._send(bootstrap.controller_code(code.name))
         word, text = self._read_answer()
         if word == "missing":
             packed = code.compress()

@@ -16,7 +16,7 @@ from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.view import View
+from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_request import RunOptions
 from launcher.transports.agents.credentials import Credentials
 
@@ -107,7 +107,7 @@ class Order:
     """A request with what it takes to answer it."""
 
     request: Request
-    view: View  # where the answer is shown
+    streams: OutputStreams  # where the answer is shown
     mark: bytes  # begins the last line of both streams: the exit code and REFUSED or UNKNOWN; LEFT if they end before
     silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import io
 import struct
 import zipfile
 import zlib
@@ -17,13 +16,14 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from launcher.transports.bootstrap import write_archive
+
 _STAYING = (
     "cli/", "transports/ssh/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py",
     "commands/plots.py",
 )  # fmt: skip
 _FOR_RANKS = ("launcher/trainer/", "launcher/collectives/", "launcher/distributed.py")  # where they are compiled
 _NODE_SET = ("__init__.py", "Defaults.py", "NodeSet.py", "NodeUtils.py", "RangeSet.py")
-_DATE = (2000, 1, 1, 0, 0, 0)  # so that equal code gives an equal archive
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,21 @@ class TravellingCode:
         return hashlib.sha256(self.archive).hexdigest()
 
     def compress(self) -> bytes:
-        """Return what launcher.node.arrival takes; the archive itself is not compressed, so it is packed soon."""
+        """Return what launcher.node.controller_code takes; the archive isn't compressed, so it is packed soon."""
         return zlib.compress(self.archive)
 
 
 @functools.cache
 def pack_code() -> TravellingCode:
     """Return the code that travels."""
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        for name, path in _find_files():
-            content = path.read_bytes()
-            file.writestr(zipfile.ZipInfo(name, _DATE), content)
-            if not name.startswith(_FOR_RANKS) and (bytecode := _read_bytecode(path)):
-                file.writestr(zipfile.ZipInfo(f"{name}c", _DATE), bytecode)
-    return TravellingCode(archive.getvalue())
+    return TravellingCode(write_archive(_read_files(), zipfile.ZIP_STORED))
+
+
+def _read_files() -> Iterator[tuple[str, bytes]]:
+    for name, path in _find_files():
+        yield name, path.read_bytes()
+        if not name.startswith(_FOR_RANKS) and (bytecode := _read_bytecode(path)):
+            yield f"{name}c", bytecode
 
 
 def _find_files() -> Iterator[tuple[str, Path]]:

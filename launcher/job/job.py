@@ -67,6 +67,15 @@ class OnHang(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long to wait for a connection to a host, for its heartbeat, and for ranks to stop."""
+
+    connect_timeout_s: float = 10.0
+    silence_s: float = 15.0  # without a heartbeat for this long, either side considers the other one dead
+    stop_timeout_s: float = 15.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A training job: the program, its size on every node, and how it is watched."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 NAME_CHARACTERS = 7  # of a hash, in messages
-_NAMES_IN_USE = ("name", "listing", "listing.part", "links", "lock")  # launcher/node/trees/folder.py
+_NAMES_IN_USE = ("name", "listing", "listing.part", "links", "lock")  # launcher/node/code/folders.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Tree:
     """The files of one directory, as they were when `launch` began."""
 
     root: str  # the directory on the launch host
-    listing: bytes  # of launcher.node.trees.listing
+    listing: bytes  # of launcher.node.code.listing
     hash: str  # of the listing; it names the tree
     files: int
     bytes_in_all: int

@@ -3,5 +3,5 @@
 Nothing is installed on the nodes: `launcher.transports.bootstrap` sends these modules over the connection.
 The launcher waits until every host has started, so modules import little; what is seldom needed is imported where used.
 
-The launcher imports `messages` too. `arrival`, `relays/` and `agents/` are sent separately from the rest.
+The launcher imports `messages` too. `controller_code`, `relays/` and `agents/` are sent separately from the rest.
 """

@@ -132,12 +132,12 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
     header.update(fields)
     if payload:
         header["size"] = len(payload)
+    return encode_again(header, payload)
+
+
+def encode_again(header: Header, payload: bytes) -> bytes:
+    """Return a message that was decoded as the bytes that it came from, to pass it on."""
     return fast_json.dumps(header).encode() + b"\n" + payload
-
-
-def fields_of(header: Header) -> Header:
-    """Return the fields of a message, to encode it again."""
-    return {name: value for name, value in header.items() if name not in ("type", "size")}
 
 
 class Decoder:

@@ -43,9 +43,13 @@ class SendQueue:
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message; the next `push` writes it, or this call if many bytes wait."""
+        self.pass_on(messages.encode(kind, payload, **fields))
+
+    def pass_on(self, message: bytes) -> None:
+        """Queue a message that is encoded already."""
         if not self._is_listening:
             return
-        self._outgoing += messages.encode(kind, payload, **fields)
+        self._outgoing += message
         self.sent_at = time.monotonic()
         if len(self._outgoing) >= WRITE_BYTES:
             self.push()

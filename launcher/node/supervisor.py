@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Generator, List
 
+    from launcher.node.code.code_process import CodeProcess
     from launcher.node.loop import Timer
-    from launcher.node.trees.keeper import TreeKeeper
 
     Handler = Callable[[Dict[str, Any], bytes], None]
     Ladder = Generator[float, None, List[proc.Process]]
@@ -74,7 +74,7 @@ class Supervisor:
         self._inspection = Inspection(
             self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
-        self._tree: TreeKeeper | None = None  # if launch sends the code
+        self._tree: CodeProcess | None = None  # if launch sends the code
         self._workdir: str | None = None  # in that code
         self._silence_s = 15.0
         self._echo: tuple[float, float] | None = None  # of launch's last beat: its time, and when it came
@@ -254,7 +254,7 @@ class Supervisor:
 
     def _keep_tree(self, header: dict[str, Any]) -> None:
         """Let the code be put in its place; the facts are gathered there."""
-        from launcher.node.trees import keeper
+        from launcher.node.code.code_process import CodeProcess
 
         def enter(root: str) -> None:
             self._workdir = os.path.join(root, header["tree"]["sub"])
@@ -262,7 +262,7 @@ class Supervisor:
                 assert self._folder is not None  # made before
                 self._inspection.gather_facts(dict(header, workdir=self._workdir), self._env, self._folder)
 
-        self._tree = keeper.TreeKeeper(self._loop, self._send_queue, enter)
+        self._tree = CodeProcess(self._loop, self._send_queue, enter)
         self._tree.start(header["tree"], header["run"], self._env)
         if header.get("facts") and not header.get("setup"):
             self._inspection.search_python(header, self._env)

@@ -6,22 +6,78 @@ import json
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from launcher.clock import iso_time, wall_clock
 from launcher.escapes import clean
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
-from launcher.output.disk_writer import StalledError
 from launcher.output.display import Display, JsonDisplay, PrefixDisplay
 from launcher.output.folding import group, make_folds
 from launcher.output.lines import STDERR, STDOUT, BarTurn
-from launcher.output.node_log import NodeOutput
+from launcher.output.log_writer import Transcript
+from launcher.output.node_output import NodeOutput
+from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style, render
 from launcher.output.terminal import Terminal
 from launcher.output.traceback_filter import Source, TracebackFilter
-from launcher.output.transcript import Transcript
-from launcher.output.view import View
+from launcher.output.write_queue import StalledError
+
+
+class RunConsole(Protocol):
+    """What a run needs of the console: where it puts its messages and results."""
+
+    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+        """Print a message of `launch` on stderr."""
+
+    def show(self, text: str) -> None:
+        """Print a result on stdout."""
+
+    def withhold(self) -> None:
+        """Keep the tracebacks of further ranks off the screen: the first failure is known."""
+
+    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
+        """Show what was held back from these sources, or from all; return those whose tracebacks are only in the logs.
+
+        alike: sources with the same error; if it was shown for one of them, it is not shown again.
+        """
+
+    def emit(self, event: str, **values: object) -> None:
+        """With --json, print one JSON object on stdout; else do nothing."""
+
+    def progress(self, text: str) -> None:
+        """Show a line that the next one replaces, on a terminal only."""
+
+    def outputs(self, hosts: Sequence[Host], record: RunRecord, *, first_node: int = 0) -> list[NodeOutput]:
+        """Return the destination of each host's output; first_node: the node rank of the first host."""
+
+
+class MuteConsole:
+    """Shows nothing, for one of many runs whose ends are told by whoever started them; the logs are kept."""
+
+    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+        """Print nothing."""
+
+    def show(self, text: str) -> None:
+        """Print nothing."""
+
+    def withhold(self) -> None:
+        """Hide nothing."""
+
+    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
+        """Return that nothing was hidden."""
+        return frozenset()
+
+    def emit(self, event: str, **values: object) -> None:
+        """Print nothing."""
+
+    def progress(self, text: str) -> None:
+        """Show nothing."""
+
+    def outputs(self, hosts: Sequence[Host], record: RunRecord, *, first_node: int = 0) -> list[NodeOutput]:
+        """Return the logs of the hosts; first_node: the node rank of the first one."""
+        return [NodeOutput(host.name, record.open_log(rank), None) for rank, host in enumerate(hosts, first_node)]
 
 
 class Console:
@@ -30,7 +86,7 @@ class Console:
     def __init__(
         self,
         hosts: Sequence[Host],
-        view: View,
+        streams: OutputStreams,
         *,
         is_folding: bool = False,
         is_patient: bool = False,
@@ -39,14 +95,14 @@ class Console:
         ranks: Collection[int] | None = None,
     ) -> None:
         names = [host.name for host in hosts]
-        self._view = view
-        self._displays = {fd: _make_display(fd, names, view, as_json=as_json) for fd in (STDOUT, STDERR)}
-        self._terminals = _open_terminals(view, math.inf if is_patient else None)
+        self._streams = streams
+        self._displays = {fd: _make_display(fd, names, streams, as_json=as_json) for fd in (STDOUT, STDERR)}
+        self._terminals = _open_terminals(streams, math.inf if is_patient else None)
         self._is_quiet = is_quiet
         self._as_json = as_json
         self._ranks = ranks
         self._folds = make_folds(names) if is_folding else {}
-        self._shows_progress = STDERR in view.terminals
+        self._shows_progress = STDERR in streams.terminals
         self._progress = ""
         self._said_disk = False
         self._transcript: Transcript | None = None
@@ -60,9 +116,9 @@ class Console:
         if self._is_detached:
             return
         self.progress("")
-        columns = self._view.find_columns()
+        columns = self._streams.find_columns()
         if columns is not None:
-            text = render(text, style, columns, with_color=self._view.has_color(STDERR))
+            text = render(text, style, columns, with_color=self._streams.has_color(STDERR))
         self._terminals[STDERR].say(text, STDERR)
 
     def show(self, text: str) -> None:
@@ -88,7 +144,7 @@ class Console:
         """Show identical output of several hosts once."""
         groups = group(self._folds)
         for each in groups:
-            shown = clean(each.text) if STDOUT in self._view.terminals else each.text
+            shown = clean(each.text) if STDOUT in self._streams.terminals else each.text
             self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(each.hosts)} ----\n".encode() + shown)
         cut = [host for each in groups if each.left_out for host in each.hosts]
         if cut:
@@ -175,19 +231,19 @@ def dated(event: str, **values: object) -> dict[str, object]:
     return {"event": event, "time": iso_time(wall_clock()), **values}
 
 
-def _make_display(fd: int, names: Sequence[str], view: View, *, as_json: bool) -> Display:
+def _make_display(fd: int, names: Sequence[str], streams: OutputStreams, *, as_json: bool) -> Display:
     """Return the display of one stream: stdout may be a file that a program reads while stderr is a terminal."""
     if as_json:
         return JsonDisplay()
-    return PrefixDisplay(names, is_terminal=fd in view.terminals, with_color=view.has_color(fd))
+    return PrefixDisplay(names, is_terminal=fd in streams.terminals, with_color=streams.has_color(fd))
 
 
-def _open_terminals(view: View, patience_s: float | None) -> dict[int, Terminal]:
+def _open_terminals(streams: OutputStreams, patience_s: float | None) -> dict[int, Terminal]:
     """Return one thread for stdout and stderr if they are the same file, to keep their order; otherwise one for each.
 
     So a pager that isn't read blocks only its own stream, and the other one reports it.
     """
-    shared = Terminal(is_terminal=STDOUT in view.terminals, patience_s=patience_s)
-    if view.is_one_file:
+    shared = Terminal(is_terminal=STDOUT in streams.terminals, patience_s=patience_s)
+    if streams.is_one_file:
         return {STDOUT: shared, STDERR: shared}
-    return {STDOUT: shared, STDERR: Terminal(is_terminal=STDERR in view.terminals, patience_s=patience_s)}
+    return {STDOUT: shared, STDERR: Terminal(is_terminal=STDERR in streams.terminals, patience_s=patience_s)}

@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.errors import UsageError
-from launcher.output.disk_space import DiskSpace
-from launcher.output.disk_writer import DiskWriter, StalledError
-from launcher.output.live_output import LiveOutput
-from launcher.output.node_log import DeferredLog
-from launcher.output.transcript import TRANSCRIPT, Transcript
+from launcher.output.log_writer import TRANSCRIPT, DiskSpace, LiveOutput, LogWriter, Transcript
+from launcher.output.write_queue import StalledError, WriteQueue
 from launcher.private_files import make_private, replace_private, write_private
 
 Complaint = Callable[[Path, OSError], None]
@@ -58,9 +55,10 @@ class RunRecord:
         self.attempt = 0  # the number of the one that runs
         self.write_error: OSError | None = None  # the first one: something is missing in the logs
         self._complain = complain
-        self.disk = DiskWriter(
-            lambda: complain(folder, StalledError()),
+        self.disk = WriteQueue(
+            "disk",
             lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
+            lambda: complain(folder, StalledError()),
         )
         self._space = DiskSpace(folder, least_free_bytes, self.disk)
         self._live = LiveOutput(run_id) if least_free_bytes else None
@@ -93,12 +91,12 @@ class RunRecord:
         """Return where a node's full log is."""
         return self.folder / f"node_{node_rank}.log"
 
-    def open_log(self, node_rank: int) -> DeferredLog:
+    def open_log(self, node_rank: int) -> LogWriter:
         """Return a node's log; its file is made when something is written."""
         return self._open_log(self.log_path(node_rank).name, self.files_path(node_rank))
 
-    def _open_log(self, name: str, files: Path) -> DeferredLog:
-        return DeferredLog(self.folder / name, self.complain, files, self.disk, self._space, self._live)
+    def _open_log(self, name: str, files: Path) -> LogWriter:
+        return LogWriter(self.folder / name, self.complain, files, self.disk, self._space, self._live)
 
     def name_text(self, kind: str, number: int) -> str:
         """Return the name of a text: `stacks-1.txt`, or `stacks-restart_2-1.txt` for that of a restart."""

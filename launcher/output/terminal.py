@@ -1,6 +1,6 @@
-"""Write to the terminal from a separate thread, so that a blocked one (Ctrl-S, a pager) never stalls a run.
+"""Write to stdout and stderr: a blocked terminal (Ctrl-S, a pager) never stalls a run.
 
-The queue is bounded: lines of ranks that a blocked terminal would have shown are dropped and counted. The logs get all.
+Lines of ranks that a blocked terminal would have shown are dropped and counted. The logs get all.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import select
 import threading
 import time
-from collections import deque
+from functools import partial
 
-from launcher.concurrency import start_thread
 from launcher.escapes import clean
 from launcher.output.lines import STDERR, STDOUT
+from launcher.output.write_queue import Limits, WriteQueue
 
 QUEUE_BYTES = 6 << 20
 _PATIENCE_S = 1.0
@@ -32,58 +32,45 @@ class Terminal:
     """
 
     def __init__(self, *, is_terminal: bool, patience_s: float | None = None) -> None:
-        self._queue: deque[tuple[int, bytes]] = deque()
-        self._own_waiting = 0  # unread bytes, up to the last message of `launch`
-        self._queued_bytes = 0
-        self._dropped_lines = 0
         self._is_terminal = is_terminal
         # Wait for a file or pipe that still takes data; a person can't read what a terminal can't keep up with.
         self._patience_s = patience_s if patience_s is not None else (0.0 if is_terminal else _PATIENCE_S)
-        self._moved_at = time.monotonic()
+        self._queue = WriteQueue("terminal", self._break, limits=Limits(QUEUE_BYTES, 0, self._patience_s))
+        self._lock = threading.Lock()  # guards the two counts
+        self._dropped_lines = 0
+        self._own_waiting = 0  # messages of `launch` that are not written yet
         self._closed_fds: set[int] = set()
-        self._is_closing = False
-        self._changed = threading.Condition()
-        self._thread = start_thread(self._write_all, "terminal", self._break)
+        self._queue.start()
 
     def put(self, fd: int, block: bytes) -> None:
         """Queue whole lines of ranks.
 
         If the queue is full, wait while the reader still reads; drop and count the lines if the reader is blocked.
         """
-        with self._changed:
-            while self._queued_bytes >= QUEUE_BYTES and not self._is_stuck():
-                self._changed.wait(0.1)
-            if self._queued_bytes >= QUEUE_BYTES:
+        if not self._queue.put(partial(self._write_next, fd, block), len(block)):
+            with self._lock:
                 self._dropped_lines += block.count(b"\n")
-                return
-            self._append(fd, block)
 
     def say(self, text: str, fd: int) -> None:
         """Queue a message of `launch`, which is never dropped; control characters in it are removed."""
-        with self._changed:
-            self._append(fd, clean(text.encode("utf-8", "replace")) + b"\n")
-            self._own_waiting = self._queued_bytes  # they come last
+        block = clean(text.encode("utf-8", "replace")) + b"\n"
+        with self._lock:
+            self._own_waiting += 1
+        self._queue.put(partial(self._write_message, fd, block), len(block), is_kept=True)
 
     def close(self) -> None:
         """Wait until all is written; give up on a file or pipe whose reader is blocked, and say how much it missed."""
-        with self._changed:
-            self._is_closing = True
-            self._moved_at = time.monotonic()
-            self._changed.notify_all()
-        while self._thread.is_alive():
-            self._thread.join(0.1)
-            if time.monotonic() - self._moved_at > self._farewell_s():
-                text = f"launch: {self._queued_bytes} bytes of output were never read\n"
-                with contextlib.suppress(OSError):
-                    os.write(STDERR, text.encode())
+        began_at = time.monotonic()
+        while not self._queue.wait(0.1):
+            if min(self._queue.stalled_s, time.monotonic() - began_at) > self._farewell_s():
+                _say_at_once(f"launch: {self._queue.waiting_bytes} bytes of output were never read")
                 return
+        self._queue.close()
 
     def _break(self, error: Exception) -> None:
-        """Say that the writing thread has failed: the run continues, and nothing more is printed."""
-        self._patience_s = 0.0
-        text = f"launch: printing failed ({error!r}); the run continues\n"
-        with contextlib.suppress(OSError):
-            os.write(STDERR, text.encode())
+        """Say that printing has failed: the run continues, and nothing more is printed."""
+        self._closed_fds.update((STDOUT, STDERR))
+        _say_at_once(f"launch: printing failed ({error!r}); the run continues")
 
     def _farewell_s(self) -> float:
         """Return how long a reader may be blocked at the end: longest if the cause, or another message, waits."""
@@ -91,39 +78,26 @@ class Terminal:
             return math.inf
         return _OWN_FAREWELL_S if self._own_waiting else _FAREWELL_S
 
-    def _append(self, fd: int, block: bytes) -> None:
-        self._queue.append((fd, block))
-        self._queued_bytes += len(block)
-        self._changed.notify_all()
+    # ---- in the thread --------------------------------------------------------------------------------------------
 
-    def _is_stuck(self) -> bool:
-        return time.monotonic() - self._moved_at >= self._patience_s
+    def _write_message(self, fd: int, block: bytes) -> None:
+        self._write_next(fd, block)
+        with self._lock:
+            self._own_waiting -= 1
 
-    def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue:
-                    if self._is_closing:
-                        return
-                    self._changed.wait()
-                fd, block = self._queue.popleft()
-                dropped, self._dropped_lines = self._dropped_lines, 0
-                self._moved_at = time.monotonic()
-            if dropped:
-                self._write(STDERR, f"launch: {dropped} lines not shown here; the logs have all of them\n".encode())
-            self._write(fd, block)
-            with self._changed:
-                self._queued_bytes -= len(block)
-                self._own_waiting = max(0, self._own_waiting - len(block))
-                self._moved_at = time.monotonic()
-                self._changed.notify_all()
+    def _write_next(self, fd: int, block: bytes) -> None:
+        with self._lock:
+            dropped, self._dropped_lines = self._dropped_lines, 0
+        if dropped:
+            self._write(STDERR, f"launch: {dropped} lines not shown here; the logs have all of them\n".encode())
+        self._write(fd, block)
 
     def _write(self, fd: int, block: bytes) -> None:
         view = memoryview(block)
         try:
             while view and fd not in self._closed_fds:
                 view = view[write_some(fd, view) :]
-                self._moved_at = time.monotonic()
+                self._queue.note_progress()
         except OSError as error:
             # The pager was quit, the terminal closed, or the disk is full; the run continues.
             self._closed_fds.add(fd)
@@ -139,3 +113,8 @@ def write_some(fd: int, view: memoryview) -> int:
     except BlockingIOError:  # another program has made the terminal non-blocking
         select.select([], [fd], [])
         return 0
+
+
+def _say_at_once(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"{text}\n".encode())

@@ -27,10 +27,10 @@ from launcher.job.plan_record import as_dry_record, as_record, code_record
 from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
-from launcher.output.disk_writer import STALLED_S
-from launcher.output.node_log import CODE_BORDER, RESTART_BORDER, NodeOutput
+from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
+from launcher.output.write_queue import STALLED_S
 from launcher.preflight.findings import WARNING, refuse_problems
 from launcher.preflight.summary import summarize
 from launcher.runs import report
@@ -44,8 +44,8 @@ from launcher.runs.run_request import RunRequest
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
+from launcher.sync.code_messages import code_line
 from launcher.sync.delivery import Delivered
-from launcher.sync.words import code_line
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
@@ -81,12 +81,12 @@ class Attempt:
         self._outputs = outputs
         self._carried = carried
         self._record = request.record
-        self._screen = request.screen
-        self._say = request.screen.say
+        self._console = request.console
+        self._say = request.console.say
         self._options = request.options
         self._is_last_try = is_last_try
         self._spares = spares
-        self._stacks = StackTaker(session, request.record, request.screen)
+        self._stacks = StackTaker(session, request.record, request.console)
         self._ras = NcclRas(session, request.record)
         self._plan: LaunchPlan | None = None
         self._began_at = self._started_at = wall_clock()
@@ -174,9 +174,9 @@ class Attempt:
     async def _print_plan(self) -> Result:
         assert self._plan is not None
         names = {"run": None, "name": self._record.name}
-        self._screen.emit("plan", **names, **as_dry_record(self._plan), code=code_record(self._job))
+        self._console.emit("plan", **names, **as_dry_record(self._plan), code=code_record(self._job))
         for line in report.plan_lines(self._plan):
-            self._screen.show(line)
+            self._console.show(line)
         census = await self.session.stop_all(timeout_s=0)
         self._record.discard()
         return self._make_result(census)
@@ -215,7 +215,7 @@ class Attempt:
         values = {**times, "plan": as_record(self._plan), "code": sent, "warnings": said}
         disk.put(partial(self._record.update, values))
         names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
-        self._screen.emit("plan", **names, **as_record(self._plan), code=sent)
+        self._console.emit("plan", **names, **as_record(self._plan), code=sent)
 
     def _link_logs(self, node_ranks: Sequence[int]) -> None:
         if not self._record.link(node_ranks):
@@ -256,7 +256,7 @@ class Attempt:
             )
         if not judge.failures():
             return judge.cause(hang=watch.failure)
-        self._screen.withhold()
+        self._console.withhold()
         deadline = time.monotonic() + SETTLE_S
         if not judge.has_final():
             await session.pump(judge.has_final, deadline)
@@ -297,7 +297,7 @@ class Attempt:
             Style.TEXT,
         )
         census = await self._end(timeout_s)
-        self._screen.release()
+        self._console.release()
         await self._say_flight_recorder()
         return self._make_result(census, interrupted_by=number)
 
@@ -308,18 +308,18 @@ class Attempt:
         judge = self._judge if interrupted_by is None and not self._is_last_try else None
         if cause is not None and judge is not None and judge.has_lost_port(cause, self._job):
             census = await self._end(timeout_s=0)
-            self._screen.release()
+            self._console.release()
             port = judge.plan.master_port
             self._say(f"launch: port {port} of node 0 was taken before torchrun started; retrying on another")
             return self._make_result(census, cause, has_lost_port=True)
         if cause is not None:
-            self._screen.withhold()
+            self._console.withhold()
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
         is_hurried = cause is not None and await self._look_for_checkpoint()
         timeout_s = 0 if is_hurried else self._job.stop_timeout_s
         census = await self._end(timeout_s, ended_well=cause is None)
         if cause is None:
-            self._screen.release()
+            self._console.release()
         else:  # more may be known by now: the cause itself may have taken longest to die
             cause = self._say_cause(cause.failure, census)
         await self._say_flight_recorder()
@@ -387,7 +387,7 @@ class Attempt:
         assert cause is not None  # it has failed
         failure = cause.failure
         alike = {(each.host, each.rank) for each in (failure, *cause.same)}
-        withheld = self._screen.release(self._sources_of(failure), alike) - alike
+        withheld = self._console.release(self._sources_of(failure), alike) - alike
         if (failure.subject, failure.kind) != (told.subject, told.kind):
             self._say(f"launch: correction: {failure.headline}", Style.STRONG)
         which = f"restart {self._carried.attempts} " if self._carried.attempts else ""

@@ -20,8 +20,8 @@ from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import COLLECTIVES_MODULE, Job, OnHang, Program, ProgramKind
+from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord, create_record
-from launcher.output.screen import MuteScreen
 from launcher.runs.bisection import Group, Verdict, search_culprits
 from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.report import describe_cause
@@ -77,7 +77,7 @@ class CulpritSearch:
         job = replace(self._make_job(group), rendezvous_timeout_s=RENDEZVOUS_S, stop_timeout_s=STOP_S)
         try:
             record = await call_in_thread(self._create_record, DISK_S)
-            request = RunRequest(job, members, self._open_transport, record, MuteScreen(), self._options)
+            request = RunRequest(job, members, self._open_transport, record, MuteConsole(), self._options)
             result = await Run(request).execute()
         except (UnreachableError, PreflightError, GpusInUseError) as error:
             return error.message.partition("\n")[0]
@@ -154,11 +154,11 @@ async def find_between_attempts(request: RunRequest, hosts: Sequence[Host]) -> V
 
     def say_failure(what: str, reason: str) -> None:
         if reason:
-            screen.say(f"  {what}: FAILED ({reason})")
+            console.say(f"  {what}: FAILED ({reason})")
 
-    screen, folder = request.screen, request.record.folder / "bisection"
+    console, folder = request.console, request.record.folder / "bisection"
     where = f"logs in {request.record.show(folder)}"
-    screen.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, {where}")
+    console.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, {where}")
     searching = CulpritSearch(
         make_job,
         hosts,
@@ -168,15 +168,15 @@ async def find_between_attempts(request: RunRequest, hosts: Sequence[Host]) -> V
         with_checks=request.options.with_checks,
         limit_s=SEARCH_S,
     )
-    say_stop = partial(screen.say, "launch: stopping the tests")
+    say_stop = partial(console.say, "launch: stopping the tests")
     try:
         with catch_signals(dict.fromkeys(SIGNALS, say_stop)):
             verdict = await searching.find()
     except NoVerdictError as error:
-        screen.say(f"launch: the search has found nothing: {error}")
+        console.say(f"launch: the search has found nothing: {error}")
         return None
     for line in verdict.lines():
-        screen.say(f"launch: {line}")
+        console.say(f"launch: {line}")
     return verdict
 
 

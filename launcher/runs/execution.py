@@ -11,8 +11,8 @@ from functools import partial
 
 from launcher.errors import UsageError
 from launcher.job.job import DEFAULT_PROGRAM, Job
-from launcher.output.disk_writer import STALLED_S
 from launcher.output.run_folder import RunRecord
+from launcher.output.write_queue import STALLED_S
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.notification import Notifier
 from launcher.runs.result import Result
@@ -33,7 +33,7 @@ async def execute_job(
     variables: the environment of this process; notify: the command of --notify. end_process: ends this process, which
     has nothing else to do, with an exit code; with it, no signal that comes after the result changes that.
     """
-    job, record, options, say = request.job, request.record, request.options, request.screen.say
+    job, record, options, say = request.job, request.record, request.options, request.console.say
     is_requeued = variables.get("SLURM_RESTART_COUNT", "0") != "0"
     if job.program == DEFAULT_PROGRAM:
         place = describe_trainer(record.run_id, options, is_requeued=is_requeued)

@@ -20,10 +20,10 @@ from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, p
 from launcher.job.job import Job, OnHang
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
+from launcher.output.console import RunConsole
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import Screen
 from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import count, duration, span
@@ -37,10 +37,10 @@ _Place = tuple[int, int]  # index of the node, local rank
 class StackTaker:
     """Asks all nodes for the stacks of their ranks, and shows the answers in one block; the run continues."""
 
-    def __init__(self, session: Session, record: RunRecord, screen: Screen) -> None:
+    def __init__(self, session: Session, record: RunRecord, console: RunConsole) -> None:
         self._session = session
         self._record = record
-        self._screen = screen
+        self._console = console
         self._plan: LaunchPlan | None = None
         self._number = 0  # of the question; an answer to an earlier one comes too late
         self._wanted: set[_Place] = set()
@@ -135,7 +135,7 @@ class StackTaker:
             if path is not None:
                 self._session.say(f"launch: full text in {self._record.show(path)}")
             names = {"run": self._record.run_id, "name": self._record.name}
-            self._screen.emit("stacks", **names, file=path, **_as_record(folded))
+            self._console.emit("stacks", **names, file=path, **_as_record(folded))
 
         def keep() -> None:
             path = self._record.keep_text(name, text)

@@ -21,7 +21,7 @@ from launcher.job.job import Job
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.connection import Event
 from launcher.session.node_state import Census, NodeState
 from launcher.session.session import Session

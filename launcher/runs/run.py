@@ -14,8 +14,8 @@ from launcher.clock import boottime, iso_time, wall_clock
 from launcher.diagnosis.failure import FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UnreachableError
 from launcher.job.job import OnHang
-from launcher.output.disk_writer import STALLED_S, DiskWriter, disk_not_awaited, disk_stalled
 from launcher.output.style import Style
+from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited, disk_stalled
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
@@ -44,9 +44,9 @@ class Run:
     def __init__(self, request: RunRequest) -> None:
         self._request = request
         self._hosts = HostsAndSpares(request.hosts, request.spares, request.options.min_nodes)
-        self._home_disk = DiskWriter(_ignore, _ignore)  # of the incident log; nothing is lost but the memory
+        self._home_disk = WriteQueue("disk", _ignore)  # of the incident log; nothing is lost but the memory
         self._record = request.record
-        self._say = request.screen.say
+        self._say = request.console.say
         self._options = request.options
         self._began_at = wall_clock()
         self._signals: asyncio.Queue[int] = asyncio.Queue()
@@ -64,7 +64,7 @@ class Run:
                 await self._discard_record()
                 run_id = None if self._options.is_dry else self._record.run_id  # a dry run has none
                 names = {"run": run_id, "name": self._record.name}
-                self._request.screen.emit("result", **names, exit_code=error.exit_code, error=error.message)
+                self._request.console.emit("result", **names, exit_code=error.exit_code, error=error.message)
                 raise
             except Exception:
                 await self._close_disk()  # what was logged until then says most about a bug
@@ -138,13 +138,13 @@ class Run:
         transport = self._request.open_transport(hosts, self._say if is_first else _ignore)
         first_node = (self._options.share or (1, 0))[1]
         self._record.attempt = self._number
-        outputs = self._request.screen.outputs(hosts, self._record, first_node=first_node)
+        outputs = self._request.console.outputs(hosts, self._record, first_node=first_node)
         job = self._request.job
         settings = Settings(
             self._record.run_id, job.env, loader_pythons(job.python), silence_s=job.silence_s,
             stop_timeout_s=job.stop_timeout_s, connect_timeout_s=job.connect_timeout_s,
         )  # fmt: skip
-        progress = self._request.screen.progress
+        progress = self._request.console.progress
         session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         is_last_try = len(ports) == MOST_PORTS and all(ports)
@@ -339,7 +339,7 @@ class Run:
         for line in [*report.unfinished_lines(result.census), *report.written_lines(result.census)]:
             self._say(line, Style.TEXT)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
-        self._request.screen.emit("result", **names, **values)
+        self._request.console.emit("result", **names, **values)
         if self._request.notify is not None:
             await asyncio.to_thread(self._request.notify, "end", result)
             await asyncio.to_thread(self._home_disk.wait, STALLED_S)  # it may have said something

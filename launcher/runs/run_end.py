@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
 from launcher.output.log_reader import LogFile
-from launcher.output.transcript import TRANSCRIPT
+from launcher.output.log_writer import TRANSCRIPT
 from launcher.runs.run_list import ListedRun
 
 _SIGKILL = 9

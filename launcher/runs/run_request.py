@@ -10,8 +10,8 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job
 
 if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
+    from launcher.output.console import RunConsole
     from launcher.output.run_folder import RunRecord
-    from launcher.output.screen import Screen
     from launcher.runs.bisection import Verdict
     from launcher.runs.incident_log import IncidentLog
     from launcher.runs.result import Result
@@ -45,7 +45,7 @@ class RunRequest:
     hosts: Sequence[Host]
     open_transport: Opener
     record: RunRecord
-    screen: Screen
+    console: RunConsole
     options: RunOptions
     spares: Sequence[Host] = ()
     incident_log: IncidentLog | None = None  # what went wrong with hosts in earlier runs; None: nothing is remembered

@@ -18,7 +18,7 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.node import messages
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.session.connection import Event
 from launcher.session.node_state import Census, NodeState, Stage, make_census
 from launcher.session.pool import BROKEN, CALL, INTERRUPT, WAKE, ConnectionPool

@@ -1,4 +1,4 @@
-"""Which files a directory has to send: git says so in a repository, and a list of defaults does elsewhere.
+"""Which files a directory has to send: git says so in a repository, and `default_exclusions` does elsewhere.
 
 Everything here is names; whether there is a file of that name on the disk is for `selection` to see.
 """
@@ -14,31 +14,25 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.node.trees.listing import parents
+from launcher.escapes import shown
+from launcher.node.code.listing import parents
 from launcher.sync import launchignore
+from launcher.sync.default_exclusions import (
+    CACHE,
+    CACHES,
+    ENVIRONMENT,
+    IGNORED,
+    LAUNCHIGNORE,
+    OF_TOOLS,
+    SECRET_FILES,
+    VERSION_CONTROL,
+    classify,
+    is_environment,
+)
 from launcher.sync.git import Absence, Repository, find_repository, list_ignored, list_names
 from launcher.sync.launchignore import exclude_options, seen_from_above, seen_from_inside
-from launcher.sync.names import shown
 
-IGNORED = "git-ignored"
-LAUNCHIGNORE = ".launchignore"
-CACHE = "cache"
-ENVIRONMENT = "virtual environment"
-SECRETS = "secrets"
-
-_CACHES = (
-    "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox",
-    "node_modules", "*.egg-info",
-)  # fmt: skip
-_SECRETS = (".env", ".env.*", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk")
-# What tools make for themselves, as .gitignore files for Python name it: no run saves there.
-_OF_TOOLS = (
-    ".*", "__*__", "env", "ENV", "venv", "*.bak", "build", "develop-eggs", "dist", "downloads", "eggs", "lib", "lib64",
-    "parts", "sdist", "var", "wheels", "share", "htmlcov", "cover", "instance", "_build", "target", "profile_default",
-    "cython_debug", "marimo", "site",
-)  # fmt: skip
 _PLAIN_FOLDER = re.compile(rb"/?([^\s\\*?\[\]!#/][^\\*?\[\]/\r\n]*(?:/[^\\*?\[\]/\r\n]+)*)/\s*")
-_VERSION_CONTROL = (".git", ".hg", ".svn")
 _GITLINK = "160000"  # the mode of a submodule
 _SKIPPED = "S"  # the tag of a file that a sparse checkout omits
 
@@ -117,16 +111,8 @@ def _read_folder(line: bytes) -> str:
     found = _PLAIN_FOLDER.fullmatch(line)
     name = os.fsdecode(found[1]) if found else ""
     parts = name.split("/")
-    is_of_tool = any(fnmatchcase(part, pattern) for part in parts for pattern in (*_OF_TOOLS, *_CACHES))
+    is_of_tool = any(fnmatchcase(part, pattern) for part in parts for pattern in (*OF_TOOLS, *CACHES))
     return "" if is_of_tool else name
-
-
-def classify(name: str) -> str | None:
-    """Return why a file or directory is left out by its name alone; None for any other name."""
-    last = name.rstrip("/").rpartition("/")[2]
-    if name.endswith("/") and any(fnmatchcase(last, pattern) for pattern in _CACHES):
-        return CACHE
-    return SECRETS if any(fnmatchcase(last, pattern) for pattern in _SECRETS) else None
 
 
 # ---- in a repository ------------------------------------------------------------------------------------------------
@@ -206,11 +192,11 @@ def _walk(root: Path, *, is_complete: bool) -> Candidates:
     while waiting:
         below = waiting.pop()
         for entry in _scan(root / below, is_complete=is_complete):
-            if entry.name in _VERSION_CONTROL:
+            if entry.name in VERSION_CONTROL:
                 continue
             is_folder = entry.is_dir(follow_symlinks=False)
             name = below + entry.name + ("/" if is_folder else "")
-            reason = ENVIRONMENT if is_folder and _is_environment(Path(entry.path)) else classify(name)
+            reason = ENVIRONMENT if is_folder and is_environment(Path(entry.path)) else classify(name)
             if reason is not None:
                 found.left_out[name] = reason
             elif is_folder:
@@ -231,20 +217,16 @@ def _scan(folder: Path, *, is_complete: bool) -> list[os.DirEntry[str]]:
         raise UsageError(f"can't open the directory {shown(folder)}: {error.strerror}", fix) from None
 
 
-def _is_environment(folder: Path) -> bool:
-    return os.path.lexists(folder / "pyvenv.cfg") or os.path.lexists(folder / "conda-meta")
-
-
 def _filter_without_repository(root: Path, defaults: Mapping[str, str], patterns: Sequence[str]) -> Candidates:
     """Ask git what the defaults and then `.launchignore` leave of a directory, with an empty repository elsewhere."""
-    first = [*_SECRETS, *(f"{name}/" for name in (*_CACHES, *_VERSION_CONTROL))]
+    first = [*SECRET_FILES, *(f"{name}/" for name in (*CACHES, *VERSION_CONTROL))]
     first += [f"/{launchignore.quote_path(name)}" for name, reason in defaults.items() if reason == ENVIRONMENT]
     with tempfile.TemporaryDirectory(prefix="launch-git-") as empty:
         list_names(root, "init", "-q", "--bare", "--template=", empty)
         found = _list_outside(root, Path(empty), (*first, *patterns))
     for name in found.left_out:
         found.left_out[name] = defaults.get(name) or classify(name) or LAUNCHIGNORE
-    for name in [name for name in found.left_out if name.rstrip("/").rpartition("/")[2] in _VERSION_CONTROL]:
+    for name in [name for name in found.left_out if name.rstrip("/").rpartition("/")[2] in VERSION_CONTROL]:
         del found.left_out[name]
     return found
 

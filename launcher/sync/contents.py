@@ -1,4 +1,7 @@
-"""The contents of a tree's files: small ones as they were listed, others from the directory or this machine's store."""
+"""The contents of a tree's files, and the pieces in which they are sent.
+
+Small files are as they were listed, others come from the directory or this machine's store.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,45 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.tree import Tree
+from launcher.node.code import folders
+from launcher.node.code.listing import LINK, Entry, decode
+from launcher.node.code.store import Store, find_base
 from launcher.node.messages import PIECE_BYTES
-from launcher.node.trees import folders
-from launcher.node.trees.listing import LINK, Entry, decode
-from launcher.node.trees.store import Store, find_base
-from launcher.sync.small_files import SmallFiles
 
 # The controller of a detached run reads what was sent to its host, where it may be removed before that is held.
 CHANGED_FIX = "start again when nothing writes to it and no launch clean --code runs, or leave it out by .launchignore"
 _MOST_CHARACTERS = 200  # of a path in a message
+_MOST_EACH_BYTES = 256 << 10
+_MOST_TOGETHER_BYTES = 32 << 20
+_SAMPLE_BYTES = 64 << 10
+_WORTH_IT = 0.9  # of its size, to which a sample must shrink
+_LEVEL = 1  # a higher one is slower than most networks
+
+
+class SmallFiles:
+    """Keeps what is small enough, as long as there is room."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
+        self._room = _MOST_TOGETHER_BYTES
+
+    def has_room(self, content_hash: str, size_bytes: int) -> bool:
+        """Tell whether a content of this hash and size would be added."""
+        return size_bytes <= min(_MOST_EACH_BYTES, self._room) and content_hash not in self.contents
+
+    def add(self, content_hash: str, content: bytes) -> None:
+        """Keep a content, if there is room."""
+        if self.has_room(content_hash, len(content)):
+            self.contents[content_hash] = content
+            self._room -= len(content)
 
 
 class Contents:
@@ -93,3 +120,58 @@ def _has_hash(file: BinaryIO, entry: Entry) -> bool:
         return not file.read(1) and digest.hexdigest() == entry.content
     except OSError:
         return False
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Parts of files for some nodes."""
+
+    nodes: frozenset[int]
+    parts: tuple[tuple[int, int, int], ...]  # each: which entry, where the part begins and ends
+    payload: bytes
+    is_packed: bool
+    size_bytes: int  # before compression
+
+
+def cut(
+    wanted: Mapping[int, frozenset[int]], entries: list[Entry], open_file: Callable[[Entry], BinaryIO]
+) -> Iterator[Piece]:
+    """Yield the pieces in order; wanted: the nodes that need an entry, by its place in `entries`."""
+    parts: list[tuple[int, int, int]] = []
+    data = bytearray()
+    nodes: frozenset[int] = frozenset()
+    for index, places in sorted(wanted.items()):
+        entry = entries[index]
+        if parts and (places != nodes or len(data) + entry.size > PIECE_BYTES):
+            yield _pack(nodes, parts, data)
+            parts, data = [], bytearray()
+        nodes = places
+        with open_file(entry) as file:
+            for begin, end in _spans(entry.size):
+                data += _read(file, end - begin)
+                parts.append((index, begin, end))
+                if end < entry.size:
+                    yield _pack(nodes, parts, data)
+                    parts, data = [], bytearray()
+    if parts:
+        yield _pack(nodes, parts, data)
+
+
+def _spans(size: int) -> Iterable[tuple[int, int]]:
+    """Return where the parts of a file begin and end; an empty file has one."""
+    return [(begin, min(size, begin + PIECE_BYTES)) for begin in range(0, max(1, size), PIECE_BYTES)]
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    """Read so many bytes; a file that became shorter is filled up, and so has another hash."""
+    return file.read(size).ljust(size, b"\0")
+
+
+def _pack(nodes: frozenset[int], parts: list[tuple[int, int, int]], data: bytearray) -> Piece:
+    content = bytes(data)
+    is_worth_it = len(zlib.compress(content[:_SAMPLE_BYTES], _LEVEL)) < _WORTH_IT * len(content[:_SAMPLE_BYTES])
+    payload = zlib.compress(content, _LEVEL) if is_worth_it else content
+    return Piece(nodes, tuple(parts), payload, is_worth_it, len(content))

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from launcher.job.tree import Tree
 from launcher.node import messages
-from launcher.node.trees import listing
-from launcher.preflight.findings import Finding, fold
+from launcher.node.code import listing
+from launcher.preflight.findings import WARNING, Finding, fold
+from launcher.session.connection import Event
 from launcher.session.session import Session
-from launcher.sync.answers import Answers
-from launcher.sync.contents import Contents
-from launcher.sync.introduction import Chain, introduce, is_worth_it
-from launcher.sync.pieces import Piece, cut
-from launcher.sync.proofs import find_problem, find_warnings
-from launcher.sync.words import progress_words
+from launcher.sync.code_messages import progress_words
+from launcher.sync.contents import Contents, Piece, cut
+from launcher.wording import listed
 
 _ROUNDS = 3  # of pieces: what was missing; what is damaged, or a lost host has not passed on; and once more
+Chain = tuple[int, ...]  # indexes of nodes, in order
+MOST_IN_CHAIN = 64  # a piece takes some milliseconds, and half a round trip, from each node to the next
+WORTH_IT_BYTES = 8_000_000  # that the launch host then doesn't send; at 1 Gbit/s the connecting takes as long
+_MOST_NAMES = 3
+_CACHE_FIX = "choose another directory there with --env XDG_CACHE_HOME=DIR"
+_DISK_FIX = "look for a program that writes there, or for a damaged disk; launch clean --code removes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +224,12 @@ class Delivery:
             if self._answers.is_lost(index):
                 continue
             name, answer = self._session.hosts[index].name, self._answers[index].answer
-            problem = find_problem(self._tree, name, answer, is_check=self._is_check)
+            problem = _find_problem(self._tree, name, answer, is_check=self._is_check)
             if problem is not None:
                 findings.append(problem)
             elif answer is not None:
                 paths[index] = answer.fields["path"]
-                findings += find_warnings(self._tree, name, answer)
+                findings += _find_warnings(self._tree, name, answer)
         return Delivered(paths, self._count_lacking(), self._sent_bytes, tuple(fold(findings)))
 
     def _count_lacking(self) -> int:
@@ -236,3 +242,190 @@ class Delivery:
 
 def _has_room(in_transit: Sequence[int]) -> bool:
     return sum(in_transit) + messages.PIECE_BYTES <= messages.TREE_WINDOW_BYTES
+
+
+# ---- what the nodes have said ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class NodeAnswers:
+    """What one node has said."""
+
+    request: Event | None = None  # its last WANTED that was not served
+    answer: Event | None = None  # PLACED or UNPLACED: its last word
+    addresses: Sequence[str] = ()  # where other nodes may reach it
+    port: int | None = None  # there; 0: it can't have one
+    has_joined: bool | None = None  # whether it is connected with its neighbours in a chain
+    in_transit: list[int] = field(default_factory=list)  # sizes of pieces that it has not taken yet
+
+
+class Answers:
+    """What all nodes have said; it changes only while somebody waits for a session's events."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._nodes = [NodeAnswers() for _ in session.states]
+
+    def __getitem__(self, index: int) -> NodeAnswers:
+        """Return what the node with this index has said."""
+        return self._nodes[index]
+
+    @property
+    def indexes(self) -> range:
+        """The indexes of all nodes."""
+        return range(len(self._nodes))
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear the nodes while the block runs."""
+        listeners: dict[str, Callable[[Event], object]] = {
+            messages.WANTED: self._take_request,
+            messages.TOOK: self._take_receipt,
+            messages.MET: self._take_port,
+            messages.JOINED: self._take_joining,
+            messages.PLACED: self._take_answer,
+            messages.UNPLACED: self._take_answer,
+        }
+        with contextlib.ExitStack() as stack:
+            for kind, listener in listeners.items():
+                stack.enter_context(self._session.subscribe(kind, listener))
+            yield
+
+    def is_lost(self, index: int) -> bool:
+        """Return whether a node has failed; the session has the reason."""
+        return self._session.states[index].failure is not None
+
+    def is_over(self, index: int) -> bool:
+        """Return whether nothing more will come from a node."""
+        return self._nodes[index].answer is not None or self.is_lost(index)
+
+    def asking(self, indexes: Iterable[int]) -> list[int]:
+        """Return which of these nodes want something."""
+        return [index for index in indexes if self._nodes[index].request and not self.is_over(index)]
+
+    async def wait_for(self, indexes: Iterable[int], has_said: Callable[[NodeAnswers], object]) -> None:
+        """Wait until each of these nodes has said something, or nothing more will come from it."""
+        found = list(indexes)
+        await self._session.pump(lambda: all(has_said(self._nodes[index]) or self.is_over(index) for index in found))
+
+    def _take_request(self, event: Event) -> None:
+        self._nodes[event.index].request = event
+
+    def _take_answer(self, event: Event) -> None:
+        node = self._nodes[event.index]
+        node.answer = node.answer or event
+
+    def _take_receipt(self, event: Event) -> None:
+        in_transit = self._nodes[event.index].in_transit
+        if in_transit:
+            in_transit.pop(0)
+
+    def _take_port(self, event: Event) -> None:
+        node = self._nodes[event.index]
+        node.port, node.addresses = event.fields["port"] or 0, event.fields["addresses"]
+
+    def _take_joining(self, event: Event) -> None:
+        self._nodes[event.index].has_joined = event.fields["is_complete"]
+
+
+# ---- chains, in which each node passes pieces on: the launch host sends each piece once ------------------------------
+
+
+def is_worth_it(nodes: int, size_bytes: int) -> bool:
+    """Tell whether to connect so many nodes if all of them need so many bytes."""
+    return size_bytes * (nodes - 1) > WORTH_IT_BYTES
+
+
+async def introduce(session: Session, answers: Answers, pem: bytes, indexes: Sequence[int]) -> list[Chain]:
+    """Connect these nodes in chains; return the chains all of whose nodes are connected.
+
+    pem: the certificate and key that all of them get; a node accepts nobody else.
+    """
+    for index in indexes:
+        answers[index].port = answers[index].has_joined = None  # of an earlier round
+        session.send(index, messages.MEET, pem, number=index)
+    await answers.wait_for(indexes, lambda node: node.port is not None)
+    chains = make_chains([index for index in indexes if answers[index].port and not answers.is_over(index)])
+    for chain in chains:
+        for index, following in zip(chain, [*chain[1:], None], strict=True):
+            place = None if following is None else _find_place(session, answers, following)
+            session.send(index, messages.JOIN, following=place, has_previous=index != chain[0])
+    return [chain for chain in chains if await _is_connected(answers, chain)]
+
+
+def make_chains(indexes: Sequence[int]) -> list[Chain]:
+    """Return chains of about the same length; a node alone is none."""
+    number = -(-len(indexes) // MOST_IN_CHAIN)
+    ends = [place * len(indexes) // max(1, number) for place in range(number + 1)]
+    chains = [tuple(indexes[begin:end]) for begin, end in pairwise(ends)]
+    return [chain for chain in chains if len(chain) > 1]
+
+
+async def _is_connected(answers: Answers, chain: Chain) -> bool:
+    nodes = [answers[index] for index in chain]
+    # One that can't is enough: its neighbours would wait for it for some seconds.
+    await answers.wait_for(
+        chain, lambda node: node.has_joined is not None or any(each.has_joined is False for each in nodes)
+    )
+    return all(answers[index].has_joined and not answers.is_over(index) for index in chain)
+
+
+def _find_place(session: Session, answers: Answers, index: int) -> dict[str, Any]:
+    """Return where the node before this one reaches it: at addr= alone, if the hostfile has it."""
+    own = session.hosts[index].address
+    addresses = [own] if own is not None else list(answers[index].addresses)
+    return {"number": index, "addresses": addresses, "port": answers[index].port}
+
+
+# ---- what follows from the last words of the nodes -------------------------------------------------------------------
+
+
+def _find_problem(tree: Tree, host: str, answer: Event | None, *, is_check: bool) -> Finding | None:
+    """Return what is wrong with the code of a host; None if it has proved that it has this tree.
+
+    answer: its last word; None if there was none. is_check: it was asked only to compare.
+    """
+    if answer is None:
+        return Finding((host,), "no other host has filled the cache directory that it shares")
+    fields = answer.fields
+    if answer.kind == messages.UNPLACED:
+        fix = f"free space there, or {_CACHE_FIX}" if fields["is_full"] else _CACHE_FIX
+        return Finding((host,), fields["text"], fix if fields["is_disk"] else "")
+    if fields["hash"] == tree.hash and fields["path"]:
+        return None
+    names = _name_some(fields["wrong"], fields["wrong_count"])
+    if is_check:
+        verb = "differs" if fields["wrong_count"] == 1 else "differ"
+        text = f"{names} {verb} from what is here" if names else "no code was sent there yet"
+        return Finding((host,), text, "send it: launch sync")
+    return Finding((host,), f"its copy of {names} differs" if names else f"its code isn't {tree.name}", _DISK_FIX)
+
+
+def _find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
+    """Yield what is doubtful about the code of a host that has the tree."""
+    fields = answer.fields
+    if fields["repaired"]:
+        verb = "was" if len(fields["repaired"]) == 1 else "were"
+        change = f"{_name_some(fields['repaired'])} had changed in the run's directory, and {verb} restored"
+        yield Finding((host,), f"{change} (what was there is kept as NAME.replaced-...)", "", WARNING)
+    if fields["extras"]:
+        verbs = ("was", "is") if len(fields["extras"]) == 1 else ("were", "are")
+        text = "{0} {1} not sent, but {2} in the run's directory and can be imported"
+        text = text.format(_name_some(fields["extras"]), *verbs)
+        yield Finding((host,), text, "", WARNING)
+    for link in tree.links:
+        if link.is_filled and link.name in fields["empty"]:
+            fix = f"copy the files there, or link another directory: --link {link.name}=DIR"
+            text = f"{link.target} is empty; here {link.name}/ has files, which aren't sent"
+            yield Finding((host,), text, fix, WARNING)
+        if link.name in fields["unmade"]:
+            text = f"can't make {link.target}, so {link.name}/ stays in this run's copy of the code"
+            yield Finding((host,), text, f"link another directory: --link {link.name}=DIR", WARNING)
+
+
+def _name_some(paths: Sequence[str], total: int = 0) -> str:
+    """Return `a.py, b.py and c.py`, or `a.py, b.py, c.py and 7 more`; total: if not all are among these."""
+    if not paths:
+        return ""
+    more = max(total, len(paths)) - _MOST_NAMES
+    return listed([*paths[:_MOST_NAMES], *([f"{more} more"] if more > 0 else [])])

@@ -17,8 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.escapes import one_line
-from launcher.sync.names import shown
+from launcher.escapes import one_line, shown
 
 # Set by a git that started `launch` through a hook or an alias: they name its repository, not the code's.
 _OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX")

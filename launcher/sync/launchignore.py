@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.sync.names import shown
+from launcher.escapes import shown
 
 NAME = ".launchignore"
 

@@ -1,43 +1,50 @@
 """Which files of a directory are sent, and what stays on this machine, with the reasons.
 
 A file is sent if git tracks it or would let it be added, unless `.launchignore` says otherwise. Without a repository
-every file is, less the defaults of `candidates`. The contents are those on the disk, not those of a commit.
+every file is, less the default exclusions. The contents are those on the disk, not those of a commit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
+import time
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.node.trees.listing import parents
-from launcher.sync.candidates import (
-    ENVIRONMENT,
-    IGNORED,
-    LAUNCHIGNORE,
-    SECRETS,
-    Candidates,
-    classify,
-    find_candidates,
-    find_named_folders,
-)
+from launcher.escapes import listed_names, shown
+from launcher.node.code.listing import is_inside, parents
+from launcher.sync.candidates import Candidates, find_candidates, find_named_folders
+from launcher.sync.default_exclusions import CACHE, ENVIRONMENT, IGNORED, LAUNCHIGNORE, SECRETS, STAYING, classify
 from launcher.sync.git import Absence, Repository, find_repository, list_ignored
-from launcher.sync.left_out import LeftOut, gather, measure
-from launcher.sync.links import find_useful_links
-from launcher.sync.names import listed_names, refuse_clashes, shown
 from launcher.wording import count
 
-STAYING = "logs"
 PLACEHOLDERS = (".gitkeep", ".keep", ".gitignore")  # for directories that git would not keep without a file
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-")
 _KEY_BYTES = 100  # of a file in which it is the first line
 _MAY_HOLD_KEYS = (".pem", ".key", ".crt", ".json")  # after certificates, or as a value of a cloud's service account
 _MIXED_BYTES = 64 << 10
 _PLACEHOLDER = "git has only a placeholder"
+_MOST_LINKS = 40  # that Linux follows in one path
+MEASURE_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """One file or directory that stays on this machine; the name of a directory ends with a slash.
+
+    size_bytes: None if it wasn't counted; if `is_partial`, there is more than that.
+    """
+
+    name: str
+    reason: str
+    size_bytes: int | None = None
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,3 +302,115 @@ def _warn_of_linked_code(root: Path, folders: Iterable[str], hollow: Set[str]) -
 
 def _is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112 - false where pathlib would raise: a link to what is unreadable
+
+
+# ---- what isn't sent, and how large it is ----------------------------------------------------------------------------
+
+
+def gather(reasons: Mapping[str, str], sent: Iterable[str]) -> dict[str, str]:
+    """Replace files by the topmost directory above them in which nothing is sent; its reason is the most common one."""
+    busy = {folder for path in sent for folder in parents(path)}
+    votes: dict[str, dict[str, int]] = {}
+    for name, reason in reasons.items():
+        above = [folder for folder in parents(name.rstrip("/")) if folder not in busy]
+        counted = votes.setdefault(f"{above[-1]}/" if above else name, {})
+        counted[reason] = counted.get(reason, 0) + 1
+    return {name: max(counted, key=counted.__getitem__) for name, counted in sorted(votes.items())}
+
+
+def measure(root: Path, reasons: Mapping[str, str]) -> tuple[LeftOut, ...]:
+    """Find the sizes, of files first; after MEASURE_S, what isn't counted stays so. Caches aren't counted."""
+    deadline = time.monotonic() + MEASURE_S
+    ordered = sorted(reasons.items(), key=lambda item: (item[0].endswith("/"), item[0]))
+    found = [
+        LeftOut(name, reason, *((None, False) if reason == CACHE else _measure(root / name, deadline)))
+        for name, reason in ordered
+    ]
+    return tuple(sorted(found, key=lambda each: each.name))
+
+
+def _measure(path: Path, deadline: float) -> tuple[int | None, bool]:
+    """Return the size of a file, or of all files below a directory, and whether there is more."""
+    if time.monotonic() > deadline:
+        return None, False
+    try:
+        found = path.lstat()
+    except OSError:
+        return None, False
+    if not stat.S_ISDIR(found.st_mode):
+        return found.st_size, False
+    size, waiting = 0, [str(path)]
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:  # what is unreadable isn't counted
+            for entry in entries:
+                if time.monotonic() > deadline:
+                    return (size, True) if size else (None, False)
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    size += entry.stat(follow_symlinks=False).st_size
+    return size, False
+
+
+# ---- links and names, as the hosts will see them ---------------------------------------------------------------------
+
+
+def find_useful_links(files: Set[str], links: Mapping[str, str]) -> set[str]:
+    """Return the links that lead to a file or directory that is sent, over links that are sent.
+
+    links: the target of each link; a link whose text leads out of the tree is none of them, even if it comes back.
+    """
+    useful = {path for path, target in links.items() if is_inside(path, target)}
+    while True:
+        folders = {folder for path in (*files, *useful) for folder in parents(path)} | {""}
+        sent = {path: links[path] for path in useful}
+        left = {path for path in useful if _is_there(path, files, folders, sent)}
+        if left == useful:
+            return useful
+        useful = left  # and what leads over the others has to go too
+
+
+def _is_there(path: str, files: Set[str], folders: Set[str], links: Mapping[str, str]) -> bool:
+    place, names, followed = "", path.split("/")[::-1], 0
+    while names:
+        name = names.pop()
+        if name in ("", "."):
+            continue
+        if place in files or (name == ".." and not place):
+            return False
+        below = place.rpartition("/")[0] if name == ".." else f"{place}/{name}" if place else name
+        if below in links:
+            followed += 1
+            if followed > _MOST_LINKS:
+                return False
+            names += links[below].split("/")[::-1]
+        elif below in folders or below in files:
+            place = below
+        else:
+            return False
+    return True
+
+
+def refuse_clashes(paths: Iterable[str]) -> None:
+    """Raise UsageError if two paths, or the directories above them, differ only in case or in Unicode normal form.
+
+    The disks of Macs, and Linux directories with case folding, keep only one of them.
+    """
+    spelled: dict[str, str] = {}
+    for path in paths:
+        for part in (path, *parents(path)):
+            known = spelled.setdefault(_fold(part), part)
+            if known != part:
+                kind = "case" if known.lower() == part.lower() else "the form of their letters (NFC and NFD)"
+                raise UsageError(
+                    f"{shown(known)} and {shown(part)} differ only in {kind}: some disks keep only one of them",
+                    "rename one of them, or leave it out with .launchignore",
+                )
+            if known is not part:
+                break  # this directory was seen, and so were those above it
+
+
+def _fold(name: str) -> str:
+    if name.isascii():
+        return name.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.node.trees import listing
-from launcher.node.trees.listing import Entry
-from launcher.sync.names import listed_names, shown
+from launcher.escapes import listed_names, shown
+from launcher.node.code import listing
+from launcher.node.code.listing import Entry
+from launcher.sync.contents import SmallFiles
 from launcher.sync.selection import Selection
-from launcher.sync.small_files import SmallFiles
 from launcher.wording import count
 
 _PIECE_BYTES = 1 << 20

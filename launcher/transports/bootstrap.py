@@ -17,7 +17,7 @@ import sys
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
@@ -54,8 +54,8 @@ _PARTS: Mapping[str, Sequence[str]] = {
         "processes.run_folders", "processes.torchrun",
     ),
     "setup": ("facts.setup",),
-    "trees": ("own_folders", *(f"trees.{name}" for name in (
-        "arrivals", "chain", "folder", "folders", "group", "intake", "keeper", "listing", "proof", "store", "worker",
+    "code": ("own_folders", *(f"code.{name}" for name in (
+        "chain", "code_process", "folders", "listing", "missing_pieces", "proof", "store",
     ))),
     "arming": ("processes.faulthandler_stacks",),
     "stacks": ("processes.py_spy", "processes.stacks"),
@@ -64,14 +64,12 @@ _LOCK = threading.Lock()
 # Of the location tables of these Pythons: the kinds of entries for instructions of a line, and of none.
 _HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
 _NO_COLUMNS, _NO_LINE = 13, 15
-_PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes", "launcher.node.trees")
-_AGENT_PACKAGES = ("launcher", "launcher.node", "launcher.node.agents", "launcher.node.relays")
 _AGENT_MODULES = (
     "clock", "fast_json", "messages", "signals", "relays.relayed_process",
     *(f"agents.{name}" for name in ("agent", "children", "controller_link", "dials", "lifecycle")),
 )  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")
-_RELAY_PACKAGES = ("launcher", "launcher.node", "launcher.node.relays")
+_CONTROLLER_MODULES = ("own_folders", "controller_code")
 
 # Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends. SIGALRM ends it if nothing comes
 # for too long, as from a machine that has lost power: sshd may notice that hours later. A process that it forks, and
@@ -85,18 +83,14 @@ _LOADER = (
     'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
 )
 
-# The one line that the loader reads byte by byte: it reads the modules and the importer that follow, and runs that.
-_READER = (
-    "d=bytearray();"
-    "exec('while len(d)<{size}:d+=os.read(0,{size}-len(d))or os._exit(1);s.alarm(w)');"
-    "s.alarm(0);"
-    "exec(bytes(d[{modules_size}:]))"
-)
+# The one line that the loader reads byte by byte: it reads the modules that follow.
+_READER = "d=bytearray();exec('while len(d)<{size}:d+=os.read(0,{size}-len(d))or os._exit(1);s.alarm(w)');s.alarm(0);"
+# Unpacks the modules, one of which, without a name, makes the others importable.
+_UNPACKER = 'import marshal,sys,zlib;m=marshal.loads(zlib.decompress(d));exec(m.pop(""));'
 _IMPORTER = """\
-import marshal, sys, zlib
 from _frozen_importlib import ModuleSpec
 class Importer:
-    modules = {{}}
+    modules = m
     @staticmethod
     def take(data):
         Importer.modules.update(marshal.loads(zlib.decompress(data)))
@@ -110,11 +104,8 @@ class Importer:
         code = Importer.modules[module.__name__]
         code = marshal.loads(code) if isinstance(code, bytes) else compile(code, module.__name__, "exec")
         exec(code, module.__dict__)
-Importer.take(d[:{modules_size}])
 del d
 sys.meta_path.insert(0, Importer)
-from {package} import {program}
-{program}.main({nonce!r}{argument})
 """
 
 
@@ -143,7 +134,8 @@ def loader_command(python: str, nonce: str, wait_s: float = WAIT_S) -> str:
 # The loader for a task of Slurm, whose marker is the line `here` of launcher.node.relays.relay: srun passes on no
 # input before every node has started its task, so each task reports first.
 _RELAY_LOADER = (
-    "import os;"
+    "import os,_signal as s;"
+    "w=0;"  # no alarm: it waits until all nodes have started their tasks
     'print("~{nonce} here",os.environ["SLURM_PROCID"],os.environ["SLURMD_NODENAME"],os.getpid(),'
     'open("/proc/self/stat").read().rpartition(") ")[2].split()[19],flush=True);'
     'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
@@ -160,37 +152,20 @@ def relay_argv(pythons: Sequence[str], nonce: str) -> list[str]:
     return ["/bin/sh", "-c", _RELAY_SHELL, _RELAY_LOADER.format(nonce=nonce), *pythons]
 
 
-# Code that makes modules from their source texts, and calls `main` of the last one.
-_RELAY_IMPORTER = """\
-import sys
-for name, text in {sources!r}:
-    exec(text, sys.modules.setdefault(name, type(sys)(name)).__dict__)
-sys.modules[name].main({nonce!r}, {block_bytes}, {kept_blocks})
-"""
-
-
 def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
-    """Return the code of a relay as the one line that its loader reads; it is the same for every node and Python."""
-    code = _RELAY_IMPORTER.format(
-        sources=_relay_sources(_RELAY_MODULES), nonce=nonce, block_bytes=block_bytes, kept_blocks=kept_blocks
-    )
-    return f"exec({code!r})\n".encode()
-
-
-def _relay_sources(modules: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the names and source texts of these modules of launcher.node, after the empty packages that hold them."""
-    sources = [(name, "") for name in _RELAY_PACKAGES]
-    return sources + [(f"launcher.node.{name}", _source_of(name)) for name in modules]
+    """Return the code of a relay, which its loader reads; it is the same for every node and Python."""
+    arguments = f"{nonce!r}, {block_bytes}, {kept_blocks}"
+    return _program(_RELAY_MODULES, "", f"import launcher.node.relays.relay as program;program.main({arguments})")
 
 
 # A task of pdsh gets no input, so everything is in its command line, compressed: a login shell accepts 128 KB.
 _TASK_LOADER = (
-    "import base64,marshal,os,sys,zlib;"
+    "import base64,os,sys;"
     "sys.version_info<(3,8)and os._exit(127);"
     'sys.platform=="linux"or os._exit(119);'
-    's,n,w=marshal.loads(zlib.decompress(base64.b64decode("{blob}")));'
-    "[exec(t,sys.modules.setdefault(m,type(sys)(m)).__dict__)for m,t in s];"
-    "getattr(sys.modules[s[-1][0]],n)(w[0],{rank},*w[1:])"
+    'd=base64.b64decode("{blob}");'
+    + _UNPACKER
+    + 'n,*w=m.pop("words");import launcher.node.relays.{module} as p;p.{function}(n,{rank},*w)'
 )
 
 # Doesn't ask each Python for its version first, but runs it: exit code 127 means that it is missing or too old. Input
@@ -201,33 +176,26 @@ _INPUT_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $
 def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) -> str:
     """Return the command line that starts a relay as a task of pdsh; pdsh replaces `rank` with the host's index."""
     modules = ("clock", "relays.launcher_probe", "relays.relay_socket", *_RELAY_MODULES)
-    return _task_line(_RELAY_SHELL, pythons, rank, modules, "main_with_socket", nonce, silence_s)
+    loader = _TASK_LOADER.format(
+        blob=_task_blob(modules, nonce, silence_s), module="relay", function="main_with_socket", rank=rank
+    )
+    return _task_line(_RELAY_SHELL, loader, pythons)
 
 
 def input_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], inputs: Sequence[Any]) -> str:
     """Return the command line of a short pdsh that runs launcher.node.relays.relay_input to deliver relays' input."""
-    return _task_line(
-        _INPUT_SHELL,
-        pythons,
-        rank,
-        ("relays.relay_socket", "relays.relay_input"),
-        "main",
-        nonce,
-        list(texts),
-        list(inputs),
-    )
+    blob = _task_blob(("relays.relay_socket", "relays.relay_input"), nonce, list(texts), list(inputs))
+    loader = _TASK_LOADER.format(blob=blob, module="relay_input", function="main", rank=rank)
+    return _task_line(_INPUT_SHELL, loader, pythons)
 
 
-def _task_line(
-    shell: str, pythons: Sequence[str], rank: str, modules: Sequence[str], function: str, *words: Any
-) -> str:
-    """Return the command line that loads these modules of launcher.node, and calls a function of the last one.
+def _task_blob(modules: tuple[str, ...], *words: Any) -> str:
+    """Return these modules of launcher.node, and words for a function of the last one, as text."""
+    message = {**_gather(modules, is_program=True, is_compiled=False), "words": words}
+    return base64.b64encode(zlib.compress(marshal.dumps(message, 2), 9)).decode()
 
-    The function gets the words as arguments, with `rank` inserted as the second.
-    """
-    message = (_relay_sources(modules), function, words)
-    blob = base64.b64encode(zlib.compress(marshal.dumps(message, 2), 9)).decode()
-    loader = _TASK_LOADER.format(blob=blob, rank=rank)
+
+def _task_line(shell: str, loader: str, pythons: Sequence[str]) -> str:
     return f"exec /bin/sh -c '{shell}' '{loader}' {shlex.join(pythons)}"
 
 
@@ -249,8 +217,8 @@ class NodeCode:
 
     def begin(self, nonce: str) -> bytes:
         """Return what to send on stdin after the marker."""
-        code = _pack_modules(_PACKAGES, _FIRST_MODULES, self._magic)
-        return _program("launcher.node", "guardian", nonce, code, ", Importer.take")
+        start = f"import launcher.node.guardian as program;program.main({nonce!r},Importer.take)"
+        return _program(_FIRST_MODULES, self._magic, start)
 
     def add_for(self, header: Mapping[str, Any]) -> bytes:
         """Return what to send before a message to the supervisor; empty if the node has all that this one needs."""
@@ -259,7 +227,7 @@ class NodeCode:
             return b""
         self._sent.update(missing)
         names = tuple(name for part in missing for name in _PARTS[part])
-        return messages.encode(messages.MODULES, _pack_modules((), names, self._magic))
+        return messages.encode(messages.MODULES, _pack_modules(names, self._magic, is_program=False))
 
 
 def find_parts(header: Mapping[str, Any]) -> list[str]:
@@ -271,7 +239,7 @@ def find_parts(header: Mapping[str, Any]) -> list[str]:
         "network": facts or header.get("tree") or kind in (messages.ROUTE, messages.PROBE, messages.SHARE),
         "facts": facts,
         "setup": header.get("setup"),
-        "trees": header.get("tree"),
+        "code": header.get("tree"),
         "arming": header.get("with_stacks") or kind == messages.STACKS,
         "stacks": kind == messages.STACKS,
     }
@@ -280,40 +248,54 @@ def find_parts(header: Mapping[str, Any]) -> list[str]:
 
 def agent_code(nonce: str, magic: str) -> bytes:
     """Return what to send on stdin after the marker for an agent; its first message (messages.PLANT) follows it."""
-    return _program(
-        "launcher.node.agents", "agent", nonce, _pack_modules(_AGENT_PACKAGES, _AGENT_MODULES, magic), ", w"
-    )
+    return _program(_AGENT_MODULES, magic, f"import launcher.node.agents.agent as program;program.main({nonce!r},w)")
 
 
-def _program(package: str, program: str, nonce: str, modules: bytes, argument: str = "") -> bytes:
-    """Return these modules behind the line that reads them, with an importer that calls `main` of one, `program`.
+def controller_code(name: str) -> bytes:
+    """Return what to send on stdin after the marker, to start the launcher's own code.
 
-    argument: a further one of `main`, as the loader knows it: `w` is its time to wait.
+    name: the hash of its archive, which launcher.node.controller_code takes in place of the modules that were sent.
     """
-    importer = _IMPORTER.format(
-        modules_size=len(modules), package=package, program=program, nonce=nonce, argument=argument
-    ).encode()
-    reader = _READER.format(size=len(modules) + len(importer), modules_size=len(modules))
-    return b"%b\n%b%b" % (reader.encode(), modules, importer)
+    start = (
+        f"import launcher.node.controller_code as code;code.main({name!r},w);Importer.modules.clear();"
+        "from launcher.controller import program;program.main(os.environ,w)"
+    )
+    return _program(_CONTROLLER_MODULES, "", start)
 
 
-def _pack_modules(packages: tuple[str, ...], names: tuple[str, ...], magic: str) -> bytes:
-    """Return empty packages and modules of launcher.node: compiled for a Python of `launch`'s minor version."""
+def _program(names: tuple[str, ...], magic: str, start: str) -> bytes:
+    """Return these modules of launcher.node behind the line that reads them and then runs `start`.
+
+    That may use what the loader knows: `w`, its time to wait, and `Importer`.
+    """
+    modules = _pack_modules(names, magic, is_program=True)
+    return f"{_READER.format(size=len(modules))}{_UNPACKER}{start}\n".encode() + modules
+
+
+def _pack_modules(names: tuple[str, ...], magic: str, *, is_program: bool) -> bytes:
+    """Return modules of launcher.node: compiled for a Python of `launch`'s minor version; is_program: as the first."""
     with _LOCK:  # hosts connect in threads, and the modules are compiled once for all
-        return (_compiled_modules if magic == MAGIC_NUMBER.hex() else _plain_modules)(packages, names)
+        return _compress(names, is_program=is_program, is_compiled=magic == MAGIC_NUMBER.hex())
 
 
 @functools.cache
-def _plain_modules(packages: tuple[str, ...], names: tuple[str, ...]) -> bytes:
-    sources = {f"launcher.node.{name}": _source_of(name) for name in names}
-    return zlib.compress(marshal.dumps(dict.fromkeys(packages, "") | sources, 2))
+def _compress(names: tuple[str, ...], *, is_program: bool, is_compiled: bool) -> bytes:
+    return zlib.compress(marshal.dumps(_gather(names, is_program=is_program, is_compiled=is_compiled), 2))
 
 
-@functools.cache
-def _compiled_modules(packages: tuple[str, ...], names: tuple[str, ...]) -> bytes:
-    """Return the modules as marshalled code, which saves 12 ms of compiling; a node unmarshals what it imports."""
-    code = {f"launcher.node.{name}": marshal.dumps(_code_of(f"launcher.node.{name}")) for name in names}
-    return zlib.compress(marshal.dumps(dict.fromkeys(packages, "") | code))
+def _gather(names: tuple[str, ...], *, is_program: bool, is_compiled: bool) -> dict[str, str | bytes]:
+    """Return modules by their names, and the empty packages that hold them.
+
+    Marshalled code saves 12 ms of compiling; a node unmarshals what it imports.
+    """
+    found: dict[str, str | bytes] = {"": _IMPORTER} if is_program else {}
+    for name in names:
+        folders = f"launcher.node.{name}".split(".")[:-1]
+        found |= dict.fromkeys((".".join(folders[:end]) for end in range(1, len(folders) + 1)), "")
+    for name in names:
+        module = f"launcher.node.{name}"
+        found[module] = marshal.dumps(_code_of(module)) if is_compiled else _source_of(name)
+    return found
 
 
 def _code_of(name: str) -> CodeType:
@@ -345,26 +327,6 @@ def drop_columns(code: CodeType) -> CodeType:
     return code.replace(co_linetable=bytes(table), co_consts=tuple(inner))
 
 
-# Makes modules from their source texts, which the code that arrives replaces by its own.
-_ARRIVAL = """\
-import os, sys
-for name, text in {sources!r}:
-    exec(text, sys.modules.setdefault(name, type(sys)(name)).__dict__)
-sys.modules[name].main({name!r}, w)
-from launcher.controller import program
-program.main(os.environ, w)
-"""
-
-
-def arrival_code(name: str) -> bytes:
-    """Return what to send on stdin after the marker, to start the launcher's own code (see launcher.node.arrival).
-
-    name: the hash of its archive.
-    """
-    code = _ARRIVAL.format(sources=_relay_sources(("own_folders", "arrival")), name=name)
-    return f"exec({code!r})\n".encode()
-
-
 def trainer_archive() -> bytes:
     """Return the built-in programs (`launcher.trainer`, `launcher.collectives`) as a zip that Python can run.
 
@@ -375,11 +337,16 @@ def trainer_archive() -> bytes:
     for folder in ("collectives", "trainer"):
         names += sorted(_list_modules(package / folder, folder))
     main = "import runpy, sys\nrunpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)\n"
+    files = [("__main__.py", main.encode()), *((f"launcher/{name}", (package / name).read_bytes()) for name in names)]
+    return write_archive(files, zipfile.ZIP_DEFLATED)
+
+
+def write_archive(files: Iterable[tuple[str, bytes]], compression: int) -> bytes:
+    """Return files as a zip with a fixed date, so that equal code gives an equal archive."""
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr(_entry("__main__.py"), main, zipfile.ZIP_DEFLATED)
-        for name in names:
-            file.writestr(_entry(f"launcher/{name}"), (package / name).read_bytes(), zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(archive, "w", compression) as file:
+        for name, content in files:
+            file.writestr(zipfile.ZipInfo(name, date_time=(2000, 1, 1, 0, 0, 0)), content, compression)
     return archive.getvalue()
 
 
@@ -390,8 +357,3 @@ def _list_modules(folder: Traversable, name: str) -> Iterator[str]:
             yield f"{name}/{entry.name}"
         elif entry.is_dir() and entry.name != "__pycache__":
             yield from _list_modules(entry, f"{name}/{entry.name}")
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    """Return a zip entry with a fixed date, so that equal code gives an equal archive."""
-    return zipfile.ZipInfo(name, date_time=(2000, 1, 1, 0, 0, 0))

@@ -13,8 +13,8 @@ from machines.patience import NEVER_S
 from node_process import Message, Node
 
 from launcher.node import messages
-from launcher.node.trees import listing
-from launcher.node.trees.listing import Entry
+from launcher.node.code import listing
+from launcher.node.code.listing import Entry
 
 FILES = {"train.py": b"print(1)\n", "pkg/model.py": b"SIZE = 3\n", "pkg/copy.py": b"SIZE = 3\n", "empty": b""}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from launcher.hosts.host import Host
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
 
@@ -34,7 +34,4 @@ class Screen:
     def progress(self, text: str) -> None: ...
 
     def outputs(self, hosts: Sequence[Host], record: RunRecord, *, first_node: int = 0) -> list[NodeOutput]:
-        return [
-            NodeOutput(host.name, NodeLog(record.log_path(rank), record.complain, record.files_path(rank)), None)
-            for rank, host in enumerate(hosts, first_node)
-        ]
+        return [NodeOutput(host.name, record.open_log(rank), None) for rank, host in enumerate(hosts, first_node)]

@@ -27,7 +27,7 @@ from launcher.hosts.host import Host
 from launcher.job.tree import Link, Tree
 from launcher.node import messages
 from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES, encode
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.preflight.findings import Finding
 from launcher.session.session import Session
 from launcher.session.settings import Settings

@@ -24,7 +24,7 @@ from launcher.commands import check
 from launcher.commands.exec import Execution, execute
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.attempt import Attempt
 from launcher.runs.result import Result

@@ -18,7 +18,7 @@ from node_code import Code, Talk
 from node_process import Nodes
 
 from launcher.node import messages
-from launcher.node.trees import chain
+from launcher.node.code import chain
 from launcher.transports.agents.credentials import make_certificate
 
 PEM = "".join(make_certificate()).encode()

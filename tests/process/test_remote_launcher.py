@@ -24,7 +24,7 @@ from launcher.controller.travelling_code import pack_code
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
-from launcher.output.view import View
+from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
 from launcher.runs.state_directory import find_state
@@ -34,7 +34,7 @@ from launcher.transports.local import LocalTransport
 
 TIMEOUT_S = 10.0
 RUN = "20261120-091233"
-VIEW = View(frozenset(), is_one_file=False, with_color=False, columns=None)
+VIEW = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
 
 # Imports every module but those that only the ranks, or the nodes, need.
 IMPORTS = """

@@ -111,9 +111,9 @@ def test_the_log_goes_on_in_the_same_file_and_the_record_has_all_attempts(tmp_pa
 
 def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a pipe that nobody reads hangs as a file does on a network file system that is away."""
-    monkeypatch.setattr("launcher.output.disk_writer.STALLED_S", 0.1)
+    monkeypatch.setattr("launcher.output.write_queue.STALLED_S", 0.1)
     monkeypatch.setattr("launcher.runs.attempt.STALLED_S", 0.1)
-    monkeypatch.setattr("launcher.output.disk_writer.FAREWELL_S", 1.0)
+    monkeypatch.setattr("launcher.output.write_queue.FAREWELL_S", 1.0)
     script = f"[ $LAUNCH_ATTEMPT = 1 ] && sleep {slowed(2.5)}; " + FAILS.format(codes="3")
     pipes: list[Path] = []
 

@@ -22,7 +22,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.output.lines import STDOUT
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.result import Result
 from launcher.runs.run import Run

@@ -10,8 +10,8 @@ from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind
+from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import MuteScreen
 from launcher.output.style import Style
 from launcher.runs.bisection import Verdict
 from launcher.runs.culprits import find_between_attempts
@@ -19,7 +19,7 @@ from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.transports.local import LocalTransport
 
 
-class Screen(MuteScreen):
+class Screen(MuteConsole):
     """Keeps what is said."""
 
     def __init__(self) -> None:

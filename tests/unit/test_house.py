@@ -147,7 +147,7 @@ def _may_import(module: Module, name: str) -> bool:
         return other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
     if other == "node":
         is_on_a_node = mine == "controller" and name.startswith("launcher.node.facts.network")
-        shared = tuple(f"launcher.node.trees.{name}" for name in ("folders", "listing", "store"))
+        shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
         is_one_itself = mine == "runs" and name.startswith(("launcher.node.facts.machine", "launcher.node.own_folders"))
         is_shared = name == "launcher.node.messages" or name.startswith("launcher.node.messages.")

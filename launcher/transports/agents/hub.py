@@ -13,13 +13,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from launcher.concurrency import start_task, start_thread
-from launcher.errors import HostFailureKind, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
+from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.open_files import allow_open_files
+from launcher.transports.agents.agent_listener import MOST_GUESTS, MOST_STRANGERS, AgentListener, open_port
 from launcher.transports.agents.credentials import Credentials, make_server_context
-from launcher.transports.agents.doorway import MOST_GUESTS, MOST_STRANGERS, Doorway, open_port
 from launcher.transports.agents.link import AgentLink, Header
-from launcher.transports.agents.transport import AgentTransport
+from launcher.transports.base import TransportError
+from launcher.transports.relayed.channel import RelayChannel
 
 OWN_FILES = 64
 FILES_PER_HOST = 8  # its connection, its log, and more while it starts
@@ -57,7 +59,7 @@ class Hub:
         self._is_closing = False
         self._attempts = itertools.count(1)
         self._numbers = itertools.count(1)
-        self._doorway: Doorway | None = None
+        self._agent_listener: AgentListener | None = None
         self._most_strangers = MOST_STRANGERS
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -94,7 +96,7 @@ class Hub:
     @property
     def refused(self) -> int:
         """Return how many connections were not an agent's of this run."""
-        return self._doorway.refused if self._doorway is not None else 0
+        return self._agent_listener.refused if self._agent_listener is not None else 0
 
     def missing(self) -> list[str]:
         """Return the hosts whose agent is not connected now."""
@@ -153,9 +155,11 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         # What asyncio reports here is the failure of a connection, perhaps a stranger's; `connection_lost` follows.
         self._loop.set_exception_handler(lambda loop, context: None)
-        doorway = Doorway(listener, context, lambda: AgentLink(self._admit, self._lose), self._most_strangers)
-        self._doorway = doorway
-        tasks = [self._start(doorway.accept()), self._start(self._beat())]
+        agent_listener = AgentListener(
+            listener, context, lambda: AgentLink(self._admit, self._lose), self._most_strangers
+        )
+        self._agent_listener = agent_listener
+        tasks = [self._start(agent_listener.accept()), self._start(self._beat())]
         is_serving.set()
         try:
             await self._end.wait()
@@ -168,7 +172,7 @@ class Hub:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            await doorway.close()
+            await agent_listener.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return start_task(work, self._break)
@@ -244,3 +248,36 @@ class Hub:
             self._leave_s = 0.0
             self._changed.notify_all()
         self._call(self._begin_end)
+
+
+class AgentTransport:
+    """One attempt's way to the hosts: starts processes through the agents of a hub.
+
+    They refuse what an attempt asks for after a later one has begun."""
+
+    name = "agents"
+    is_terse = False
+
+    def __init__(
+        self, attempt: int, find_link: Callable[[str, float], AgentLink | None], next_number: Callable[[], int]
+    ) -> None:
+        """find_link: waits for a host's agent, at most so many seconds; next_number: of the next channel of a run."""
+        self.attempt = attempt
+        self._find_link = find_link
+        self._next_number = next_number
+
+    def open(self, host: Host, command: str, timeout_s: float) -> RelayChannel:
+        link = self._find_link(host.name, timeout_s)
+        if link is None:
+            raise TransportError(
+                HostFailure(
+                    host.name,
+                    HostFailureKind.TIMED_OUT,
+                    f"its agent is not connected (waited {timeout_s:g} s)",
+                    "check that the host runs and that its network reaches the controller",
+                )
+            )
+        return link.open_channel(self._next_number(), self.attempt, command)
+
+    def own_messages(self, host: Host) -> Sequence[str]:
+        return ()

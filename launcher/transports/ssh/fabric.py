@@ -29,7 +29,7 @@ from launcher.transports.ssh.identities import Login, locked_keys
 from launcher.transports.ssh.key_files import Secrets
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import jump_circle, read_seconds, split_jump
-from launcher.transports.ssh.packets import BoundedPipe
+from launcher.transports.ssh.packet_limits import BoundedPipe
 from launcher.transports.ssh.proxy_command import Proxy
 from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import ThisMachine

@@ -15,7 +15,7 @@ from launcher.transports.ssh.failures import LET_IT_SIGN, Place
 from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.known_hosts_paths import find_files
-from launcher.transports.ssh.packets import OversizedError
+from launcher.transports.ssh.packet_limits import OversizedError
 
 # macOS reports EHOSTDOWN for a host in the same network that doesn't answer.
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)

@@ -28,7 +28,7 @@ from launcher.transports.ssh.known_hosts import (
 )
 from launcher.transports.ssh.known_hosts_file import KnownHostsFile
 from launcher.transports.ssh.known_hosts_paths import find_doubt, find_files
-from launcher.transports.ssh.packets import BoundedPacketizer
+from launcher.transports.ssh.packet_limits import BoundedPacketizer
 
 _ACCEPT_ANY = ("no", "off", "false")
 _ACCEPT_NEW = "accept-new"

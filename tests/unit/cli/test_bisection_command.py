@@ -8,11 +8,12 @@ import pytest
 
 from launcher.cli import bisection, runner, test_distributed
 from launcher.cli.bisection import is_to_bisect
-from launcher.cli.option_groups import OutputOptions, PythonEnvironment, Timeouts
+from launcher.cli.option_groups import OutputOptions, PythonEnvironment
 from launcher.cli.test_distributed import CollectivesTest
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
+from launcher.job.job import Timeouts
 from launcher.runs.result import Result
 from launcher.session.node_state import Census
 

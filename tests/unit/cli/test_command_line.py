@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher import __version__
-from launcher.cli import defaults, runner
 from launcher.cli import main as cli
+from launcher.cli import runner
+from launcher.cli.options import KEYS
 from launcher.cli.run import command as run_command
 from launcher.cli.sbatch import command as sbatch_command
 from launcher.errors import (
@@ -75,6 +76,7 @@ def jobs(monkeypatch):
 # wrong input
 
 ALL = "omit --ranks to see all"
+OPTIONS = "see launch run --help for the options"
 WRONG = [
     ("", "no hosts given", "pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode"),
     (
@@ -95,9 +97,9 @@ WRONG = [
         "--num-nodes 3: only 2 hosts to choose from",
         "lower it, or name more hosts than a,b",
     ),
-    ("--hosts a --gpus x t.py", "--gpus: must be auto or a number of at least 1, got 'x'", ""),
-    ("--hosts a --gpus 0 t.py", "--gpus: must be auto or a number of at least 1, got '0'", ""),
-    ("--hosts a --gpus ² t.py", "--gpus: must be auto or a number of at least 1, got '²'", ""),
+    ("--hosts a --gpus x t.py", "--gpus: must be auto or a number of at least 1, got 'x'", OPTIONS),
+    ("--hosts a --gpus 0 t.py", "--gpus: must be auto or a number of at least 1, got '0'", OPTIONS),
+    ("--hosts a --gpus ² t.py", "--gpus: must be auto or a number of at least 1, got '²'", OPTIONS),
     ("--hosts a --gpus 2 --cpu t.py", "--gpus and --cpu are both given", "to train on CPUs, pass --nproc N --cpu"),
     (
         "--hosts a,b --include b:2,3 --env CUDA_VISIBLE_DEVICES=0,1 t.py",
@@ -123,7 +125,7 @@ WRONG = [
     (
         "--hosts a --progress-dir x --nproc 1 t.py",
         "--progress-dir works only with --restarts",
-        "add --restarts N, or leave it out",
+        "add --restarts N, or omit --progress-dir",
     ),
     (
         "--hosts a --hang-timeout soon t.py",
@@ -408,7 +410,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         python="/p",
         activation=Activation(setup="lines"),
         active_env="/conda",
-        reach=("--hosts", "a,b", "--python", "/p", "--setup", "lines", "--connect-timeout", "2.5"),
+        reach=("--hosts", "a,b", "--connect-timeout", "2.5", "--python", "/p", "--setup", "lines"),
         env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "4", "A": "1", "B": "file", "HOME": "/root"},
         named_env=frozenset(["NCCL_DEBUG", "A", "B", "HOME"]),
         master_addr="10.0.0.1",
@@ -600,6 +602,12 @@ def test_a_file_holds_defaults_for_every_command(launch, jobs):
     assert [row["host"] for row in json.loads(launch("hosts --json")[1])] == ["a", "b1", "b2"]
 
 
+@pytest.mark.parametrize(("include", "names"), [('["a", "c"]', ["a", "c"]), ('"c"', ["c"])])
+def test_each_list_of_the_command_line_may_be_a_list_in_the_file(launch, include, names):
+    write_defaults(f'hosts = ["a", "b", "c"]\ninclude = {include}\n')
+    assert [row["host"] for row in json.loads(launch("hosts --json")[1])] == names
+
+
 def test_the_file_may_leave_stacks_out(launch, jobs):
     write_defaults("stacks = false\n")
     launch("--hosts a t.py")
@@ -617,7 +625,7 @@ def test_every_option_of_a_run_can_have_a_default():
     options = {parameter.name for parameter in (*run_command.params, *sbatch_command.params)} - {"words"}
     of_one_call = {"config", "is_module", "no_python", "as_json", "dry_run", "check", "verbose", "name", "note"}
     of_one_call |= {"job_name", "directive", "output", "submit", "no_sync", "sync_secrets"}
-    assert {*defaults._KEYS} == options - of_one_call | {"script"}
+    assert {*KEYS} == options - of_one_call | {"script"}
 
 
 def test_the_own_file_goes_before_pyproject(launch, jobs):
@@ -710,7 +718,7 @@ def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, 
         # test-distributed takes all but the hosts from launcher.toml
         ("--num-nodes 2 t.py", "--hostfile two --num-nodes 2"),
         ("--hosts eve@a,b --ssh-config c --transport ssh -q t.py", "--hosts eve@a,b --transport ssh --ssh-config c"),
-        ("--hosts a --python /p --accept-new-host-keys t.py", "--hosts a --python /p --accept-new-host-keys"),
+        ("--hosts a --python /p --accept-new-host-keys t.py", "--hosts a --accept-new-host-keys --python /p"),
     ],
 )
 def test_hosts_ssh_and_python_are_known_for_another_command(launch, jobs, folder, line, reach):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main as cli
-from launcher.cli.defaults import RISKY
 from launcher.cli.file_owners import Doubt, find_home, find_other_writer, refuse_strange_folder
+from launcher.cli.options import KEYS
 from launcher.cli.run_place import RemoteRun, fetch
 from launcher.controller.planted_runs import Way
 from launcher.errors import EXIT_USAGE, UsageError
@@ -271,7 +271,7 @@ def clone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("key", RISKY)
+@pytest.mark.parametrize("key", [name for name, option in KEYS.items() if option.at_home])
 def test_each_risky_option_is_kept_to_home(launch: Launch, clone: Path, key: str) -> None:
     key = key.replace("_", "-")
     (clone / "launcher.toml").write_text(f'{key} = "/elsewhere"\n')

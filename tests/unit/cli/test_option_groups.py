@@ -12,24 +12,18 @@ import click
 import pytest
 
 from launcher.cli.command_table import COMMANDS
+from launcher.cli.defaults import CONFIG
 from launcher.cli.option_groups import (
     HostChoice,
     JobRequest,
     OutputOptions,
     PythonEnvironment,
-    Timeouts,
     TransportOptions,
     gather,
     make_group,
 )
-from launcher.cli.options import (
-    config_option,
-    hang_options,
-    host_options,
-    job_options,
-    output_options,
-    reach_options,
-)
+from launcher.cli.options import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option
+from launcher.job.job import Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +46,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     monkeypatch.setattr("os.environ", {"HOME": str(tmp_path)})
     got: list[Everything] = []
 
-    @click.command()
-    @config_option
-    @host_options
-    @job_options
-    @hang_options
-    @reach_options
-    @output_options
+    @click.command(params=[CONFIG, *HOSTS, *JOB, *HANGS, *REACH, *OUTPUT])
     @gather
     def command(*, everything: Everything) -> int:
         got.append(everything)
@@ -83,7 +71,7 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
         HostChoice(hostfile=Path("f"), colon="port", exclude="b", num_nodes=2),
         TransportOptions("ssh", Path("c"), ask_password=True),
         JobRequest(
-            gpus="4", nproc=None, cpu=False, is_module=True, no_python=False, legacy=False, workdir="/w",
+            gpus=4, nproc=None, cpu=False, is_module=True, no_python=False, legacy=False, workdir="/w",
             env=("A=1", "B"), env_file=(Path("e"),), master_port=None, rdzv_timeout_s=7,
             environment=PythonEnvironment(setup="s", venv="d"), timeouts=Timeouts(2.0, 3.0),
             stacks=False, hang_timeout_s=600.0,
@@ -98,7 +86,7 @@ def test_a_typed_option_drops_the_defaults_that_contradict_it(read: Read) -> Non
     toml = 'hosts = "a"\ngpus = 8\npython = "/p"\nsetup = "s"\nlegacy = true\n'
     got = read("--hostfile f --nproc 2 --venv d --no-python", toml)
     assert got.choice == HostChoice(hostfile=Path("f"))
-    assert (got.request.gpus, got.request.nproc, got.request.legacy) == ("auto", 2, False)
+    assert (got.request.gpus, got.request.nproc, got.request.legacy) == (None, 2, False)
     assert got.request.environment == PythonEnvironment(setup="s", venv="d")
     assert read("--transport srun", 'hosts = "a"\nexclude = "b"\ncolon = "port"\n').choice == HostChoice(colon="port")
 
@@ -155,3 +143,18 @@ def test_no_option_is_lost_on_the_way(module: str) -> None:
     others = written if module.endswith("sbatch") else set()
     config = {"config"} & declared
     assert declared - options_of(command.callback) == config | others
+
+
+@pytest.mark.parametrize("module", [*(path for path, _ in COMMANDS.values()), "launcher.cli.test_distributed"])
+def test_an_option_of_several_commands_is_one_to_launcher_toml(module: str) -> None:
+    """A command may word the help of an option anew; the rest is looked up by its name."""
+    for option in importlib.import_module(module).command.params:
+        if isinstance(option, Option) and (option.at_home or option.anywhere):
+            known = KEYS[option.name]
+            assert (option.at_home, option.anywhere, option.place) == (known.at_home, known.anywhere, known.place)
+
+
+def test_every_word_on_an_option_names_one() -> None:
+    for option in OPTIONS.values():
+        assert not (option.at_home and option.anywhere)
+        assert {*option.rivals, *filter(None, [option.needs])} <= OPTIONS.keys()

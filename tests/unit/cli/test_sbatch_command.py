@@ -75,8 +75,8 @@ def test_the_options_of_a_run_go_to_launch_as_they_were_typed(sbatch: Launch) ->
         *options, "--log-dir", "my logs", "--directive", "--exclusive", "--job-name", "x", "pkg.train", "-v"
     )
     assert last_line(out) == (
-        "exec /opt/bin/launch --transport srun --nproc 2 --cpu --module --env 'A=b $c' --env B= "
-        "--setup 'module load x; y' --hang-timeout 600 --ranks 0 --log-dir 'my logs' pkg.train -v"
+        "exec /opt/bin/launch --transport srun --nproc 2 --cpu --module --setup 'module load x; y' "
+        "--env 'A=b $c' --env B= --hang-timeout 600 --ranks 0 --log-dir 'my logs' pkg.train -v"
     )
     assert "#SBATCH --job-name=x\n" in out
     assert '#SBATCH --output="my logs/slurm-%j.out"\n' in out

@@ -16,14 +16,14 @@ from machines.repositories import make_repository, write_files
 from launcher.cli import main as cli
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import JobRequest, SyncOptions, make_group
-from launcher.cli.option_sources import settle_rivals, typed_options
+from launcher.cli.option_sources import settle, typed_options
 from launcher.cli.run import command as run_command
 from launcher.cli.tree_request import add_tree
 from launcher.errors import EXIT_USAGE, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.job.tree import Link, Tree
-from launcher.node.trees import listing
+from launcher.node.code import listing
 
 REINCLUDE = "add a line !data/deep/go.py to .launchignore, after !D/ and D/* for each ignored directory D above it"
 
@@ -60,7 +60,7 @@ def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
 def read(*words: str) -> Job:
     """Return the job of a command line, with its tree, as `launch run` does it."""
     with run_command.make_context("launch", ["--hosts", "a", "--nproc", "1", "--cpu", *words]) as context:
-        options = settle_rivals(context.params)
+        options = settle(context.params)
         request: JobRequest = make_group(JobRequest, options)
         script = options["words"]
         job = read_job(request, script, [Host("a")])

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machines.logs import open_log
 
 from launcher.output import log_reader
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.log_printer import ScreenPrinter, follow
-from launcher.output.log_reader import Choice, LogLine, RunLogs, find_since
-from launcher.output.node_log import NodeLog, NodeOutput
-from launcher.output.view import View
+from launcher.output.log_reader import Choice, LogLine, RunLogs, ScreenPrinter, find_since, follow
+from launcher.output.node_output import NodeOutput
+from launcher.output.output_streams import OutputStreams
 
 HOSTS = ("gpu1", "fe80::1")
 
@@ -35,7 +35,7 @@ def write_logs(folder: Path, clock: Clock) -> list[NodeOutput]:
 
     outputs = []
     for index, host in enumerate(HOSTS):
-        log = NodeLog(folder / f"node_{index}.log", unexpected, folder / "files")
+        log = open_log(folder / f"node_{index}.log", unexpected, folder / "files")
         outputs.append(NodeOutput(host, log, None, clock=clock))
         outputs[-1].first_rank = 2 * index
     return outputs
@@ -149,8 +149,8 @@ def test_attach_shows_the_bar_of_one_rank_and_what_all_ranks_say(
         output.feed(rank, STDOUT, b"\r10%\r20%\r30%")
         output.feed(rank, STDERR, b"loss 1.5\n")
     output.finish()
-    view = View(terminals=frozenset(), is_one_file=False, with_color=False, columns=None)
-    follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(view, HOSTS), lambda: False)
+    streams = OutputStreams(terminals=frozenset(), is_one_file=False, with_color=False, columns=None)
+    follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(streams, HOSTS), lambda: False)
     out, err = capfdbinary.readouterr()
     assert [line for line in out.splitlines() if b"10%" in line or b"20%" in line] == [b"[gpu1:0] 10%"]
     assert err.splitlines() == [b"[gpu1:0] loss 1.5", b"[gpu1:1] loss 1.5"]
@@ -162,7 +162,7 @@ def test_attach_shows_the_end_of_one_bar(tmp_path: Path, capfdbinary: pytest.Cap
         output.feed(rank, STDOUT, b"\r10%\r20%\r30%\n\r1\r \roops\n\r5\r6")
         output.feed(rank, STDERR, b"\r7\r  \r")
     output.finish()
-    view = View(terminals=frozenset(), is_one_file=False, with_color=False, columns=None)
-    follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(view, HOSTS), lambda: False)
+    streams = OutputStreams(terminals=frozenset(), is_one_file=False, with_color=False, columns=None)
+    follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(streams, HOSTS), lambda: False)
     shown = [b"[gpu1:0] 10%", b"[gpu1:0] 30%", b"[gpu1:0] oops", b"[gpu1:1] oops", b"[gpu1:0] 6"]
     assert capfdbinary.readouterr() == (b"".join(line + b"\n" for line in shown), b"")

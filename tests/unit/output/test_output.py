@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from machines.logs import open_log
 from machines.patience import NEVER_S, slowed
 
 from launcher.cli.error_lines import show_error, tell
@@ -29,10 +30,10 @@ from launcher.hosts.host import Host
 from launcher.output.console import Console
 from launcher.output.display import JsonDisplay, PrefixDisplay
 from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, BarTurn, LineStream
-from launcher.output.node_log import NodeLog, NodeOutput
+from launcher.output.node_output import NodeOutput
+from launcher.output.output_streams import find_streams
 from launcher.output.style import Style, break_line
 from launcher.output.terminal import QUEUE_BYTES, Terminal
-from launcher.output.view import look_here
 
 AT = 1_795_335_153.123  # when lines came
 # The stamps are local: the offset of this machine is no part of what is tested here.
@@ -40,7 +41,6 @@ STAMP = re.compile(rb"^2026-11-2\d \d\d:\d\d:33\.123 ", re.MULTILINE)
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 cuts = st.lists(st.integers(0), max_size=12)
-NO_FILES = Path("/dev/null")  # no rank leaves one
 
 
 def pieces_of(data, cuts):
@@ -283,7 +283,7 @@ class Complaints:
 @pytest.mark.linux
 def test_a_full_disk_is_told_and_does_not_end_the_run():
     complaints = Complaints()
-    log = NodeLog(Path("/dev/full"), complaints, NO_FILES)
+    log = open_log(Path("/dev/full"), complaints)
     log.write(b"one\n")
     log.write(b"two\n")
     log.close()
@@ -294,7 +294,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_run():
 def test_a_disk_that_complains_only_at_the_end(tmp_path):
     """As NFS does, which writes when a file is closed; here its descriptor is gone."""
     path, complaints = tmp_path / "node_0.log", Complaints()
-    log = NodeLog(path, complaints, NO_FILES)
+    log = open_log(path, complaints)
     log.write(b"one\n")
     os.close(next(int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(path)))
     log.close()
@@ -304,7 +304,7 @@ def test_a_disk_that_complains_only_at_the_end(tmp_path):
 
 def test_a_log_goes_on_once_there_is_room(tmp_path):
     path, complaints = tmp_path / "logs" / "node_0.log", Complaints()
-    log = NodeLog(path, complaints, NO_FILES)
+    log = open_log(path, complaints)
     log.write(b"lost\n")
     path.parent.mkdir()
     log.write(b"kept\n")
@@ -314,7 +314,7 @@ def test_a_log_goes_on_once_there_is_room(tmp_path):
 
 def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
     path, complaints, shown = tmp_path / "node_1.log", Complaints(), []
-    node = NodeOutput("gpu2", NodeLog(path, complaints, NO_FILES), lambda *block: shown.append(block), clock=lambda: AT)
+    node = NodeOutput("gpu2", open_log(path, complaints), lambda *block: shown.append(block), clock=lambda: AT)
     node.feed(None, STDERR, b"torchrun speaks\n")
     node.first_rank = 8
     assert node.has_lines
@@ -342,7 +342,7 @@ def test_a_node_writes_its_log_and_shows_the_same(tmp_path):
 
 def test_a_command_without_ranks_that_is_shown_to_nobody(tmp_path):
     path = tmp_path / "node_0.log"
-    node = NodeOutput("gpu1", NodeLog(path, Complaints(), NO_FILES), None, has_ranks=False, clock=lambda: AT)
+    node = NodeOutput("gpu1", open_log(path, Complaints()), None, has_ranks=False, clock=lambda: AT)
     assert not node.has_lines
     node.feed(0, STDOUT, b"up\n")
     node.finish()
@@ -476,7 +476,7 @@ def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, cou
     ],
 )
 def test_what_a_node_said_in_our_words_can_not_steer_the_terminal(capfd, text, said):
-    console = Console([], look_here(os.environ))
+    console = Console([], find_streams(os.environ))
     console.say(text)
     console.show(text)
     console.close()
@@ -518,21 +518,21 @@ def test_a_message_on_a_terminal_has_weight_and_whole_words(screen, monkeypatch,
     with screen(STDERR) as read:
         monkeypatch.setenv("NO_COLOR", no_color)
         fcntl.ioctl(STDERR, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        console = Console([], look_here(os.environ))
+        console = Console([], find_streams(os.environ))
         console.say("launch exec --hosts gpu1,gpu2 -- nvidia-smi", style)
         console.close()
         assert read() == shown
 
 
 def test_a_message_in_a_file_is_plain(capfd):
-    console = Console([], look_here(os.environ))
+    console = Console([], find_streams(os.environ))
     console.say(FAILED, Style.FAILURE)
     console.close()
     assert capfd.readouterr().err == f"{FAILED}\n"
 
 
 def test_json_stays_what_it_was(capfd):
-    console = Console([], look_here(os.environ), as_json=True)
+    console = Console([], find_streams(os.environ), as_json=True)
     console.emit("result", text="\x1b[2J\x9b é")
     console.close()
     event = json.loads(capfd.readouterr().out)
@@ -578,7 +578,7 @@ STEERING, STEERED = b"\x1b[31mred\x1b[0m \x1b[2J\x07\xc2\x9b2Jtext\n", b"\x1b[31
 )
 def test_each_stream_is_a_terminal_or_not_by_itself(screen, capfd, terminal, stream, on_screen, elsewhere):
     with screen(terminal) as read:
-        console = Console([Host("gpu1")], look_here(os.environ))
+        console = Console([Host("gpu1")], find_streams(os.environ))
         console.outputs([Host("gpu1")], None)[0].feed(0, stream, STEERING)
         console.close()
         assert (read() if on_screen else b"") == on_screen
@@ -589,7 +589,7 @@ def test_each_stream_is_a_terminal_or_not_by_itself(screen, capfd, terminal, str
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_output_that_was_folded_does_not_steer_a_terminal(screen, capfd, is_terminal):
     with screen(*([STDOUT] if is_terminal else [])) as read:
-        console = Console([Host("gpu1")], look_here(os.environ), is_folding=True)
+        console = Console([Host("gpu1")], find_streams(os.environ), is_folding=True)
         console.outputs([Host("gpu1")], None)[0].feed(0, STDOUT, STEERING)
         console.show_folded()
         console.close()

@@ -10,9 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from machines.logs import open_log
 
 from launcher.errors import EXIT_USAGE, UsageError
-from launcher.output.node_log import NodeLog
 from launcher.output.run_folder import create_record
 
 NOW = datetime(2026, 11, 20, 9, 12, 33)
@@ -177,7 +177,7 @@ def test_a_run_is_its_user_s_alone(tmp_path):
     try:
         for base in (tmp_path / "shared", tmp_path / "deep" / "logs"):
             record = make_record(base)
-            log = NodeLog(record.log_path(1), unexpected, record.files_path(1))
+            log = open_log(record.log_path(1), unexpected, record.files_path(1))
             log.write(b"words\n")
             log.close()
             log.keep_file("trace_0", b"content")
@@ -280,6 +280,6 @@ def test_a_file_of_a_rank_that_does_not_fit_leaves_no_part(tmp_path):
     folder = record.folder / "files" / "node_0"
     folder.mkdir(parents=True)
     (folder / ".trace.part").symlink_to("/dev/full")
-    NodeLog(record.log_path(0), record.complain, record.files_path(0)).keep_file("trace", b"x" * 10)
+    open_log(record.log_path(0), record.complain, record.files_path(0)).keep_file("trace", b"x" * 10)
     assert heard == [(folder / "trace", errno.ENOSPC)]
     assert (list(folder.iterdir()), record.write_error.errno) == ([], errno.ENOSPC)

@@ -12,9 +12,9 @@ from launcher.hosts.host import Host
 from launcher.output import traceback_filter
 from launcher.output.console import Console
 from launcher.output.lines import STDERR, STDOUT
+from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import RunRecord
 from launcher.output.traceback_filter import TracebackFilter
-from launcher.output.view import look_here
 
 HEAD = b"Traceback (most recent call last):\n"
 PAGE = HEAD + b'  File "train.py", line 1, in f\nRuntimeError: Connection closed by peer\n'
@@ -90,7 +90,7 @@ def test_torchruns_of_two_hosts_are_two_sources(shown):
 
 def test_a_rank_that_is_not_shown_takes_no_place_of_one_that_is(tmp_path, capfd):
     """Rank 1 raises first, and the screen shows rank 0 alone."""
-    console = Console([Host("n1")], look_here(os.environ), ranks={0})
+    console = Console([Host("n1")], find_streams(os.environ), ranks={0})
     (output,) = console.outputs([Host("n1")], RunRecord(tmp_path, "r", console.complain))
     for local_rank in (1, 0):
         output.feed(local_rank, STDERR, PAGE)
@@ -149,7 +149,7 @@ def test_what_is_held_is_bounded_and_what_is_missing_is_told(shown, monkeypatch)
 
 def feed_console(tmp_path, *, disk_is_full=False, **options):
     """Let two ranks fail one after the other, with logs; return whose tracebacks are there alone."""
-    console = Console([Host("n1")], look_here(os.environ), **options)
+    console = Console([Host("n1")], find_streams(os.environ), **options)
     (output,) = console.outputs([Host("n1")], RunRecord(tmp_path, "r", console.complain))
     if disk_is_full:
         console.complain(tmp_path, OSError(28, "No space left on device"))
@@ -180,7 +180,7 @@ def test_a_console_withholds_only_what_is_in_the_logs(tmp_path, capfd, options, 
 
 
 def test_without_logs_nothing_is_withheld(capfd):
-    console = Console([Host("n1")], look_here(os.environ))
+    console = Console([Host("n1")], find_streams(os.environ))
     (output,) = console.outputs([Host("n1")], None)
     console.withhold()
     output.feed(0, STDERR, PAGE)

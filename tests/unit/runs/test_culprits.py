@@ -18,8 +18,8 @@ from launcher.diagnosis.signatures import Explanation
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
+from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord
-from launcher.output.screen import MuteScreen
 from launcher.output.style import Style
 from launcher.runs import culprits
 from launcher.runs.bisection import Group, Together, Verdict
@@ -138,7 +138,7 @@ def test_a_fault_of_this_machine_is_no_verdict() -> None:
 def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None:
     said: list[str] = []
 
-    class Screen(MuteScreen):
+    class Screen(MuteConsole):
         def say(self, text: str, style: Style = Style.AS_IS) -> None:
             said.append(text)
 

@@ -13,7 +13,7 @@ from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.runs.judge import find_failures
 from launcher.session.connection import Event
 from launcher.session.node_state import NodeState

@@ -19,7 +19,7 @@ from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR
-from launcher.output.node_log import NodeOutput
+from launcher.output.node_output import NodeOutput
 from launcher.runs.judge import count_rank_fates, find_failures, find_successes
 from launcher.runs.report import cause_block
 from launcher.session.connection import Event

@@ -10,9 +10,9 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.job.tree import Tree
-from launcher.node.trees import folders
-from launcher.node.trees.listing import FILE, PROGRAM, Entry, encode
-from launcher.node.trees.store import Store, find_base
+from launcher.node.code import folders
+from launcher.node.code.listing import FILE, PROGRAM, Entry, encode
+from launcher.node.code.store import Store, find_base
 from launcher.sync.contents import Contents
 
 FIX = "start again when nothing writes to it and no launch clean --code runs, or leave it out by .launchignore"

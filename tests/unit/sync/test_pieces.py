@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.node.code.listing import FILE, Entry
 from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES
-from launcher.node.trees.listing import FILE, Entry
-from launcher.sync.pieces import Piece, cut
+from launcher.sync.contents import Piece, cut
 
 ONE = frozenset({0})
 MIB = 1 << 20

@@ -14,9 +14,8 @@ from machines.repositories import make_repository, run_git, write_files
 
 from launcher.errors import UsageError
 from launcher.runs.code_version import Git
-from launcher.sync import left_out
-from launcher.sync.left_out import LeftOut
-from launcher.sync.selection import Selection, find_root, select
+from launcher.sync import selection
+from launcher.sync.selection import LeftOut, Selection, find_root, select
 
 NOBODY = 65534
 
@@ -567,11 +566,11 @@ def test_sizes_are_counted_while_there_is_time(tmp_path: Path, monkeypatch: pyte
     root = make_repository(tmp_path / "r", "a.py", ignore="data/\n*.log\n")
     write_files(root, *(f"data/{number:04}" for number in range(200)), "x.log")
     assert select(root).left_out == (LeftOut("data/", "git-ignored", 200 * 9), LeftOut("x.log", "git-ignored", 5))
-    monkeypatch.setattr(left_out, "MEASURE_S", 0.0)
+    monkeypatch.setattr(selection, "MEASURE_S", 0.0)
     assert select(root).left_out == (LeftOut("data/", "git-ignored"), LeftOut("x.log", "git-ignored"))
     seen = iter(range(1_000_000))
-    monkeypatch.setattr(left_out.time, "monotonic", lambda: next(seen))
-    monkeypatch.setattr(left_out, "MEASURE_S", 100)
+    monkeypatch.setattr(selection.time, "monotonic", lambda: next(seen))
+    monkeypatch.setattr(selection, "MEASURE_S", 100)
     files_first = (LeftOut("data/", "git-ignored", 98 * 9, is_partial=True), LeftOut("x.log", "git-ignored", 5))
     assert select(root).left_out == files_first
 

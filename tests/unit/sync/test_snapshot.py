@@ -10,8 +10,8 @@ import pytest
 from machines.repositories import make_repository, write_files
 
 from launcher.errors import UsageError
-from launcher.node.trees import listing
-from launcher.node.trees.listing import FILE, LINK, PROGRAM, Entry
+from launcher.node.code import listing
+from launcher.node.code.listing import FILE, LINK, PROGRAM, Entry
 from launcher.sync.selection import select
 from launcher.sync.snapshot import take_snapshot
 

@@ -1,0 +1,406 @@
+"""The process that puts the code of a run in its place: it takes what is missing, and proves the result.
+
+The supervisor forks it, and passes messages on between it and the launcher:
+
+    launcher -> node    tree, within PREPARE; listing; meet, join; piece ...; place
+    node -> launcher    wanted; met, joined; took ...; placed or unplaced
+
+A node may want something again: when a file turns out to be damaged, or did not come from another node. Of nodes
+that share their cache directory one writes, and the others look once it is done.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import socket
+import time
+
+from launcher.node import messages
+from launcher.node.code import folders, listing, proof
+from launcher.node.code.folders import LOCK, Folder, is_hollow, read_name
+from launcher.node.code.missing_pieces import Intake
+from launcher.node.code.store import LOOK_S, SharedCache, Store, find_base
+from launcher.node.loop import READABLE, WRITABLE
+from launcher.node.processes import workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Mapping, NoReturn
+
+    from launcher.node.code.listing import Entry
+    from launcher.node.loop import Loop
+    from launcher.node.send_queue import SendQueue
+
+    Header = Dict[str, Any]
+
+_LOOK_AGAIN_S = 0.2
+_ROUNDS = 3  # of asking for files and writing them; the launcher serves as many
+_MOST_LOCKS = 4
+_READ_BYTES = 1 << 18
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class GivenUpError(Exception):
+    """The code can't be put in its place, for a reason that the text tells."""
+
+
+def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[str, str]) -> NoReturn:
+    """In a fork: do the work, answer, and exit; `wanted`: the launcher's `tree`."""
+    try:
+        intake = Intake(sock, env)
+        try:
+            store = Store(find_base(env))
+            if os.path.lexists(store.base) or not (wanted.get("is_check") or wanted.get("is_dry")):
+                store.make()  # what is there may be another user's
+            if wanted.get("is_prune"):
+                _prune(intake, store, is_dry=wanted["is_dry"])
+            else:
+                Worker(sock, intake, store, wanted, run).work()
+        except OSError as error:
+            place = os.fsdecode(error.filename or find_base(env))
+            text = "can't keep the code in %s: %s" % (place, error.strerror)
+            intake.say(messages.UNPLACED, text=text, is_disk=True, is_full=error.errno in _FULL)
+        except GivenUpError as error:
+            intake.say(messages.UNPLACED, text=str(error), is_disk=False, is_full=False)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the launcher waits for an answer
+            text = "it can't read what launch sent: %s" % error
+            intake.say(messages.UNPLACED, text=text, is_disk=False, is_full=False)
+    finally:
+        os._exit(0)
+
+
+def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
+    """Remove all code that no living run needs, and answer what was removed and what is left."""
+    found = folders.find_ended(store)
+    size = store.measure() + sum(entry.size for folder in found for entry in folder.read_entries())
+    for folder in found:
+        folder.unlock()
+    left = folders.find_left(store)
+    left += [] if is_dry else folders.prune(store, kept=0)
+    if not is_dry:
+        store.prune(0)
+    intake.say(messages.PRUNED, runs=len(found), bytes=size, left=left[: messages.MOST_NAMES])
+
+
+class Worker:
+    """Puts one tree in its place, and answers."""
+
+    def __init__(self, sock: socket.socket, intake: Intake, store: Store, wanted: Header, run: str) -> None:
+        self._sock = sock
+        self._intake = intake
+        self._store = store
+        self._wanted = wanted
+        self._run = run
+        self._listing = b""
+        self._entries: list[Entry] = []
+        self._unmade: list[str] = []  # names of links whose directories can't be made, and need not be
+
+    def work(self) -> None:
+        """Put the code in its place, answer, and remove what earlier runs have left; or only compare it."""
+        if self._wanted["is_check"]:
+            self._read_listing("", is_kept=False)
+            self._compare()
+            return
+        cache = SharedCache(self._store, self._wanted["group"])
+        try:
+            self._read_listing(cache.name, is_kept=True)
+            is_writer = self._intake.take_files(self._store, self._entries, self._find_needed(), cache.name)
+        finally:
+            cache.leave()  # all others have come, or the launcher would not have said `place`
+        self._place(is_writer=is_writer)
+        if is_writer:
+            try:
+                folders.prune(self._store)
+                self._store.prune()
+            except OSError:  # the next run tries it again; this one has its code
+                pass
+
+    def _read_listing(self, group: str, *, is_kept: bool) -> None:
+        self._listing = self._intake.read_listing(self._store, self._wanted["hash"], group, is_kept=is_kept)
+        self._entries = listing.decode(self._listing)
+
+    def _find_needed(self) -> list[Entry]:
+        """Return what may have to be copied: nothing if a directory of this name was filled with the same."""
+        like = folders.find_like(self._store, self._wanted["name"], self._listing)
+        return [] if like is not None and like.read_listing() == self._listing else self._entries
+
+    def _place(self, *, is_writer: bool) -> None:
+        links = self._find_targets()
+        place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
+        if ":" in place.root:
+            raise GivenUpError("PYTHONPATH can't have %s: there is a colon in it" % place.root)
+        if not is_writer:
+            self._answer(place, self._await(place))
+        elif _is_there(place):
+            changed = proof.find_wrong(place.root, self._entries)
+            wrong = self._mend(place, changed)
+            place.remove_bytecode(self._entries)
+            place.write_listing(self._listing)
+            self._link(place, links)
+            self._answer(place, wrong, changed)
+        else:
+            place, wrong = self._fill(place, links)
+            self._answer(place, wrong)
+
+    # ---- its directory ------------------------------------------------------------------------------------------
+
+    def _fill(self, place: Folder, links: list[tuple[str, str]]) -> tuple[Folder, list[Entry]]:
+        """Fill a directory and give it this place; return it, and what is wrong in it.
+
+        Each file is hashed once: when its directory was taken over, or after it was written. Nothing of a run is in
+        that directory, so it may be removed if this fails.
+        """
+        folder, before = folders.begin(self._store, self._wanted["name"])
+        try:
+            wrong = self._mend(folder, self._find_changed(folder, before))
+            folder.write_listing(self._listing)
+            self._link(folder, links)
+            found = folders.appear(folder, place)
+        except BaseException:
+            folders.abandon(folder)
+            raise
+        if not found.lock(fcntl.LOCK_SH) or found.read_listing() != self._listing:
+            raise GivenUpError("another process has removed the code from %s; start again" % found.path)
+        return found, wrong
+
+    def _find_changed(self, folder: Folder, before: bytes) -> list[Entry]:
+        """Remove what an earlier run had and this one hasn't; return what is to be written."""
+        there = self._entries if before == self._listing else listing.decode(before) if before else []
+        folder.remove_bytecode(there)
+        if there is self._entries:
+            return []
+        needed, kept = set(map(_key, self._entries)), set(map(_key, there))
+        folder.remove_files([entry for entry in there if _key(entry) not in needed])
+        return [entry for entry in self._entries if _key(entry) not in kept]
+
+    def _mend(self, folder: Folder, wrong: list[Entry]) -> list[Entry]:
+        """Write what is wrong, and return what is wrong even then.
+
+        What can't be copied was damaged where it is kept, or has gone from there; it is sent again.
+        """
+        for round_ in range(_ROUNDS):
+            if round_ and wrong:
+                for entry in wrong:
+                    self._store.drop(entry.content)
+                self._intake.take_files(self._store, self._entries, wrong)
+            folder.put(self._store, wrong)
+            wrong = proof.find_wrong(folder.root, wrong)
+        return wrong
+
+    def _await(self, place: Folder) -> list[Entry]:
+        """Return what is wrong in a directory that another node has filled, once this one sees all that it can see."""
+        deadline = time.monotonic() + LOOK_S
+        while True:
+            wrong = proof.find_wrong(place.root, self._entries)
+            if not wrong or time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_AGAIN_S)
+        if os.path.isdir(place.path):
+            place.lock(fcntl.LOCK_SH)
+        return wrong
+
+    def _find_targets(self) -> list[tuple[str, str]]:
+        """Return the links to directories outside; make those directories if they may be made."""
+        links = []
+        for name, target, may_make in self._wanted["links"]:
+            target = os.path.expanduser(target)
+            if may_make:
+                try:
+                    os.makedirs(target, exist_ok=True)
+                except OSError as error:
+                    if name in self._wanted["optional"]:
+                        self._unmade.append(name)
+                        continue
+                    raise GivenUpError("can't make %s for %s/: %s" % (target, name, error.strerror)) from None
+            elif not os.path.exists(target):
+                raise GivenUpError("--link %s=%s: there is no %s" % (name, target, target))
+            links.append((name, target))
+        return links
+
+    def _link(self, folder: Folder, links: list[tuple[str, str]]) -> None:
+        folder.make_links(links)
+        os.makedirs(os.path.join(folder.root, self._wanted["sub"]), exist_ok=True)
+
+    # ---- the answer ---------------------------------------------------------------------------------------------
+
+    def _answer(self, place: Folder, wrong: list[Entry], changed: list[Entry] | None = None) -> None:
+        """Answer, and leave the lock of the directory to the supervisor; changed: what was mended there."""
+        answer = self._prove(place, wrong)
+        answer["repaired"] = [entry.path for entry in changed or () if entry not in wrong][: messages.MOST_NAMES]
+        made = [(name, os.path.expanduser(target)) for name, target, may_make in self._wanted["links"] if may_make]
+        answer["empty"] = [name for name, target in made if _is_empty(target)][: messages.MOST_NAMES]
+        answer["unmade"] = self._unmade[: messages.MOST_NAMES]
+        message = messages.encode(messages.PLACED, **answer)
+        self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
+
+    def _prove(self, place: Folder, wrong: list[Entry]) -> Header:
+        """Return what the directory holds: all files were hashed, and these are wrong."""
+        lacking = set(map(_key, wrong))
+        right = (
+            listing.encode(entry for entry in self._entries if _key(entry) not in lacking) if wrong else self._listing
+        )
+        extras = proof.find_extras(place.root, self._entries, [name for name, _, _ in self._wanted["links"]])
+        return {
+            "path": place.root,
+            "hash": listing.hash_listing(right),
+            "wrong": [entry.path for entry in wrong][: messages.MOST_NAMES],
+            "wrong_count": len(wrong),
+            "extras": proof.find_extra_code(place.root, extras, messages.MOST_NAMES),
+            "repaired": [],
+            "empty": [],
+            "unmade": [],
+        }
+
+    def _compare(self) -> None:
+        """Answer how the newest directory of this name differs from the listing; change nothing."""
+        place = folders.find_like(self._store, self._wanted["name"], self._listing)
+        if place is None:
+            nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty", "unmade")}
+            self._intake.say(messages.PLACED, path="", hash="", wrong_count=0, **nothing)
+        else:
+            wrong = proof.find_wrong(place.root, self._entries)
+            self._intake.say(messages.PLACED, **self._prove(place, wrong))
+
+
+def _hold(place: Folder) -> list[int]:
+    """Return descriptors whose locks show that a run needs the directory: to other runs, and to systemd-tmpfiles."""
+    folder_fd = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # a file system without locks
+        pass
+    return [fd for fd in (place.lock_fd, folder_fd) if fd >= 0]
+
+
+def _is_there(place: Folder) -> bool:
+    """Tell whether the run has its directory already; then its lock is held."""
+    if read_name(place.path) == place.name and place.lock(fcntl.LOCK_SH) and os.path.isdir(place.root):
+        return True
+    place.unlock()  # it was moved away meanwhile
+    return False
+
+
+def _key(entry: Entry) -> tuple[str, str, str]:
+    return entry.path, entry.kind, entry.content
+
+
+def _is_empty(path: str) -> bool:
+    try:
+        with os.scandir(path) as found:
+            return next(found, None) is None
+    except OSError:
+        return False
+
+
+# ---- the supervisor's end -------------------------------------------------------------------------------------------
+
+
+class CodeProcess:
+    """The supervisor's end of that process: one socket, and the bytes on their way to it, which the launcher bounds.
+
+    Messages go through unchanged in both directions. When the code is there, the process hands over the open lock of
+    the run's directory, which is held until this process exits: so no other run takes the directory over, or removes
+    it.
+    """
+
+    def __init__(self, loop: Loop, send_queue: SendQueue, on_placed: Callable[[str], object]) -> None:
+        """on_placed: gets the directory once it holds the code."""
+        self._loop = loop
+        self._send_queue = send_queue
+        self._on_placed = on_placed
+        self.root = ""  # of the code, once it is there
+        self._sock: socket.socket | None = None
+        self._waiting = bytearray()
+        self._decoder = messages.Decoder()
+        self._locks: list[int] = []
+        self._has_answered = False
+
+    def start(self, wanted: Header, run: str, env: dict[str, str]) -> None:
+        """Start the process; `wanted`: the launcher's `tree`, or `is_prune`. Raise OSError if it can't be started."""
+        ours, theirs = socket.socketpair()
+        try:
+            if workers.fork() == 0:
+                ours.close()
+                work_and_exit(theirs, wanted, run, env)
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._sock = ours
+        self._loop.watch(ours.fileno(), self._read)
+
+    def forward(self, header: Header, payload: bytes) -> None:
+        """Pass a message of the launcher on, as soon as the process takes it; drop it if that has ended."""
+        if self._sock is None:
+            return
+        self._waiting += messages.encode_again(header, payload)
+        self._push()
+
+    def find_written(self) -> list[str]:
+        """Return what the ranks have written to the directory of their code: the first names."""
+        try:
+            folder = Folder(os.path.dirname(self.root), os.path.basename(self.root))
+            entries = folder.read_entries()
+            beside = [name for name in folder.find_written(entries) if not is_hollow(os.path.join(self.root, name))]
+            return [*beside, *folder.find_touched(entries)][: messages.MOST_NAMES]
+        except OSError:  # the code isn't there, or the disk is gone
+            return []
+
+    def find_lock(self) -> str | None:
+        """Return the lock of the directory, for a process that was started before the code was there."""
+        return os.path.join(os.path.dirname(self.root), LOCK) if self.root else None
+
+    def _push(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            while self._waiting:
+                with memoryview(self._waiting) as view:
+                    sent = self._sock.send(view[: 1 << 20])
+                del self._waiting[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:  # its end is read below
+            self._waiting.clear()
+        self._loop.watch(self._sock.fileno(), self._turn, READABLE | WRITABLE if self._waiting else READABLE)
+
+    def _turn(self) -> None:
+        self._push()
+        self._read()
+
+    def _read(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            data, extra, _, _ = self._sock.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_MOST_LOCKS * 4))
+        except BlockingIOError:
+            return
+        except OSError:
+            data, extra = b"", []
+        for _, _, numbers in extra:
+            locks = array.array("i")
+            locks.frombytes(numbers)
+            for fd in locks:  # what is started from now on holds them too: the supervisor may be killed first
+                os.set_inheritable(fd, True)
+            self._locks += locks
+        for header, payload in self._decoder.feed(data):
+            self._send_queue.pass_on(messages.encode_again(header, payload))
+            if header["type"] in (messages.PLACED, messages.UNPLACED, messages.PRUNED):
+                self._has_answered = True
+            if header["type"] == messages.PLACED and header["path"] and not header["wrong"]:
+                self.root = header["path"]
+                self._on_placed(self.root)
+        if not data:
+            self._end()
+
+    def _end(self) -> None:
+        assert self._sock is not None  # it was read
+        self._loop.forget(self._sock.fileno())
+        self._sock.close()
+        self._sock = None
+        if not self._has_answered:
+            self._send_queue.send(
+                messages.UNPLACED, text="the process that takes the code was killed", is_disk=False, is_full=False
+            )

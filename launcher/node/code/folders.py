@@ -1,0 +1,421 @@
+"""The directories of runs, each with copies of the files of one listing.
+
+    trees/RUN-HASH/name        NAME
+    trees/RUN-HASH/listing     what was put there
+    trees/RUN-HASH/links       the links to directories outside, by name
+    trees/RUN-HASH/lock        locked by the supervisors of the run while they live
+    trees/RUN-HASH/NAME/...    the files, below the name of the directory that they come from
+
+Only unchanged files of its listing are ever removed from it: what a run has written there stays, also where a file of
+the listing was, and nothing behind a link is touched.
+
+A directory appears by one rename, so nobody ever sees one that is half filled. One whose run has ended is taken over by
+the next run, or pruned.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import time
+
+from launcher.node.code import listing, proof
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, Sequence
+
+    from launcher.node.code.listing import Entry
+    from launcher.node.code.store import Store
+
+_NAME, _LISTING, _LINKS, LOCK = "name", "listing", "links", "lock"
+OWN_NAMES = (_NAME, _LISTING, _LINKS, LOCK)
+_MODES = {listing.FILE: 0o644, listing.PROGRAM: 0o755}
+
+
+class Folder:
+    """The directory of one run, or of one that has ended; its lock is open while this value is in use."""
+
+    def __init__(self, path: str, name: str) -> None:
+        """path: in `trees`; name: of the directory that the files come from."""
+        self.path = path
+        self.name = name
+        self.lock_fd = -1
+
+    @property
+    def root(self) -> str:
+        """Where the files are."""
+        return os.path.join(self.path, self.name)
+
+    def lock(self, operation: int) -> bool:
+        """Take the lock if that needs no waiting; return False if it is taken.
+
+        On a disk without locks nobody is ever known to be alone, but anybody may be one of several.
+        """
+        try:
+            if self.lock_fd < 0:
+                self.lock_fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(self.lock_fd, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return operation == fcntl.LOCK_SH
+        return True
+
+    def unlock(self) -> None:
+        """Close the lock."""
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+    def read_listing(self) -> bytes:
+        """Return the listing of what was put there; empty if there is none that can be read."""
+        try:
+            with open(os.path.join(self.path, _LISTING), "rb") as file:
+                return file.read()
+        except OSError:
+            return b""
+
+    def read_entries(self) -> list[Entry]:
+        """Return what was put there; nothing if its listing can't be read."""
+        try:
+            return listing.decode(self.read_listing())
+        except ValueError:
+            return []
+
+    def read_links(self) -> list[str]:
+        """Return the names of the links."""
+        try:
+            with open(os.path.join(self.path, _LINKS), encoding="utf-8", errors="surrogateescape") as file:
+                return [name for name in file.read().split("\0") if name]
+        except OSError:
+            return []
+
+    def make(self) -> None:
+        """Make the directory."""
+        for path in (self.path, self.root):
+            os.mkdir(path, 0o700)
+        with open(os.path.join(self.path, _NAME), "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(self.name)
+
+    def write_listing(self, data: bytes) -> None:
+        """Note what was put there, so that the note is whole at any time."""
+        part = os.path.join(self.path, _LISTING + ".part")
+        with open(part, "wb") as file:
+            file.write(data)
+        os.rename(part, os.path.join(self.path, _LISTING))
+
+    def find_written(self, entries: Iterable[Entry]) -> list[str]:
+        """Return what is there and was not sent, also beside the root; of a directory its name alone."""
+        beside = sorted(set(os.listdir(self.path)) - {self.name, *OWN_NAMES, _LISTING + ".part"})
+        return [*("../" + name for name in beside), *proof.find_extras(self.root, entries, self.read_links())]
+
+    def find_touched(self, entries: Iterable[Entry]) -> list[str]:
+        """Return the files of the listing that were written since it was."""
+        try:
+            since = os.stat(os.path.join(self.path, _LISTING)).st_mtime
+        except OSError:
+            return []
+        return proof.find_touched(self.root, entries, since)
+
+    def make_links(self, links: Sequence[tuple[str, str]]) -> None:
+        """Make the links instead of those that were there; what a run has put where one was stays."""
+        self.remove_links()
+        with open(os.path.join(self.path, _LINKS), "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write("\0".join(name for name, _ in links))
+        for name, target in links:
+            path = os.path.join(self.root, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if not os.path.lexists(path):
+                os.symlink(target, path)
+
+    def remove_links(self) -> None:
+        """Remove the links; what a run has put where one was stays."""
+        folders = proof.RealFolders(self.root)
+        for name in self.read_links():
+            path = os.path.join(self.root, name)
+            if folders.has(name.rpartition("/")[0]) and os.path.islink(path):
+                os.unlink(path)
+
+    def put(self, store: Store, entries: Iterable[Entry]) -> list[Entry]:
+        """Write these files; return those whose content isn't kept here."""
+        missing = []
+        made: set[str] = {""}
+        for entry in entries:
+            folder = entry.path.rpartition("/")[0]
+            if folder not in made:
+                _make_folders(self.root, folder)
+                made.add(folder)
+            path = "%s/%s" % (self.root, entry.path)
+            try:
+                if not _write(store, entry, path):
+                    missing.append(entry)
+            except FileExistsError:  # it has changed
+                _set_aside(path)
+                if not _write(store, entry, path):
+                    missing.append(entry)
+        return missing
+
+    def remove_files(self, entries: Iterable[Entry]) -> None:
+        """Remove the files of a listing that are unchanged, and the directories that are then empty."""
+        entries = list(entries)
+        changed = {entry.path for entry in proof.find_wrong(self.root, entries)}
+        for entry in entries:
+            if entry.path not in changed:
+                os.unlink(os.path.join(self.root, entry.path))
+        self.remove_bytecode(entries)
+        folders = proof.RealFolders(self.root)
+        for folder in reversed([folder for folder in proof.list_folders(entries) if folders.has(folder)]):
+            try:
+                os.rmdir(os.path.join(self.root, folder))
+            except OSError:
+                pass
+
+    def remove_bytecode(self, entries: Iterable[Entry]) -> None:
+        """Remove all bytecode: Python takes it for that of a file with another content, but equal time and size."""
+        folders = proof.RealFolders(self.root)
+        for folder in ["", *proof.list_folders(entries)]:
+            if folders.has(folder):
+                shutil.rmtree(os.path.join(self.root, folder, proof.BYTECODE), ignore_errors=True)
+
+
+def _write(store: Store, entry: Entry, path: str) -> bool:
+    """Write one file or link; return False if its content isn't kept here."""
+    if entry.kind == listing.LINK:
+        os.symlink(entry.content, path)
+        return True
+    if not store.has(entry):
+        return False
+    try:
+        store.copy(entry, path, _MODES[entry.kind])
+    except FileNotFoundError:  # another process has removed it
+        return False
+    return True
+
+
+def _make_folders(root: str, folder: str) -> None:
+    """Make a directory and those above it; what is in the way, such as a link, gets another name."""
+    path = root
+    for name in folder.split("/"):
+        path = os.path.join(path, name)
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                _set_aside(path)
+                os.mkdir(path, 0o755)
+
+
+def _set_aside(path: str) -> None:
+    """Give another name to what a run has put where a file of the listing belongs."""
+    os.rename(path, "%s.replaced-%s" % (path, os.urandom(4).hex()))
+
+
+def read_name(path: str) -> str:
+    """Return the name of the directory in a run's directory; empty if there is none, or it was just taken over.
+
+    Another user's is none: it may be there from a time when others could write here.
+    """
+    try:
+        if os.lstat(path).st_uid != os.geteuid():
+            return ""
+        with open(os.path.join(path, _NAME), encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+_FRESH = ".new-"
+UNFINISHED_S = 3600.0  # after which nobody works on an unfinished directory any more
+_BEGUN_S = 10.0  # after which one is locked that somebody works on
+KEPT = 2  # directories of ended runs that are kept for each name, so that the next run can take one over
+
+
+def open_folder(store: Store, run: str, tree: str, name: str) -> Folder:
+    """Return the directory of a run, which may not exist yet; tree: its hash."""
+    return Folder(os.path.join(store.trees, "%s-%s" % (run, tree[:7])), name)
+
+
+def begin(store: Store, name: str) -> tuple[Folder, bytes]:
+    """Return a directory without a name, for `appear`, and the listing of what is in it.
+
+    It is one of a run that has ended, if there is one in which nothing was written, or else a new one.
+    """
+    for old in sorted(_find_folders(store, name), key=_changed_at, reverse=True):
+        data = old.read_listing()
+        if data and old.lock(fcntl.LOCK_EX):
+            os.chmod(old.path, 0o700)  # before it is proved: an earlier version followed the umask
+            if _is_untouched(old) and _rename(old, _fresh_path(store)):
+                return old, data
+        old.unlock()
+    folder = Folder(_fresh_path(store), name)
+    folder.make()
+    folder.lock(fcntl.LOCK_EX)
+    return folder, b""
+
+
+def _is_untouched(folder: Folder) -> bool:
+    """Tell whether exactly what was sent is there; directories without a file are removed first."""
+    entries = folder.read_entries()
+    for path in folder.find_written(entries):
+        if path.endswith("/"):
+            _remove_hollow(os.path.join(folder.root, path))
+    return not folder.find_written(entries) and not proof.find_wrong(folder.root, entries)
+
+
+def find_like(store: Store, name: str, data: bytes) -> Folder | None:
+    """Return the directory of this name that was filled last, if possible one with this listing."""
+    found = _find_folders(store, name)
+    return max(found, key=lambda folder: (folder.read_listing() == data, _changed_at(folder)), default=None)
+
+
+def hold(store: Store, name: str, data: bytes) -> Folder | None:
+    """Return the directory of this name and listing, if there is one, and keep other runs and `prune` out of it.
+
+    It stays until this process has ended, or `unlock` was called.
+    """
+    found = find_like(store, name, data)
+    if found is not None and not (found.lock(fcntl.LOCK_SH) and found.read_listing() == data):
+        found.unlock()
+        found = None
+    return found
+
+
+def appear(folder: Folder, place: Folder) -> Folder:
+    """Give a finished directory its place, unless another process was faster; return the one that is there."""
+    os.utime(folder.path)
+    if _rename(folder, place.path):
+        return folder
+    abandon(folder)
+    if read_name(place.path) != place.name or not os.path.isdir(place.root):
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), place.path)
+    return place
+
+
+def abandon(folder: Folder) -> None:
+    """Remove a directory that never got its place."""
+    shutil.rmtree(folder.path, ignore_errors=True)
+    folder.unlock()
+
+
+def find_ended(store: Store) -> list[Folder]:
+    """Return the directories of runs that have ended and have something to remove, locked."""
+    found = []
+    for folder in _find_folders(store, None):
+        if folder.lock(fcntl.LOCK_EX) and (folder.read_entries() or is_hollow(folder.root)):
+            found.append(folder)
+        else:
+            folder.unlock()
+    return found
+
+
+def prune(store: Store, *, kept: int = KEPT) -> list[str]:
+    """Remove the files of runs that have ended, but for the newest of each name.
+
+    Return the directories that are left, because something is in them that was not sent.
+    """
+    left = []
+    by_name: dict[str, list[Folder]] = {}
+    for folder in find_ended(store):
+        by_name.setdefault(folder.name, []).append(folder)
+    for found in by_name.values():
+        for number, folder in enumerate(sorted(found, key=_changed_at, reverse=True)):
+            if number >= kept and not _remove_folder(folder):
+                left.append(folder.root)
+            folder.unlock()
+    _remove_unfinished(store, UNFINISHED_S if kept else _BEGUN_S)
+    return left
+
+
+def find_left(store: Store) -> list[str]:
+    """Return the directories of ended runs that hold nothing that is known to be sent: some listing may be damaged."""
+    found = []
+    for folder in _find_folders(store, None):
+        if folder.lock(fcntl.LOCK_EX) and os.path.isdir(folder.root) and not folder.read_entries():
+            found += [] if is_hollow(folder.root) else [folder.root]
+        folder.unlock()
+    return found
+
+
+def is_hollow(folder: str) -> bool:
+    """Tell whether no file is in a directory or below it."""
+    return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))
+
+
+def _remove_hollow(folder: str) -> None:
+    if is_hollow(folder):
+        for base in reversed([base for base, _, _ in os.walk(folder)]):
+            try:
+                os.rmdir(base)
+            except OSError:  # a link to a directory is in it
+                pass
+
+
+def _remove_folder(folder: Folder) -> bool:
+    """Remove what was sent; return whether nothing is left."""
+    folder.remove_links()
+    folder.remove_files(folder.read_entries())
+    for path in proof.find_extras(folder.root, [], []):
+        _remove_hollow(os.path.join(folder.root, path))
+    try:
+        os.rmdir(folder.root)
+        for name in OWN_NAMES:
+            _unlink(os.path.join(folder.path, name))
+        os.rmdir(folder.path)
+    except OSError:  # what the run has written is there, or beside it
+        if os.path.isdir(folder.root):
+            folder.write_listing(b"[]")
+        return False
+    return True
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _remove_unfinished(store: Store, age_s: float) -> None:
+    """Remove directories of this age that nobody finished, because a process was killed; nobody knew of them."""
+    for entry in list(os.scandir(store.trees)):
+        folder = Folder(entry.path, "")
+        if entry.name.startswith(_FRESH) and time.time() - _changed_at(folder) > age_s:
+            if folder.lock(fcntl.LOCK_EX):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            folder.unlock()
+
+
+def _find_folders(store: Store, name: str | None) -> list[Folder]:
+    """Return the directories of all runs; name: of those alone whose files come from a directory of that name."""
+    try:
+        paths = [each.path for each in os.scandir(store.trees) if not each.name.startswith(_FRESH)]
+    except FileNotFoundError:  # nothing was ever sent
+        return []
+    found = [(path, read_name(path)) for path in paths]
+    return [Folder(path, own) for path, own in found if own and name in (None, own)]
+
+
+def _changed_at(folder: Folder) -> float:
+    try:
+        return os.stat(folder.path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _fresh_path(store: Store) -> str:
+    return os.path.join(store.trees, _FRESH + os.urandom(8).hex())
+
+
+def _rename(folder: Folder, path: str) -> bool:
+    try:
+        os.rename(folder.path, path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            return False
+        raise
+    folder.path = path
+    return True

@@ -1,0 +1,297 @@
+"""Where the code is kept on this node: files by the hash of their content, below the user's cache directory.
+
+A file appears there whole, by one rename, so any number of processes may add and use files at once, also on several
+nodes that share the directory. A file may still be damaged later; whoever copies it looks at the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from launcher.node.own_folders import make_own
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+    from launcher.node.code.listing import Entry
+
+_READ_BYTES = 1 << 20
+KEPT_S = 30 * 86400.0
+_UNFINISHED_S = 86400.0
+_FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, until one of them is written
+_LOCAL = "/var/tmp/launch-%d"  # of the user; on most systems for 30 days, which is long enough
+# File systems of other machines: Python would look there for each module, on all nodes at once.
+_REMOTE = {
+    "9p", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs",
+    "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
+}  # fmt: skip
+_REMOTE_FUSE = ("fuse.ceph", "fuse.gluster", "fuse.juicefs", "fuse.s3fs", "fuse.sshfs", "fuse.gcsfuse", "fuse.weka")
+
+
+def find_base(env: Mapping[str, str]) -> str:
+    """Return the directory for code: in the cache directory, or on a local disk if that is on another machine's."""
+    chosen = env.get("XDG_CACHE_HOME", "")
+    if chosen.startswith("/"):
+        return os.path.join(chosen, "launch")
+    base = os.path.join(os.path.expanduser("~"), ".cache", "launch")
+    local = _LOCAL % os.geteuid()
+    return local if is_remote(base) and not is_remote(local) and _is_made(local) else base
+
+
+def is_remote(path: str) -> bool:
+    """Tell whether a path is on a file system of another machine."""
+    path = os.path.realpath(path)
+    found, kind = "", ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            rows = [line.split(" ") for line in file]
+    except OSError:
+        return False
+    for row in rows:
+        place = row[4].replace("\\040", " ")
+        if len(place) >= len(found) and (path + "/").startswith(place.rstrip("/") + "/"):
+            found, kind = place, row[row.index("-") + 1]
+    return kind in _REMOTE or kind.startswith(_REMOTE_FUSE)
+
+
+def _is_made(path: str) -> bool:
+    try:
+        make_own(path)
+    except OSError:
+        return False
+    return True
+
+
+class Store:
+    """The files that are kept by their hash."""
+
+    def __init__(self, base: str) -> None:
+        """base: from `find_base`; nothing is made there before `make`."""
+        self.base = base
+        self.trees = os.path.join(base, "trees")
+        self._content = os.path.join(base, "content")
+        self._arriving = os.path.join(base, "arriving")
+        self._clones = True  # whether the disk can share blocks
+
+    def make(self) -> None:
+        """Make the directories; raise OSError if that fails, or another user could put something else there."""
+        for folder in (self.base, self.trees, self._content, self._arriving):
+            make_own(folder)
+
+    def path_of(self, content: str) -> str:
+        """Return where the file with this hash is kept."""
+        return os.path.join(self._content, content[:2], content[2:])
+
+    def has(self, entry: Entry) -> bool:
+        """Tell whether a file is here, by its size; its content is looked at when it is used."""
+        try:
+            return os.stat(self.path_of(entry.content)).st_size == entry.size
+        except OSError:
+            return False
+
+    def drop(self, content: str) -> None:
+        """Remove a file whose content is not what its name says."""
+        try:
+            os.unlink(self.path_of(content))
+        except OSError:
+            pass
+
+    def receive(self, entry: Entry) -> Arrival:
+        """Begin a file that comes in parts."""
+        return Arrival(os.path.join(self._arriving, os.urandom(8).hex()), self.path_of(entry.content), entry)
+
+    def read(self, content: str, most_bytes: int) -> bytes:
+        """Return a whole file; raise OSError if it isn't here, or is larger."""
+        with open(self.path_of(content), "rb") as file:
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise OSError("%s has over %d bytes" % (self.path_of(content), most_bytes))
+        return data
+
+    def prune(self, kept_s: float = KEPT_S) -> None:
+        """Remove what nothing was copied from for long, and what never arrived whole."""
+        now = time.time() + 1  # a clock that is not this machine's may have written the times
+        # Nothing younger than a minute is removed: a delivery may use it now.
+        groups = [each.path for each in os.scandir(self.base) if each.name.startswith("group-")]
+        for path in (*groups, *(each.path for each in os.scandir(self._arriving))):
+            _remove_older(path, now - max(60.0, min(kept_s, _UNFINISHED_S)))
+        for folder in list(os.scandir(self._content)):
+            for each in list(os.scandir(folder.path)):
+                _remove_older(each.path, now - kept_s)
+
+    def measure(self) -> int:
+        """Return how many bytes the kept files have."""
+        try:
+            folders = [folder.path for folder in os.scandir(self._content)]
+        except FileNotFoundError:  # nothing was ever sent
+            return 0
+        return sum(each.stat().st_size for folder in folders for each in os.scandir(folder))
+
+    def copy(self, entry: Entry, path: str, mode: int) -> None:
+        """Make a file of its own with this content; raise FileNotFoundError if it isn't here.
+
+        A hard link would save the copy, but root may write through it into every other tree.
+        """
+        source = os.open(self.path_of(entry.content), os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.utime(source)  # it is in use
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+            try:
+                if not (entry.size > _READ_BYTES and self._clone(source, target)):
+                    while data := os.read(source, _READ_BYTES):
+                        _write_all(target, data)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+    def _clone(self, source: int, target: int) -> bool:
+        import fcntl
+
+        try:
+            if self._clones:
+                fcntl.ioctl(target, _FICLONE, source)
+        except OSError:
+            self._clones = False
+        return self._clones
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _remove_older(path: str, limit: float) -> None:
+    try:
+        if os.stat(path).st_mtime < limit:
+            os.unlink(path)
+    except OSError:  # another process was faster
+        pass
+
+
+class Arrival:
+    """A file that comes in parts, in any order, and is kept only if its hash is the one that was announced."""
+
+    def __init__(self, part: str, path: str, entry: Entry) -> None:
+        self._part = part
+        self._path = path
+        self._entry = entry
+        self._left = entry.size
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._fd, self._has_name = _open_new(part)
+
+    def write(self, begin: int, data: bytes | memoryview) -> bool:
+        """Write the part that begins here; return whether that completes the file, which takes no more then.
+
+        A neighbour may send a part that another thread writes at the same time, or that is there already.
+        """
+        view = memoryview(data)
+        with self._lock:
+            if self._is_over:
+                return False
+            self._left -= len(view)
+            while view:
+                written = os.pwrite(self._fd, view, begin)
+                begin, view = begin + written, view[written:]
+            self._is_over = self._left <= 0
+            return self._is_over
+
+    def finish(self) -> None:
+        """Keep the file under its name if it has the announced hash, or remove it."""
+        if not self._has_hash():
+            self.abandon()
+            return
+        try:
+            if not self._has_name:  # a directory makes Python follow the link, which is to this very file
+                os.link("/proc/self/fd/%d" % self._fd, self._part, src_dir_fd=self._fd)
+                self._has_name = True
+            os.close(self._fd)  # a network file system may say only now that it is full
+            try:
+                os.rename(self._part, self._path)
+            except FileNotFoundError:
+                make_own(os.path.dirname(self._path))
+                os.rename(self._part, self._path)
+        except OSError:
+            self._remove()
+            raise
+
+    def _has_hash(self) -> bool:
+        import hashlib
+
+        digest, place = hashlib.sha256(), 0
+        while data := os.pread(self._fd, _READ_BYTES, place):
+            digest.update(data)
+            place += len(data)
+        return digest.hexdigest() == self._entry.content
+
+    def abandon(self) -> None:
+        """Remove what has come."""
+        with self._lock:
+            self._is_over = True
+        os.close(self._fd)
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._has_name:
+            os.unlink(self._part)
+
+
+def _open_new(path: str) -> tuple[int, bool]:
+    """Open a new file; return whether it has its name yet: without one, it is gone once nobody has it open."""
+    if os.path.isdir("/proc/self/fd"):
+        try:
+            return os.open(os.path.dirname(path), os.O_RDWR | os.O_TMPFILE, 0o600), False
+        except (AttributeError, OSError):  # not in this system or on this disk; what else is wrong comes up below
+            pass
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), True
+
+
+LOOK_S = 5.0  # for a network file system to show what another node has written
+
+
+class SharedCache:
+    """This node's part in the cache directory, which other nodes may share: all of these read the same word in a file.
+
+    The first of them writes it.
+    """
+
+    def __init__(self, store: Store, nonce: str) -> None:
+        """nonce: of this delivery, since cloned machines have equal directories that they don't share."""
+        self._path = os.path.join(store.base, "group-" + nonce)
+        self._is_mine = False
+        self.name = os.urandom(8).hex()
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except FileExistsError:
+            self.name = self._read() or self.name
+            return
+        os.write(fd, self.name.encode())
+        os.close(fd)
+        self._is_mine = True
+
+    def _read(self) -> str:
+        """Return the word, once it is there; empty if it doesn't come, or the file is gone."""
+        deadline = time.monotonic() + LOOK_S
+        while time.monotonic() < deadline:
+            try:
+                with open(self._path) as file:
+                    word = file.read(64)
+            except OSError:
+                return ""
+            if word:
+                return word
+            time.sleep(0.02)
+        return ""
+
+    def leave(self) -> None:
+        """Remove the file, if it is this node's; all others have read it by then."""
+        try:
+            if self._is_mine:
+                os.unlink(self._path)
+        except FileNotFoundError:  # somebody has emptied the cache
+            pass

@@ -1,0 +1,239 @@
+"""The log files of a run, as they are written: one for each node, and launch.log for what `launch` itself says.
+
+The thread of their disk writes them. What a disk that hangs, or is almost full, doesn't take is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from io import FileIO
+from pathlib import Path
+
+from launcher.clock import local_time, wall_clock
+from launcher.escapes import clean
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.write_queue import WriteQueue, disk_stalled
+from launcher.private_files import make_private, open_private
+from launcher.wording import size
+
+TRANSCRIPT = "launch.log"
+LOOK_S = 1.0  # between two looks at the free space of a disk
+MOST_LIVE_BYTES = 4 << 20
+_LIVE_NAME = "launch-live-output-{}"
+
+
+class DiskSpace:
+    """Whether more than `least_bytes` are free on the disk of a directory, as the disk's own thread has seen lately."""
+
+    def __init__(self, folder: Path, least_bytes: int, disk: WriteQueue) -> None:
+        """least_bytes: 0 for a disk that may be filled."""
+        self._folder = folder
+        self._least_bytes = least_bytes
+        self._disk = disk
+        self._looked_at = -LOOK_S
+        self._has_room = True
+
+    def has_room(self) -> bool:
+        """Tell whether logs may be written; the disk is looked at once a second, and never waited for."""
+        has_room = self._has_room
+        if self._least_bytes and time.monotonic() - self._looked_at >= LOOK_S:
+            self._looked_at = time.monotonic()
+            self._disk.put(self._look)
+        return has_room
+
+    def describe(self) -> OSError:
+        """Return the error of what is not written."""
+        return OSError(errno.ENOSPC, f"less than {self._least_bytes / 1e9:g} GB is free")
+
+    def _look(self) -> None:
+        found = os.statvfs(self._folder)
+        self._has_room = found.f_bavail * found.f_frsize > self._least_bytes
+
+
+def warn_of_little(folder: Path, least_bytes: int, host: str) -> list[str]:
+    """Return a line if soon, or at once, no output is written there, since fewer bytes than that are free.
+
+    The home directory of a host that controls a run is used by others as well.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:  # which `complain` hears as well, from the first write
+        return []
+    free = found.f_bavail * found.f_frsize
+    if free > 2 * least_bytes:
+        return []
+    text = f"{host}, which controls the run, has {size(free)} free in {folder}"
+    return [f"launch: {text}; below {size(least_bytes)} the logs leave the output out; fix: free space there"]
+
+
+class LiveOutput:
+    """The last lines of all logs of a run that their disk doesn't take, in the order in which they came.
+
+    They are in memory, for `launch attach`: the live output of a run needs no disk. The memory is a file without a
+    name, which the kernel removes with the controlling process, whatever ends that. Another process of the same user on
+    the same machine finds it among the open files of the controller.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        name = _LIVE_NAME.format(run_id)
+        self._file = os.fdopen(os.memfd_create(name), "r+b") if hasattr(os, "memfd_create") else None
+        self._size_bytes = 0
+        self._lock = threading.Lock()  # each node has a reader thread
+
+    def write(self, block: bytes | memoryview) -> None:
+        """Add whole lines; if there are too many, all earlier ones are dropped."""
+        with self._lock, contextlib.suppress(OSError):  # no memory is left
+            if self._file is None:
+                return
+            if self._size_bytes + len(block) > MOST_LIVE_BYTES:
+                self._size_bytes = 0
+                self._file.truncate(0)
+            self._size_bytes += os.pwrite(self._file.fileno(), block, self._size_bytes)
+
+
+def find_live_output(pid: int, run_id: str) -> Path | None:
+    """Return the file of a run's live output in the process that controls it; None if there is none."""
+    with contextlib.suppress(OSError):
+        for link in Path("/proc", str(pid), "fd").iterdir():
+            if f"/memfd:{_LIVE_NAME.format(run_id)} " in os.readlink(link):  # noqa: PTH115 - the text, not a path
+                return link
+    return None
+
+
+class LogWriter:
+    """One log file, and the files that a node's ranks left; a write error goes to `complain` only."""
+
+    def __init__(
+        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: WriteQueue, space: DiskSpace,
+        live: LiveOutput | None = None,
+    ) -> None:  # fmt: skip
+        """files: the directory for the files of its ranks; space: how much of the disk must stay free.
+
+        live: gets what the disk doesn't take.
+        """
+        self._path = path
+        self._complain = complain
+        self._files = files
+        self._disk = disk
+        self._space = space
+        self._live = live
+        self._file: FileIO | None = None
+
+    def write(self, block: bytes | memoryview, *, note: bytes = b"", is_kept: bool = False) -> bool:
+        """Append whole lines; return False if they are dropped since the disk does not respond, or is almost full.
+
+        note: what comes before them; is_kept: they wait for the disk in any case.
+        """
+        if not is_kept and not self._space.has_room():
+            self._complain(self._path, self._space.describe())
+        elif self._put(self._path, partial(self._append, block, note), len(block), is_kept=is_kept):
+            return True
+        self._show(block)
+        return False
+
+    def keep_file(self, name: str, content: bytes) -> None:
+        """Keep a file that a rank left on the node beside the log, such as files/node_0/NAME."""
+        self._put(self._files / name, partial(self._store, name, content), len(content))
+
+    def close(self) -> None:
+        """Close the file once all is written."""
+        self._disk.put(self._close)
+
+    def _put(self, path: Path, work: Callable[[], object], size_bytes: int, *, is_kept: bool = False) -> bool:
+        is_queued = self._disk.put(work, size_bytes, is_kept=is_kept)
+        if not is_queued:
+            self._complain(path, disk_stalled())
+        return is_queued
+
+    def _show(self, block: bytes | memoryview) -> None:
+        if self._live is not None:
+            self._live.write(block)
+
+    # ---- in the thread of the disk --------------------------------------------------------------------------------
+
+    def _append(self, block: bytes | memoryview, note: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = FileIO(self._path, "ab", opener=open_private)
+            view = memoryview(note + block if note else block)
+            while view:
+                view = view[self._file.write(view) or 0 :]
+        except OSError as error:  # once there is room again the log continues, with a gap
+            self._complain(self._path, error)
+            self._show(block)
+
+    def _store(self, name: str, content: bytes) -> None:
+        path = self._files / name
+        part = path.with_name(f".{name}.part")  # a name that no node can give
+        try:
+            make_private(path.parent, self._path.parent.parent, exist_ok=True)
+            with open(part, "wb", opener=open_private) as file:
+                file.write(content)
+            part.replace(path)  # whole, though the run's end may not wait for it
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            self._complain(path, error)
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:  # a network file system may report only now that it was full
+            self._complain(self._path, error)
+
+
+class Transcript:
+    """The messages of `launch`, each line with its time; any thread may add one.
+
+    They wait in memory until `begin`, since a run that never starts leaves no file.
+    """
+
+    def __init__(self, log: LogWriter) -> None:
+        self._log = log
+        self._waiting: list[bytes] | None = []
+        self._lock = threading.Lock()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run was started."""
+        return self._waiting is None
+
+    def add(self, text: str) -> None:
+        """Add one message, of one or several lines."""
+        stamp = f"{local_time(wall_clock())} ".encode()
+        lines = clean(text.encode("utf-8", "replace")).split(b"\n")
+        block = b"".join(stamp + line + b"\n" for line in lines)
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.append(block)
+                return
+        # Outside of the lock: a disk that hangs is itself worth a message. The event loop must not wait for the disk.
+        self._log.write(block, is_kept=True)
+
+    def begin(self) -> None:
+        """Write what has waited, and from now on everything at once."""
+        with self._lock:
+            waiting, self._waiting = self._waiting or [], None
+        if waiting:
+            self._log.write(b"".join(waiting), is_kept=True)
+
+
+def redirect_streams(folder: Path) -> None:
+    """Let this process's stdout lead nowhere, and stderr to launch.log in the directory, for the traceback of a bug."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        log = os.open(folder / TRANSCRIPT, os.O_WRONLY | os.O_APPEND)
+    except OSError:
+        log = null
+    for fd, target in ((STDOUT, null), (STDERR, log)):
+        os.dup2(target, fd)
+    for fd in {null, log}:
+        os.close(fd)

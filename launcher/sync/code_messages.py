@@ -1,0 +1,122 @@
+"""What is sent and what isn't, in words, and the refusal of too much. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from launcher.errors import UsageError
+from launcher.escapes import listed_names, shown
+from launcher.hosts.ranges import fold_names
+from launcher.job.tree import Tree
+from launcher.sync.default_exclusions import CACHE, STAYING
+from launcher.wording import count, size
+
+if TYPE_CHECKING:
+    from launcher.sync.selection import LeftOut, Selection
+
+_BAR_CHARACTERS = 20
+_MOST_NAMES = 5
+_MOST_LARGE = 3
+_WORTH_SAYING_BYTES = 1_000_000
+
+
+def describe_left_out(selection: Selection) -> str:
+    """Return `data/ 41 GB, .venv/ (git-ignored); .env (secrets)`, the largest first, without caches and logs."""
+    found = [each for each in selection.left_out if each.reason not in (CACHE, STAYING)]
+    ordered = sorted(found, key=lambda each: -(each.size_bytes or 0))
+    groups: dict[str, list[str]] = {}
+    for each in ordered[:_MOST_NAMES]:
+        groups.setdefault(each.reason, []).append(_describe_one(each))
+    texts = [f"{', '.join(names)} ({reason})" for reason, names in groups.items()]
+    more = len(ordered) - _MOST_NAMES
+    return "; ".join(texts) + (f" and {more} more" if more > 0 else "")
+
+
+def refuse_large(selection: Selection, limit_bytes: int) -> None:
+    """Raise UsageError if more than the limit would be sent, naming what is largest; nothing was read for that yet."""
+    total = sum(selection.sizes)
+    if total <= limit_bytes:
+        return
+    parts = sorted(_split(selection).items(), key=lambda item: (-item[1], item[0]))[:_MOST_LARGE]
+    named = ", ".join(f"{shown(name)} {size(bytes_in_all)}" for name, bytes_in_all in parts)
+    raise UsageError(
+        f"{shown(selection.root)} has {size(total)} to send, more than {size(limit_bytes)}: {named}",
+        "leave them out with .gitignore or .launchignore, or pass --sync-limit SIZE",
+    )
+
+
+def refuse_secrets(selection: Selection) -> None:
+    """Raise UsageError if files that may hold secrets would be sent, which nobody has chosen."""
+    if not selection.exposed:
+        return
+    it = "it" if len(selection.exposed) == 1 else "they"
+    git = f", and git neither tracks nor ignores {'it' if it == 'it' else 'them'}" if selection.is_repository else ""
+    file = ".gitignore" if selection.is_repository else ".launchignore"
+    raise UsageError(
+        f"{listed_names(selection.exposed)} would be sent: {it} may hold secrets{git}",
+        f"add a line to {file}, or pass --sync-secrets",
+    )
+
+
+def describe_tree(tree: Tree) -> str:
+    """Return `code 5f3a91c: 212 files, 1.8 MB`."""
+    return f"code {tree.name}: {count(tree.files, 'file')}, {size(tree.bytes_in_all)}"
+
+
+def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
+    """Return `code 5f3a91c: 212 files, 1.8 MB (3 changed, 14 kB sent); left out: data/ 41 GB (git-ignored)`.
+
+    files: that some host lacked; none if files were only removed or renamed; sent_bytes: to all hosts together.
+    """
+    which = "all" if files >= tree.files else f"{files} changed" if files else "only the list of files changed"
+    sent = f"{which}, {size(sent_bytes)} sent" if sent_bytes else "nothing sent"
+    return f"{describe_tree(tree)} ({sent}){_left_out_words(tree)}"
+
+
+def plan_line(tree: Tree) -> str:
+    """Return `code 5f3a91c: 212 files, 1.8 MB; left out: data/ 41 GB (git-ignored)`, before anything is sent."""
+    return f"{describe_tree(tree)}{_left_out_words(tree)}"
+
+
+def _left_out_words(tree: Tree) -> str:
+    return f"; left out: {tree.left_out}" if tree.left_out else ""
+
+
+def place_lines(paths: Mapping[str, str]) -> list[str]:
+    """Return a line for each directory in which hosts have the code."""
+    hosts: dict[str, list[str]] = {}
+    for host, path in paths.items():
+        hosts.setdefault(path, []).append(host)
+    return [f"  {fold_names(names)}: {path}" for path, names in hosts.items()]
+
+
+def progress_words(done_bytes: int, size_bytes: int, hosts: int) -> str:
+    """Return a progress bar in one line."""
+    part = done_bytes / size_bytes if size_bytes else 1.0
+    full = int(part * _BAR_CHARACTERS)
+    bar = "#" * full + "." * (_BAR_CHARACTERS - full)
+    return f"[{bar}] {part:4.0%} of {size(size_bytes)} of code sent to {count(hosts, 'host')}"
+
+
+def _describe_one(each: LeftOut) -> str:
+    if each.size_bytes is None or each.size_bytes < _WORTH_SAYING_BYTES:
+        return shown(each.name)
+    return f"{shown(each.name)} {'over ' if each.is_partial else ''}{size(each.size_bytes)}"
+
+
+def _split(selection: Selection) -> dict[str, int]:
+    """Return the bytes of each file and directory right below the root.
+
+    A directory most of whose bytes are in one file isn't there, but this file is.
+    """
+    folders: dict[str, list[tuple[int, str]]] = {}
+    for path, size_bytes in zip(selection.paths, selection.sizes, strict=True):
+        top, slash, _ = path.partition("/")
+        folders.setdefault(top + slash, []).append((size_bytes, path))
+    parts = {}
+    for name, files in folders.items():
+        (largest, path), in_all = max(files), sum(size_bytes for size_bytes, _ in files)
+        is_one = largest * 2 > in_all
+        parts[path if is_one else name] = largest if is_one else in_all
+    return parts
