@@ -15,7 +15,30 @@ from launcher.session.node_state import Stage
 
 ROOT = Path(__file__).parents[2]
 COMMANDED = ["README.md", "LAUNCH_GUIDE.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]
-LINKED = [*COMMANDED, "TROUBLESHOOTING.md", "CONTRIBUTING.md", "docker/README.md"]
+DESCRIBED = [*COMMANDED, "TROUBLESHOOTING.md", "docker/README.md"]
+# Every Markdown file, of the project's own directories alone: an environment or a cache has others.
+LINKED = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "docker/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+# The sections that the guide had when it was one page; bookmarks and issues refer to them.
+OLD_ANCHORS = re.findall(
+    r"\S+",
+    """
+    quick-start prerequisites hosts-and-hostfiles gpus-and-processes scripts-modules-and-commands
+    getting-code-to-the-hosts which-files-are-sent data-and-outputs what-is-kept-on-the-hosts proof python-environments
+    which-python-runs setup-commands environment-variables-and-secrets secrets variables-that-launch-sets
+    configuration-file where-launch-looks which-files-are-accepted dry-run-and-preflight-checks dry-run
+    output-logs-and-runs-without-a-terminal logs files-from-the-ranks runs-without-a-terminal restarts spares
+    hosts-that-fail-often debugging-hangs noticing-a-hung-run-automatically what-nccl-says how-the-stacks-are-read
+    nccl-timeouts-and-the-flight-recorder stopping-exit-codes-and-cleaning-up cleaning-up network-ports-and-firewall
+    ssh-keys-passwords-host-keys-jump-hosts keys-and-passwords host-keys jump-hosts-and-unreliable-connections
+    from-a-mac transports testing-the-network slurm batch-scripts without-launch your-own-training-script
+    migrating-from-torchrun-deepspeed-accelerate-pdsh-or-mpirun from-the-old-scripts lines-that-you-may-know
+    launch-node-and-launch-exec security-model what-runs-on-a-host what-a-host-can-and-cant-do
+    """,
+)
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run
 PRINTED = ("hosts", "sbatch")  # these contact nobody
 _COMMAND = r"(?:launch|test-distributed) "
@@ -89,7 +112,7 @@ def _load(name: str) -> tuple[click.Command, click.Context | None]:
     return command, parent
 
 
-@pytest.mark.parametrize("name", [name for name in LINKED if name != "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", DESCRIBED)
 def test_documented_files_are_there(name: str) -> None:
     text = (ROOT / name).read_text("utf-8")
     paths = set(re.findall(r"(?<![\w./])(?:scripts|examples|config|hostfiles|docker|docs)/[\w./-]*\w", text))
@@ -106,6 +129,23 @@ def test_every_link_leads_somewhere(name: str) -> None:
     assert [f"{path.name}#{anchor}" for path, anchor in places if anchor and anchor not in _anchors(path)] == []
 
 
+@pytest.mark.parametrize("path", [ROOT / name for name in LINKED], ids=lambda path: path.name)
+def test_no_anchor_is_given_twice(path: Path) -> None:
+    anchors = _anchor_list(path)
+    if path.name != "CHANGELOG.md":  # each version has an `Added`
+        assert sorted(each for each in set(anchors) if anchors.count(each) > 1) == []
+
+
+@pytest.mark.parametrize("anchor", OLD_ANCHORS)
+def test_old_links_to_the_guide_lead_somewhere(anchor: str) -> None:
+    assert anchor in _anchors(ROOT / "LAUNCH_GUIDE.md")
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text("utf-8")))
+    assert linked == {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"}
+
+
 def test_the_contents_of_the_guide_name_all_its_sections() -> None:
     text = (ROOT / "LAUNCH_GUIDE.md").read_text("utf-8")
     contents = re.findall(r"^- \[(.*)\]\(#(.*)\)$", text, re.MULTILINE)
@@ -113,7 +153,14 @@ def test_the_contents_of_the_guide_name_all_its_sections() -> None:
 
 
 def _anchors(path: Path) -> set[str]:
-    return {_anchor(head) for head in re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)}
+    return set(_anchor_list(path))
+
+
+def _anchor_list(path: Path) -> list[str]:
+    """Return the anchors of a file: those that GitHub makes of headings, and those that are written out."""
+    text = _FENCED.sub("", path.read_text("utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return [*map(_anchor, headings), *re.findall(r'<a id="([^"]+)"></a>', text)]
 
 
 def _anchor(heading: str) -> str:
@@ -125,6 +172,12 @@ def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
     text = (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
     assert runpy.run_path(str(ROOT / "docs" / "log_lines.py"))["update"](text) == text, "run docs/log_lines.py"
     assert len(re.findall(r"^\| .*`CUDA out of memory`.* \| .* \| .* \|$", text, re.MULTILINE)) == 2
+
+
+def test_the_table_of_options_is_that_of_the_commands() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    assert runpy.run_path(str(ROOT / "docs" / "options_table.py"))["update"](text) == text, "run docs/options_table.py"
+    assert "| `--gpus N\\|auto` | GPUs per host, one process each. | auto |" in text
 
 
 def test_troubleshooting_lists_its_topics() -> None:

@@ -145,6 +145,4 @@ def test_forms_name_the_version_that_is_newest(path: Path) -> None:
 def test_the_supported_version_is_the_newest() -> None:
     text = read("SECURITY.md")
     assert f"| {__version__.rpartition('.')[0]} | yes |" in text
-    for path, anchor in re.findall(r"\]\(([\w./]+)#([\w-]+)\)", text):
-        heads = re.findall(r"^#+ (.*)$", read(path), re.MULTILINE)
-        assert anchor in [re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads]
+    assert [path for path in re.findall(r"\]\(([^)#]+)", text) if not (ROOT / path).is_file()] == []

@@ -89,6 +89,31 @@ FOR_USERS = {
     r"\bbeats?\b": "heartbeat",
 }
 FOR_DEVELOPERS = ("CONTRIBUTING.md", "decisions")
+# Constructions and words that docs/prose.md replaces, in documents for users alone; help and messages still have some.
+HABITS = {
+    r"\blines? (?:says?|names?|tells?|counts?|lists?)\b": "`launch` reports it",
+    r"\b(?:end|cost|harm|lose)s? (?:no|none|nobody|nothing)\b": "doesn't stop the run, doesn't count toward N",
+    r", also\b": "even, too, or a sentence that names the case",
+    r"\bof (?:its|their|his|her|my|your) own\b": "separate, its own X",
+    r"\b(?:of yours|of his|of theirs)\b": "your X",
+    r"\b(?:controlling host|host that controls)\b": "controller host",
+    r"\bremed(?:y|ies)\b": "fix",
+    r"\b(?:with proof|proves? that|proved that)\b": "verify",
+    r"\bbeside\b": "next to",
+    r"\bstart(?:s|ed)? (?:it |them |the run |a failed run )?again\b": "restart",
+    r"\bhas the last word\b": "overrides",
+}
+# Sentences that a habit's pattern finds and that are good English: a file, and a part of the sentence.
+ALLOWED = {
+    "TROUBLESHOOTING.md": (
+        "on a Mac, also System Settings",
+        "start the run again",  # a run that is over
+    ),
+}
+# Lines to paste, in blocks and in cells of tables.
+COMMAND = re.compile(r"^ {4}((?:launch|test-distributed) .*)$|`((?:launch|test-distributed) [^`\n]*)`", re.MULTILINE)
+RULES = "docs/prose.md"  # it quotes what it forbids
+GENERATED = re.compile(r"<!-- made by .*?<!-- end -->", re.DOTALL)  # from texts of launcher/
 
 
 def _prose(text: str) -> str:
@@ -140,6 +165,48 @@ def _faults(path: Path) -> list[str]:
     else:
         found = list(_find(_comments(text), EVERYWHERE | FOR_USERS))
     return [f"{_name(path)}:{line}: {words}" for line, words in sorted(set(found))]
+
+
+def _is_for_users(path: Path) -> bool:
+    return _name(path) != RULES and not any(name in path.parts for name in FOR_DEVELOPERS)
+
+
+def _bare_ranges(text: str) -> list[str]:
+    """Return the lines to paste with a range such as gpu[1-4] outside of quotes, which zsh refuses."""
+    commands = [block or cell for block, cell in COMMAND.findall(text)]
+    return [
+        command for command in commands if re.search(r"\w\[\d", re.sub(r"'[^']*'", "", command.partition("  #")[0]))
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(filter(_is_for_users, {*DOCUMENTS})), ids=_name)
+def test_documents_have_no_habits(path: Path) -> None:
+    text = GENERATED.sub(lambda match: "\n" * match.group().count("\n"), path.read_text("utf-8"))
+    for allowed in ALLOWED.get(_name(path), ()):
+        assert allowed in text, f"no longer needed: {allowed}"
+        text = text.replace(allowed, "")
+    assert [f"{_name(path)}:{line}: {words}" for line, words in _find(_prose(text), HABITS)] == []
+
+
+@pytest.mark.parametrize("path", sorted(DOCUMENTS), ids=_name)
+def test_ranges_in_lines_to_paste_are_quoted(path: Path) -> None:
+    assert _bare_ranges(path.read_text("utf-8")) == []
+
+
+def test_the_habits_find_the_examples_of_the_rules() -> None:
+    for example in (
+        "a message, and one line says so.",
+        "a disk that is full or hangs ends no run.",
+        "it costs none of N, also without --restarts.",
+        "what earlier runs of yours left",
+        "a directory of its own",
+    ):
+        assert list(_find(example, HABITS)), example
+
+
+def test_the_quotes_of_a_range_are_seen() -> None:
+    assert _bare_ranges("    launch check --hosts gpu[1-4]\n| `launch check --hosts gpu[1-4]` | |\n")
+    assert not _bare_ranges("    launch check --hosts 'gpu[1-4]'  # of gpu[1-4]\n")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Write the table of all options into docs/configuration.md, from the commands' own declarations.
+
+.venv/bin/python docs/options_table.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from launcher.cli import main as cli
+from launcher.cli.test_distributed import command as test_distributed
+
+PAGE = Path(__file__).parent / "configuration.md"
+BEGIN = "<!-- made by docs/options_table.py -->"
+END = "<!-- end -->"
+MAIN = "run"
+_DEFAULT = re.compile(r" *\[(default[^\]]*|required)\]$")
+# The range that click adds to a number.
+_RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
+
+
+def make_tables() -> str:
+    """Return two tables as Markdown: the options of a run, and what other commands have besides."""
+    commands: dict[tuple[str, str], list[str]] = {}
+    for name, names, text in _find_options():
+        commands.setdefault((names, text), []).append(name)
+    of_a_run = {key: others for key, others in commands.items() if MAIN in others}
+    others = {key: names for key, names in commands.items() if MAIN not in names}
+    lines = ["### Options of a run", "", "| option | effect | default | also of |", "|---|---|---|---|"]
+    for (names, text), owners in sorted(of_a_run.items(), key=_by_option):
+        lines.append(_row(names, text, [owner for owner in owners if owner != MAIN]))
+    lines += ["", "### Options of other commands", "", "| option | effect | default | of |", "|---|---|---|---|"]
+    lines += [_row(names, text, owners) for (names, text), owners in sorted(others.items(), key=_by_option)]
+    return "\n".join(lines)
+
+
+def update(text: str) -> str:
+    """Return the page's text with the tables as they are now."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE.name} has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{make_tables()}\n\n{END}{after}"
+
+
+def _find_options() -> Iterator[tuple[str, str, str]]:
+    """Yield the command, the names with their value, and the help of each option that --help of a command shows."""
+    group = click.Context(cli.launch, **cli.launch.context_settings)
+    for name in cli.launch.list_commands(group):
+        command = cli.launch.get_command(group, name)
+        assert command is not None
+        yield from _find_options_of(name, command, group)
+    yield from _find_options_of("test-distributed", test_distributed, None)
+
+
+def _find_options_of(name: str, command: click.Command, group: click.Context | None) -> Iterator[tuple[str, str, str]]:
+    context = click.Context(command, parent=group, info_name=name)
+    for param in command.get_params(context):
+        record = param.get_help_record(context) if isinstance(param, click.Option) else None
+        if record is not None and "--help" not in record[0]:
+            yield name, record[0], _RANGE.sub("", record[1])
+
+
+def _row(names: str, text: str, owners: list[str]) -> str:
+    found = _DEFAULT.search(text)
+    default = found[1].removeprefix("default").removeprefix(":").strip() if found else ""
+    cells = (f"`{names}`", _DEFAULT.sub("", text), default, ", ".join(f"`{owner}`" for owner in owners))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _by_option(item: tuple[tuple[str, str], list[str]]) -> tuple[str, str, list[str]]:
+    """Sort by the first long name."""
+    (names, text), owners = item
+    longs = [word for word in re.split(r"[ ,/]+", names) if word.startswith("--")]
+    return (longs[0] if longs else names, text, owners)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(update(PAGE.read_text("utf-8")), "utf-8")
