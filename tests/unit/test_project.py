@@ -143,6 +143,4 @@ def test_forms_name_the_version_that_is_newest(path: Path) -> None:
 
 
 def test_the_supported_version_is_the_newest() -> None:
-    text = read("SECURITY.md")
-    assert f"| {__version__.rpartition('.')[0]} | yes |" in text
-    assert [path for path in re.findall(r"\]\(([^)#]+)", text) if not (ROOT / path).is_file()] == []
+    assert f"| {__version__.rpartition('.')[0]} | yes |" in read("SECURITY.md")
