@@ -1,25 +1,12 @@
-"""A clock that keeps running while this machine is suspended, what identifies its kernel, and times as text.
-
-The nodes have their own, launcher/node/clock.py, since the launcher imports only the wire format from node/.
-"""
+"""A clock that keeps running while this machine is suspended, as on the nodes, and times as text."""
 
 from __future__ import annotations
 
 import time
 from functools import lru_cache
-from pathlib import Path
 
-# time.monotonic() stops in suspend. On Linux only CLOCK_BOOTTIME counts it (clock_gettime(2)). macOS has no
-# such name: time.monotonic() is mach_absolute_time() there, and CLOCK_MONOTONIC is what "will continue to increment
-# while the system is asleep" (its clock_gettime(3)).
-_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def boottime() -> float:
-    """Return seconds that never step back and include the time in suspend."""
-    return time.clock_gettime(_CLOCK)
-
+from launcher.node.clock import boot_id as boot_id
+from launcher.node.clock import boottime as boottime
 
 _EPOCH = time.time() - boottime()
 
@@ -53,11 +40,3 @@ def iso_time(at: float) -> str:
 @lru_cache(maxsize=16)
 def _local_second(second: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(second + _UTC_OFFSET_S))
-
-
-def boot_id() -> str | None:
-    """Return the id of this kernel's boot, the same in its containers: they are suspended together. None: unknown."""
-    try:
-        return _BOOT_ID.read_text("ascii").strip()
-    except (OSError, ValueError):
-        return None

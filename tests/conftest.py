@@ -59,6 +59,7 @@ def _folder(nodeid: str) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a PID namespace, if tests run in parallel; a worker itself has nothing to do."""
     _ignore_no_signal()
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # threads of torch that wait for others leave the cores to other tests
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # the tests name their Python; the terminal's doesn't count
         os.environ.pop(name, None)
     states = tempfile.mkdtemp(prefix="launch-tests-")

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 import click
 
+from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.run_place import RemoteRun, RunPlace, controller_options
 from launcher.errors import LauncherError
-from launcher.runs.run_list import ListedRun
+from launcher.runs.run_list import RemoteRun
 
 
 @click.command("attach", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
 @controller_options
 @gather
-def command(*, run: str | None, place: RunPlace) -> int:
+def command(*, run: str | None, controller: str | None, ssh_config: Path | None) -> int:
     """Show the last lines of RUN and what follows, until it ends.  [default: the newest run]
 
     Ctrl-C leaves, and the run continues; Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import answer, fetch, find_run
-    from launcher.commands.attach import attach
-    from launcher.controller import requests
-    from launcher.output.output_streams import find_streams
+    from launcher.cli.find_run import carry_out, fetch, find_run
+    from launcher.commands.run_actions import ask_for_stacks, attach
 
-    found = find_run(run, place)
-    signal.signal(signal.SIGQUIT, lambda *_: _ask_for_stacks(found))
+    found = find_run(run, controller, ssh_config)
+    signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, ask_for_stacks))
     try:
-        code = answer(found, lambda run: attach(run, find_streams(os.environ), tell), requests.Attach)
+        code = carry_out(found, attach, is_of_a_run=True)
     except KeyboardInterrupt:
         tell(f"launch: left; run {found.id} continues (launch attach, launch stop)")
         return 0
@@ -43,17 +40,3 @@ def command(*, run: str | None, place: RunPlace) -> int:
         except LauncherError as error:
             tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
     return code
-
-
-def _ask_for_stacks(run: ListedRun | RemoteRun) -> None:
-    from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import ask
-    from launcher.controller import requests
-    from launcher.runs.run_end import is_running
-
-    if isinstance(run, RemoteRun):
-        ask(run, requests.Stacks(run.id))
-    elif not run.is_here:
-        tell(f"launch: only {run.controller.host} can ask for the stacks")
-    elif is_running(run):
-        os.kill(run.controller.pid, signal.SIGQUIT)

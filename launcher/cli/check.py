@@ -14,11 +14,12 @@ import click
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
-from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, gather
 from launcher.cli.option_sources import show_sources
 from launcher.cli.options import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.tree_request import add_tree
+from launcher.transports.settings import TransportSettings
 
 
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -34,7 +35,7 @@ from launcher.cli.tree_request import add_tree
 @gather
 def command(
     *, words: tuple[str, ...], with_packages: bool, as_json: bool, verbose: bool, choice: HostChoice,
-    request: JobRequest, transport: TransportOptions, sync: SyncOptions,
+    request: JobRequest, transport: TransportSettings, sync: SyncOptions,
 ) -> int:  # fmt: skip
     """Check the hosts without starting a run: compare them and show how they differ.
 
@@ -57,7 +58,7 @@ def command(
     job = add_tree(job, sync, resolve_workdir(request.workdir), local_workdir(words), Path("logs"))
     if verbose:
         show_sources()
-    open_transport = choose_opener(transport, hosts, env=job.env, python=job.python, silence_s=job.silence_s)
+    open_transport = choose_opener(transport, hosts, env=job.env, python=job.python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
 
     async def ask() -> Inspection:

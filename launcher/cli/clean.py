@@ -12,10 +12,11 @@ import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.clean import Cleaning
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @gather
 def command(
     *, python: str | None, code: bool, env: tuple[str, ...], dry_run: bool, choice: HostChoice,
-    transport: TransportOptions, timeouts: Timeouts,
+    transport: TransportSettings, timeouts: Timeouts,
 ) -> int:  # fmt: skip
     """List, stop and remove what your earlier runs left on the hosts.
 
@@ -54,7 +55,7 @@ def command(
 
     hosts = read_hosts(choice)
     variables = parse_settings(env, os.environ)
-    open_transport = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
+    open_transport = choose_opener(transport, hosts, env=variables, python=python)
     console = Console(hosts, find_streams(os.environ), is_patient=True)
 
     def connect() -> Session:

@@ -37,8 +37,8 @@ def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
     from launcher.hosts.host import Host
     from launcher.job.activation import find_active_env
     from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job
+    from launcher.transports.settings import TransportSettings
     from launcher.transports.ssh.fabric import FabricTransport
-    from launcher.transports.ssh.settings import SshSettings
 
     refuse_ranks_here()
     with demo_hosts(ssh_hosts) as hosts:
@@ -55,5 +55,5 @@ def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
         )
         names = [Host(name, source="demo") for name in hosts.names]
         run_options = read_run_options(output)
-        settings = SshSettings(hosts.ssh_config)
+        settings = TransportSettings(ssh_config=hosts.ssh_config)
         return run_job(job, names, lambda _, say: FabricTransport(settings), output, run_options)

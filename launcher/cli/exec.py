@@ -14,12 +14,13 @@ import click
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
 from launcher.cli.job_request import resolve_workdir
-from launcher.cli.option_groups import HostChoice, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
 from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.exec import Execution
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 @gather
 def command(
     *, words: tuple[str, ...], workdir: str | None, python: str | None, fold: bool, as_json: bool,
-    choice: HostChoice, transport: TransportOptions, timeouts: Timeouts,
+    choice: HostChoice, transport: TransportSettings, timeouts: Timeouts,
 ) -> int:  # fmt: skip
     """Run a plain command on every host; output lines begin with the host's name.
 
@@ -62,7 +63,7 @@ def command(
         raise UsageError("--fold and --json are both given", "pass only one of them")
     hosts = read_hosts(choice)
     refuse_trailing()
-    open_transport = choose_opener(transport, hosts, env={}, python=python, silence_s=timeouts.silence_s)
+    open_transport = choose_opener(transport, hosts, env={}, python=python)
     streams = find_streams(os.environ)
     console = Console(hosts, streams, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)

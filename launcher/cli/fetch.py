@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
 from launcher.cli.options import FILE, option
-from launcher.cli.run_place import RunPlace, controller_options
+from launcher.runs.run_list import RemoteRun
 
 
 @click.command("fetch", cls=Command)
@@ -25,17 +26,17 @@ from launcher.cli.run_place import RunPlace, controller_options
 )
 @controller_options
 @gather
-def command(*, run: str | None, log_dir: Path, place: RunPlace) -> int:
+def command(*, run: str | None, log_dir: Path, controller: str | None, ssh_config: Path | None) -> int:
     """Copy the logs of RUN, run.json and the files of its ranks from the host that controls it to DIR/RUN.
 
     An earlier copy of this run is replaced; if DIR/RUN is anything else, the copy is DIR/RUN.2.  [default: the newest
     run]
     """
     from launcher.cli.error_lines import tell
+    from launcher.cli.find_run import fetch, find_run
     from launcher.cli.option_sources import is_chosen
-    from launcher.cli.run_place import RemoteRun, fetch, find_run
 
-    found = find_run(run, place)
+    found = find_run(run, controller, ssh_config)
     if isinstance(found, RemoteRun):
         return fetch(found, log_dir, is_chosen=is_chosen("log_dir"))
     tell(f"launch: the logs of run {found.id} are on this machine, in {found.folder}")

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import click
 
 from launcher.cli.defaults import current_directory, find_source
-from launcher.cli.option_groups import JobRequest, PythonEnvironment
-from launcher.cli.option_sources import find_reach, missing
+from launcher.cli.option_groups import JobRequest, PythonEnvironment, make_group
+from launcher.cli.option_sources import find_reach, missing, settle
 from launcher.cli.script_words import refuse_command, refuse_module, refuse_script, wraps_trainer
 from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
@@ -33,37 +33,31 @@ from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, r
 
 
 def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -> Job:
-    """Return the job that the options and the words after them describe."""
+    """Return the job that the options and the words after them describe.
+
+    A field of the Job that has the name of an option has its value, unless it is made of several here.
+    """
     named_env = read_named_env(request)
     refuse_second_choice(named_env, hosts)
     program = read_program(request, words)
     nproc = read_size(request, hosts)
     refuse_trailing()
-    return Job(
+    return make_group(
+        Job, settle(click.get_current_context().params),
         program=program,
         nproc=nproc,
-        cpu=request.cpu,
         may_use_cpus=may_use_cpus(program, request, hosts),
-        gpus=request.gpus,
         workdir=read_workdir(request, words),
-        python=request.environment.python,
         activation=read_activation(request.environment, request.workdir),
         active_env=find_active_env(os.environ),
         reach=tuple(find_reach()),
         env=forwarded(os.environ) | named_env,
         named_env=frozenset(named_env),
-        master_addr=request.master_addr,
-        master_port=request.master_port,
         rendezvous_timeout_s=math.ceil(request.rdzv_timeout_s),  # torchrun takes whole seconds
-        silence_s=request.timeouts.silence_s,
-        stop_timeout_s=request.timeouts.stop_timeout_s,
-        connect_timeout_s=request.timeouts.connect_timeout_s,
-        legacy=request.legacy,
         with_stacks=request.stacks,
-        hang_timeout_s=request.hang_timeout_s,
         on_hang=read_on_hang(request),
         in_script="LAUNCH_SCRIPT" in os.environ,
-    )
+    )  # fmt: skip
 
 
 def read_workdir(request: JobRequest, words: Sequence[str]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
+from pathlib import Path
 
 import click
 
+from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
 from launcher.cli.options import AGO, option
-from launcher.cli.run_place import RunPlace, controller_options
 
 
 @click.command("logs", cls=Command)
@@ -29,21 +30,15 @@ from launcher.cli.run_place import RunPlace, controller_options
 @gather
 def command(
     *, run: str | None, follow: bool, node: int | None, rank: int | None, since: float | None, attempt: int | None,
-    place: RunPlace,
+    controller: str | None, ssh_config: Path | None,
 ) -> int:  # fmt: skip
     """Print the logs of RUN: an id, its beginning, or a name.  [default: the newest run]
 
     The lines of all hosts come in the order of time. With --rank, stdout and stderr get what that rank wrote, without
     time and prefix.
     """
-    from launcher.cli.run_place import answer, find_run
-    from launcher.commands.logs import LogsRequest, print_logs
-    from launcher.controller import requests
-    from launcher.output.output_streams import find_streams
+    from launcher.cli.find_run import carry_out, find_run
+    from launcher.commands.run_actions import LogsRequest, print_logs
 
-    which = LogsRequest(follow, node, rank, attempt, since)
-    return answer(
-        find_run(run, place),
-        lambda found: print_logs(found, which, find_streams(os.environ)),
-        lambda name: requests.Logs(name, which),
-    )
+    request = LogsRequest(follow, node, rank, attempt, since)
+    return carry_out(find_run(run, controller, ssh_config), partial(print_logs, request=request), is_of_a_run=True)

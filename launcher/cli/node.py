@@ -33,7 +33,7 @@ DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
 ])  # fmt: skip
 @gather
 def command(
-    *, words: tuple[str, ...], nnodes: int, node_rank: int, dry_run: bool, no_check: bool,
+    *, words: tuple[str, ...], nnodes: int, node_rank: int, master_addr: str, dry_run: bool, no_check: bool,
     request: JobRequest, output: OutputOptions,
 ) -> int:  # fmt: skip
     """Run this machine's share of a run that is started by hand on each node.
@@ -43,13 +43,13 @@ def command(
     """
     from launcher.hosts.host import Host
 
-    if not request.master_addr:
+    if not master_addr:
         raise UsageError("--master-addr needs an address, got ''")
     if node_rank >= nnodes:
         raise UsageError(f"--node-rank {node_rank}: must be below --nnodes {nnodes}")
     host = Host(socket.gethostname().split(".")[0], source="this machine")
-    request = replace(request, master_port=request.master_port or DEFAULT_MASTER_PORT)
     job = read_job(request, words, [host])
+    job = replace(job, master_port=job.master_port or DEFAULT_MASTER_PORT)
     if nnodes > 1:  # the others may have GPUs
         job = replace(job, may_use_cpus=False)
     share = (nnodes, node_rank)

@@ -6,15 +6,18 @@ as the types of its parameters, and everything below it gets those values, never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
+from inspect import get_annotations
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar
 
 from launcher.cli.option_sources import settle
 from launcher.hosts.hostfiles import Colon
-from launcher.job.job import Timeouts
+
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,6 @@ class HostChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class TransportOptions:
-    """How the hosts are reached: --transport and the options of SSH."""
-
-    transport: str | None = None  # None: srun in a Slurm job, else fabric
-    ssh_config: Path | None = None
-    accept_new_host_keys: bool = False
-    ask_password: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PythonEnvironment:
     """Which Python runs the ranks: one of --python, --venv and --conda, after the lines of --setup.
 
@@ -57,7 +50,7 @@ class PythonEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """The options of a job, as typed; `job_request.read_job` checks them and makes the Job."""
+    """The options of a job that aren't values of the Job as typed: `job_request.read_job` makes those of them."""
 
     gpus: int | None  # None: auto
     nproc: int | None
@@ -68,10 +61,8 @@ class JobRequest:
     workdir: str | None
     env: tuple[str, ...]  # each K=V, or K for the value on the launch host
     env_file: tuple[Path, ...]
-    master_port: int | None
     rdzv_timeout_s: float
     environment: PythonEnvironment
-    timeouts: Timeouts
     master_addr: str | None = None
     stacks: bool = True
     hang_timeout_s: float | None = None  # None: auto
@@ -122,29 +113,34 @@ def gather(command: Callable[..., int]) -> Callable[..., int]:
     contradicts, so no value holds both. Options that neither a parameter nor a group of the command names are ignored,
     such as --config, which has taken effect by now.
     """
-    types = get_type_hints(command)
 
     @wraps(command)
     def call(**options: Any) -> int:
-        return command(**_find_values(types, settle(options)))
+        return command(**_find_values(command, settle(options), {}))
 
     return call
 
 
-def make_group(group: type[Any], options: Mapping[str, Any]) -> Any:
-    """Return a value of the dataclass `group`; raise TypeError if the command lacks an option that has no default."""
-    return group(**_find_values(get_type_hints(group), options))
+def make_group(group: type[Group], options: Mapping[str, Any], **known: Any) -> Group:
+    """Return a value of the dataclass `group`; raise TypeError if the command lacks an option that has no default.
+
+    known: fields that aren't the values of options.
+    """
+    return group(**known, **_find_values(group, options, known))
 
 
-def _find_values(types: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a value for each name: a group if its type is a dataclass, else the option of the same name.
+def _find_values(taker: Any, options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return a value for each name that a command or a dataclass takes, but the known ones.
 
-    A name may end with a unit that the option lacks: `silence_s` is --silence. No value is returned for a name
-    without an option.
+    It is a group if its annotation is a dataclass, else the option of the same name. A name may end with a unit that
+    the option lacks: `silence_s` is --silence. No value is returned for a name without an option.
     """
     values: dict[str, Any] = {}
-    for name, kind in types.items():
-        option = name.removesuffix("_s")
+    types = vars(sys.modules[taker.__module__])
+    for name, annotation in get_annotations(taker).items():
+        kind, option = types.get(annotation), name.removesuffix("_s")
+        if name in known:
+            continue
         if isinstance(kind, type) and is_dataclass(kind):
             values[name] = make_group(kind, options)
         elif option in options:

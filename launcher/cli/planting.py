@@ -17,15 +17,15 @@ from typing import Any
 
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
-from launcher.cli.option_groups import OutputOptions, TransportOptions
+from launcher.cli.option_groups import OutputOptions
 from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import make_session, make_settings
-from launcher.cli.state_directory import open_planted_runs
+from launcher.cli.state_directory import open_run_list
 from launcher.clock import wall_clock
+from launcher.commands.run_actions import print_health, stop
 from launcher.commands.sync import sync
-from launcher.controller import requests
-from launcher.controller.planted_runs import PlantedRun, Way
+from launcher.controller.orders import Control, about_run
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, UnreachableError, UsageError
@@ -37,11 +37,13 @@ from launcher.output.console import dated
 from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
+from launcher.runs.run_list import RemoteRun, Way
 from launcher.runs.run_request import Opener, RunOptions
 from launcher.session.settings import loader_pythons
 from launcher.session.signals import Interrupted
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.base import Transport, TransportError
+from launcher.transports.settings import TransportSettings
 
 _STOPPED = (EXIT_SIGNAL_BASE + signal.SIGINT, EXIT_SIGNAL_BASE + signal.SIGTERM)
 _LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has closed
@@ -49,7 +51,7 @@ _LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has clos
 
 def run_planted(
     job: Job, hosts: Sequence[Host], spares: Sequence[Host], controller: Host, open_transport: Opener,
-    output: OutputOptions, options: RunOptions, reach: TransportOptions,
+    output: OutputOptions, options: RunOptions, reach: TransportSettings,
 ) -> int:  # fmt: skip
     """Run the job under a controller on another machine; return once it has ended, or needs no terminal."""
     spares = tuple(spares) if options.restarts else ()
@@ -62,7 +64,7 @@ def run_planted(
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
     credentials = make_credentials(len(everyone))
     code_version, proposed_id, planted = ask_code_version(job), _claim_id(credentials), None
-    request = requests.Control(
+    request = Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
         output.notify, controller.name,
@@ -82,9 +84,9 @@ def run_planted(
     finally:
         planting.close()
         if planted is None:
-            open_planted_runs().discard(proposed_id)
+            open_run_list().discard(proposed_id)
     if planting.was_refused:
-        open_planted_runs().discard(planted.id)
+        open_run_list().discard(planted.id)
     elif code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
     if code is not None:
@@ -128,7 +130,7 @@ def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) ->
 def _claim_id(credentials: Credentials) -> str:
     """Take an id here, so that no run of this machine has the one that the controller shall use."""
     try:
-        return open_planted_runs().claim(datetime.now(), credentials.fingerprint)
+        return open_run_list().take_id(datetime.now(), credentials.fingerprint)
     except OSError as error:
         raise _not_remembered(error) from None
 
@@ -138,17 +140,17 @@ def _exchange_id(proposed_id: str, run_id: str, credentials: Credentials) -> Non
     if run_id == proposed_id:
         return
     try:
-        is_free = open_planted_runs().exchange(proposed_id, run_id, credentials.fingerprint)
+        is_free = open_run_list().exchange_id(proposed_id, run_id, credentials.fingerprint)
     except OSError as error:
         raise _not_remembered(error) from None
     if not is_free:
         raise UsageError(f"--detach: another run that was started on this machine has the id {run_id}", "try again")
 
 
-def _remember(run_id: str, output: OutputOptions, way: Way) -> PlantedRun:
-    planted = PlantedRun(run_id, output.name, wall_clock(), way)
+def _remember(run_id: str, output: OutputOptions, way: Way) -> RemoteRun:
+    planted = RemoteRun(run_id, way, output.name, wall_clock())
     try:
-        open_planted_runs().add(planted)
+        open_run_list().add(planted)
     except OSError as error:
         raise _not_remembered(error) from None
     return planted
@@ -159,7 +161,7 @@ def _not_remembered(error: OSError) -> UsageError:
     return UsageError(text, "choose another directory with XDG_STATE_HOME")
 
 
-def _attach(planting: Planting, run: PlantedRun) -> int | None:
+def _attach(planting: Planting, run: RemoteRun) -> int | None:
     try:
         return planting.attach()
     except TransportError as error:
@@ -168,10 +170,10 @@ def _attach(planting: Planting, run: PlantedRun) -> int | None:
 
 
 def _leave(
-    run: PlantedRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
+    run: RemoteRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
 ) -> int:
     """Look whether controller and agents have survived the end of the logins that started them."""
-    connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.connect_timeout_s)
+    connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.timeouts.connect_timeout_s)
     try:
         time.sleep(_LOGOUT_S)
         found = _look(run.id, connect())
@@ -200,7 +202,7 @@ def _leave(
 
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     try:
-        launcher.ask(requests.Look(run_id), find_streams(os.environ))
+        launcher.ask(about_run(run_id, print_health), find_streams(os.environ))
         found = json.loads(launcher.read_output() or b"{}")
     except ValueError:
         found = None
@@ -212,7 +214,7 @@ def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
 def _end(run_id: str, connect: Callable[[], RemoteLauncher]) -> None:
     """End a run that would fail sooner or later, if it has not ended yet: it did not prove itself."""
     with contextlib.suppress(TransportError), contextlib.closing(connect()) as launcher:
-        launcher.ask(requests.End(run_id, is_now=True), find_streams(os.environ))
+        launcher.ask(about_run(run_id, partial(stop, is_now=True)), find_streams(os.environ))
         for _ in launcher.pieces():
             pass  # what is said about it follows
 

@@ -17,7 +17,7 @@ from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 
 if TYPE_CHECKING:
-    from launcher.commands.ps import Row
+    from launcher.runs.run_rows import Row
 
 _SHOWN = 20
 _MOST_CELL = 60
@@ -56,7 +56,7 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
     runs.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_rows import read_rows, read_rows_of
+    from launcher.cli.find_run import read_rows, read_rows_of
 
     if forget is not None:
         return _forget(forget)
@@ -79,18 +79,14 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
 def _forget(word: str) -> int:
     """Remove a run from the list of this machine; raise UsageError if it lives."""
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import RemoteRun, RunPlace, find_run
-    from launcher.cli.run_rows import read_rows
-    from launcher.cli.state_directory import open_planted_runs, open_run_list
+    from launcher.cli.find_run import find_run, read_rows
+    from launcher.cli.state_directory import open_run_list
 
-    found = find_run(word, RunPlace())
+    found = find_run(word)
     state = next((row["state"] for row in read_rows()[0] if row["run"] == found.id), "")
     if state in ("starting", "running"):
         raise UsageError(f"run {found.id} is {state}", f"launch stop {found.id}")
-    if isinstance(found, RemoteRun):
-        open_planted_runs().discard(found.id)
-    else:
-        open_run_list().forget(found)
+    open_run_list().forget(found)
     tell(f"launch: run {found.id} is listed no more; its logs stay where they are")
     return 0
 

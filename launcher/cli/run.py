@@ -17,7 +17,6 @@ from launcher.cli.option_groups import (
     OutputOptions,
     RestartOptions,
     SyncOptions,
-    TransportOptions,
     gather,
 )
 from launcher.cli.option_sources import show_sources
@@ -39,12 +38,13 @@ from launcher.cli.options import (
     SYNC,
     WORDS,
 )
-from launcher.cli.selection import choose_controller, choose_opener, choose_way, read_lineup, refuse_spares
+from launcher.cli.selection import choose_controller, choose_way, make_opener, read_lineup, refuse_spares
 from launcher.cli.state_directory import open_incident_log
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
+from launcher.transports.settings import TransportSettings
 
 
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -55,7 +55,7 @@ from launcher.job.job import Job
 @gather
 def command(
     *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool, restarts: RestartOptions,
-    choice: HostChoice, request: JobRequest, transport: TransportOptions, output: OutputOptions, sync: SyncOptions,
+    choice: HostChoice, request: JobRequest, settings: TransportSettings, output: OutputOptions, sync: SyncOptions,
 ) -> int:  # fmt: skip
     """Run SCRIPT on every host under torchrun, one process per GPU.
 
@@ -72,7 +72,7 @@ def command(
     refuse_spares(job, hosts, spares, restarts)
     if output.verbose:
         show_sources()
-    chosen, _ = choose_way(transport, (*hosts, *spares), job.env)
+    chosen, settings = choose_way(settings, (*hosts, *spares), job.env)
     if dry_run and not check:
         code = print_dry_run(job, hosts, output)
         if spares and not output.as_json:
@@ -80,9 +80,7 @@ def command(
         return code
     if check and not dry_run:
         raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
-    open_transport = choose_opener(
-        transport, (*hosts, *spares), env=job.env, python=job.python, silence_s=job.silence_s
-    )
+    open_transport = make_opener(chosen, settings, (*hosts, *spares), python=job.python)
     from launcher.cli.runner import read_run_options, run_job
 
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
@@ -91,7 +89,7 @@ def command(
     if controller is not None and not dry_run:
         from launcher.cli.planting import run_planted
 
-        return run_planted(job, hosts, spares, controller, open_transport, output, run_options, transport)
+        return run_planted(job, hosts, spares, controller, open_transport, output, run_options, settings)
     return run_job(job, hosts, open_transport, output, run_options, spares, incident_log)
 
 

@@ -106,7 +106,7 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
         gpus=gpus,
         folder=str(current_directory()),
         log_dir=str(log_dir),
-        stop_timeout_s=job.stop_timeout_s,
+        stop_timeout_s=job.timeouts.stop_timeout_s,
         directives=options.directive,
         nodes=options.nodes,
         time=options.time,

@@ -13,7 +13,7 @@ import click
 
 from launcher.cli.defaults import refuse_untrusted
 from launcher.cli.error_lines import tell
-from launcher.cli.option_groups import HostChoice, OutputOptions, RestartOptions, TransportOptions
+from launcher.cli.option_groups import HostChoice, OutputOptions, RestartOptions
 from launcher.cli.option_sources import (
     find_untrusted,
     is_chosen,
@@ -28,10 +28,10 @@ from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
 from launcher.hosts.ranges import fold_names, name_key
 from launcher.job.job import Job
-from launcher.job.slurm_allocation import Allocation, read_allocation, refuse_tasks
+from launcher.job.slurm_allocation import read_allocation, refuse_tasks
 from launcher.job.variables import is_secret, refuse_rank
-from launcher.transports.registry import TransportEntry, TransportSettings, choose_transport
-from launcher.transports.ssh.settings import SshSettings
+from launcher.transports.registry import TransportEntry, choose_transport
+from launcher.transports.settings import TransportSettings
 from launcher.wording import count
 
 if TYPE_CHECKING:
@@ -117,22 +117,23 @@ def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], resta
 
 
 def choose_way(
-    options: TransportOptions, hosts: Sequence[Host], env: Mapping[str, str]
-) -> tuple[TransportEntry, Allocation | None]:
-    """Return the transport and the Slurm job that this process is in; `env` is what the ranks get.
+    settings: TransportSettings, hosts: Sequence[Host], env: Mapping[str, str]
+) -> tuple[TransportEntry, TransportSettings]:
+    """Return the transport, and the settings with the Slurm job that this process is in.
 
-    Raise UsageError if no transport reaches the hosts, and for options that the chosen one would ignore.
+    Raise UsageError if no transport reaches the hosts, and for options that the chosen one would ignore. `env` is what
+    the ranks get.
     """
     allocation = read_allocation(os.environ)
-    chosen = choose_transport(options.transport, hosts, allocation)
+    chosen = choose_transport(settings.transport, hosts, allocation)
     if not chosen.uses_ssh:
         _refuse_ssh(chosen, hosts)
     if chosen.shows_variables:
         _refuse_secrets(chosen, env)
-    if chosen.prompting_program and options.ask_password:
+    if chosen.prompting_program and settings.ask_password:
         fix = f"leave it out: {chosen.prompting_program} asks on the terminal, for each host"
         raise UsageError("--ask-password works only with --transport fabric", fix)
-    return chosen, allocation
+    return chosen, replace(settings, allocation=allocation)
 
 
 def choose_controller(
@@ -163,31 +164,31 @@ def choose_controller(
 
 
 def choose_opener(
-    options: TransportOptions, hosts: Sequence[Host], *, env: Mapping[str, str], python: str | None, silence_s: float
+    settings: TransportSettings, hosts: Sequence[Host], *, env: Mapping[str, str], python: str | None
 ) -> Opener:
     """Return what opens the transport to the hosts; raise UsageError, before contacting any, if there is none.
 
-    `env` is what the ranks get; `python`, if given, runs the supervisors; `silence_s` is the value of --silence.
+    `env` is what the ranks get; `python`, if given, runs the supervisors.
     """
-    chosen, allocation = choose_way(options, hosts, env)
-    ssh = SshSettings(
-        ssh_config=options.ssh_config,
-        accept_new_host_keys=options.accept_new_host_keys,
+    chosen, settings = choose_way(settings, hosts, env)
+    return make_opener(chosen, settings, hosts, python=python)
+
+
+def make_opener(
+    chosen: TransportEntry, settings: TransportSettings, hosts: Sequence[Host], *, python: str | None
+) -> Opener:
+    """Return what opens the chosen transport, as choose_opener does; ask for the secrets that it needs."""
+    settings = replace(
+        settings,
         may_boot=is_chosen("connect_timeout"),
-        secrets=ask_secrets(options, hosts) if chosen.takes_secrets else None,
+        secrets=ask_secrets(settings, hosts) if chosen.takes_secrets else None,
+        variables=os.environ,
     )
 
     def open_transport(hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
         from launcher.session.settings import loader_pythons
 
-        settings = TransportSettings(
-            ssh=_add_messages(ssh, say),
-            pythons=loader_pythons(python),
-            variables=os.environ,
-            silence_s=silence_s,
-            allocation=allocation,
-        )
-        return chosen.open(hosts, settings)
+        return chosen.open(hosts, _add_messages(replace(settings, pythons=loader_pythons(python)), say))
 
     return open_transport
 
@@ -248,7 +249,7 @@ def _refuse_secrets(transport: TransportEntry, env: Mapping[str, str]) -> None:
         )
 
 
-def _add_messages(settings: SshSettings, say: Callable[[str], None]) -> SshSettings:
+def _add_messages(settings: TransportSettings, say: Callable[[str], None]) -> TransportSettings:
     """Report hosts that are, or might be, this machine through `say`."""
 
     def tell_doubt(name: str, doubt: str, fix: str) -> None:

@@ -22,8 +22,7 @@ def make_settings(job: Job, purpose: str) -> Settings:
     """Return the settings of the session of a job that is only checked, or whose code is only sent."""
     pythons = loader_pythons(job.python)
     return Settings(
-        _name_session(purpose), job.env, pythons, silence_s=job.silence_s, stop_timeout_s=job.stop_timeout_s,
-        connect_timeout_s=job.connect_timeout_s,
+        _name_session(purpose), job.env, pythons, job.timeouts,
     )  # fmt: skip
 
 
@@ -31,8 +30,7 @@ def read_settings(timeouts: Timeouts, purpose: str, python: str | None) -> Setti
     """Return the settings of the session of a command that runs no job, from its options."""
     pythons = (python,) if python else loader_pythons(None)
     return Settings(
-        _name_session(purpose), {}, pythons, silence_s=timeouts.silence_s, stop_timeout_s=timeouts.stop_timeout_s,
-        connect_timeout_s=timeouts.connect_timeout_s,
+        _name_session(purpose), {}, pythons, timeouts,
     )  # fmt: skip
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
 import click
 
+from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
 from launcher.cli.options import option
-from launcher.cli.run_place import RemoteRun, RunPlace, controller_options
-from launcher.runs.run_list import ListedRun
+from launcher.cli.state_directory import open_run_list
+from launcher.errors import UsageError
+from launcher.runs.run_list import ListedRun, RemoteRun, name_runs
 
 
 @click.command("stop", cls=Command)
@@ -21,46 +27,46 @@ from launcher.runs.run_list import ListedRun
 )
 @controller_options
 @gather
-def command(*, run: str | None, now: bool, place: RunPlace) -> int:
+def command(*, run: str | None, now: bool, controller: str | None, ssh_config: Path | None) -> int:
     """End RUN as Ctrl-C in its terminal would, and wait for that.  [default: the only run that runs]
 
     Its ranks get SIGTERM, so that they can save, and are killed after --stop-timeout.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import answer
-    from launcher.commands.stop import stop
-    from launcher.controller import requests
+    from launcher.cli.find_run import carry_out, find_run
+    from launcher.commands.run_actions import stop
 
-    found = find_living(run, place)
-    if now:
-        tell(f"launch: killing the ranks of run {found.id}, as a second Ctrl-C would: they can't save")
+    found = find_only() if run is None and controller is None else find_run(run, controller, ssh_config)
     try:
-        return answer(found, lambda run: stop(run, tell, is_now=now), lambda name: requests.End(name, now))
+        return carry_out(found, partial(stop, is_now=now))
     except KeyboardInterrupt:
         tell(f"launch: run {found.id} is still being stopped (launch wait)")
         return 130
 
 
-def find_living(word: str | None, place: RunPlace) -> ListedRun | RemoteRun:
-    """Return the run to stop; raise UsageError unless there is exactly one that may live."""
-    from launcher.cli.run_place import find_run
-    from launcher.cli.run_rows import may_live, read_rows, read_runs
-    from launcher.cli.state_directory import open_run_list
-    from launcher.commands import stop
+def find_only() -> ListedRun | RemoteRun:
+    """Return the run to stop if none is named; raise UsageError unless exactly one may live."""
+    from launcher.cli.find_run import find_run, read_rows
+    from launcher.runs.run_rows import may_live
 
-    if word is None and place.controller is None:
-        unseen = {run.id for run in read_runs()[0] if run.row is None}
-        if not unseen:
-            return stop.find_living(open_run_list(), None)
+    runs = open_run_list().read_all()
+    unseen = {run.id for run in runs if isinstance(run, RemoteRun) and run.row is None}
+    if unseen:
         rows = read_rows()[0]
         living = [(row["run"], row["name"]) for row in rows if may_live(row)]
         stopped = [(row["run"], row["name"]) for row in rows if row["run"] in unseen and row["state"] == "stopped"]
         if not living and len(stopped) == 1:  # another `launch stop` that was typed at the same time was quicker
             living = stopped
-        if len(living) != 1:
-            raise stop.several_or_none(living)
-        word = living[0][0]
-    found = find_run(word, place)
-    if isinstance(found, RemoteRun):
-        return found
-    return stop.find_living(open_run_list(), found.id, or_stopped=True)
+    else:
+        living = [(run.id, run.name) for run in runs if run.is_alive]
+    if len(living) != 1:
+        raise several_or_none(living, "" if unseen else "on this machine")
+    return find_run(living[0][0])
+
+
+def several_or_none(runs: Sequence[tuple[str, str | None]], where: str = "") -> UsageError:
+    """Return the error of a `launch stop` that names no run, with the ids and names of those that may be meant."""
+    where = f" {where}" if where else ""
+    if not runs:
+        return UsageError(f"no run is running{where}", "see launch ps")
+    return UsageError(f"{len(runs)} runs may be running{where}: {name_runs(runs)}", "name the one to stop")

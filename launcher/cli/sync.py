@@ -13,10 +13,11 @@ import click
 
 from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, SyncOptions, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, SyncOptions, gather
 from launcher.cli.options import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
 from launcher.cli.selection import choose_opener, read_hosts
 from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.errors import HostFailure
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 @gather
 def command(
     *, folder: str | None, check: bool, as_json: bool, python: str | None, env: tuple[str, ...], choice: HostChoice,
-    transport: TransportOptions, timeouts: Timeouts, options: SyncOptions,
+    transport: TransportSettings, timeouts: Timeouts, options: SyncOptions,
 ) -> int:  # fmt: skip
     """Send the code in DIR to every host, and prove that all have the same.
 
@@ -56,7 +57,7 @@ def command(
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
     options = replace(options, sync=folder or "")
     variables = parse_settings(env, os.environ)
-    opener = choose_opener(transport, hosts, env=variables, python=python, silence_s=timeouts.silence_s)
+    opener = choose_opener(transport, hosts, env=variables, python=python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
     failures: list[HostFailure] = []
 

@@ -12,11 +12,12 @@ import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, TransportOptions, gather
+from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, gather
 from launcher.cli.option_sources import find_reach, is_on_command_line
 from launcher.cli.options import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
 from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 from launcher.job.job import Timeouts
+from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
@@ -54,7 +55,7 @@ class CollectivesTest:
     ],
 )  # fmt: skip
 @gather
-def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOptions, output: OutputOptions) -> int:
+def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportSettings, output: OutputOptions) -> int:
     """Test N processes on this machine, or on each host if hosts are given.
 
     Check the results of all collectives and of a DDP step, and measure bandwidth by size.
@@ -68,7 +69,7 @@ def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportOp
 
 
 def choose_hosts(
-    test: CollectivesTest, choice: HostChoice, transport: TransportOptions
+    test: CollectivesTest, choice: HostChoice, transport: TransportSettings
 ) -> tuple[tuple[Host, ...], Opener]:
     """Return the hosts named on the command line and what opens their transport; without any, this machine."""
     import os
@@ -83,8 +84,7 @@ def choose_hosts(
         host = Host(socket.gethostname().split(".")[0], source="this machine")
         return (host,), open_this_machine()
     hosts = read_hosts(choice)
-    python, silence_s = test.environment.python, test.timeouts.silence_s
-    return hosts, choose_opener(transport, hosts, env=forwarded(os.environ), python=python, silence_s=silence_s)
+    return hosts, choose_opener(transport, hosts, env=forwarded(os.environ), python=test.environment.python)
 
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
@@ -136,7 +136,7 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
         reach=tuple(find_reach()),
         env=forwarded(os.environ),
         rendezvous_timeout_s=RENDEZVOUS_S,
-        connect_timeout_s=test.timeouts.connect_timeout_s,
+        timeouts=test.timeouts,
     )
 
 

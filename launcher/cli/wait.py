@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from launcher.cli.find_run import controller_options
 from launcher.cli.help import Command
 from launcher.cli.option_groups import gather
-from launcher.cli.run_place import RunPlace, controller_options
 
 
 @click.command("wait", cls=Command)
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
 @controller_options
 @gather
-def command(*, runs: tuple[str, ...], place: RunPlace) -> int:
+def command(*, runs: tuple[str, ...], controller: str | None, ssh_config: Path | None) -> int:
     """Wait until RUN has ended, print how, and exit with its exit code.  [default: the newest run]
 
     Of several runs all are waited for, and the exit code is the first one that isn't 0.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.run_place import answer, find_run
-    from launcher.commands.wait import wait
-    from launcher.controller import requests
+    from launcher.cli.find_run import carry_out, find_run
+    from launcher.commands.run_actions import wait
 
-    found = [find_run(run, place) for run in runs or (None,)]
+    found = [find_run(run, controller, ssh_config) for run in runs or (None,)]
     codes = []
     for each in found:
         if len(found) > 1:
             tell(f"launch: waiting for run {each.id}")
-        codes.append(answer(each, lambda run: wait(run, tell), requests.Wait))
+        codes.append(carry_out(each, wait, or_as_seen=True))
     return next((code for code in codes if code), 0)

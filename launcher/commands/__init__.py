@@ -1,1 +1,1 @@
-"""The commands besides a run. Each module is one of them, and imports none of the others."""
+"""What the commands besides a run do. No module imports another one of these."""

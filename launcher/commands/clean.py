@@ -71,7 +71,7 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
         except BaseException:
             await session.stop_all(timeout_s=0)
             raise
-        census = await session.stop_all(session.settings.stop_timeout_s if adopted else 0)
+        census = await session.stop_all(session.settings.timeouts.stop_timeout_s if adopted else 0)
     return Cleaning(found, session.failures(), census, folders, () if is_dry else _kept(session, folders))
 
 

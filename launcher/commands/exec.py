@@ -53,7 +53,7 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
             timeout_s = 0.0
         except Interrupted as interruption:
             interrupted_by = interruption.number
-            timeout_s = session.settings.stop_timeout_s
+            timeout_s = session.settings.timeouts.stop_timeout_s
             say(f"launch: stopping the command on {count(len(session.hosts), 'host')} (Ctrl-C again: kill now)")
         except BaseException:
             await session.stop_all(timeout_s=0)

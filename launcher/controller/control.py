@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
-from launcher.controller.requests import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
+from launcher.controller.orders import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
 from launcher.errors import UsageError
 from launcher.node import messages
 from launcher.node.facts import network
@@ -67,7 +67,7 @@ def control(
     )  # fmt: skip
     is_changed = threading.Event()
     hub = Hub(
-        record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.silence_s,
+        record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.timeouts.silence_s,
         on_change=is_changed.set,
     )  # fmt: skip
     try:

@@ -1,4 +1,4 @@
-"""Take the logs of a run from the host that controls it."""
+"""The logs of a run, from the host that controls it: how they are sent there, and taken here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tarfile
 import time
 import zlib
@@ -18,10 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from launcher.controller.planted_runs import Way
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.output.lines import STDOUT
+from launcher.output.output_streams import OutputStreams
 from launcher.private_files import make_private, open_private, write_private
+from launcher.runs.run_list import ListedRun, Way
 
 _READ_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 1 << 20  # of one member, before its content
@@ -29,6 +31,23 @@ _MOST_COPIES = 99
 _MOST_SAID_BYTES = 1 << 16
 _LEFT_S = 86400.0  # a fetch that was killed leaves what it had
 _ORIGIN = "fetched.json"  # in a copy: which run it is of
+
+
+def send_logs(run: ListedRun, streams: OutputStreams) -> int:
+    """Write the directory of a run's logs to stdout, as a tar archive whose first directory is the run's id."""
+    if not run.folder.is_dir():
+        raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")
+    with (
+        gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=1) as stream,
+        tarfile.open(fileobj=stream, mode="w|") as archive,
+    ):
+        gone = () if run.is_alive is False else (FileNotFoundError,)  # a run that is still writing replaces files
+        for path in [run.folder, *sorted(run.folder.rglob("*"))]:
+            if path.suffix != ".new" and not path.is_symlink():
+                with contextlib.suppress(*gone):
+                    name = Path(run.id, path.relative_to(run.folder))
+                    archive.add(path, arcname=name, recursive=False)
+    return 0
 
 
 class Output(Protocol):

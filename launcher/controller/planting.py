@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher.concurrency import start_thread
+from launcher.controller.orders import Control, find_patience
 from launcher.controller.remote_launcher import RemoteLauncher
-from launcher.controller.requests import Control, find_patience
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, UnreachableError
 from launcher.escapes import clean
 from launcher.hosts.host import Host
@@ -27,7 +27,7 @@ from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import OutputStreams
-from launcher.runs.run_list import is_run_id
+from launcher.output.run_folder import is_run_id
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
 from launcher.transports import bootstrap
@@ -145,7 +145,7 @@ class Planting:
     # ---- in the controller's thread -----------------------------------------------------------------------------
 
     def _serve_controller(self) -> None:
-        timeout_s = self._request.job.connect_timeout_s
+        timeout_s = self._request.job.timeouts.connect_timeout_s
         try:
             launcher = RemoteLauncher(self._transport, self._controller, self._pythons, timeout_s)
             self._launcher = launcher
@@ -188,11 +188,11 @@ class Planting:
         job = self._request.job
         try:
             with self._window:
-                python = open_python(self._transport, host, self._pythons, job.connect_timeout_s)
+                python = open_python(self._transport, host, self._pythons, job.timeouts.connect_timeout_s)
             self._channels.append(python.channel)
             with contextlib.suppress(OSError):  # reading tells why it has ended
                 python.channel.write(bootstrap.agent_code(python.nonce, python.magic))
-                while not self._is_listening.wait(job.connect_timeout_s / messages.BEATS_PER_SILENCE):
+                while not self._is_listening.wait(job.timeouts.connect_timeout_s / messages.BEATS_PER_SILENCE):
                     python.channel.write(messages.encode(messages.BEAT))
                 python.channel.write(messages.encode(messages.PLANT, **self._describe(index, host)))
             self._read_agent(python.channel, host)
@@ -204,9 +204,9 @@ class Planting:
         return {
             "run": self.run_id, "index": index, "token": credentials.tokens[index],
             "addresses": [[address, self._listening["port"]] for address in self._find_addresses(host)],
-            "fingerprint": credentials.fingerprint, "silence_s": job.silence_s,
+            "fingerprint": credentials.fingerprint, "silence_s": job.timeouts.silence_s,
             "redial_s": REDIAL_S if self._request.options.restarts else 0.0,
-            "connect_timeout_s": job.connect_timeout_s,
+            "connect_timeout_s": job.timeouts.connect_timeout_s,
         }  # fmt: skip
 
     def _find_addresses(self, host: Host) -> list[str]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from launcher.concurrency import start_thread
-from launcher.controller import requests
-from launcher.controller.requests import Control, Order, Request
+from launcher.controller import orders
+from launcher.controller.orders import Control, Order, Request
 from launcher.controller.travelling_code import pack_code
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.escapes import clean
@@ -55,9 +55,9 @@ class RemoteLauncher:
             raise
 
     def ask(self, request: Request, streams: OutputStreams) -> None:
-        """Send the request; streams: of this process's streams."""
-        silence_s = self._silence_s if isinstance(request, Control) else requests.SILENCE_S
-        self._send(requests.encode(Order(request, find_remote_streams(streams), self._mark, silence_s)))
+        """Send the request; view: of this process's streams."""
+        silence_s = self._silence_s if isinstance(request, Control) else orders.SILENCE_S
+        self._send(orders.encode(Order(request, find_remote_streams(streams), self._mark, silence_s)))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -87,13 +87,13 @@ class RemoteLauncher:
             if data:
                 yield stream, data
         word = self._cuts[STDERR].word
-        if word != requests.LEFT:
+        if word != orders.LEFT:
             code, _, ending = word.partition(" ")
             if not re.fullmatch(r"[0-9]{1,3}", code):
                 text = f"its launch ended with {shown(code)}, which is no exit code"
                 raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
             self.exit_code = int(code)
-            self.was_refused, self.is_unknown = ending == requests.REFUSED, ending == requests.UNKNOWN
+            self.was_refused, self.is_unknown = ending == orders.REFUSED, ending == orders.UNKNOWN
 
     def copy_output(
         self, on_closed: Callable[[OSError], object] | None = None, *, is_of_a_run: bool = True
@@ -134,7 +134,7 @@ class RemoteLauncher:
 
     def _describe_end(self) -> HostFailure:
         code = self.channel.exit_code()
-        is_lost = code in (None, requests.HUNG_UP)
+        is_lost = code in (None, orders.HUNG_UP)
         text = "the connection was lost" if is_lost else f"launch was killed there (exit code {code})"
         return HostFailure(self.host.name, HostFailureKind.CONNECTION, text)
 
@@ -150,7 +150,7 @@ class RemoteLauncher:
         word, text = self._read_answer()
         if word == "missing":
             packed = code.compress()
-            self._send(len(packed).to_bytes(requests.LENGTH_BYTES, "big") + packed)
+            self._send(len(packed).to_bytes(orders.LENGTH_BYTES, "big") + packed)
             word, text = self._read_answer()
         if word == "old":
             text = f"its Python is {text}, and the controller of a run needs {_OLDEST} or newer"

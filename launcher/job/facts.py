@@ -1,21 +1,24 @@
-"""What a node reports about itself, as typed values.
+"""What a node reports about itself, as typed values: `launcher.forms` reads them by these types, and refuses others.
 
-The values are already checked: `session.facts_message` makes them, and rejects malformed ones.
+A field with a default may be missing in the message. So a new fact is a field here, and what sends it on the node. The
+limits of lists are longer than any real machine's; a host that sends more fails, and costs the others no time.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from launcher.forms import MOST_VALUES, NOT_SENT, Address, Count, FormError, Most, SentAs
 
 SLOW_DNS_S = 0.5
+_Name = Annotated[str, Most(200)]  # of a package, or its version
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
     """A process that has memory on a GPU; None: not visible to the node, as in another container."""
 
-    pid: int
+    pid: Count
     memory_mib: int | None = None
     owner: str | None = None
     name: str | None = None
@@ -26,7 +29,7 @@ class GpuProcess:
 class Gpu:
     """One GPU as nvidia-smi or rocm-smi describes it; None: the tool doesn't say."""
 
-    index: int
+    index: Count
     name: str
     memory_mib: int | None
     driver: str
@@ -34,7 +37,7 @@ class Gpu:
     is_persistent: bool | None = None  # whether the driver stays loaded while nobody uses it
     compute_mode: str = ""
     ecc_errors: int | None = None  # uncorrectable ones since the driver was loaded
-    processes: tuple[GpuProcess, ...] = ()
+    processes: Annotated[tuple[GpuProcess, ...], Most(MOST_VALUES)] = ()
     bus_id: str = ""  # its PCI address as the tool writes it: 00000000:3B:00.0
 
     @property
@@ -48,7 +51,7 @@ class Gpu:
 class RunProcess:
     """A process of another run of `launch` that is on a node, found by the mark in its environment."""
 
-    pid: int
+    pid: Count
     name: str
     mark: str
     is_owned: bool  # whether its supervisor is alive
@@ -64,8 +67,8 @@ class RunFolder:
     """The leftover directory of a run that is over, for example because the host lost power."""
 
     path: str
-    run_id: str
-    files: int = 0  # written by its ranks, and not copied back
+    run_id: Annotated[str, SentAs("run")]
+    files: Count = 0  # written by its ranks, and not copied back
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Xid:
     """A fault of a GPU that the driver has written to the kernel's log, with its number in NVIDIA's list (Xid)."""
 
     gpu: str  # its PCI address
-    number: int
+    number: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +97,17 @@ class Checks:
     shm_mib: int | None = None
     memlock_kib: int | None = None  # None: no limit
     open_files: int | None = None  # None: no limit
-    disks: Mapping[str, int | None] = field(default_factory=dict)  # directory -> free MiB
+    disks: Annotated[Mapping[str, int | None], Most(64)] = field(default_factory=dict)  # directory -> free MiB
     script_hash: str | None = None
     code_hash: str | None = None  # over the other Python files beside and below the script
     code_is_complete: bool = True  # whether all of these were read in time
-    networks: tuple[Network, ...] = ()
-    infiniband: tuple[str, ...] = ()
-    xids: tuple[Xid, ...] = ()
+    networks: Annotated[tuple[Network, ...], Most(4096)] = ()
+    infiniband: Annotated[tuple[str, ...], Most(256)] = ()  # its ports
+    xids: Annotated[tuple[Xid, ...], Most(1024)] = ()
     runs: tuple[RunProcess, ...] = ()
     folders: tuple[RunFolder, ...] = ()
-    planted: tuple[tuple[int, str], ...] = ()  # controllers, agents and what waits for its code: pid and name
+    # Controllers, agents and what waits for its code: pid and name.
+    planted: tuple[tuple[Count, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,7 @@ class SetupFailure:
 
     step: str  # as `--setup`
     reason: str
-    lines: tuple[str, ...] = ()
+    lines: Annotated[tuple[str, ...], Most(64)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,42 +169,57 @@ class NodeFacts:
     None: not known or not there, unless noted at the field.
     """
 
-    folder: str  # the run's private directory there
+    folder: Annotated[str, NOT_SENT]  # the run's private directory there
     hostname: str = ""
     machine: str | None = None  # equal for two names of one machine or container
-    cpu_count: int | None = None
+    cpu_count: Count | None = None
     home: str = ""
-    ssh_client: str | None = None  # the launch host, as this node sees it
-    ssh_address: str | None = None
-    addresses: tuple[tuple[str, str], ...] = ()  # (interface, address)
+    ssh_client: Address | None = None  # the launch host, as this node sees it
+    ssh_address: Address | None = None
+    addresses: Annotated[tuple[tuple[str, Address], ...], Most(4096)] = ()  # with its interface before each
     workdir_found: bool = True
     script_found: bool = True
-    gpus: tuple[Gpu, ...] = ()
+    gpus: Annotated[tuple[Gpu, ...], Most(256)] = ()
     gpu_error: str | None = None
-    visible_gpus: tuple[int, ...] | None = None  # indexes, as ranks see them; -1: unknown (MIG); None: all
+    # Indexes, as ranks see them; -1: unknown (MIG); None: all.
+    visible_gpus: Annotated[tuple[int, ...] | None, SentAs("visible")] = None
     venv_found: bool = True
-    setup_failure: SetupFailure | None = None
-    setup_names: tuple[str, ...] = ()  # the variables that the setup has set or changed
-    conda: str | None = None  # the program that entered --conda
-    python: str | None = None
-    python_version: str | None = None
-    python_source: str | None = None  # which candidate it was
-    torch_version: str | None = None
-    cuda_version: str | None = None  # that torch was built with; None: for CPUs, or for ROCm
-    hip_version: str | None = None
-    nccl_version: str | None = None  # of pip's package; None also where NCCL is part of torch
-    numpy_version: str | None = None  # if it is installed beside torch
-    packages: Mapping[str, str] | None = None  # normalized name -> `1.2.3` or `1.2.3 (editable, a1b2c3d)`
-    editables: Mapping[str, str] = field(default_factory=dict)  # the directories of editable packages, by name
-    packages_are_complete: bool = True  # whether all of these were listed in time
-    pythons_tried: tuple[tuple[str, str], ...] = ()  # before it, each with the reason why it wasn't used
-    route: Route | None = None
+    setup_failure: Annotated[SetupFailure | None, SentAs("setup.failure")] = None
+    # The variables that the setup has set or changed.
+    setup_names: Annotated[tuple[str, ...], Most(4096), SentAs("setup.names")] = ()
+    conda: Annotated[str | None, SentAs("setup.conda")] = None  # the program that entered --conda
+    python: Annotated[str | None, SentAs("search.python")] = None
+    python_version: Annotated[str | None, SentAs("search.version")] = None
+    python_source: Annotated[str | None, SentAs("search.candidate")] = None  # which candidate it was
+    torch_version: Annotated[str | None, SentAs("search.torch")] = None
+    # That torch was built with; None: for CPUs, or for ROCm.
+    cuda_version: Annotated[str | None, SentAs("search.cuda")] = None
+    hip_version: Annotated[str | None, SentAs("search.hip")] = None
+    # Of pip's package; None also where NCCL is part of torch.
+    nccl_version: Annotated[str | None, SentAs("search.nccl")] = None
+    numpy_version: Annotated[str | None, SentAs("search.numpy")] = None  # if it is installed beside torch
+    # Normalized name -> `1.2.3` or `1.2.3 (editable, a1b2c3d)`.
+    packages: Annotated[Mapping[_Name, _Name] | None, Most(5000), SentAs("search.packages")] = None
+    # The directories of editable packages, by name.
+    editables: Annotated[Mapping[_Name, str], Most(5000), SentAs("search.editables")] = field(default_factory=dict)
+    # Whether all of these were listed in time.
+    packages_are_complete: Annotated[bool, SentAs("search.packages_are_complete")] = True
+    # Before it, each with the reason why it wasn't used.
+    pythons_tried: Annotated[tuple[tuple[str, str], ...], Most(64), SentAs("search.tried")] = ()
+    route: Annotated[Route | None, NOT_SENT] = None
     checks: Checks | None = None  # if they were requested
-    probes: Probes | None = None
-    tree: str | None = None  # the root of the code that launch has sent
+    probes: Annotated[Probes | None, NOT_SENT] = None
+    tree: Annotated[str | None, NOT_SENT] = None  # the root of the code that launch has sent
     python_path: str = ""  # PYTHONPATH before that; known only if code was sent
-    code_files: Mapping[str, str] | None = None  # path -> hash, if its code differs from another node's
-    sees_checkpoints: bool | None = None  # in the directory in which node 0 saves them
+    # Path -> hash, if its code differs from another node's.
+    code_files: Annotated[Mapping[str, str] | None, NOT_SENT] = None
+    # In the directory in which node 0 saves them.
+    sees_checkpoints: Annotated[bool | None, NOT_SENT] = None
+
+    def __post_init__(self) -> None:
+        visible = self.visible_gpus or ()
+        if len(visible) > len(self.gpus) or not set(visible) <= {-1, *(gpu.index for gpu in self.gpus)}:
+            raise FormError("more GPUs visible than there are")
 
     @property
     def is_on_loopback(self) -> bool:

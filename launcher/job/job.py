@@ -96,9 +96,7 @@ class Job:
     master_addr: str | None = None
     master_port: int | None = None
     rendezvous_timeout_s: int = 120
-    silence_s: float = 15.0
-    stop_timeout_s: float = 15.0
-    connect_timeout_s: float = 10.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
     legacy: bool = False  # without torchrun, for a torch whose torchrun is missing or too old
     with_stacks: bool = (
         True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path

@@ -17,7 +17,8 @@ import os
 
 from launcher.node import signals
 from launcher.node.processes import proc
-from launcher.node.processes.owned import Owned, become_subreaper, read_children
+from launcher.node.processes.handover_log import read_notes
+from launcher.node.processes.run_processes import RunProcesses, become_subreaper, read_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def main(nonce: str, take_modules: Callable[[bytes], object]) -> NoReturn:
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         os._exit(0)
-    _clean_up(nonce, _read_handover_log(handover_read), status, strangers)
+    _clean_up(nonce, read_notes(handover_read), status, strangers)
     os._exit(1)
 
 
@@ -106,43 +107,16 @@ def _wait_for(supervisor: int) -> int:
             return status
 
 
-def _read_handover_log(fd: int) -> dict[str, Any]:
-    """Return the supervisor's notes: `processes`, and `mark`, `folder` and `stop_timeout_s` if PREPARE was served.
-
-    `token` is a file that it has put where the ranks save; None once it is removed.
-    """
-    import json
-
-    os.set_blocking(fd, False)
-    text = b""
-    while True:
-        try:
-            data = os.read(fd, 1 << 16)
-        except OSError:
-            break
-        if not data:
-            break
-        text += data
-    handover_log: dict[str, Any] = {"processes": []}
-    for line in text.splitlines():
-        entry = json.loads(line.decode())
-        if "pid" in entry:
-            handover_log["processes"].append(entry)
-        else:
-            handover_log.update(entry)
-    return handover_log
-
-
 def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: dict[int, int]) -> None:
     from launcher.node import messages
     from launcher.node.facts import shared_directory
-    from launcher.node.processes import ladder, workers
+    from launcher.node.processes import stop_steps, workers
 
     ending = workers.describe_status(status)
     _say(nonce, messages.encode(messages.FAILED, text="its helper died", supervisor=ending))
     left: list[proc.Process] = []
     if "mark" in handover_log:
-        owned = Owned(handover_log["mark"], [os.getpid()])
+        owned = RunProcesses(handover_log["mark"], [os.getpid()])
         owned.strangers = strangers
         for entry in handover_log["processes"]:
             process = proc.read_process(entry["pid"])
@@ -153,7 +127,9 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
             else:
                 owned.add_rank(entry["rank"], process)
         beat = messages.encode(messages.BEAT)
-        left = ladder.take_steps(ladder.descend(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat))
+        left = stop_steps.take_steps(
+            stop_steps.stop_run(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat)
+        )
         if not left:  # otherwise `launch clean` needs it
             workers.remove_folder(handover_log["folder"])
     found = [[process.pid, process.name, process.state] for process in left]

@@ -13,10 +13,10 @@ import time
 from launcher.node import clock, messages, signals
 from launcher.node.facts.inspection import Inspection
 from launcher.node.loop import Loop
-from launcher.node.processes import ladder, proc, run_owner, workers
+from launcher.node.processes import proc, run_owner, stop_steps, workers
 from launcher.node.processes.handover_log import HandoverLog
-from launcher.node.processes.owned import Owned
 from launcher.node.processes.ranks import Ranks
+from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.send_queue import SendQueue
 
 TYPE_CHECKING = False
@@ -37,8 +37,8 @@ class Supervisor:
 
     The run lives on a lease, which everything that the launcher sends renews. If the lease expires, stdin closes, the
     guardian dies, or SIGTERM or SIGHUP arrives, the supervisor stops the run by itself, as if a STOP had come. It goes
-    down one ladder only: a later reason to stop changes nothing, unless it gives the ranks no time; then the ladder
-    starts over with the kill. Once the census is queued, the connection is over (`_is_done`), and no more messages are
+    through the stop's steps once: a later reason to stop changes nothing, unless it gives the ranks no time; then they
+    start over with the kill. Once the census is queued, the connection is over (`_is_done`), and no more messages are
     served.
 
     Everything is a callback of one loop, on one thread, and none of them may wait: a blocked supervisor sends no
@@ -46,7 +46,7 @@ class Supervisor:
     may take its time: reading the files that ranks left, removing directories, and sending the last messages.
 
     Do not assume that the launcher received what was sent, that the guardian lives, or that there are a directory and a
-    mark before PREPARE was served. A rank may also start while the run is being stopped; the ladder finds it.
+    mark before PREPARE was served. A rank may also start while the run is being stopped; the next step finds it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Supervisor:
         self._keepers_fds = keepers_fds  # the reading end is for torchrun or the shim, which then stop the ranks
         self._handover_log = HandoverLog(handover_fd)
         self._keepers = [os.getpid(), guardian]
-        self._owned = Owned(None, self._keepers)
+        self._owned = RunProcesses(None, self._keepers)
         self._owned.strangers = strangers
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._send_queue = SendQueue(self._loop, lambda rank: rank in self._ranks.seen)
@@ -390,12 +390,12 @@ class Supervisor:
             return
         self._inspection.cancel()
         self._ranks.ending_since = self._ranks.ending_since or time.monotonic()
-        self._steps = ladder.descend(self._owned, timeout_s, wait_s, self._clock)
+        self._steps = stop_steps.stop_run(self._owned, timeout_s, wait_s, self._clock)
         self._loop.cancel(self._step_timer)
         self._step()
 
     def _step(self) -> None:
-        assert self._steps is not None  # the ladder has begun
+        assert self._steps is not None  # the stop has begun
         try:
             pause = next(self._steps)
         except StopIteration as end:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -18,6 +19,7 @@ from launcher.output.write_queue import StalledError, WriteQueue
 from launcher.private_files import make_private, replace_private, write_private
 
 Complaint = Callable[[Path, OSError], None]
+_RUN_ID = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -192,6 +194,11 @@ def propose_ids(now: datetime) -> Iterator[str]:
     stamp = now.strftime("%Y%m%d-%H%M%S")
     yield stamp
     yield from (f"{stamp}-{number}" for number in range(2, 100))
+
+
+def is_run_id(text: str) -> bool:
+    """Tell whether a text from another machine can be a run's id, and so the name of a directory."""
+    return _RUN_ID.fullmatch(text) is not None
 
 
 def create_record(

@@ -290,7 +290,7 @@ class Attempt:
         if self._plan is None or self._options.is_dry:
             self.session.say_failures()
             return self._make_result(await self._end(timeout_s=0), interrupted_by=number)
-        timeout_s = self._job.stop_timeout_s
+        timeout_s = self._job.timeouts.stop_timeout_s
         nodes = count(len(self.session.hosts), "host")
         self._say(
             f"launch: stopping the run on {nodes}, up to {timeout_s:g} s to save (Ctrl-C again: kill now)",
@@ -316,7 +316,7 @@ class Attempt:
             self._console.withhold()
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
         is_hurried = cause is not None and await self._look_for_checkpoint()
-        timeout_s = 0 if is_hurried else self._job.stop_timeout_s
+        timeout_s = 0 if is_hurried else self._job.timeouts.stop_timeout_s
         census = await self._end(timeout_s, ended_well=cause is None)
         if cause is None:
             self._console.release()

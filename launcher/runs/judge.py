@@ -263,8 +263,8 @@ class _Node:
             node_rank=self.plan.node_rank,
             kind=FailureKind.SUPERVISOR if is_supervisor else FailureKind.CONNECTION,
             at=self.state.ended.at if self.state.ended else wall_clock(),
-            code=ending["code"] if ending else None,
-            signal=ending["signal"] if ending else None,
+            code=ending.code if ending else None,
+            signal=ending.signal if ending else None,
             text="" if ending else failure.text,
             stderr=self.session.noise(self.index),
         )

@@ -141,8 +141,7 @@ class Run:
         outputs = self._request.console.outputs(hosts, self._record, first_node=first_node)
         job = self._request.job
         settings = Settings(
-            self._record.run_id, job.env, loader_pythons(job.python), silence_s=job.silence_s,
-            stop_timeout_s=job.stop_timeout_s, connect_timeout_s=job.connect_timeout_s,
+            self._record.run_id, job.env, loader_pythons(job.python), job.timeouts,
         )  # fmt: skip
         progress = self._request.console.progress
         session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress)

@@ -1,11 +1,15 @@
-"""The runs that were started on this machine: which process controls each, where its logs are, and whether it lives.
+"""The runs that were started on this machine: what controls each, where its logs are, and whether it lives.
 
 A run has a directory below the user's state directory, with a file that its controller keeps locked until it ends. So
 whether a run lives is looked up, not remembered: the kernel releases the lock whatever ends the process, and after a
 restart of the machine nothing is locked. A controller that ends by itself writes down how; one that was killed doesn't.
 
+Of a run that another machine controls only that one knows how it is doing. So what is kept here is the way to it; and
+how the run ended, once that was seen, since nothing changes it any more.
+
 A run's id is the name of its directory there, so no other run of this machine has it, wherever its logs are. A launch
-host takes the id in its own list before another machine controls the run under it.
+host takes the id in its own list before another machine controls the run under it. With a home directory that both
+share, the directory is both's.
 """
 
 from __future__ import annotations
@@ -16,29 +20,33 @@ import fcntl
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 from launcher.clock import boot_id
 from launcher.errors import LauncherError, UsageError
+from launcher.hosts.host import Host
+from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
+from launcher.runs.run_rows import read_row
 from launcher.runs.state_directory import own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
+UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
 CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 MACHINE_ID = Path("/etc/machine-id")  # see machine-id(5); containers often have none
-_RUN_ID = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
+_WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its last row
 _END_BYTES = 256
 _IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
@@ -70,7 +78,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run in the list."""
+    """A run that this machine controls, or one with the same home directory."""
 
     place: Path  # its directory there
     controller: Controller
@@ -123,7 +131,7 @@ class ListedRun:
         """Return what is true of it now; None: it was never started, and is listed no more."""
         if not self.place.exists():
             return None
-        return _read_run(self.place) or self  # a file system that fails for a moment says nothing
+        return _read_listed(self.place) or self  # a file system that fails for a moment says nothing
 
     def read_missing(self) -> list[str]:
         """Return the hosts whose agent is not connected to the controller now."""
@@ -152,6 +160,39 @@ class ListedRun:
         finally:
             os.close(fd)
         return was_stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How this machine reaches the host that controls a run."""
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    transport: str | None = None
+    ssh_config: str | None = None
+    python: str | None = None
+
+    @property
+    def host(self) -> Host:
+        """The host to connect to."""
+        return Host(self.name, user=self.user, port=self.port, source="launch ps")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRun:
+    """A run that is controlled from another machine."""
+
+    id: str
+    way: Way
+    name: str | None = None
+    began_at: float = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
+    row: Mapping[str, Any] | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether it lives; None: not known here."""
+        return None if self.row is None else False
 
 
 class Entry:
@@ -239,17 +280,59 @@ class RunList:
             return Entry(None, None, error)
         return Entry(place, lock)
 
+    def take_id(self, now: datetime, token: str) -> str:
+        """Take an id for a run that another machine will control; raise OSError if that can't be written.
+
+        token: that of the run, which its controller knows.
+        """
+        for run_id in propose_ids(now):
+            if claim_place(self.base, run_id, token):
+                return run_id
+        raise FileExistsError(errno.EEXIST, "too many runs started in one second", str(self.base))
+
+    def exchange_id(self, run_id: str, given: str, token: str) -> bool:
+        """Take the id that the controller has given to the run instead; return False if another run has it here."""
+        if not claim_place(self.base, given, token):
+            return False
+        self.discard(run_id)
+        return True
+
+    def add(self, run: RemoteRun) -> None:
+        """List a run whose id was taken; raise OSError if that can't be written."""
+        with contextlib.suppress(LauncherError):
+            self._prune()
+        values = {"name": run.name, "began_at": run.began_at, "way": asdict(run.way)}
+        replace_private(self.base / run.id / _WAY, json.dumps(values))
+
+    def note_end(self, run: RemoteRun, row: Mapping[str, Any]) -> None:
+        """Remember how a run ended; a full disk is no error."""
+        with contextlib.suppress(OSError):
+            replace_private(self.base / run.id / _SEEN, json.dumps(row))
+
+    def discard(self, run_id: str) -> None:
+        """Forget a run elsewhere, or an id that was taken for one; its controller may use the same directory."""
+        with contextlib.suppress(OSError):
+            for name in (_WAY, _SEEN, CLAIM):
+                (self.base / run_id / name).unlink(missing_ok=True)
+            (self.base / run_id).rmdir()
+
     def read(self) -> list[ListedRun]:
-        """Return all runs, the newest first."""
-        runs = [run for place in list_places(self.base) if (run := _read_run(place)) is not None]
-        return sorted(runs, key=lambda run: run.began_at, reverse=True)
+        """Return the runs that this machine controls, or one with the same home directory, the newest first."""
+        return _sort([run for place in list_places(self.base) if (run := _read_listed(place)) is not None])
+
+    def read_all(self) -> list[ListedRun | RemoteRun]:
+        """Return these and the runs that were started here and are controlled elsewhere, the newest first."""
+        return _sort([run for place in list_places(self.base) if (run := _read_any(place)) is not None])
 
     def find(self, word: str | None) -> ListedRun:
-        """Return the run that this word means, see choose_run; raise UsageError if there is none, or several."""
+        """Return the run of `read` that this word means; raise UsageError if there is none, or several."""
         return choose_run(self.read(), word)
 
-    def forget(self, run: ListedRun) -> None:
+    def forget(self, run: ListedRun | RemoteRun) -> None:
         """List a run no more; its logs stay. Raise LauncherError if that can't be written."""
+        if isinstance(run, RemoteRun):
+            self.discard(run.id)
+            return
         try:
             shutil.rmtree(run.place)
         except OSError as error:
@@ -261,6 +344,9 @@ class RunList:
             with contextlib.suppress(OSError):  # another run has just removed it
                 if {path.name for path in place.iterdir()} <= {CLAIM} and _age(place) > CLAIMED_S:
                     shutil.rmtree(place, ignore_errors=True)
+            remote = _read_remote(place)
+            if remote is not None and time.time() - remote.began_at > (UNSEEN_S if remote.row is None else KEPT_S):
+                self.discard(remote.id)
         total = 0
         for run in self.read():
             is_owned = run.folder.parent == self._logs
@@ -272,28 +358,7 @@ class RunList:
                         shutil.rmtree(folder, ignore_errors=True)
 
 
-def is_run_id(text: str) -> bool:
-    """Tell whether a text from another machine can be a run's id, and so the name of a directory."""
-    return _RUN_ID.fullmatch(text) is not None
-
-
-class AnyRun(Protocol):
-    """A run that a command may name, wherever it is controlled."""
-
-    @property
-    def id(self) -> str:
-        """What names it."""
-
-    @property
-    def name(self) -> str | None:
-        """The name that the user gave to it."""
-
-    @property
-    def is_alive(self) -> bool | None:
-        """Whether it lives; None: not known here."""
-
-
-AnyRunT = TypeVar("AnyRunT", bound=AnyRun)
+AnyRunT = TypeVar("AnyRunT", bound=ListedRun | RemoteRun)
 
 
 class UnknownRunError(UsageError):
@@ -397,7 +462,17 @@ def _find_stop_signal() -> int:
     return signal.SIGTERM if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else signal.SIGINT
 
 
-def _read_run(place: Path) -> ListedRun | None:
+def _sort(runs: list[AnyRunT]) -> list[AnyRunT]:
+    return sorted(runs, key=lambda run: run.began_at, reverse=True)
+
+
+def _read_any(place: Path) -> ListedRun | RemoteRun | None:
+    """Return the run of a directory; of one that has both entries this machine knows only what it controls itself."""
+    listed, remote = _read_listed(place), _read_remote(place)
+    return remote if remote is not None and not (listed is not None and listed.is_here) else listed
+
+
+def _read_listed(place: Path) -> ListedRun | None:
     try:
         controller = Controller(**json.loads((place / _CONTROLLER).read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):  # it is being made, or is none of ours
@@ -407,6 +482,23 @@ def _read_run(place: Path) -> ListedRun | None:
     is_locked = _is_locked(place / _LOCK)  # before its end is read, which is written before the lock is released
     run = ListedRun(place, controller, is_locked, _read_end(place / _END))
     return replace(run, is_alive=_find_life(run, is_locked=is_locked))
+
+
+def _read_remote(place: Path) -> RemoteRun | None:
+    try:
+        values = json.loads((place / _WAY).read_text("utf-8"))
+        way = Way(**values.pop("way"))
+        run = RemoteRun(place.name, way, row=_read_seen(place / _SEEN), **values)
+        return run if math.isfinite(run.began_at) and isinstance(run.name, (str, type(None))) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # it is being written, or none of ours
+        return None
+
+
+def _read_seen(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_row(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _is_well_formed(controller: Controller) -> bool:

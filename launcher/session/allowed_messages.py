@@ -1,21 +1,74 @@
-"""Check that a node sends only what `launch` has requested.
+"""Check that a node sends only what `launch` has requested, and that each message has its form.
 
-Except for output and heartbeats, each message must answer one from `launch`, and comes once. So a hostile node can't
-speak for a rank that it was not given, can't end a run, and can't flood `launch` with messages.
+A node is another machine: a broken or hostile one must not harm anything but its own part of the run. Except for output
+and heartbeats, each message must answer one from `launch`, and comes once. So a hostile node can't speak for a rank
+that it was not given, can't end a run, and can't flood `launch` with messages.
 """
 
-from __future__ import annotations
-
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from launcher.escapes import one_line
+from launcher.forms import Address, Count, FormError, Most, Within, fields_reader
 from launcher.node import messages
-from launcher.session.schema import check_message
 
-MAX_TEXT = 4096  # characters; no path is longer
-_MAX_DEPTH = 16
+LocalRank = Annotated[int, Within(0, 4095)]
+Port = Annotated[int, Within(0, 65535)]
+Age = Annotated[float, Within(0, 1e6)]  # seconds
+Clock = Annotated[float, Within(0, 1e11)]  # seconds since 1970
+FewTexts = Annotated[list[str], Most(messages.MOST_NAMES)]
+_IS_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}").fullmatch  # in the log directory, and no path
+Link = tuple[Age, Count, Count]  # seconds of a round trip, packets sent and packets lost
+ExitCode = Annotated[int, Within(0, 255)]
+Signal = Annotated[int, Within(0, 64)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperEnding:
+    """How a supervisor or guardian ended, as the other one of them says."""
+
+    code: ExitCode | None = None
+    signal: Signal | None = None
+
+
+_FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be missing
+    messages.BEAT: {"echo": Clock | None, "held_s": Age | None},
+    messages.HELLO: {"folder": str, "keepers": Annotated[list[tuple[Count, Count]], Most(2)],
+                     "sleeps_along": bool | None},
+    messages.ROUTED: {"interface": str | None, "address": Address | None, "port": Port | None, "error": str | None,
+                      "probe_port": Port | None, "clock": Clock, "held_s": Age | None},
+    messages.PROBED: {"errors": list[str | None], "links": list[Link | None], "reverse_dns_s": Age | None,
+                      "own_address": str | None},
+    messages.SHARED: {"up": Annotated[int, Within(0, 4096)] | None, "is_there": bool | None},  # levels of a path
+    messages.WANTED: {"group": str, "needs_listing": bool},
+    messages.TOOK: {},
+    messages.MET: {"port": Port | None, "addresses": Annotated[list[Address], Most(messages.MOST_NAMES)]},
+    messages.JOINED: {"is_complete": bool},
+    messages.PLACED: {"path": str, "hash": str, "wrong_count": Count,
+                      **dict.fromkeys(("wrong", "extras", "repaired", "empty", "unmade"), FewTexts)},
+    messages.UNPLACED: {"text": str, "is_disk": bool, "is_full": bool},
+    messages.PRUNED: {"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts},
+    messages.CODE: {"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},
+    messages.STARTED: {"local_rank": LocalRank, "pid": Count},
+    messages.OUTPUT: {"local_rank": LocalRank | None, "stream": Literal[1, 2]},
+    messages.EXIT: {"local_rank": LocalRank, "age_s": Age, "was_stopping": bool,
+                    "oom": Literal["certain", "probable", None], "code": ExitCode | None, "signal": Signal | None},
+    messages.ENDED: {"code": ExitCode | None, "signal": Signal | None},
+    messages.CENSUS: {"left": list[tuple[Count, str, str]], "reason": str | None, "supervisor": KeeperEnding | None,
+                      "files": Annotated[int, Within(0, messages.MAX_FILES)] | None,
+                      "folders": list[tuple[str, str]] | None, "tree": str | None, "written": FewTexts | None,
+                      "unfinished": Annotated[list[tuple[Count | None, str]], Most(messages.MOST_NAMES)] | None},
+    messages.SEEN: {"has_saved": bool | None, "is_missing": bool | None},
+    messages.RAS_STATUS: {},
+    messages.STACK: {"number": Count, "local_rank": LocalRank, "pid": Count,
+                     "source": Literal["py-spy", "faulthandler", None], "state": Literal["D", "T", None],
+                     "wchan": str | None, "reason": str | None},
+    messages.FILE: {"name": Annotated[str, _IS_FILE_NAME]},
+    messages.FAILED: {"text": str, "supervisor": KeeperEnding | None},
+}  # fmt: skip
 _ANSWERS = {
     messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
     messages.MEET: messages.MET, messages.JOIN: messages.JOINED,
@@ -36,6 +89,24 @@ _MAX_SIZES = {
 }
 
 Header = dict[str, Any]
+
+
+@cache
+def _reader_of(kind: str) -> Callable[[Any], Header]:
+    return fields_reader(_FORMS[kind])
+
+
+def read_message(header: Header) -> Header:
+    """Return the fields that a message may have, with cleaned texts; raise MalformedMessage for another form."""
+    kind = header["type"]
+    if kind == messages.FACTS:  # `node_state` reads them: what is wrong with them ends no connection
+        return header
+    if kind not in _FORMS:
+        raise messages.MalformedMessage(f"unknown type {kind!r:.80}")
+    try:
+        return {"type": kind, "size": header.get("size", 0), **_reader_of(kind)(header)}
+    except FormError as error:
+        raise messages.MalformedMessage(f"{kind} with {error}") from None
 
 
 class UnaskedMessage(messages.MalformedMessage):
@@ -103,9 +174,7 @@ class AllowedMessages:
 
     def accept(self, header: Header) -> Header:
         """Return the header of a node's message, its texts cleaned; raise MalformedMessage if it isn't allowed now."""
-        if header["type"] not in (messages.OUTPUT, messages.BEAT):
-            header = {name: _plain(value) for name, value in header.items()}
-        check_message(header)
+        header = read_message(header)
         self._check(header)
         self._said[header["type"]] += 1
         return header
@@ -167,16 +236,3 @@ class AllowedMessages:
     def _check_rank(self, header: Header, expected: set[int]) -> None:
         if header["local_rank"] not in expected:
             raise UnaskedMessage(f"{header['type']} of local rank {header['local_rank']}")
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Make every text one line without control characters, since messages of `launch` quote it."""
-    if isinstance(value, str):
-        return one_line(value, MAX_TEXT)
-    if depth > _MAX_DEPTH:
-        raise messages.MalformedMessage(f"nested over {_MAX_DEPTH} levels deep")
-    if isinstance(value, list):
-        return [_plain(each, depth + 1) for each in value]
-    if isinstance(value, dict):
-        return {one_line(name, MAX_TEXT): _plain(each, depth + 1) for name, each in value.items()}
-    return value

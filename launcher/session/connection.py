@@ -149,12 +149,12 @@ class Connection:
     def check_time(self) -> None:
         """Hang up if the login shell prints no marker in time, or the node sends no heartbeat."""
         checked_at = time.monotonic()
-        marker_timeout_s = max(loader.MARKER_TIMEOUT_S, self._settings.connect_timeout_s)
+        marker_timeout_s = max(loader.MARKER_TIMEOUT_S, self._settings.timeouts.connect_timeout_s)
         if not self.is_ready and self._opened_at is not None and checked_at - self._opened_at > marker_timeout_s:
             failure = loader.describe_silence(self.host.name, marker_timeout_s)
             self.give_up(failure.kind, failure.text, failure.fix)
-        elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._settings.silence_s:
-            self.give_up(HostFailureKind.SILENT, f"no heartbeat for {self._settings.silence_s:g} s")
+        elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._settings.timeouts.silence_s:
+            self.give_up(HostFailureKind.SILENT, f"no heartbeat for {self._settings.timeouts.silence_s:g} s")
 
     def give_up(self, kind: HostFailureKind, text: str, fix: str = "") -> None:
         """Hang up, and record the reason unless there is one already."""
@@ -218,7 +218,7 @@ class Connection:
                 break
             self._opened_at = None  # of this attempt: connecting again may take a while
             command = bootstrap.loader_command(python, self._nonce)
-            self._channel = self._transport.open(self.host, command, self._settings.connect_timeout_s)
+            self._channel = self._transport.open(self.host, command, self._settings.timeouts.connect_timeout_s)
             self._opened_at = time.monotonic()
             if self._transport.is_terse:  # and no login shell could eat it
                 self._send_code("")

@@ -8,10 +8,11 @@ from enum import Enum
 from typing import Any
 
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
+from launcher.forms import FormError, reader_of
 from launcher.job.facts import NodeFacts, Route
 from launcher.node import messages
+from launcher.session.allowed_messages import KeeperEnding
 from launcher.session.connection import LOST, READY, Event
-from launcher.session.facts_message import read_facts, read_route
 from launcher.wording import count
 
 
@@ -29,6 +30,33 @@ class Stage(Enum):
     RUNNING_RANKS = "running, no output yet"
     STOPPING = "stopping its processes"
     UNREACHABLE = "unreachable"
+
+
+def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
+    """Read a supervisor's facts; raise LauncherError if it could not gather them, or if they are malformed."""
+    try:
+        if "error" in message:
+            raise LauncherError(reader_of(str)(message["error"]))
+        facts: NodeFacts = reader_of(NodeFacts)(message, folder=folder)
+    except FormError as error:
+        raise LauncherError(f"its facts can't be read: {error}") from None
+    return facts
+
+
+def read_route(message: Mapping[str, Any], asked_at: float | None = None, answered_at: float = 0.0) -> Route:
+    """Read a supervisor's answer about the route to node 0.
+
+    asked_at, answered_at: wall-clock seconds of this machine. The node read its clock in between, so the offset is
+    taken from the middle, and may be wrong by half the time that passed.
+    """
+    offset, error = None, 0.0
+    if asked_at is not None:
+        offset = message["clock"] - (asked_at + answered_at) / 2
+        error = (answered_at - asked_at) / 2
+    return Route(
+        message.get("interface"), message.get("address"), message.get("port"), message.get("error"),
+        message.get("probe_port"), offset, error,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -63,7 +91,7 @@ class NodeState:
     has_saved: bool | None = None  # it found one; None: not known
     lacks_folder: bool = False  # in which it should look
     census: Mapping[str, Any] | None = None
-    keeper_ending: Mapping[str, Any] | None = None  # how the supervisor ended, where its guardian says so
+    keeper_ending: KeeperEnding | None = None  # of the supervisor, where its guardian says so
     is_lost: bool = False  # the connection broke
     lost_at: float | None = None  # then, wall-clock here
     is_hung_up: bool = False  # it ended after the census, and what came before that was taken

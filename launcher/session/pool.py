@@ -75,7 +75,9 @@ class ConnectionPool:
         """Replace the connection to one host by a new one, which posts READY or LOST again."""
         lost = self.connections[index]
         lost.close()
-        settings = replace(self._settings, connect_timeout_s=connect_timeout_s)
+        settings = replace(
+            self._settings, timeouts=replace(self._settings.timeouts, connect_timeout_s=connect_timeout_s)
+        )
         fresh = Connection(index, lost.host, self._transport, settings, self._outputs[index], self.post)
         self.connections[index] = fresh
         fresh.start(self._window)
@@ -119,7 +121,7 @@ class ConnectionPool:
             self.events.put_nowait(event)
 
     async def _keep_leases(self) -> None:
-        wait_s = min(1.0, self._settings.silence_s / 10)
+        wait_s = min(1.0, self._settings.timeouts.silence_s / 10)
         beat_at = looked_at = self._clock()
         awake_at = time.monotonic()
         while True:
@@ -131,7 +133,7 @@ class ConnectionPool:
                 connection.heard_at = min(awake_at, connection.heard_at + awake_s - wait_s)
             is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
-                beat_at = looked_at + self._settings.silence_s / messages.BEATS_PER_SILENCE
+                beat_at = looked_at + self._settings.timeouts.silence_s / messages.BEATS_PER_SILENCE
             for connection in self.connections:
                 if not connection.is_over:
                     connection.check_time()
@@ -145,5 +147,5 @@ class ConnectionPool:
         """
         for connection in self.connections:
             stood_s = awake_s if connection.sleeps_along else gap_s
-            if stood_s > self._settings.silence_s and connection.is_ready and not connection.is_over:
+            if stood_s > self._settings.timeouts.silence_s and connection.is_ready and not connection.is_over:
                 connection.admit_standstill(stood_s)

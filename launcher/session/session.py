@@ -30,7 +30,7 @@ NOTICE_S = 20.0  # what a node is doing is printed by then
 SWEEP_CONNECT_S = 5.0
 HANG_UP_S = 1.0
 FILES_S = 30.0  # the files that the ranks left are small, and nobody waits longer for them
-CENSUS_SLACK_S = 9.0  # ladder's rest (1 s), census (5 s), and the way there and back
+CENSUS_SLACK_S = 9.0  # the stop's rest (1 s), census (5 s), and the way there and back
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Listener = Callable[[Event], object]
@@ -122,10 +122,10 @@ class Session:
             run=self.settings.run_id,
             # Two hosts may be one machine, and each supervisor ends its own share only.
             mark=f"{self._mark}.{index}",
-            silence_s=self.settings.silence_s,
+            silence_s=self.settings.timeouts.silence_s,
             beats=not self._transport.is_terse,
             boot_id=boot_id(),
-            stop_timeout_s=self.settings.stop_timeout_s,
+            stop_timeout_s=self.settings.timeouts.stop_timeout_s,
             env=dict(self.settings.env),
             **wanted,
         )
@@ -197,7 +197,7 @@ class Session:
 
     def is_silent(self) -> bool:
         """Tell whether a host may be gone, though its time is not up: it has missed a heartbeat."""
-        missed_s = self.settings.silence_s / 2  # a bit more than from one heartbeat to the next
+        missed_s = self.settings.timeouts.silence_s / 2  # a bit more than from one heartbeat to the next
         now = time.monotonic()
         return any(not each.is_over and now - each.heard_at > missed_s for each in self._pool.connections)
 
@@ -321,7 +321,7 @@ class Session:
 
     def _sweep_wait_s(self) -> float:
         """Return how long a lost node's own supervisor may take to end the run there."""
-        return self.settings.stop_timeout_s + 1
+        return self.settings.timeouts.stop_timeout_s + 1
 
     def _sweep_lost(self) -> bool:
         """Connect again to each host whose connection broke, to ask what is left; return whether there was one."""
@@ -332,5 +332,5 @@ class Session:
             order = messages.encode(messages.STOP, timeout_s=0, wait_s=self._sweep_wait_s())
             # "": lost before it could name one; what it has started is found by its mark.
             prepare = self._prepare_message(index, lost_folder=state.folder or "", lost_keepers=state.keepers)
-            self._pool.reconnect(index, prepare + order, min(SWEEP_CONNECT_S, self.settings.connect_timeout_s))
+            self._pool.reconnect(index, prepare + order, min(SWEEP_CONNECT_S, self.settings.timeouts.connect_timeout_s))
         return bool(lost)

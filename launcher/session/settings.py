@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from launcher.job.job import Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +16,7 @@ class Settings:
     run_id: str  # names the run's directory on the nodes, and marks its processes
     env: Mapping[str, str]  # added to the environment of what is started there
     pythons: Sequence[str]  # candidates for the Python that runs the supervisor, in the order of trying
-    silence_s: float  # without a heartbeat for this long, either side considers the other one dead
-    stop_timeout_s: float  # between SIGTERM and SIGKILL, if a node ends the run by itself
-    connect_timeout_s: float
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 def loader_pythons(python: str | None) -> tuple[str, ...]:

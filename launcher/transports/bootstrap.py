@@ -40,12 +40,12 @@ _FIRST_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
     "facts.inspection", "facts.shared_directory",
     *(f"processes.{name}" for name in (
-        "handover_log", "kills", "ladder", "owned", "proc", "ranks", "run_owner", "shim", "unfinished", "workers",
+        "handover_log", "oom_kills", "proc", "ranks", "run_owner", "run_processes", "shim", "stop_steps", "workers",
     )),
 )  # fmt: skip
 # The rest goes with the first message that needs it (see find_parts), and the parts of one message together.
 _PARTS: Mapping[str, Sequence[str]] = {
-    "network": ("facts.links", "facts.network"),
+    "network": ("facts.network",),
     "facts": (
         *(f"facts.{name}" for name in (
             "code", "cpus", "gathering", "gpus", "leftovers", "machine", "nccl_ras", "packages", "pythons", "saves",
@@ -66,7 +66,7 @@ _HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
 _NO_COLUMNS, _NO_LINE = 13, 15
 _AGENT_MODULES = (
     "clock", "fast_json", "messages", "signals", "relays.relayed_process",
-    *(f"agents.{name}" for name in ("agent", "children", "controller_link", "dials", "lifecycle")),
+    *(f"agents.{name}" for name in ("agent", "children", "controller_link")),
 )  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")
 _CONTROLLER_MODULES = ("own_folders", "controller_code")
@@ -183,9 +183,9 @@ def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) 
 
 
 def input_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], inputs: Sequence[Any]) -> str:
-    """Return the command line of a short pdsh that runs launcher.node.relays.relay_input to deliver relays' input."""
-    blob = _task_blob(("relays.relay_socket", "relays.relay_input"), nonce, list(texts), list(inputs))
-    loader = _TASK_LOADER.format(blob=blob, module="relay_input", function="main", rank=rank)
+    """Return the command line of a short pdsh that runs launcher.node.relays.relay_socket to deliver relays' input."""
+    blob = _task_blob(("relays.relay_socket",), nonce, list(texts), list(inputs))
+    loader = _TASK_LOADER.format(blob=blob, module="relay_socket", function="main", rank=rank)
     return _task_line(_INPUT_SHELL, loader, pythons)
 
 
@@ -258,7 +258,7 @@ def controller_code(name: str) -> bytes:
     """
     start = (
         f"import launcher.node.controller_code as code;code.main({name!r},w);Importer.modules.clear();"
-        "from launcher.controller import program;program.main(os.environ,w)"
+        "from launcher.controller import orders;orders.main(os.environ,w)"
     )
     return _program(_CONTROLLER_MODULES, "", start)
 

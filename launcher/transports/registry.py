@@ -15,18 +15,7 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.slurm_allocation import Allocation, srun_environment
 from launcher.transports.base import Transport
-from launcher.transports.ssh.settings import SshSettings
-
-
-@dataclass(frozen=True, slots=True)
-class TransportSettings:
-    """Everything that a transport may need when it is opened; each one uses what applies to it."""
-
-    ssh: SshSettings
-    pythons: Sequence[str]  # names or paths of Python on the hosts, in the order of trying
-    variables: Mapping[str, str]  # of the environment of `launch`; srun and pdsh are started with it
-    silence_s: float  # a host ends its ranks when it has not heard from `launch` for this long
-    allocation: Allocation | None = None  # the Slurm job that `launch` runs in
+from launcher.transports.settings import TransportSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +32,7 @@ class TransportEntry:
 
     @property
     def takes_secrets(self) -> bool:
-        """Tell whether `launch` asks for passwords and passphrases, and passes them in SshSettings.secrets."""
+        """Tell whether `launch` asks for passwords and passphrases, and passes them in TransportSettings.secrets."""
         return self.uses_ssh and not self.prompting_program
 
 
@@ -57,13 +46,13 @@ def _open_srun(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
 def _open_fabric(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
     from launcher.transports.ssh.fabric import FabricTransport
 
-    return FabricTransport(settings.ssh)
+    return FabricTransport(settings)
 
 
 def _open_ssh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
     from launcher.transports.ssh.openssh import OpenSSHTransport
 
-    transport = OpenSSHTransport(settings.ssh)
+    transport = OpenSSHTransport(settings)
     transport.ask_first(hosts)
     return transport
 
@@ -71,7 +60,7 @@ def _open_ssh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
 def _open_pdsh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
     from launcher.transports.relayed.pdsh import PdshTransport
 
-    return PdshTransport(hosts, settings.pythons, settings.variables, settings.silence_s, settings.ssh)
+    return PdshTransport(hosts, settings)
 
 
 SRUN = TransportEntry("srun", _open_srun, uses_ssh=False, needs_allocation=True)

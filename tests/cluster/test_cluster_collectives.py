@@ -13,9 +13,9 @@ from machines.patience import DEADLINE_S
 
 from launcher.cli.bisection import print_culprits
 from launcher.hosts.hostfiles import parse_hosts
-from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.fabric import FabricTransport
-from launcher.transports.ssh.settings import SshSettings
 
 PORT = 40001
 # Every rank meets every other one, as gloo's do, in a tenth of the time that torch takes to be imported.
@@ -83,12 +83,12 @@ def search(launch: Launch, cluster: Cluster, capsys: pytest.CaptureFixture[str])
     def make_job(names: Sequence[str], *words: str) -> Job:
         addresses = [cluster[name].address for name in names]
         program = Program(ProgramKind.COMMAND, "python3", ("-c", MEET, str(PORT), *addresses))
-        return Job(program, nproc=1, connect_timeout_s=DEADLINE_S, stop_timeout_s=0.5)
+        return Job(program, nproc=1, timeouts=Timeouts(DEADLINE_S, stop_timeout_s=0.5))
 
     def call() -> tuple[list[str], str]:
         hosts = parse_hosts("node[1-4]")
         folder = launch.folder / "bisection"
-        settings = SshSettings(cluster.ssh_config)
+        settings = TransportSettings(ssh_config=cluster.ssh_config)
         print_culprits(make_job, hosts, lambda hosts, say: FabricTransport(settings), folder, as_json=False)
         assert len(list(folder.glob("2*/run.json"))) >= 4, "the logs of the runs are kept"
         out, err = capsys.readouterr()

@@ -29,10 +29,11 @@ END
 {services}
 exec {sshd} -D -e -f {folder}/sshd_config
 """
+# All hosts share the cores of this machine: threads of torch that wait for others must not spin.
 SSHD_CONFIG = """\
 HostKey {folder}/host_key
 AuthorizedKeysFile {folder}/../id.pub
-SetEnv TMPDIR={folder}/tmp HOME={folder}/home PATH={folder}/bin:/usr/local/bin:/usr/bin:/bin
+SetEnv TMPDIR={folder}/tmp HOME={folder}/home PATH={folder}/bin:/usr/local/bin:/usr/bin:/bin OMP_WAIT_POLICY=passive
 PidFile none
 StrictModes no
 UsePAM no

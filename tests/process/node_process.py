@@ -27,8 +27,8 @@ from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import build_plan
 from launcher.job.start_order import start_fields
 from launcher.node import messages
-from launcher.session.facts_message import read_facts, read_route
-from launcher.session.schema import check_message
+from launcher.session.allowed_messages import read_message
+from launcher.session.node_state import read_facts, read_route
 from launcher.transports import bootstrap
 
 STOP_TIMEOUT_S = 0.2
@@ -231,7 +231,7 @@ class Node:
 
     def _take(self, data: bytes) -> None:
         for header, payload in self._decoder.feed(data):
-            check_message(header)
+            read_message(header)
             self.messages.append(header)
             if header["type"] == messages.OUTPUT:
                 self.output[header["local_rank"], header["stream"]] += payload

@@ -17,8 +17,8 @@ from machines.processes import send_signal
 from node_process import is_alive, read_state, wait_until
 
 from launcher.node.processes import proc
-from launcher.node.processes.owned import Owned
 from launcher.node.processes.proc import MARK, Process, read_process
+from launcher.node.processes.run_processes import RunProcesses
 
 MARKED = f"census-test.{os.getpid()}"
 SLEEP = "sleep 300"
@@ -53,12 +53,12 @@ def end(shell: subprocess.Popen[bytes], pids: list[int]) -> None:
     shell.stdout.close()
 
 
-def find(owned: Owned) -> set[int]:
+def find(owned: RunProcesses) -> set[int]:
     return {process.pid for process in owned.living()}
 
 
-def owned_by_rank(pid: int) -> Owned:
-    owned = Owned("no such mark")
+def owned_by_rank(pid: int) -> RunProcesses:
+    owned = RunProcesses("no such mark")
     process = read_process(pid)
     assert process is not None
     owned.add_rank(0, process)
@@ -75,14 +75,14 @@ def kill_and_reap(pid: int) -> None:
 
 def test_the_mark_alone(start: Start) -> None:
     [pid] = start(f"exec {SLEEP}", mark=MARKED)
-    assert find(Owned(MARKED)) == {pid}
-    assert find(Owned(MARKED[:-1])) == find(Owned(MARKED + "0")) == set()
+    assert find(RunProcesses(MARKED)) == {pid}
+    assert find(RunProcesses(MARKED[:-1])) == find(RunProcesses(MARKED + "0")) == set()
 
 
 def test_the_mark_of_an_orphan_in_another_session(start: Start) -> None:
     shell, orphan = start(f"setsid {SLEEP} & echo $!", mark=MARKED, count=1)
     wait_until(lambda: not is_alive(shell))
-    assert find(Owned(MARKED)) == {orphan}
+    assert find(RunProcesses(MARKED)) == {orphan}
 
 
 def test_a_mark_on_what_is_older_than_the_run_is_another_s(start: Start) -> None:
@@ -90,15 +90,15 @@ def test_a_mark_on_what_is_older_than_the_run_is_another_s(start: Start) -> None
     process = read_process(pid)
     assert process is not None
     for born, found in ((process.started, {pid}), (process.started + 1, set())):
-        owned = Owned(MARKED)
+        owned = RunProcesses(MARKED)
         owned.born = born
         assert find(owned) == found
 
 
-@pytest.mark.parametrize("record", [lambda owned, process: owned.add_rank(0, process), Owned.set_starter])
-def test_the_session_of_a_rank_or_its_starter(start: Start, record: Callable[[Owned, Process], None]) -> None:
+@pytest.mark.parametrize("record", [lambda owned, process: owned.add_rank(0, process), RunProcesses.set_starter])
+def test_the_session_of_a_rank_or_its_starter(start: Start, record: Callable[[RunProcesses, Process], None]) -> None:
     leader, child = start(f"env -i {SLEEP} & echo $!; wait", count=1)
-    owned = Owned("no such mark")
+    owned = RunProcesses("no such mark")
     process = read_process(leader)
     assert process is not None
     record(owned, process)
@@ -122,7 +122,7 @@ def test_a_session_s_number_without_its_leader_is_nobody_s(start: Start) -> None
 def test_a_session_that_was_seen_once_is_remembered(start: Start) -> None:
     """A marked process leads a session; a child without environment stays when it is gone."""
     leader, child = start(f"env -i {SLEEP} & echo $!; wait", mark=MARKED, count=1)
-    owned = Owned(MARKED)
+    owned = RunProcesses(MARKED)
     assert find(owned) == {leader, child}
     kill_and_reap(leader)
     assert find(owned) == {child}
@@ -133,7 +133,7 @@ def test_descent_alone(start: Start) -> None:
     keeper, child, grandchild = start(
         f"env -i setsid sh -c 'echo $$; env -i setsid {SLEEP} & echo $!; wait' & wait", count=2
     )
-    owned = Owned("no such mark", [keeper])
+    owned = RunProcesses("no such mark", [keeper])
     assert find(owned) == {child, grandchild}
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: not is_alive(child))
@@ -142,14 +142,14 @@ def test_descent_alone(start: Start) -> None:
 
 def test_descent_from_what_is_found_by_another_sign(start: Start) -> None:
     marked, child = start(f"env -i setsid {SLEEP} & echo $!; wait", mark=MARKED, count=1)
-    assert find(Owned(MARKED)) == {marked, child}
+    assert find(RunProcesses(MARKED)) == {marked, child}
 
 
 def test_nobody_without_a_sign(start: Start) -> None:
     rank, _ = start(f"{SLEEP} & echo $!; wait", count=1)
     stranger, _ = start(f"{SLEEP} & echo $!; wait", count=1, mark=MARKED)
     assert stranger not in find(owned_by_rank(rank))
-    assert find(Owned("no such mark", [])) == set()
+    assert find(RunProcesses("no such mark", [])) == set()
 
 
 # ---- who is who -----------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_nobody_without_a_sign(start: Start) -> None:
 def test_a_zombie_is_not_counted(start: Start) -> None:
     keeper, child = start("sh -c 'echo $$' & exec sleep 300", count=1, program="")
     wait_until(lambda: read_state(child) == "Z")
-    assert find(Owned("no such mark", [keeper])) == set()
+    assert find(RunProcesses("no such mark", [keeper])) == set()
 
 
 def test_a_session_s_number_that_was_given_out_again(start: Start) -> None:
@@ -189,7 +189,7 @@ def test_a_name_of_any_kind(start: Start, tmp_path: Path, name: str) -> None:
     process = read_process(pid)
     assert process is not None
     assert (process.name, process.ppid, process.session) == (name, os.getpid(), pid)
-    assert find(Owned(MARKED)) == {pid}
+    assert find(RunProcesses(MARKED)) == {pid}
 
 
 def test_a_process_reads_itself() -> None:
@@ -202,17 +202,17 @@ def test_a_process_reads_itself() -> None:
 
 HIDDEN_CHILD = """
 import json, os, sys, time
-from launcher.node.processes import ladder, owned
-owned.become_subreaper()
-ladder.CENSUS_S = 0.1
+from launcher.node.processes import run_processes, stop_steps
+run_processes.become_subreaper()
+stop_steps.CENSUS_S = 0.1
 child = os.fork()
 if child == 0:
     time.sleep(300)
 os.setgroups([])  # the group of root may look
 os.setgid(65534)
 os.setuid(65534)
-steps = ladder.descend(owned.Owned("no such mark", [os.getpid()]), 0)
-left = ladder.take_steps(steps, beat=lambda: None)
+steps = stop_steps.stop_run(run_processes.RunProcesses("no such mark", [os.getpid()]), 0)
+left = stop_steps.take_steps(steps, beat=lambda: None)
 print(json.dumps([[process.pid == child, process.name, process.state] for process in left]), flush=True)
 """
 
@@ -227,19 +227,19 @@ def test_a_child_that_is_another_user_s_and_hidden_is_counted() -> None:
 
 LONE_STARTER = """
 import os, sys, time
-from launcher.node.processes import ladder, owned, proc
+from launcher.node.processes import proc, run_processes, stop_steps
 looks = []
-class Counted(owned.Owned):
+class Counted(run_processes.RunProcesses):
     def living(self):
         looks.append(1)
         return super().living()
-owned.become_subreaper()
+run_processes.become_subreaper()
 starter = os.fork()
 if starter == 0:
     time.sleep(300)
 counted = Counted("no such mark", [os.getpid()])
 counted.set_starter(proc.read_process(starter))
-left = ladder.take_steps(ladder.descend(counted, 5.0), beat=lambda: None)
+left = stop_steps.take_steps(stop_steps.stop_run(counted, 5.0), beat=lambda: None)
 print(left, len(looks), flush=True)
 """
 

@@ -23,7 +23,7 @@ from transport_by_host import TransportByHost
 from launcher.commands import check
 from launcher.commands.exec import Execution, execute
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
 from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import create_record
 from launcher.runs.attempt import Attempt
@@ -112,7 +112,7 @@ class ClosedTransport:
 
 
 def make_session(screen: Screen, outputs: Sequence[NodeOutput], **ways: Transport) -> Session:
-    settings = Settings("interrupted", {}, [sys.executable], silence_s=15, stop_timeout_s=1, connect_timeout_s=5)
+    settings = Settings("interrupted", {}, [sys.executable], timeouts=Timeouts(5, 15, 1))
     hosts = [Host(name) for name in ways]
     return Session(hosts, TransportByHost(ways), outputs, settings, say=screen.say, progress=lambda text: None)
 
@@ -210,7 +210,7 @@ def interrupt_run(
 
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
-    job = Job(program, nproc=2, cpu=True, silence_s=15, stop_timeout_s=1, connect_timeout_s=5)
+    job = Job(program, nproc=2, cpu=True, timeouts=Timeouts(5, 15, 1))
 
     async def run() -> Result:
         hosts, options = [Host(name) for name in ways], RunOptions(with_checks=False, restarts=restarts)

@@ -16,7 +16,7 @@ from node_process import wait_until
 
 from launcher.job.facts import Gpu, GpuProcess
 from launcher.node.facts import gpus
-from launcher.session.facts_message import read_facts
+from launcher.session.node_state import read_facts
 
 QUERY = "index,name,memory.total,driver_version"
 LINE = "0, NVIDIA H200, 143771, 580.159, GPU-8932f937, 143000, Enabled, Default, 0, 00000000:3B:00.0"

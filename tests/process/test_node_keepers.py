@@ -1,4 +1,4 @@
-"""Guardian and supervisor are both killed, in both orders and at every step of the ladder, and nobody else knows of it.
+"""Guardian and supervisor are both killed, in both orders and at every step of the stop, and nobody else knows of it.
 
 Who started the ranks then ends them: the shim of plain commands, or torchrun (here `stand_in/torch`, which is imported
 in no time, and the real one where what counts is what it does).
@@ -40,7 +40,7 @@ from node_process import (
 
 from launcher.node import messages, signals
 
-GAPS_S = (0, 0.002, 0.006, 0.012, 0.02, 0.05)  # between both deaths: in them the survivor begins its ladder
+GAPS_S = (0, 0.002, 0.006, 0.012, 0.02, 0.05)  # between both deaths: in them the survivor begins its stop
 any_order = pytest.mark.parametrize("first", ["guardian", "supervisor"])
 
 # The script of ranks 0 and 1 under torchrun: one obeys SIGTERM, and one ignores it.
@@ -323,7 +323,7 @@ def test_a_guardian_that_was_stopped_ends_with_the_run(nodes: Nodes) -> None:
 
 
 def test_torchrun_is_held_and_hears_no_signal(nodes: Nodes, tmp_path: Path) -> None:
-    """Slurm tells every process of a job; while the ladder goes on, torchrun must not end its ranks as well."""
+    """Slurm tells every process of a job; while the stop goes on, torchrun must not end its ranks as well."""
     node = start_torchrun(nodes, tmp_path)
     torchrun = find_starter(node)
     os.kill(torchrun, signals.HOLD)

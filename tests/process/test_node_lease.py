@@ -304,7 +304,7 @@ def test_a_sweep_leaves_others_alone(nodes: Nodes, node: Node) -> None:
     other.stop()
 
 
-def test_a_sweep_waits_for_the_first_supervisor_s_ladder(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_sweep_waits_for_the_first_supervisor_s_stop(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.start()
     node.prepare(stop_timeout_s=NEVER_S)
     node.start_ready(shell(f"trap 'while ! [ -e {tmp_path}/go ]; do sleep 0.01; done; echo saved >{tmp_path}/it; exit' "

@@ -14,7 +14,7 @@ from node_process import Nodes
 from launcher.job.facts import Checks
 from launcher.node import messages
 from launcher.node.facts import machine
-from launcher.session.facts_message import read_facts
+from launcher.session.node_state import read_facts
 
 
 def ask_checks(nodes: Nodes, rc_file: str = "", python: str | None = None, **wanted: object) -> Checks:

@@ -13,7 +13,7 @@ from typing import Any
 from node_process import STAND_IN, Message, Node, Nodes
 
 from launcher.node import messages
-from launcher.session.facts_message import read_facts
+from launcher.session.node_state import read_facts
 
 COMMIT = "a1b2c3d" + "0" * 33
 

@@ -12,15 +12,17 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S
 from node_process import STAND_IN, WAITS, Message, Node, Nodes, shell
 
-from launcher.job.facts import Gpu
+from launcher.forms import NOT_SENT, SentAs
+from launcher.job.facts import Checks, Gpu, NodeFacts
 from launcher.node import messages
-from launcher.session.facts_message import read_facts
+from launcher.session.node_state import read_facts
 from launcher.transports import bootstrap
 
 COMPILED, PLAIN = None, "00"
@@ -157,6 +159,22 @@ def test_facts_have_the_form_that_the_launcher_reads(nodes: Nodes, any_python: s
     assert (facts.python, facts.python_source) == (sys.executable, sys.executable)
     assert facts.python_version == platform.python_version()
     assert (facts.torch_version, facts.pythons_tried) == ("2.13.0+stand.in", ())
+
+
+def test_a_node_sends_every_fact_that_is_read(nodes: Nodes) -> None:
+    """A default stands for one that is missing: nobody would see a name that the node spells in another way."""
+    message = ask_facts(
+        nodes, {"PYTHONPATH": str(STAND_IN)}, pythons=[sys.executable], checks=True, packages=True,
+        code={"folder": "", "script": None}, setup={"steps": [], "named": [], "timeout_s": DEADLINE_S},
+    )  # fmt: skip
+    for form, value in ((NodeFacts, message), (Checks, message["checks"])):
+        for field in fields(form):
+            rules = getattr(field.type, "__metadata__", ())
+            path = next((rule.path for rule in rules if isinstance(rule, SentAs)), field.name)
+            part = value
+            for step in path.split(".") if NOT_SENT not in rules else ():
+                assert step in part, path
+                part = part[step]
 
 
 def test_what_needs_no_torch_looks_for_none(nodes: Nodes) -> None:

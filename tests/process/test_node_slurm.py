@@ -10,7 +10,7 @@ from node_process import Nodes
 
 from launcher.node import messages
 from launcher.node.facts import slurm
-from launcher.session.facts_message import read_facts
+from launcher.session.node_state import read_facts
 
 STEP = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
 CUDA = "CUDA_VISIBLE_DEVICES"

@@ -151,36 +151,6 @@ def test_a_file_that_comes_with_another_content_is_never_kept(start: Any, cache:
     assert not list((cache / "launch" / "arriving").iterdir())
 
 
-def test_a_node_that_is_cut_off_leaves_nothing_half_there(start: Any, cache: Path) -> None:
-    code = Code({**FILES, "large.bin": bytes(3 << 20)})
-    talk = Talk(start(), code)
-    assert "large.bin" in talk.ask()
-    index = [entry.path for entry in code.entries].index("large.bin")
-    talk.node.send(messages.PIECE, bytes(1 << 20), parts=[[index, 0, 1 << 20]], is_packed=False, is_for_chain=False)
-    talk.node.wait_for(messages.TOOK)
-    talk.node.hang_up()
-    talk.node.wait_until_gone()
-    assert not list((cache / "launch" / "trees").iterdir())
-    assert not [path for path in (cache / "launch" / "content").rglob("*") if path.stat().st_size == 1 << 20]
-
-
-def test_of_nodes_that_share_their_cache_one_writes(start: Any) -> None:
-    code = Code(FILES)
-    group = code.fields()["group"]
-    talks = [Talk(start(), code, group=group) for _ in range(2)]
-    requests = [talk.request() for talk in talks]
-    assert requests[0]["group"] == requests[1]["group"]
-    assert Talk(start(), code).request()["group"] != requests[0]["group"], "of another delivery"
-    for talk in talks:
-        talk.node.send(messages.LISTING, zlib.compress(code.listing))
-        assert code.wanted(talk.request())
-    talks[0].send("empty", "pkg/copy.py", "train.py")
-    first = talks[0].place()
-    second = talks[1].place(is_writer=False)
-    assert first["hash"] == second["hash"] == code.hash
-    assert Path(second["path"]).name == "proj"
-
-
 def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_path: Path) -> None:
     live, data = tmp_path / "live", tmp_path / "data"
     data.mkdir()

@@ -21,7 +21,9 @@ from node_process import WAITS, find_marked, is_alive, shell, wait_until
 from launcher.clock import boot_id, boottime
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
+from launcher.job.job import Timeouts
 from launcher.node import messages
+from launcher.session.allowed_messages import KeeperEnding
 from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
 from launcher.session.settings import Settings
@@ -45,7 +47,7 @@ class Talk:
         self.disk = threading.Event()
         self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
-        self._settings = Settings("test", {}, pythons or [sys.executable], silence_s, 0.2, TIMEOUT_S)
+        self._settings = Settings("test", {}, pythons or [sys.executable], Timeouts(TIMEOUT_S, silence_s, 0.2))
         way = transport or LocalTransport()
         self._pool = ConnectionPool([Host("here")], way, [self], self._settings, clock=clock)
 
@@ -63,8 +65,8 @@ class Talk:
 
     def start(self, **fields: object) -> None:
         settings = self._settings
-        order = {"run": settings.run_id, "mark": MARK, "silence_s": settings.silence_s, "env": {},
-                 "stop_timeout_s": settings.stop_timeout_s}  # fmt: skip
+        order = {"run": settings.run_id, "mark": MARK, "silence_s": settings.timeouts.silence_s, "env": {},
+                 "stop_timeout_s": settings.timeouts.stop_timeout_s}  # fmt: skip
         self._pool.start()
         self._pool.order([messages.encode(messages.PREPARE, **{**order, **fields})])
 
@@ -194,7 +196,7 @@ class OddTransport:
 def test_what_the_way_to_it_says_late_is_noise_as_well() -> None:
     async def scene(talk: Talk) -> None:
         await talk.wait_for(READY)
-        os.kill((await talk.wait_for(messages.HELLO)).fields["pid"], signal.SIGTERM)
+        os.kill((await talk.wait_for(messages.HELLO)).fields["keepers"][0][0], signal.SIGTERM)
         await talk.wait_for(messages.CENSUS)
         while said not in talk.connection.noise_text():  # on stderr, which may come later
             await asyncio.sleep(0.01)
@@ -237,12 +239,12 @@ def test_a_killed_supervisor_is_told_by_the_guardian() -> None:
         hello = await talk.wait_for(messages.HELLO)
         talk.run(WAITS)
         await talk.wait_for(messages.STARTED)
-        os.kill(hello.fields["pid"], signal.SIGKILL)
+        os.kill(hello.fields["keepers"][0][0], signal.SIGKILL)
         failed = await talk.wait_for(messages.FAILED)
         assert failed.fields["text"] == "its helper died"
         census = await talk.wait_for(messages.CENSUS)
         assert census.fields["left"] == []
-        assert census.fields["supervisor"] == failed.fields["supervisor"] == {"code": None, "signal": signal.SIGKILL}
+        assert census.fields["supervisor"] == failed.fields["supervisor"] == KeeperEnding(None, signal.SIGKILL)
         assert talk.connection.noise_text() == ""
 
     talking(scene)
@@ -253,7 +255,7 @@ def test_a_killed_guardian_is_told_by_the_supervisor() -> None:
         hello = await talk.wait_for(messages.HELLO)
         talk.run(WAITS)
         await talk.wait_for(messages.STARTED)
-        stat = Path(f"/proc/{hello.fields['pid']}/stat").read_text()
+        stat = Path(f"/proc/{hello.fields['keepers'][0][0]}/stat").read_text()
         os.kill(int(stat.rpartition(") ")[2].split()[1]), signal.SIGKILL)
         census = await talk.wait_for(messages.CENSUS)
         assert (census.fields["left"], census.fields["reason"]) == ([], "its parent process was killed")
@@ -415,11 +417,11 @@ def test_a_shell_that_hangs(fake: Callable[[str], str], monkeypatch: pytest.Monk
 def test_a_node_that_freezes() -> None:
     async def scene(talk: Talk) -> None:
         hello = await talk.wait_for(messages.HELLO)
-        os.kill(hello.fields["pid"], signal.SIGSTOP)
+        os.kill(hello.fields["keepers"][0][0], signal.SIGSTOP)
         try:
             assert (await talk.wait_for_failure()).kind is HostFailureKind.SILENT
         finally:
-            os.kill(hello.fields["pid"], signal.SIGCONT)
+            os.kill(hello.fields["keepers"][0][0], signal.SIGCONT)
 
     talking(scene, silence_s=slowed(0.6))
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import pytest
 from machines.patience import NEVER_S, slowed
 from machines.processes import wait_until
 
-from launcher.controller import remote_launcher, requests
+from launcher.commands.run_actions import wait
+from launcher.controller import orders, remote_launcher
+from launcher.controller.orders import Control, about_run, print_id, print_rows
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.controller.travelling_code import pack_code
 from launcher.hosts.host import Host
@@ -73,7 +76,7 @@ def start(python: str = sys.executable) -> RemoteLauncher:
     return RemoteLauncher(LocalTransport(), Host("here"), [python], TIMEOUT_S)
 
 
-def ask(request: requests.Request) -> tuple[bytes, int | None]:
+def ask(request: orders.Request) -> tuple[bytes, int | None]:
     launcher = start()
     launcher.ask(request, VIEW)
     output = launcher.read_output()
@@ -102,14 +105,14 @@ def test_only_what_was_sent_runs(cache: Path, damage: Callable[[Path], object]) 
     """The code is sent once, and again if the file's content is another, whoever has put it there."""
     cache.mkdir(parents=True, mode=0o775)
     cache.chmod(0o775)  # of an earlier version, with a umask of 002
-    assert ask(requests.List()) == (b"[]\n", 0)
+    assert ask(print_rows) == (b"[]\n", 0)
     kept = cache / pack_code().name
     assert [each.stat().st_mode & 0o777 for each in (cache.parent, cache, kept)] == [0o700, 0o700, 0o600]
     before = kept.stat().st_ino
-    assert ask(requests.List()) == (b"[]\n", 0)
+    assert ask(print_rows) == (b"[]\n", 0)
     assert kept.stat().st_ino == before, "it was not sent again"
     damage(kept)
-    assert ask(requests.List()) == (b"[]\n", 0)
+    assert ask(print_rows) == (b"[]\n", 0)
     assert kept.read_bytes() == pack_code().archive
     assert sorted(path.name for path in cache.iterdir() if path.suffix) == []
 
@@ -118,20 +121,20 @@ def test_what_is_removed_while_it_runs_is_not_missed(cache: Path) -> None:
     """`launch clean` or a cleaner of caches may remove it, while a controller still has modules to import."""
     launcher = start()
     shutil.rmtree(cache)
-    launcher.ask(requests.List(), VIEW)
+    launcher.ask(print_rows, VIEW)
     assert launcher.read_output() == b"[]\n"
     launcher.close()
 
 
 def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> None:
-    assert ask(requests.Find("1")) == (b"", 2)
+    assert ask(partial(print_id, "1")) == (b"", 2)
     assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
 
 
 def test_a_run_that_is_not_listed_there(capfd: pytest.CaptureFixture[str]) -> None:
     """The launch host knows more of it, and says that."""
     launcher = start()
-    launcher.ask(requests.Wait("1"), VIEW)
+    launcher.ask(about_run("1", wait), VIEW)
     assert (launcher.copy_output(), launcher.is_unknown) == (2, True)
     launcher.close()
     assert capfd.readouterr().err == ""
@@ -147,7 +150,7 @@ def test_what_a_host_says_can_t_move_the_cursor(
     python.write_text(f'#!/bin/sh\n{{ "{sys.executable}" "$@" 2>&1 >&3 3>&- | {stained}; }} 3>&1\n')
     python.chmod(0o755)
     launcher = start(str(python))
-    launcher.ask(requests.Find("1"), VIEW)
+    launcher.ask(partial(print_id, "1"), VIEW)
     assert launcher.copy_output(is_of_a_run=False) == 2 if is_printed else launcher.read_output() == b""
     launcher.close()
     assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
@@ -157,17 +160,17 @@ def test_it_ends_with_its_login(tmp_path: Path) -> None:
     """Nobody waits for a run on a host when nobody reads the answer."""
     with listed(tmp_path):
         launcher = start()
-        launcher.ask(requests.Wait(RUN), VIEW)
+        launcher.ask(about_run(RUN, wait), VIEW)
         launcher.close()
         assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
 
 
 def test_an_answer_ends_if_its_launch_host_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a loss of power there, of which sshd hears hours later."""
-    monkeypatch.setattr(requests, "SILENCE_S", 0.5)  # less than between two heartbeats
+    monkeypatch.setattr(orders, "SILENCE_S", 0.5)  # less than between two heartbeats
     with listed(tmp_path):
         launcher = start()
-        launcher.ask(requests.Wait(RUN), VIEW)
+        launcher.ask(about_run(RUN, wait), VIEW)
         assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
 
 
@@ -181,7 +184,7 @@ def test_a_controller_ends_if_its_launch_host_is_silent_before_go(
     launcher = RemoteLauncher(LocalTransport(), Host("here"), [sys.executable], slowed(1.0))
     launcher._is_closed.set()  # no heartbeat is sent
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
-    launcher.ask(requests.Control(job, (Host("n1"),), (), RunOptions(), {}, make_credentials(1), RUN), VIEW)
+    launcher.ask(Control(job, (Host("n1"),), (), RunOptions(), {}, make_credentials(1), RUN), VIEW)
     decoder, headers = messages.Decoder(), list[dict[str, object]]()
     with pytest.raises(TransportError, match="here: the connection was lost"):
         for _, data in launcher.pieces():
@@ -222,7 +225,7 @@ def test_a_cache_that_takes_nothing(tmp_path: Path, spoil: Callable[[Path], obje
         if is_known:  # and another version's code is there
             (tmp_path / "launch" / "code").mkdir(parents=True, mode=0o700)
         spoil(tmp_path)
-        assert ask(requests.List()) == (b"[]\n", 0)
+        assert ask(print_rows) == (b"[]\n", 0)
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
@@ -250,7 +253,7 @@ def test_a_python_that_ends_before_its_code_comes(tmp_path: Path) -> None:
 
 def test_rows_of_this_machine(tmp_path: Path) -> None:
     entry = open_list().begin("20261120-091233", "base", tmp_path)
-    (row,) = json.loads(ask(requests.List())[0])
+    (row,) = json.loads(ask(print_rows)[0])
     assert (row["run"], row["name"], row["state"], row["logs"]) == (
         "20261120-091233",
         "base",
@@ -268,7 +271,7 @@ def test_the_id_that_the_launch_host_proposes(is_taken: bool) -> None:
         open_list().claim(proposed)
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
     launcher = start()
-    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), proposed), VIEW)
+    launcher.ask(Control(job, (), (), RunOptions(), {}, make_credentials(0), proposed), VIEW)
     decoder, headers = messages.Decoder(), list[dict[str, object]]()
     while not headers:
         headers += [header for header, _ in decoder.feed(next(launcher.pieces())[1])]
@@ -282,7 +285,7 @@ def test_ctrl_c_that_comes_with_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
     launcher = start()
-    launcher.ask(requests.Control(job, (), (), RunOptions(), {}, make_credentials(0), RUN), VIEW)
+    launcher.ask(Control(job, (), (), RunOptions(), {}, make_credentials(0), RUN), VIEW)
     launcher.channel.write(messages.encode(messages.GO) + messages.encode(messages.SIGNAL, number=signal.SIGINT))
     launcher.read_output()
     launcher.close()

@@ -22,7 +22,7 @@ from transport_by_host import TransportByHost
 
 from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.hosts.host import Host
-from launcher.job.job import Job, OnHang, Program, ProgramKind
+from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.output.run_folder import create_record
 from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import CulpritSearch
@@ -64,7 +64,7 @@ def run(
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     prepare(record.folder)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
-    job = Job(program, nproc=2, cpu=True, stop_timeout_s=0.5, connect_timeout_s=DEADLINE_S, workdir=str(folder))
+    job = Job(program, nproc=2, cpu=True, timeouts=Timeouts(DEADLINE_S, stop_timeout_s=0.5), workdir=str(folder))
     job = replace(job, **(job_values or {}))
     ways = transport or LocalTransport()
 
@@ -375,7 +375,7 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
 
     def make_job(group: Group) -> Job:
         words = ("-c", "for name; do [ $name != n3 ] || exit 1; done", "sh", *group)
-        return Job(Program(ProgramKind.COMMAND, "/bin/sh", words), nproc=1, cpu=True, connect_timeout_s=DEADLINE_S)
+        return Job(Program(ProgramKind.COMMAND, "/bin/sh", words), nproc=1, cpu=True, timeouts=Timeouts(DEADLINE_S))
 
     async def search(hosts: Sequence[Host]) -> Verdict:
         folder = tmp_path / "bisection"

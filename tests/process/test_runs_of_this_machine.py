@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.controller.planted_runs import PlantedRun, PlantedRuns, Way
+from launcher.runs.run_list import RemoteRun, RunList, Way
 
 LAUNCH = str(Path(sys.executable).with_name("launch"))
 RUN = ("singlenode", "--nproc", "2", "--cpu", "--no-check", "--stop-timeout", "0.5", "--no-python", "sh", "-c")
@@ -183,10 +183,10 @@ def test_the_state_directory_takes_no_new_file(machine: Machine, is_stopped: boo
 
 def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     """Their hosts are asked; what they don't say isn't guessed. One that is known to have ended isn't meant."""
-    planted = PlantedRuns(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
+    runs = RunList(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
     for number in range(2):
-        run_id = planted.claim(datetime(2026, 11, 20, 9, 12, 33 + number), "token")
-        planted.add(PlantedRun(run_id, "base", 1.8e9 + number, Way("127.0.0.1", port=1)))
+        run_id = runs.take_id(datetime(2026, 11, 20, 9, 12, 33 + number), "token")
+        runs.add(RemoteRun(run_id, Way("127.0.0.1", port=1), "base", 1.8e9 + number))
     done = machine.call("stop", "base", code=2)
     assert done.stderr.splitlines() == [
         "launch: 'base' means 2 runs: 20261120-091234, 20261120-091233",
@@ -195,7 +195,7 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     row = {
         **machine.runs[0], "run": "20261120-091234", "state": "finished", "exit_code": 0, "last_line": "",
     }  # fmt: skip
-    planted.note_end(planted.read()[0], row)
+    runs.note_end(RemoteRun("20261120-091234", Way("127.0.0.1")), row)
     assert "launch: 127.0.0.1: " in machine.call("stop", "base", code=69).stderr
 
 
@@ -352,9 +352,9 @@ def test_a_detached_run_that_fails_at_once_is_told_here(machine: Machine, tmp_pa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 def test_logs_are_not_copied_where_a_stranger_waits_for_them(machine: Machine, tmp_path: Path) -> None:
-    planted = PlantedRuns(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
-    run_id = planted.claim(datetime(2026, 11, 20, 9, 12, 33), "token")
-    planted.add(PlantedRun(run_id, None, 1.8e9, Way("127.0.0.1", port=1)))
+    runs = RunList(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
+    run_id = runs.take_id(datetime(2026, 11, 20, 9, 12, 33), "token")
+    runs.add(RemoteRun(run_id, Way("127.0.0.1", port=1), None, 1.8e9))
     (tmp_path / "logs").mkdir()
     os.chown(tmp_path / "logs", 54321, -1)
     tmp_path.chmod(0o1777)

@@ -19,7 +19,7 @@ from screen import Screen
 from transport_by_host import TransportByHost
 
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
 from launcher.node import messages
 from launcher.output.lines import STDOUT
 from launcher.output.node_output import NodeOutput
@@ -41,7 +41,7 @@ FAR_S = 0.3  # each way
 def make_session(*names: str, silence_s: float = 5, say: Callable[[str], None] = print) -> Session:
     """Return a session with these hosts, or with nobody."""
     hosts, outputs = [Host(name) for name in names], [NodeOutput(name, None, None) for name in names]
-    settings = Settings("r", {}, [], silence_s=silence_s, stop_timeout_s=1, connect_timeout_s=1)
+    settings = Settings("r", {}, [], Timeouts(1, silence_s, 1))
     return Session(hosts, LocalTransport(), outputs, settings, say=say, progress=print)
 
 
@@ -256,7 +256,9 @@ def test_what_failed_far_away_first_is_the_cause(tmp_path: Path) -> None:
     go = tmp_path / "go"
     wait = f"echo >{tmp_path}/$RANK; until [ -e {go} ]; do sleep 0.01; done"
     script = f"{wait}; [ $RANK = 1 ] && exit 5; sleep {FAR_S * 2 / 3}; exit 6"
-    job = Job(Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script)), nproc=1, cpu=True, stop_timeout_s=1)
+    job = Job(
+        Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script)), nproc=1, cpu=True, timeouts=Timeouts(stop_timeout_s=1)
+    )
     ways = {"near": LocalTransport(), "far": FarTransport()}
     record = create_record(tmp_path / "logs", datetime.now(), lambda path, error: None)
 

@@ -23,13 +23,14 @@ from machines.patience import DEADLINE_S
 SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
 POLL_S = 0.02
 
+# Both hosts share the cores of this machine: threads of torch that wait for others must not spin.
 SSHD_CONFIG = """\
 ListenAddress {address}:{port}
 HostKey {folder}/host_key
 HostCertificate {folder}/host_key-cert.pub
 PidFile {folder}/sshd.pid
 AuthorizedKeysFile {keys}
-SetEnv TMPDIR={tmpdir} HOME={home}
+SetEnv TMPDIR={tmpdir} HOME={home} OMP_WAIT_POLICY=passive
 StrictModes no
 UsePAM no
 PasswordAuthentication no

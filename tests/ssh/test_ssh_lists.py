@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launching import Done, Launch
 
-from launcher.controller.planted_runs import PlantedRun, PlantedRuns, Way
+from launcher.runs.run_list import RemoteRun, RunList, Way
 
 ROW = {
     "run": "20261120-091233", "name": "base", "state": "failed", "exit_code": 7, "attempts": 1, "restarts": None,
@@ -24,17 +24,17 @@ SAYS = (
 
 
 @pytest.fixture
-def planted(launch: Launch) -> PlantedRuns:
+def runs(launch: Launch) -> RunList:
     """Return the list, with a run of which node1 knows nothing."""
-    planted = PlantedRuns(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
-    add(planted, launch, 33, "base")
-    return planted
+    runs = RunList(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
+    add(runs, launch, 33, "base")
+    return runs
 
 
-def add(planted: PlantedRuns, launch: Launch, second: int, name: str | None) -> None:
-    run_id = planted.claim(datetime(2026, 11, 20, 9, 12, second), "token")
+def add(runs: RunList, launch: Launch, second: int, name: str | None) -> None:
+    run_id = runs.take_id(datetime(2026, 11, 20, 9, 12, second), "token")
     began_at = datetime.now().timestamp() - 3 * 86400
-    planted.add(PlantedRun(run_id, name, began_at, Way("node1", ssh_config=str(launch.ssh_config))))
+    runs.add(RemoteRun(run_id, Way("node1", ssh_config=str(launch.ssh_config)), name, began_at))
 
 
 def call(launch: Launch, *words: str, code: int) -> list[str]:
@@ -43,23 +43,25 @@ def call(launch: Launch, *words: str, code: int) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_the_host_of_a_controller_was_reinstalled(launch: Launch, planted: PlantedRuns) -> None:
+def test_the_host_of_a_controller_was_reinstalled(launch: Launch, runs: RunList) -> None:
     """Each command knows the id that `launch ps` lists, and says what is known."""
     fix = f"  fix: stop what is left of it with launch clean --hosts LIST; {FORGET}"
     for command in ("stop", "logs", "wait", "attach", "fetch"):
         assert call(launch, command, "base", code=2) == [SAYS, fix]
     (launch.folder / "logs" / "20261120-091233").mkdir(parents=True)
     assert call(launch, "logs", code=2) == [f"{SAYS}; a copy of its logs is in logs/20261120-091233", fix]
-    add(planted, launch, 34, None)
+    add(runs, launch, 34, None)
     assert call(launch, "stop", code=2)[0] == ("launch: 2 runs may be running: 20261120-091234, 20261120-091233 (base)")
     assert call(launch, "ps", "--forget", "20261120-091234", code=0) == [
         "launch: run 20261120-091234 is listed no more; its logs stay where they are"
     ]
-    assert [run.id for run in planted.read()] == ["20261120-091233"]
+    assert [run.id for run in runs.read_all()] == ["20261120-091233"]
 
 
-def test_a_run_whose_end_was_seen_before_its_host_was_reinstalled(launch: Launch, planted: PlantedRuns) -> None:
-    planted.note_end(planted.read()[0], ROW)
+def test_a_run_whose_end_was_seen_before_its_host_was_reinstalled(launch: Launch, runs: RunList) -> None:
+    (run,) = runs.read_all()
+    assert isinstance(run, RemoteRun)
+    runs.note_end(run, ROW)
     says = f"{SAYS}; what launch ps saw last: failed, node1 rank 0: no data"
     assert call(launch, "wait", "base", code=7) == [says]
     assert call(launch, "logs", "base", code=2) == [says, f"  fix: {FORGET}"]

@@ -22,12 +22,12 @@ from terminal import Terminal
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.fabric import FabricTransport
 from launcher.transports.ssh.key_files import Secrets
 from launcher.transports.ssh.openssh import OpenSSHTransport
-from launcher.transports.ssh.settings import SshSettings
 
-CLIENTS: dict[str, Callable[[SshSettings], Transport]] = {"fabric": FabricTransport, "ssh": OpenSSHTransport}
+CLIENTS: dict[str, Callable[[TransportSettings], Transport]] = {"fabric": FabricTransport, "ssh": OpenSSHTransport}
 PASSPHRASE = "of two words"
 
 LogIn = Callable[..., str | HostFailure]
@@ -39,14 +39,14 @@ def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
 
     def log_in(
         host: str | Host = "node2",
-        make: Callable[[SshSettings], Transport] = CLIENTS[transport],
+        make: Callable[[TransportSettings], Transport] = CLIENTS[transport],
         command: str = "echo in",
         **blocks: dict,
     ) -> str:
         config = hosts.write_config(tmp_path / "config", **blocks)
         try:
             named = host if isinstance(host, Host) else Host(host)
-            channel = make(SshSettings(config)).open(named, command, DEADLINE_S)
+            channel = make(TransportSettings(ssh_config=config)).open(named, command, DEADLINE_S)
         except TransportError as error:
             return error.failure
         text = b""
@@ -173,7 +173,7 @@ def test_the_passphrase_of_a_key_is_kept_for_all_hosts(log_in: LogIn, hosts: Ssh
     assert not secrets.unlock(key, "wrong")
     assert secrets.unlock(key, PASSPHRASE)
 
-    def make(settings: SshSettings) -> FabricTransport:
+    def make(settings: TransportSettings) -> FabricTransport:
         return FabricTransport(replace(settings, secrets=secrets))
 
     assert log_in(make=make, node2={"IdentityFile": key}) == "in\n"
@@ -355,7 +355,7 @@ def test_a_changed_key_that_ssh_config_bears_with(log_in: LogIn, known: Callable
     assert log_in(node2={**known("[127.0.0.2]:PORT OTHER\n"), "StrictHostKeyChecking": "no"}) == "in\n"
 
 
-def accept_new(settings: SshSettings) -> FabricTransport:
+def accept_new(settings: TransportSettings) -> FabricTransport:
     return FabricTransport(replace(settings, accept_new_host_keys=True))
 
 
@@ -430,7 +430,7 @@ def settings_of(server: PasswordServer) -> dict[str, object]:
 
 @pytest.mark.parametrize("methods", ["password", "keyboard-interactive", "publickey,password"])
 def test_a_password(log_in: LogIn, hosts: SshHosts, methods: str) -> None:
-    def make(settings: SshSettings) -> FabricTransport:
+    def make(settings: TransportSettings) -> FabricTransport:
         return FabricTransport(replace(settings, secrets=Secrets(password)))
 
     with PasswordServer(methods, hosts["node1"].folder / "host_key") as server:
@@ -450,7 +450,7 @@ def test_a_host_that_takes_a_password_alone(log_in: LogIn, hosts: SshHosts) -> N
 def test_no_password_is_told_to_a_host_with_another_key(
     log_in: LogIn, hosts: SshHosts, known: Callable[[str], dict[str, object]]
 ) -> None:
-    def make(settings: SshSettings) -> FabricTransport:
+    def make(settings: TransportSettings) -> FabricTransport:
         return FabricTransport(replace(settings, secrets=Secrets(PASSWORD)))
 
     with PasswordServer("password", hosts["node1"].folder / "host_key") as server:

@@ -16,7 +16,7 @@ from ssh_hosts import Process, SshHosts, find_free_port, read_processes, running
 from launcher.hosts.host import Host
 from launcher.transports.relayed.pdsh_command import Pdsh
 from launcher.transports.relayed.pdsh_input import RelayInput
-from launcher.transports.ssh.settings import SshSettings
+from launcher.transports.settings import TransportSettings
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 MOST_ARGUMENT_BYTES = 128 << 10  # of one argument (MAX_ARG_STRLEN)
@@ -98,7 +98,7 @@ def test_a_killed_launcher_leaves_neither_pdsh_nor_ssh_nor_sockets(launch: Launc
 def test_input_that_nobody_takes_is_lost(launch: Launch) -> None:
     lost: list[tuple[int, str]] = []
     hosts = [Host("node1"), Host("node2")]
-    pdsh = Pdsh(hosts, os.environ, SshSettings(launch.ssh_config))
+    pdsh = Pdsh(hosts, TransportSettings(ssh_config=launch.ssh_config, variables=os.environ))
     relay_input = RelayInput(
         pdsh, hosts, ["python3"], "0123abcd", "", DEADLINE_S,
         lambda task, said: lost.append((task, said)),
@@ -154,7 +154,7 @@ def test_options_that_ssh_refuses_are_told_before_anything_starts(launch: Launch
 
 def test_ssh_is_told_of_its_configuration_once(launch: Launch) -> None:
     """What asks it about a host names the file itself."""
-    pdsh = Pdsh([Host("node1")], os.environ, SshSettings(launch.ssh_config))
+    pdsh = Pdsh([Host("node1")], TransportSettings(ssh_config=launch.ssh_config, variables=os.environ))
     assert "-F" not in pdsh.login_args(Host("node1"))
 
 

@@ -15,8 +15,8 @@ from machines.patience import DEADLINE_S, slowed
 from ssh_hosts import SshHosts, wait_until
 
 from launcher.hosts.host import Host
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.fabric import _WINDOW_BYTES, FabricTransport
-from launcher.transports.ssh.settings import SshSettings
 
 PEAK_KIB = 160 << 10
 PLACE = r"127\.0\.0\.1 port \d+"
@@ -84,7 +84,7 @@ def test_what_overruns_a_window_is_not_kept(hosts: SshHosts, launch: Launch) -> 
     """OpenSSH keeps count of its own windows."""
     with Listener(hostile.let_in(hosts["node1"].folder / "host_key", hostile.overrun_the_window)) as server:
         config = hosts.write_config(launch.folder / "config", hostile=settings_of(server))
-        channel = FabricTransport(SshSettings(config)).open(Host("hostile"), "true", DEADLINE_S)
+        channel = FabricTransport(TransportSettings(ssh_config=config)).open(Host("hostile"), "true", DEADLINE_S)
         try:
             assert wait_until(lambda: channel._channel.closed)  # nobody has read yet
             size = 0

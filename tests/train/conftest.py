@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from machines.patience import DEADLINE_S
@@ -26,11 +27,63 @@ FIXED_PORTS = (10_000, 32_000)  # below those that Linux gives to connections
 WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+class WarmProcess:
+    """A process that a `WarmPython` has forked, with what the tests use of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, python: WarmPython) -> None:
+        self.pid = pid
+        self._python = python
+        self._exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._exit_code is None:
+            self._exit_code = self._python.ask({"pid": self.pid})
+        return self._exit_code
+
+    def wait(self, timeout_s: float = DEADLINE_S) -> int:
+        deadline = time.monotonic() + timeout_s
+        while (exit_code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout_s)
+            time.sleep(0.01)
+        return exit_code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class WarmPython:
+    """A process that has imported torch, and forks others (see warm_python.py); it ends with the tests."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [sys.executable, str(Path(__file__).with_name("warm_python.py")), str(theirs.fileno())]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        with theirs:
+            self._process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+
+    def start(self, argv: list[str], env: Mapping[str, str], cwd: Path, *outputs: IO[bytes]) -> WarmProcess:
+        order = {"argv": argv, "env": dict(env), "cwd": str(cwd)}
+        return WarmProcess(self.ask(order, *(output.fileno() for output in outputs)), self)
+
+    def ask(self, order: Mapping[str, object], *descriptors: int) -> Any:
+        socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
+        return json.loads(self._socket.recv(1 << 16))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(DEADLINE_S)
+
+
 @dataclass
 class Rank:
     """One process of a test, with its output in files."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
     stdout_path: Path
     stderr_path: Path
 
@@ -66,27 +119,35 @@ class Rank:
 
 @dataclass
 class Starter:
-    """Start processes in a folder of their own; `isolated` ones can't import this checkout."""
+    """Start processes in a folder of their own; `isolated` ones can't import this checkout, `warm` ones are forked."""
 
     folder: Path
+    warm_python: Callable[[], WarmPython]
     ranks: list[Rank] = field(default_factory=list)
 
-    def start(self, argv: list[str], env: Mapping[str, str] | None = None, *, isolated: bool = False) -> Rank:
+    def start(
+        self, argv: list[str], env: Mapping[str, str] | None = None, *, isolated: bool = False, warm: bool = False
+    ) -> Rank:
         base = {name: value for name, value in os.environ.items() if name not in WORLD_VARIABLES}
         base.pop("PYTHONPATH", None)
         if not isolated:
             base["PYTHONPATH"] = str(ROOT)
         number = len(self.ranks)
         stdout_path, stderr_path = self.folder / f"stdout.{number}", self.folder / f"stderr.{number}"
+        variables = {**base, "CUDA_VISIBLE_DEVICES": "", **(env or {})}
+        process: subprocess.Popen[bytes] | WarmProcess
         with stdout_path.open("wb") as stdout, stderr_path.open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, *argv],
-                env={**base, "CUDA_VISIBLE_DEVICES": "", **(env or {})},
-                cwd=self.folder,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,  # so that a rank can be signalled together with what it starts
-            )
+            if warm:
+                process = self.warm_python().start(argv, variables, self.folder, stdout, stderr)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, *argv],
+                    env=variables,
+                    cwd=self.folder,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,  # so that a rank can be signalled together with what it starts
+                )
         self.ranks.append(Rank(process, stdout_path, stderr_path))
         return self.ranks[-1]
 
@@ -103,6 +164,7 @@ class Starter:
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                 },
+                warm=True,
             )
             for rank in range(world_size)
         ]
@@ -113,7 +175,7 @@ class Starter:
             (size, free_port(), folder, ["--save-dir", name, *argv]) for name, (size, folder, argv) in runs.items()
         ]
         script = str(Path(__file__).with_name("runs_in_turn.py"))
-        return [self.start([script, str(rank), json.dumps(turns)]) for rank in range(most)]
+        return [self.start([script, str(rank), json.dumps(turns)], warm=True) for rank in range(most)]
 
 
 _given: set[int] = set()
@@ -136,9 +198,24 @@ def free_port() -> int:
             return port
 
 
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[Callable[[], WarmPython]]:
+    """Return a function that starts the warm Python when the first test needs it."""
+    started: list[WarmPython] = []
+
+    def get() -> WarmPython:
+        if not started:
+            started.append(WarmPython())
+        return started[0]
+
+    yield get
+    for python in started:
+        python.close()
+
+
 @pytest.fixture
-def starter(tmp_path: Path) -> Iterator[Starter]:
-    started = Starter(tmp_path)
+def starter(tmp_path: Path, warm_python: Callable[[], WarmPython]) -> Iterator[Starter]:
+    started = Starter(tmp_path, warm_python)
     yield started
     for rank in started.ranks:
         if rank.process.poll() is None:

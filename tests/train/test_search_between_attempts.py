@@ -9,7 +9,7 @@ from pathlib import Path
 from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
-from launcher.job.job import Job, OnHang, Program, ProgramKind
+from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord
 from launcher.output.style import Style
@@ -36,8 +36,8 @@ def test_healthy_hosts_pass_whatever_the_job_is(tmp_path: Path) -> None:
     """
     job = Job(
         Program(ProgramKind.SCRIPT, "missing.py"), nproc=1, cpu=True, python=sys.executable, workdir="/nowhere",
-        master_addr="192.0.2.1", master_port=1, hang_timeout_s=0.1, on_hang=OnHang.END, stop_timeout_s=600,
-        connect_timeout_s=DEADLINE_S, legacy=True,
+        master_addr="192.0.2.1", master_port=1, hang_timeout_s=0.1, on_hang=OnHang.END,
+        timeouts=Timeouts(DEADLINE_S, stop_timeout_s=600), legacy=True,
     )  # fmt: skip
     screen, hosts = Screen(), [Host("n1"), Host("n2")]
     record = RunRecord(tmp_path, "r", print)

@@ -197,12 +197,12 @@ def test_a_job_that_goes_back_into_the_queue_goes_on(
 def test_a_run_that_fails_says_how_to_continue_it(train: Callable[..., Said], starter: Any) -> None:
     """Where there is a checkpoint to go on from."""
     diverging = [*SHORT, "--epochs", "2", "--lr", "1e30", "--warmup-steps", "0", "--clip-norm", "0"]
-    failed = starter.start(["-m", "launcher.trainer", *diverging])
+    failed = starter.start(["-m", "launcher.trainer", *diverging], warm=True)
     assert (failed.wait(), failed.stderr) == (1, "step 2: the loss is not finite\n")
     assert failed.stdout.splitlines()[-1].startswith("epoch 1 step 2 loss nan")
 
     assert train("--save-dir", "out").exit_code == 0
-    failed = starter.start(["-m", "launcher.trainer", *diverging, "--save-dir", "out", "--resume"])
+    failed = starter.start(["-m", "launcher.trainer", *diverging, "--save-dir", "out", "--resume"], warm=True)
     assert (failed.wait(), failed.stderr) == (1, "step 4: the loss is not finite\n")
     going_on = f"to continue: {PYTHON} -m launcher.trainer {' '.join(diverging)} --save-dir out --resume"
     assert failed.stdout.splitlines()[-1] == going_on

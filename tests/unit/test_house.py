@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # itself.
 FLOORS = (
     "escapes private_files open_files clock wording",
-    "errors",
+    "errors forms",
     "concurrency hosts",
     "job diagnosis output",
     "preflight transports",
@@ -150,7 +150,7 @@ def _may_import(module: Module, name: str) -> bool:
         shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
         is_one_itself = mine == "runs" and name.startswith(("launcher.node.facts.machine", "launcher.node.own_folders"))
-        is_shared = name == "launcher.node.messages" or name.startswith("launcher.node.messages.")
+        is_shared = name.startswith(("launcher.node.messages", "launcher.node.clock"))
         return is_on_a_node or is_one_itself or is_of_trees or is_shared
     if other in LEVELS:
         return LEVELS[other] < LEVELS.get(mine, -1)

@@ -22,7 +22,6 @@ PROGRAMS = {"free", "ip", "journalctl", "lscpu", "lsof", "nproc", "ps", "setsid"
 ALLOWED = {
     ("launcher/cli/job_request.py", "the program nproc"): "it is the option --nproc",
     ("launcher/cli/options.py", "the program nproc"): "it is the option --nproc",
-    ("launcher/clock.py", "'/proc/sys/kernel/random/boot_id'"): "where it can't be read, no node is on this machine",
     ("launcher/distributed.py", "'/proc/'"): "where it can't be read, a parent has no description, a task no variables",
     ("launcher/distributed.py", "'/proc/self/cgroup'"): "where it can't be read, there is no quota",
     ("launcher/distributed.py", "'/sys/fs/cgroup'"): "where it can't be read, there is no quota",

@@ -81,7 +81,8 @@ def _launcher_ends() -> dict[str, str | None]:
     """
     words = os.environ.get("SSH_CONNECTION", "").split()
     client, server = (words[0], words[2]) if len(words) == 4 else slurm.find_ends()
-    return {"ssh_client": client, "ssh_address": server}
+    ends = {"ssh_client": client, "ssh_address": server}  # sshd says UNKNOWN if a client has no address
+    return {name: end if end and network.is_address(end.partition("%")[0]) else None for name, end in ends.items()}
 
 
 def _find_folder(folder: str, script: str | None, venv: str | None) -> dict[str, bool]:

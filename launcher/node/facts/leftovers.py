@@ -39,7 +39,7 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
     ]
 
 
-def find_planted() -> list[dict[str, Any]]:
+def find_planted() -> list[list[Any]]:
     """Return controllers and agents of this user, and what waits for its code: pid and name.
 
     They have no mark, and need none: they end by themselves with the run, or when its launch host falls silent first.
@@ -55,7 +55,7 @@ def find_planted() -> list[dict[str, Any]]:
     ]
     pids, parents = {each.pid for each in found}, {each.ppid for each in found}
     return [
-        {"pid": each.pid, "name": each.name}
+        [each.pid, each.name]
         for each in found
         # Guardian and supervisor are parent and child; each host's begin as one process that waits for its code.
         if each.name in _PLANTED or (each.pid not in parents and each.ppid not in pids and _age_s(each) > START_S)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
+import time
 
 from launcher.node import fast_json, signals
-from launcher.node.facts import links
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn
+    from typing import Any, Callable, List, NoReturn, Tuple
+
+    Link = List[float]  # fastest round trip in seconds, packets sent, packets lost
 
 CONNECT_TIMEOUT_S = 3.0
 RETRY_S = 0.5
@@ -19,6 +22,17 @@ DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection, so a slower 
 TOKEN = b"launch\n"  # what the listeners send, so that a probe can tell them from other programs
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux
+# The kernel resends a lost SYN only after 1 s and 3 s (since 6.5 each second). One last attempt follows these.
+ATTEMPTS_S = (0.5, 0.5, 0.5)
+PACKETS, PAUSE_S = 16, 0.0002  # without the pause they would be sent as one
+# If something looks wrong, measure again and for longer: a machine may have paused for a moment.
+MORE_PACKETS, MORE_PAUSE_S = 40, 0.005
+SLOW_S = 0.005
+SETTLE_S = 0.3  # until everything is acknowledged; a packet lost at the end is resent after 0.2 s
+_INFO_BYTES = 256
+# Offsets in struct tcp_info of linux/tcp.h, which only ever grows at its end.
+_UNACKED, _RTT, _TOTAL_RETRANS, _MIN_RTT, _DATA_SEGS_OUT, _DSACK_DUPS = 24, 68, 100, 148, 156, 216
+_NO_SAMPLE = 0xFFFFFFFF
 
 
 def list_addresses() -> list[list[str]]:
@@ -209,7 +223,7 @@ def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
     began_at = time.monotonic()
     looker, answers = _begin_look_up(peer)
     errors: list[str | None] = ["no answer"] * len(targets)
-    found: list[links.Link | None] = [None] * len(targets)
+    found: list[Link | None] = [None] * len(targets)
 
     def try_one(index: int) -> None:
         address, port, is_measured = targets[index]
@@ -274,19 +288,19 @@ def _read_look_up(fd: int, deadline: float) -> list[str]:
     return text.decode("utf-8", "replace").split("\n")[:-1]
 
 
-def _try_target(address: str, port: int, *, is_measured: bool) -> tuple[str | None, links.Link | None]:
+def _try_target(address: str, port: int, *, is_measured: bool) -> tuple[str | None, Link | None]:
     import time
 
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     before: str | None = None  # the first try's error: routers limit how often they repeat it
     while True:
         try:
-            sock, unanswered = links.connect(address, port, deadline)
+            sock, unanswered = _connect(address, port, deadline)
             with sock:
                 sock.settimeout(max(0.1, deadline - time.monotonic()))
                 if sock.recv(len(TOKEN)) != TOKEN:
                     return "another program answers", None
-                return None, links.measure(sock, is_suspect=unanswered > 0) if is_measured else None
+                return None, _measure(sock, is_suspect=unanswered > 0) if is_measured else None
         except socket.timeout:
             return before or "no answer in %g s" % CONNECT_TIMEOUT_S, None
         except (OSError, UnicodeError) as error:
@@ -295,3 +309,66 @@ def _try_target(address: str, port: int, *, is_measured: bool) -> tuple[str | No
             if getattr(error, "errno", None) != errno.EHOSTUNREACH or time.monotonic() + RETRY_S > deadline:
                 return before, None
             time.sleep(RETRY_S)
+
+
+# ---- how well a connection works: its round trip time, and how many of its packets were lost -------------------------
+# Both are measured by the kernel (TCP_INFO), so busy programs on either machine don't distort them.
+
+
+def _connect(address: str, port: int, deadline: float) -> Tuple[socket.socket, int]:
+    """Return a connection, and how many attempts timed out before it; deadline: monotonic seconds."""
+    unanswered = 0
+    for wait_s in ATTEMPTS_S:
+        if deadline - time.monotonic() < 2 * wait_s:
+            break
+        try:
+            return socket.create_connection((address, port), wait_s), unanswered
+        except socket.timeout:
+            unanswered += 1
+    return socket.create_connection((address, port), max(0.1, deadline - time.monotonic())), unanswered
+
+
+def _measure(sock: socket.socket, *, is_suspect: bool) -> Link | None:
+    """Send a few bytes to another node's listener, and return what the kernel measured, or None if it doesn't tell.
+
+    is_suspect: an attempt to connect timed out, which also happens with neighbours that have just come up.
+    """
+    found = None
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+        found = _send_packets(sock, PACKETS, PAUSE_S)
+        if found is not None and (is_suspect or found[2] or found[0] > SLOW_S):
+            found = _send_packets(sock, MORE_PACKETS, MORE_PAUSE_S)
+    except OSError:
+        pass  # the other side has closed the connection; keep what was found before
+    return found
+
+
+def _send_packets(sock: socket.socket, packets: int, pause_s: float) -> Link | None:
+    for _ in range(packets):
+        sock.send(b".", socket.MSG_NOSIGNAL)
+        time.sleep(pause_s)
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        if len(info) < _DATA_SEGS_OUT + 4:  # Linux before 4.6, or a system that only emulates Linux
+            return None
+        if not _read_number(info, _UNACKED) or time.monotonic() > deadline:
+            return _read_measures(info)
+        time.sleep(0.001)
+
+
+def _read_measures(info: bytes) -> Link:
+    quickest_us = _read_number(info, _MIN_RTT)
+    if quickest_us == _NO_SAMPLE:
+        quickest_us = _read_number(info, _RTT)
+    # A packet that arrived twice wasn't lost, only late.
+    late = _read_number(info, _DSACK_DUPS) if len(info) >= _DSACK_DUPS + 4 else 0
+    lost = max(0, _read_number(info, _TOTAL_RETRANS) - late)
+    return [quickest_us / 1e6, _read_number(info, _DATA_SEGS_OUT) + 1, lost]  # and a SYN
+
+
+def _read_number(info: bytes, offset: int) -> int:
+    number: int = struct.unpack_from("=I", info, offset)[0]
+    return number

@@ -6,6 +6,10 @@ import os
 
 from launcher.node import fast_json
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class HandoverLog:
     """The writing end of a pipe that the guardian reads after the supervisor's death; if it is full, notes are lost."""
@@ -20,3 +24,28 @@ class HandoverLog:
             os.write(self._fd, fast_json.dumps(entry).encode() + b"\n")
         except OSError:
             pass  # the guardian is dead, which the supervisor is about to notice
+
+
+def read_notes(fd: int) -> dict[str, Any]:
+    """Return the supervisor's notes: `processes`, and `mark`, `folder` and `stop_timeout_s` if PREPARE was served.
+
+    `token` is a file that it has put where the ranks save; None once it is removed.
+    """
+    os.set_blocking(fd, False)
+    text = b""
+    while True:
+        try:
+            data = os.read(fd, 1 << 16)
+        except OSError:
+            break
+        if not data:
+            break
+        text += data
+    handover_log: dict[str, Any] = {"processes": []}
+    for line in text.splitlines():
+        entry = fast_json.loads(line.decode())
+        if "pid" in entry:
+            handover_log["processes"].append(entry)
+        else:
+            handover_log.update(entry)
+    return handover_log

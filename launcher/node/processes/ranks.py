@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from launcher.node.loop import Loop
     from launcher.node.processes.handover_log import HandoverLog
-    from launcher.node.processes.kills import KernelKills
-    from launcher.node.processes.owned import Owned
+    from launcher.node.processes.oom_kills import OomKills
+    from launcher.node.processes.run_processes import RunProcesses
     from launcher.node.processes.shim import Order
     from launcher.node.send_queue import SendQueue
 
@@ -37,12 +37,12 @@ class Ranks:
         loop: Loop,
         send_queue: SendQueue,
         handover_log: HandoverLog,
-        owned: Owned,
+        owned: RunProcesses,
         on_ended: Callable[[], object],
     ) -> None:
         """Start with no ranks; on_ended: called when all ranks of a shim have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
-        self.ending_since: float | None = None  # by time.monotonic(): from then on the ladder ends ranks, and the shim
+        self.ending_since: float | None = None  # by time.monotonic(): from then on the stop ends ranks, and the shim
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log
@@ -56,7 +56,7 @@ class Ranks:
         self._exited: set[int] = set()
         self._inherited: dict[int, tuple[int, float]] = {}  # process id -> how and when it ended
         self._others: dict[int, Callable[[int], object]] = {}  # children that aren't ranks
-        self._kills: KernelKills | None = None  # set once a rank runs
+        self._kills: OomKills | None = None  # set once a rank runs
 
     def set_torchrun(self, child: workers.Child | None) -> None:
         """Take the process that imports torchrun and will start the ranks."""
@@ -222,14 +222,14 @@ class Ranks:
 
     def _watch_memory(self, pid: int) -> None:
         if self._kills is None:
-            from launcher.node.processes.kills import KernelKills
+            from launcher.node.processes.oom_kills import OomKills
 
-            self._kills = KernelKills()
+            self._kills = OomKills()
             self._forget_old_kills()
         self._kills.watch(pid)
 
     def _forget_old_kills(self) -> None:
-        from launcher.node.processes.kills import PERIOD_S
+        from launcher.node.processes.oom_kills import PERIOD_S
 
         assert self._kills is not None  # a rank runs
         self._kills.forget()

@@ -1,11 +1,11 @@
 """The shim: the parent of ranks that are plain commands; it stops the run if guardian and supervisor are both killed.
 
-It is a fork of the supervisor. For the ladder it is, like torchrun, the starter of the ranks, which is killed last. As
-long as guardian or supervisor lives, it only starts the ranks and reports each start and exit. Stopping them is the
-task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its ranks
-have exited, since a daemon that they started may still live. It closes the supervisor's connection, which must be able
-to end without it, but keeps the reading ends of the ranks' pipes: otherwise a rank that prints while it saves would
-fail.
+It is a fork of the supervisor. For the stop's steps it is, like torchrun, the starter of the ranks, which is killed
+last. As long as guardian or supervisor lives, it only starts the ranks and reports each start and exit. Stopping them
+is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its
+ranks have exited, since a daemon that they started may still live. It closes the supervisor's connection, which must be
+able to end without it, but keeps the reading ends of the ranks' pipes: otherwise a rank that prints while it saves
+would fail.
 
 If the shim itself is killed, the kernel kills its ranks, but not their children: a process can only ask for a signal
 at its parent's death. That is why ranks are not children of the supervisor: when it dies, they may still save. Do not
@@ -20,8 +20,8 @@ import time
 
 from launcher.node import fast_json, signals
 from launcher.node.loop import Loop
-from launcher.node.processes import ladder, proc, workers
-from launcher.node.processes.owned import Owned, become_subreaper
+from launcher.node.processes import proc, stop_steps, workers
+from launcher.node.processes.run_processes import RunProcesses, become_subreaper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _Shim:
         self._streams = streams
         self._keepers_fd = keepers_fd
         self._report_fd = report_fd
-        self._owned = Owned(None, [os.getpid()])
+        self._owned = RunProcesses(None, [os.getpid()])
         self._owned.marks.update(order.marks)
 
     def run(self) -> NoReturn:
@@ -129,7 +129,7 @@ class _Shim:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                return  # the shim stays: a daemon of its ranks may still live, and the ladder ends the shim last
+                return  # the shim stays: a daemon of its ranks may still live, and the stop ends the shim last
             if ended is None:
                 return
             # Report before reaping: if the shim is killed in between, the exit is reported twice instead of never.
@@ -143,8 +143,8 @@ class _Shim:
             pass  # the supervisor is gone, and the guardian doesn't need exit codes
 
     def _end_run(self) -> NoReturn:
-        steps = ladder.descend(self._owned, self._order.stop_timeout_s)
-        if not ladder.take_steps(steps, beat=lambda: None):
+        steps = stop_steps.stop_run(self._owned, self._order.stop_timeout_s)
+        if not stop_steps.take_steps(steps, beat=lambda: None):
             workers.remove_folder(self._order.folder)
         os._exit(0)
 

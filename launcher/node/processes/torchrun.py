@@ -3,7 +3,7 @@
 It is the parent of the ranks, and stops the run if guardian and supervisor are both killed. As long as one of them
 lives, stopping the ranks is their task. They hold torchrun by a signal, and the kernel sends the same one when the
 supervisor dies. While it is held, its main thread waits in the handler and ignores SIGTERM, so neither a rank's exit
-nor Slurm makes it stop the other ranks; it never continues from there. When both are gone, it does what the ladder
+nor Slurm makes it stop the other ranks; it never continues from there. When both are gone, it does what stop_steps
 would do: it sends SIGTERM to the ranks alone, so that a trainer with data-loader workers can save, then SIGTERM to the
 rest, and finally SIGKILL. torchrun's own shutdown would take 30 s if a rank ignores SIGTERM.
 

@@ -4,7 +4,7 @@ Both interleave the output of their tasks, in whole lines: srun those of less th
 128 KiB. So bytes are sent as lines of base64, and each line names a channel: one process that the launcher has started
 on one node. srun passes its input to every task. pdsh passes a task no input, only the end of file: there a second pdsh
 brings the launcher's lines, and its task on this node sends them to the relay's socket
-(launcher/node/relays/relay_input.py).
+(launcher/node/relays/relay_socket.py).
 
     to all relays     open CHANNEL TASK COMMAND    data CHANNEL BYTES    again CHANNEL NUMBER
                       took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED

@@ -7,7 +7,7 @@ import getpass
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.errors import HostFailure, HostFailureKind, UsageError
@@ -16,11 +16,11 @@ from launcher.transports import bootstrap
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.relayed.pdsh_command import Pdsh, own_options
 from launcher.transports.relayed.pdsh_step import NotStartedError, PdshStep
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.failures import is_passing, pass_on
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args
-from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, is_this_machine
 
 _EXIT_OF_SSH = 255
@@ -36,27 +36,19 @@ class PdshTransport:
     name = "pdsh"
     is_terse = True
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        pythons: Sequence[str],
-        environ: Mapping[str, str],
-        silence_s: float,
-        settings: SshSettings,
-    ) -> None:
+    def __init__(self, hosts: Sequence[Host], settings: TransportSettings) -> None:
         """Find pdsh; raise UsageError if it or a named file is missing, or pdsh can't do what is asked.
 
-        environ: the environment of pdsh, including PDSH_SSH_ARGS_APPEND, which is respected.
-        silence_s: a host considers `launch` dead if the launch host has not answered it for this long.
+        PDSH_SSH_ARGS_APPEND of the environment is respected.
         """
         self._answers = Answers(shutil.which("ssh") or "ssh", settings.ssh_config)
         self._this_machine = ThisMachine(settings)
-        self._here = {host.name for host in hosts if self._is_here(host, own_options(environ))}
+        self._here = {host.name for host in hosts if self._is_here(host, own_options(settings.variables))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
-        self._pdsh = Pdsh(list(self._hosts.values()), environ, settings)
+        self._pdsh = Pdsh(list(self._hosts.values()), settings)
         self._ask_first()
-        self._pythons = pythons
-        self._silence_s = silence_s
+        self._pythons = settings.pythons
+        self._silence_s = settings.silence_s
         self._may_boot = settings.may_boot
         self._queues = LoginQueues()  # of later tries: at first pdsh logs in to all hosts at once
         self._steps: dict[str, PdshStep] = {}  # the last one of each host

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.private_files import lock_directory
+from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh.openssh_options import OPTIONS
-from launcher.transports.ssh.settings import SshSettings, check_config_file
 
 RANK = "%n"  # pdsh replaces it by the host's index in -w
 _ARGS = "PDSH_SSH_ARGS"  # replaces pdsh's own -a and -x
@@ -62,12 +62,12 @@ class Call:
 class Pdsh:
     """How every pdsh of a transport is called: its program, environment, and the options of ssh."""
 
-    def __init__(self, hosts: Sequence[Host], environ: Mapping[str, str], settings: SshSettings) -> None:
-        """Find pdsh; raise UsageError if there is none, or if it can't do what is asked; `environ` is pdsh's."""
+    def __init__(self, hosts: Sequence[Host], settings: TransportSettings) -> None:
+        """Find pdsh; raise UsageError if there is none, or if it can't do what is asked."""
         pdsh = shutil.which("pdsh")
         if pdsh is None:
             raise UsageError("--transport pdsh: no pdsh on this machine", "install pdsh, or use --transport ssh")
-        ssh_config = settings.ssh_config
+        ssh_config, environ = settings.ssh_config, settings.variables
         check_config_file(ssh_config)
         if ssh_config is not None and not _is_plain(str(ssh_config)):
             raise UsageError(f"--transport pdsh: no path may have spaces or %: {str(ssh_config)!r}", _TO_SSH)

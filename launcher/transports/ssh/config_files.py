@@ -21,6 +21,7 @@ from paramiko import SSHConfig
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
+from launcher.transports.settings import check_config_file
 from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Options
 from launcher.transports.ssh.config_groups import Group, Groups
 from launcher.transports.ssh.config_lines import (
@@ -34,7 +35,6 @@ from launcher.transports.ssh.config_lines import (
     read_lines,
 )
 from launcher.transports.ssh.openssh_config import ask_ssh, jump_circle, login_args, split_jump
-from launcher.transports.ssh.settings import check_config_file
 
 _USER_FILE = Path("~/.ssh/config")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_config")

@@ -22,6 +22,7 @@ import paramiko
 
 from launcher.hosts.host import Host
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import fabric_failures
 from launcher.transports.ssh.config_files import ConfigFiles
 from launcher.transports.ssh.host_keys import KnownHosts
@@ -31,7 +32,6 @@ from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import jump_circle, read_seconds, split_jump
 from launcher.transports.ssh.packet_limits import BoundedPipe
 from launcher.transports.ssh.proxy_command import Proxy
-from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import ThisMachine
 
 # paramiko logs a traceback when a connection breaks; the TransportError reports it in one line.
@@ -89,7 +89,7 @@ class FabricTransport:
     name = "fabric"
     is_terse = False
 
-    def __init__(self, settings: SshSettings) -> None:
+    def __init__(self, settings: TransportSettings) -> None:
         """Read ssh_config once for all hosts; raise UsageError if a named file is missing."""
         self._may_boot = settings.may_boot
         self._secrets = settings.secrets or Secrets()

@@ -20,11 +20,11 @@ from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.process_channel import ProcessChannel, end_process, start_process
+from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args, read_seconds
 from launcher.transports.ssh.openssh_options import OPTIONS, later_options
-from launcher.transports.ssh.settings import SshSettings, check_config_file
 from launcher.transports.ssh.this_machine import ThisMachine
 
 # At VERBOSE ssh prints when it has logged in. All that follows on stderr is the host's, except _SUMMARY at the end.
@@ -90,7 +90,7 @@ class OpenSSHTransport:
     name = "ssh"
     is_terse = False
 
-    def __init__(self, settings: SshSettings) -> None:
+    def __init__(self, settings: TransportSettings) -> None:
         """Find ssh; raise UsageError if it or a named file is missing."""
         check_config_file(settings.ssh_config)
         ssh = shutil.which("ssh")

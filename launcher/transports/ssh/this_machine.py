@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from launcher.hosts.host import Host
 from launcher.transports.base import Channel
 from launcher.transports.local import LocalTransport
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.failures import Place
 from launcher.transports.ssh.own_host_keys import find_objection
-from launcher.transports.ssh.settings import SshSettings
 
 SSH_PORT = 22
 
@@ -22,10 +22,10 @@ class ThisMachine:
     """Decides for every transport over SSH whether a host is this machine, and starts commands for it.
 
     A host is this machine only if a login to it would lead here in every respect: address, port 22, user, and no other
-    host key in known_hosts. If host keys contradict it, SSH is used, and `SshSettings.on_doubt` gets the reason.
+    host key in known_hosts. If host keys contradict it, SSH is used, and `TransportSettings.on_doubt` gets the reason.
     """
 
-    def __init__(self, settings: SshSettings) -> None:
+    def __init__(self, settings: TransportSettings) -> None:
         self._on_local = settings.on_local
         self._on_doubt = settings.on_doubt
         self._local = LocalTransport()

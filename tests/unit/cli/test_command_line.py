@@ -24,7 +24,7 @@ from launcher.errors import (
     PreflightError,
     UnreachableError,
 )
-from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, OnHang, Program, ProgramKind
+from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.runs.result import Result
 from launcher.runs.run_request import RunOptions
 from launcher.session.node_state import Census
@@ -416,9 +416,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         master_addr="10.0.0.1",
         master_port=29400,
         rendezvous_timeout_s=7,
-        silence_s=3.0,
-        stop_timeout_s=0.0,
-        connect_timeout_s=2.5,
+        timeouts=Timeouts(2.5, 3.0, 0.0),
         legacy=True,
         with_stacks=False,
         hang_timeout_s=600.0,

@@ -14,10 +14,10 @@ import pytest
 
 from launcher.cli import main as cli
 from launcher.cli.file_owners import Doubt, find_home, find_other_writer, refuse_strange_folder
+from launcher.cli.find_run import fetch
 from launcher.cli.options import KEYS
-from launcher.cli.run_place import RemoteRun, fetch
-from launcher.controller.planted_runs import Way
 from launcher.errors import EXIT_USAGE, UsageError
+from launcher.runs.run_list import RemoteRun, Way
 
 Launch = Callable[..., tuple[int, str, str]]
 ANN, EVE = 54321, 54322  # no account has these numbers

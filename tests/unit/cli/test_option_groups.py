@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from inspect import get_annotations
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import click
 import pytest
@@ -18,12 +20,12 @@ from launcher.cli.option_groups import (
     JobRequest,
     OutputOptions,
     PythonEnvironment,
-    TransportOptions,
     gather,
     make_group,
 )
 from launcher.cli.options import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option
-from launcher.job.job import Timeouts
+from launcher.job.job import Job, Timeouts
+from launcher.transports.settings import TransportSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class Everything:
     """What a command gets that takes all groups."""
 
     choice: HostChoice
-    transport: TransportOptions
+    transport: TransportSettings
+    timeouts: Timeouts
     request: JobRequest
     output: OutputOptions
 
@@ -69,11 +72,12 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
     )
     assert read(line, words=["a note"]) == Everything(
         HostChoice(hostfile=Path("f"), colon="port", exclude="b", num_nodes=2),
-        TransportOptions("ssh", Path("c"), ask_password=True),
+        TransportSettings("ssh", Path("c"), ask_password=True, silence_s=3.0),
+        Timeouts(2.0, 3.0),
         JobRequest(
             gpus=4, nproc=None, cpu=False, is_module=True, no_python=False, legacy=False, workdir="/w",
-            env=("A=1", "B"), env_file=(Path("e"),), master_port=None, rdzv_timeout_s=7,
-            environment=PythonEnvironment(setup="s", venv="d"), timeouts=Timeouts(2.0, 3.0),
+            env=("A=1", "B"), env_file=(Path("e"),), rdzv_timeout_s=7,
+            environment=PythonEnvironment(setup="s", venv="d"),
             stacks=False, hang_timeout_s=600.0,
         ),
         OutputOptions(
@@ -116,7 +120,7 @@ def test_every_time_is_written_alike(read: Read, text: str, seconds: float) -> N
         read("", "".join(f'{name} = "{text}"\n' for name in names)),
         read("", "".join(f"{name} = {float(seconds)}\n" for name in names)),
     ):
-        assert got.request.timeouts == Timeouts(seconds, seconds, seconds)
+        assert got.timeouts == Timeouts(seconds, seconds, seconds)
         assert (got.request.rdzv_timeout_s, got.request.hang_timeout_s) == (seconds, seconds)
 
 
@@ -128,9 +132,13 @@ def test_an_option_that_a_command_lacks_has_its_default() -> None:
 
 def options_of(taker: Any) -> set[str]:
     """Return the options that a command or a group takes."""
-    types = get_type_hints(taker)
-    parts = [options_of(each) if is_dataclass(each) else {name.removesuffix("_s")} for name, each in types.items()]
-    return set().union(*parts) - {"return"}
+    known = vars(sys.modules[taker.__module__])
+    parts = [
+        options_of(known[kind]) if is_dataclass(known.get(kind)) else {name.removesuffix("_s")}
+        for name, kind in get_annotations(taker).items()
+    ]
+    of_job = options_of(Job) if taker is JobRequest else set()  # read_job takes the others as they are
+    return set().union(of_job, *parts) - {"return"}
 
 
 @pytest.mark.parametrize("module", [*(path for path, _ in COMMANDS.values()), "launcher.cli.test_distributed"])

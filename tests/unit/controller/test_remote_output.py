@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from launcher.controller.fetching import take_logs
-from launcher.controller.planted_runs import Way
 from launcher.controller.remote_launcher import LineCut
 from launcher.errors import LauncherError
 from launcher.output.lines import STDERR, STDOUT
+from launcher.runs.run_list import Way
 
 MARK = b"~12ab "
 WAY = Way("gpu1")

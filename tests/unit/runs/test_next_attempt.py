@@ -6,7 +6,7 @@ import pytest
 
 from launcher.hosts.host import Host
 from launcher.job.facts import Gpu, NodeFacts
-from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
 from launcher.runs.next_attempt import (
     LOST_HOST_SLACK_S,
     GpusInUseError,
@@ -16,7 +16,7 @@ from launcher.runs.next_attempt import (
 )
 from launcher.session.node_state import NodeState
 
-JOB = Job(Program(ProgramKind.SCRIPT, "train.py"), silence_s=60, stop_timeout_s=15)
+JOB = Job(Program(ProgramKind.SCRIPT, "train.py"), timeouts=Timeouts(10, 60, 15))
 WINDOW_S = 60 + 15 + LOST_HOST_SLACK_S
 NOW = 1000.0
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.controller.planted_runs import PlantedRuns
 from launcher.errors import LauncherError, UsageError
 from launcher.output.run_folder import create_record
 from launcher.runs import run_list
@@ -129,7 +128,7 @@ def test_an_id_is_one_run_s_alone(tmp_path: Path) -> None:
     """Wherever its logs are, and whichever machine controls it."""
     runs = RunList(tmp_path / "runs")
     records = [create_record(tmp_path / project, NOW, no_complaint, ids=runs) for project in ("a", "b")]
-    planted = PlantedRuns(tmp_path / "runs").claim(NOW, "token")
+    planted = RunList(tmp_path / "runs").take_id(NOW, "token")
     records.append(create_record(tmp_path / "b", NOW, no_complaint, ids=runs))
     ids = [records[0].run_id, records[1].run_id, planted, records[2].run_id]
     assert ids == [f"20261120-091233{suffix}" for suffix in ("", "-2", "-3", "-4")]
@@ -139,7 +138,7 @@ def test_an_id_is_one_run_s_alone(tmp_path: Path) -> None:
 
 def test_a_controller_takes_the_id_that_the_launch_host_has_taken(tmp_path: Path) -> None:
     """Its home directory may be the launch host's, with one list for both; without the token it is another run's."""
-    run_id = PlantedRuns(tmp_path / "runs").claim(NOW, "token")
+    run_id = RunList(tmp_path / "runs").take_id(NOW, "token")
     for token, expected in (("other", f"{run_id}-2"), ("", f"{run_id}-3"), ("token", run_id)):
         runs = RunList(tmp_path / "runs", token=token)
         assert create_record(tmp_path / "logs", NOW, no_complaint, ids=runs, run_id=run_id).run_id == expected
@@ -155,7 +154,7 @@ def test_an_id_whose_directory_is_another_user_s(tmp_path: Path) -> None:
 def test_ids_that_no_run_took_are_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their launch was killed before the run began."""
     runs = RunList(tmp_path / "runs")
-    PlantedRuns(runs.base).claim(NOW, "token")
+    runs.take_id(NOW, "token")
     runs.claim("20261120-091235")
     with held(runs, "20261120-101010", None, tmp_path):
         assert len([*runs.base.iterdir()]) == 3
@@ -303,7 +302,7 @@ def test_a_list_that_another_user_has_made(tmp_path: Path) -> None:
     runs = RunList(state / "runs")
     error = runs.begin("b", None, tmp_path).error
     assert error is not None and (error.filename, error.strerror) == (str(state), text)
-    for read in (runs.read, PlantedRuns(state / "runs").read):
+    for read in (runs.read, runs.read_all):
         with pytest.raises(LauncherError) as raised:
             read()
         assert raised.value.message == f"can't read the list of runs in {state}: {text}"

@@ -15,6 +15,7 @@ from machines.example_facts import BUILTIN, COMMAND
 
 from launcher.commands import check
 from launcher.errors import LauncherError
+from launcher.forms import is_address
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
@@ -25,7 +26,7 @@ from launcher.preflight.checks import find_all, find_problems
 from launcher.preflight.summary import summarize
 from launcher.runs.inspection import Inspection
 from launcher.session.allowed_messages import AllowedMessages
-from launcher.session.facts_message import MOST, read_facts, read_route
+from launcher.session.node_state import read_facts, read_route
 
 PROCESS = {"pid": 4411, "memory_mib": 80000, "owner": "ann", "name": "python", "mark": "20261120-091233.ab12.0"}
 GPU = {
@@ -142,7 +143,7 @@ def test_no_text_of_a_node_is_more_than_a_part_of_a_line(job: Job) -> None:
     message = MESSAGE
     for way in places(MESSAGE):
         value = functools.reduce(lambda inner, step: inner[step], way, MESSAGE)
-        if isinstance(value, str) and way not in [("type",), ("system",)]:
+        if isinstance(value, str) and way not in [("type",), ("system",)] and not is_address(value):
             message = put(message, way, "\x1b[2J\nlaunch: all is well")
     lied = read(message)
     assert lied is not None
@@ -177,55 +178,61 @@ def test_a_number_that_none_is_is_refused(way: tuple[Any, ...], value: object) -
 
 RUN = CHECKS["runs"][0]
 FOLDER = CHECKS["folders"][0]
-# Where a node may name any number of things, what they are called, and one of them, each another one.
+# Where a node may name any number of things, how many of them it may name, and one of them, each another one.
 LISTS = {
-    "addresses": (("addresses",), lambda number: [f"eth{number}", "10.0.0.1"]),
-    "GPUs": (("gpus",), lambda number: GPU | {"index": number, "processes": [], "compute_mode": "Prohibited"}),
-    "processes on a GPU": (("gpus", 0, "processes"), lambda number: PROCESS | {"pid": number, "name": f"p{number}"}),
-    "variables": (("setup", "names"), lambda number: f"A{number}"),
-    "lines of its setup": (("setup", "failure", "lines"), lambda number: f"line {number}"),
-    "Pythons": (("search", "tried"), lambda number: [f"/opt/python{number}", "not there"]),
-    "networks": (("checks", "networks"), lambda number: CHECKS["networks"][0] | {"network": f"10.0.{number}.0/24"}),
-    "InfiniBand ports": (("checks", "infiniband"), lambda number: f"mlx5_{number}:1"),
-    "Xids": (("checks", "xids"), lambda number: {"gpu": "0000:3b:00", "number": number}),
-    "directories of runs": (("checks", "folders"), lambda number: FOLDER | {"files": number}),
-    "processes of runs": (("checks", "runs"), lambda number: RUN | {"pid": number, "mark": f"{number}.ab12.0"}),
+    "addresses": (4096, ("addresses",), lambda number: [f"eth{number}", "10.0.0.1"]),
+    "gpus": (256, ("gpus",), lambda number: GPU | {"index": number, "processes": [], "compute_mode": "Prohibited"}),
+    "gpus: processes": (20_000, ("gpus", 0, "processes"),
+                        lambda number: PROCESS | {"pid": number, "name": f"p{number}"}),
+    "setup_names": (4096, ("setup", "names"), lambda number: f"A{number}"),
+    "setup_failure: lines": (64, ("setup", "failure", "lines"), lambda number: f"line {number}"),
+    "pythons_tried": (64, ("search", "tried"), lambda number: [f"/opt/python{number}", "not there"]),
+    "checks: networks": (4096, ("checks", "networks"),
+                         lambda number: CHECKS["networks"][0] | {"network": f"10.0.{number}.0/24"}),
+    "checks: infiniband": (256, ("checks", "infiniband"), lambda number: f"mlx5_{number}:1"),
+    "checks: xids": (1024, ("checks", "xids"), lambda number: {"gpu": "0000:3b:00", "number": number}),
+    "checks: folders": (20_000, ("checks", "folders"), lambda number: FOLDER | {"files": number}),
+    "checks: runs": (20_000, ("checks", "runs"), lambda number: RUN | {"pid": number, "mark": f"{number}.ab12.0"}),
 }  # fmt: skip
-LINES = 16 * MOST["GPUs"]  # of all that is said of one node, as a table and line by line
+LINES = 16 * 256  # of all that is said of one node, as a table and line by line
 
 
-@pytest.mark.parametrize(("what", "way", "make"), [(what, *place) for what, place in LISTS.items()], ids=LISTS)
+@pytest.mark.parametrize(("what", "most", "way", "make"), [(what, *place) for what, place in LISTS.items()], ids=LISTS)
 def test_a_list_that_no_machine_has_costs_its_node_the_place(
-    what: str, way: tuple[Any, ...], make: Callable[[int], object]
+    what: str, most: int, way: tuple[Any, ...], make: Callable[[int], object]
 ) -> None:
-    most = MOST[what]
     lied = read(put(MESSAGE, way, [make(number) for number in range(most)]))
     assert lied is not None
     assert len(judge(Job(BUILTIN, env={"GLOO_SOCKET_IFNAME": "ib0"}), lied)) < LINES
     with pytest.raises(LauncherError) as error:
         read_facts(put(MESSAGE, way, [make(0)] * (most + 1)), "/tmp/x")
-    assert error.value.message == f"it named {most + 1} {what}; at most {most} are accepted"
+    assert error.value.message == f"its facts can't be read: {what}: {most + 1} of them; at most {most} are accepted"
 
 
 def test_disks_that_no_machine_has_are_refused() -> None:
     disks = {f"/disk{number}": 1 for number in range(65)}
-    with pytest.raises(LauncherError, match="it named 65 disks; at most 64 are accepted"):
+    with pytest.raises(LauncherError, match="checks: disks: 65 of them; at most 64 are accepted"):
         read_facts(put(MESSAGE, ("checks", "disks"), disks), "/tmp/x")
 
 
 def test_packages_that_no_machine_has_are_refused() -> None:
-    packages = {f"p{number}": "1" for number in range(MOST["packages"])}
+    packages = {f"p{number}": "1" for number in range(5000)}
     lied = read(put(MESSAGE, ("search", "packages"), packages))
     assert lied is not None
     assert len(judge(Job(BUILTIN), lied)) < LINES
-    with pytest.raises(LauncherError, match="it named 5001 packages; at most 5000 are accepted"):
+    with pytest.raises(LauncherError, match="packages: 5001 of them; at most 5000 are accepted"):
         read_facts(put(MESSAGE, ("search", "packages"), packages | {"one": "more"}), "/tmp/x")
 
 
+@pytest.mark.parametrize("name", ["route", "probes", "tree", "code_files", "sees_checkpoints"])
+def test_what_launch_finds_out_itself_is_not_taken_from_a_node(name: str) -> None:
+    lied = read(MESSAGE | {name: "/etc", "folder": "/etc"})
+    assert lied is not None
+    assert lied == HONEST
+
+
 @pytest.mark.parametrize("address", ["UNKNOWN", "evil.example.com", "10.0.0.1; id", ""])
-def test_an_address_is_a_number(address: str) -> None:
+@pytest.mark.parametrize("name", ["ssh_client", "ssh_address", "addresses"])
+def test_an_address_is_a_number(name: str, address: str) -> None:
     """No name: whoever looks it up would ask a server of the liar's."""
-    message = MESSAGE | {"ssh_client": address, "ssh_address": address, "addresses": [["eth1", address]]}
-    facts = read(message)
-    assert facts is not None
-    assert (facts.ssh_client, facts.ssh_address, facts.addresses) == (None, None, ())
+    assert read(MESSAGE | {name: [["eth1", address]] if name == "addresses" else address}) is None

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.forms import MOST_LETTERS
 from launcher.node import messages
 from launcher.node.messages import Decoder, MalformedMessage, encode
-from launcher.session.allowed_messages import MAX_TEXT, AllowedMessages, UnaskedMessage
+from launcher.session.allowed_messages import AllowedMessages, UnaskedMessage
 
 Header = dict[str, Any]
 
@@ -143,7 +144,7 @@ def test_what_nobody_asked_for_is_refused(said: tuple[Header, ...], lie: Header,
         (BEAT | {"size": 1}, "beat with 1 bytes"),
         (FACTS | {"size": 1 << 20}, f"facts with {1 << 20} bytes"),
         (OUTPUT | {"size": (1 << 18) + 1}, f"output with {(1 << 18) + 1} bytes"),
-        (STACK | {"size": (1 << 20) + 1}, f"stack with size {(1 << 20) + 1}"),
+        (STACK | {"size": (1 << 20) + 1}, f"stack with {(1 << 20) + 1} bytes"),
         (FILE | {"size": (32 << 20) + 1}, f"file with {(32 << 20) + 1} bytes"),
         ({"type": "interrupt"}, "unknown type 'interrupt'"),
     ],
@@ -162,17 +163,19 @@ def test_a_guardian_says_nothing_else(kind: str) -> None:
 
 
 def test_words_become_one_line() -> None:
-    told = talk(PREPARE).accept(FAILED | {"text": "boom\x1b[2J\nlaunch: 0 processes left", "x": ["a\x07", {"b\r": 1}]})
-    assert (told["text"], told["x"]) == ("boom?[2J?launch: 0 processes left", ["a?", {"b?": 1}])
-    assert len(talk(PREPARE).accept(FAILED | {"text": "x" * 5000})["text"]) == MAX_TEXT + len("...")
+    told = talk(PREPARE).accept(FAILED | {"text": "boom\x1b[2J\nlaunch: 0 processes left", "x": "a\x07"})
+    assert told == {"type": "failed", "size": 0, "text": "boom?[2J?launch: 0 processes left", "supervisor": None}
+    assert len(talk(PREPARE).accept(FAILED | {"text": "x" * 5000})["text"]) == MOST_LETTERS + len("...")
+    left = [[1, "a\u202eb", "D"], [2, "b\u2028\x9b2J", "D"]]
+    assert talk(PREPARE, STOP).accept(CENSUS | {"left": left})["left"] == [(1, "a?b", "D"), (2, "b??2J", "D")]
 
 
-def test_values_in_one_another_are_counted() -> None:
+def test_values_in_one_another_are_refused() -> None:
     deep: object = 1
     for _ in range(500):  # JSON's reader takes more, and what prints it takes less
         deep = [deep]
-    with pytest.raises(MalformedMessage, match=r"^nested over 16 levels deep$"):
-        talk(PREPARE, HELLO).accept({**FACTS, "gpus": deep})
+    with pytest.raises(MalformedMessage, match=r"^census with left: a list of 1$"):
+        talk(PREPARE, HELLO).accept({**CENSUS, "left": deep})
 
 
 ANSWERS = st.sampled_from([

@@ -242,7 +242,7 @@ def test_code_without_columns_has_the_same_lines():
             if isinstance(inner, CodeType):
                 check(inner, inner_bare)
 
-    for name in ("supervisor", "processes.ladder", "facts.network"):
+    for name in ("supervisor", "processes.stop_steps", "facts.network"):
         code = compile(bootstrap._source_of(name), name, "exec")
         check(code, drop_columns(code))
 

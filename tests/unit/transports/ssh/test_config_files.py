@@ -15,10 +15,10 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import config_files
 from launcher.transports.ssh.config_files import ConfigFiles
 from launcher.transports.ssh.fabric import FabricTransport
-from launcher.transports.ssh.settings import SshSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt install openssh-client")
 
@@ -136,7 +136,7 @@ def test_what_is_said_of_a_hop_is_known(read, more):
 def test_a_hop_has_its_own_name_user_and_port(read, more, jump, hops):
     last = "Host last\n  HostName 10.0.0.8\n  User second\n"
     _, path = read(f"{more}Host node\n  HostName 10.0.0.2\n  User worker\n  ProxyJump {jump}\n{HOP}{last}")
-    connection = FabricTransport(SshSettings(path)).prepare(Host("node"))
+    connection = FabricTransport(TransportSettings(ssh_config=path)).prepare(Host("node"))
     found = [(connection.host, connection.user, connection.port)]
     while connection.gateway is not None:
         connection = connection.gateway
@@ -442,20 +442,23 @@ def test_a_user_who_is_named_with_a_host_is_matched(read, tmp_path, text):
     named, own = files.lookup("a", "eve").lookup("a"), files.lookup("a").lookup("a")
     assert (named["user"], named["port"], named["identityfile"]) == ("eve", "2222", [f"{tmp_path}/rk"])
     assert (own["user"], own.get("port", "22"), own.get("identityfile", [])) == ("bob", "22", [])
-    connection = FabricTransport(SshSettings(path)).prepare(Host("a", "eve"))
+    connection = FabricTransport(TransportSettings(ssh_config=path)).prepare(Host("a", "eve"))
     assert (connection.user, connection.port) == ("eve", 2222)
 
 
 @pytest.mark.parametrize("text", NAMED)
 def test_the_user_of_a_jump_host_is_matched(read, text):
     _, path = read(f"Host a\n  ProxyJump eve@hop\n{text}")
-    gateway = FabricTransport(SshSettings(path)).prepare(Host("a")).gateway
+    gateway = FabricTransport(TransportSettings(ssh_config=path)).prepare(Host("a")).gateway
     assert (gateway.host, gateway.user, gateway.port) == ("hop", "eve", 2222)
 
 
 def test_user_and_port_that_are_named_reach_a_proxy_command(read):
     _, path = read("User bob\nPort 23\nProxyCommand nc -u %r %h %p\n")
-    assert FabricTransport(SshSettings(path)).prepare(Host("a", "eve", 2222)).gateway == "nc -u eve a 2222"
+    assert (
+        FabricTransport(TransportSettings(ssh_config=path)).prepare(Host("a", "eve", 2222)).gateway
+        == "nc -u eve a 2222"
+    )
 
 
 # certificates
@@ -474,7 +477,7 @@ def test_every_certificate_is_known(read, more):
 def test_values_that_fabric_misreads_do_not_reach_it(read):
     jump = "Host hop\n  ProxyJump none\nHost *\n  ProxyJump ssh://eve@hop:23\n"
     _, path = read(f"ForwardAgent /tmp/agent\nConnectTimeout 1m\nPort 0022\n{jump}")
-    connection = FabricTransport(SshSettings(path)).prepare(Host("a"))
+    connection = FabricTransport(TransportSettings(ssh_config=path)).prepare(Host("a"))
     assert (connection.connect_timeout, connection.port, connection.gateway.host) == (60, 22, "hop")
 
 

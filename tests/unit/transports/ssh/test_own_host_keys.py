@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import own_host_keys
 from launcher.transports.ssh.failures import Place
 from launcher.transports.ssh.own_host_keys import find_objection
-from launcher.transports.ssh.settings import SshSettings
 from launcher.transports.ssh.this_machine import ThisMachine
 
 OTHER_KEY = "known_hosts has a different host key for it"
@@ -153,7 +153,7 @@ def test_each_host_may_have_a_file_of_its_own(known: Known, tmp_path: Path) -> N
 def test_a_host_whose_keys_can_t_be_compared_has_a_remedy(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Place("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="gpu7")
     fixes: list[str] = []
-    local = ThisMachine(SshSettings(on_doubt=lambda _name, _text, fix: fixes.append(fix)))
+    local = ThisMachine(TransportSettings(on_doubt=lambda _name, _text, fix: fixes.append(fix)))
     for more in ({"knownhostscommand": "/keys %H"}, {"userknownhostsfile": "/${KEYS}/kh"}, {}):
         assert not local.is_meant(here, {**known("gpu7 OTHER"), **more}, is_direct=True)
     monkeypatch.setattr(own_host_keys, "_FOLDER", Path("/nonexistent"))
@@ -168,7 +168,7 @@ def test_a_host_whose_keys_can_t_be_compared_has_a_remedy(known: Known, monkeypa
 
 def test_a_host_in_doubt_is_told(known: Known) -> None:
     doubts: list[tuple[str, str]] = []
-    local = ThisMachine(SshSettings(on_doubt=lambda name, doubt, _fix: doubts.append((name, doubt))))
+    local = ThisMachine(TransportSettings(on_doubt=lambda name, doubt, _fix: doubts.append((name, doubt))))
     here = Place("gpu7", "127.0.0.1", 22, getpass.getuser())
     assert local.is_meant(here, known("gpu7 OTHER"), is_direct=True)
     assert not local.is_meant(here, known("127.0.0.1 OTHER"), is_direct=True)

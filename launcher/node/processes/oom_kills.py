@@ -17,7 +17,7 @@ PERIOD_S = 15.0
 _MACHINE = "/proc/vmstat"
 
 
-class KernelKills:
+class OomKills:
     """Compares the kernel's counts after a process has ended with those from before.
 
     Each counted kill explains the end of one process only. If the log can be read, it alone decides about ranks, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.node.agents.lifecycle import Lifecycle
+from launcher.node.agents.agent import Lifecycle
 
 CONNECT_TIMEOUT_S, REDIAL_S = 10.0, 600.0
 

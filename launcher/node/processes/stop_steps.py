@@ -1,4 +1,4 @@
-"""The ladder: the steps that end a run on a node, the same for supervisor, guardian and shim.
+"""The steps that end a run on a node, the same for supervisor, guardian and shim.
 
 First the starter of the ranks (torchrun or the shim) is held, then the ranks get SIGTERM and time to save, then all
 other processes of the run get SIGTERM. Finally all are suspended (SIGSTOP) and killed until none is left, or until
@@ -7,12 +7,12 @@ other processes of the run get SIGTERM. Finally all are suspended (SIGSTOP) and 
 The starter is held before any rank is asked to exit, it is never suspended, and it is the last to be killed. If it
 weren't held, torchrun would signal each rank's whole process group, including data-loader workers, and a trainer whose
 workers die can't save ("DataLoader worker exited unexpectedly"). It is held by a signal that it catches, never by
-SIGSTOP: if all processes that could continue the ladder are killed, the starter must still end its ranks, and a
+SIGSTOP: if all processes that could continue the steps are killed, the starter must still end its ranks, and a
 suspended process can do nothing. A signal goes only to exactly the process that was seen, identified by its id and
 start time.
 
-If the process that runs a ladder is killed, others may be left suspended; the next ladder starts at the top, and
-continues or kills them. Do not assume that the processes found in one step are those of the next: a run may start
+If the process that takes the steps is killed, others may be left suspended; the next one begins with the first step,
+and continues or kills them. Do not assume that the processes found in one step are those of the next: a run may start
 others at any time, so each step looks again.
 """
 
@@ -28,10 +28,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Generator
 
-    from launcher.node.processes.owned import Owned
     from launcher.node.processes.proc import Process
+    from launcher.node.processes.run_processes import RunProcesses
 
-BEAT_S = 1.0  # how often to send heartbeats: a ladder may take longer than the launcher tolerates silence
+BEAT_S = 1.0  # how often to send heartbeats: the steps may take longer than the launcher tolerates silence
 REST_S = 1.0  # the least time between SIGTERM and SIGKILL for processes that are neither rank nor starter
 CENSUS_S = 5.0  # a process in state D can't be killed; it is reported, not waited for
 
@@ -39,8 +39,8 @@ _QUICK_LOOKS = 50  # each takes 0.1 ms, so one of them catches a process that fo
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
-def descend(
-    owned: Owned, timeout_s: float, wait_s: float = 0, clock: Callable[[], float] = time.monotonic
+def stop_run(
+    owned: RunProcesses, timeout_s: float, wait_s: float = 0, clock: Callable[[], float] = time.monotonic
 ) -> Generator[float, None, list[Process]]:
     """End the run step by step; return the processes that could not be ended.
 
@@ -73,7 +73,7 @@ class _Rest:
     A process that has executed another program counts as new: a SIGTERM between its fork and its exec has no effect.
     """
 
-    def __init__(self, owned: Owned) -> None:
+    def __init__(self, owned: RunProcesses) -> None:
         self._owned = owned
         self._asked: set[tuple[int, int, str]] = set()
 
@@ -89,7 +89,7 @@ class _Rest:
         return not living
 
 
-def _kill(owned: Owned, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
+def _kill(owned: RunProcesses, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
     """Kill everything that lives until nothing does, or until the deadline (monotonic seconds); return what is left.
 
     All are suspended before any is killed, so that none starts another meanwhile. A process that forks faster than
@@ -116,7 +116,7 @@ def _kill(owned: Owned, living: list[Process], deadline: float) -> Generator[flo
     return living + [child for child in owned.living_children() if child.pid not in known]
 
 
-def _stop(owned: Owned, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
+def _stop(owned: RunProcesses, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
     """Suspend all but the starter until no new process appears; return what lives then."""
     stopped: set[tuple[int, int]] = set()
     while time.monotonic() < deadline:
@@ -140,13 +140,13 @@ def _identity(process: Process) -> tuple[int, int]:
     return process.pid, process.started
 
 
-def _without_starter(owned: Owned, living: list[Process]) -> list[Process]:
+def _without_starter(owned: RunProcesses, living: list[Process]) -> list[Process]:
     starter = owned.starter
     return [process for process in living if starter is None or process.pid != starter.pid]
 
 
 def take_steps(steps: Generator[float, None, list[Process]], beat: Callable[[], object]) -> list[Process]:
-    """Run a ladder without an event loop; reap children, call `beat` about every second, and return what is left."""
+    """Take the steps without an event loop; reap children, call `beat` about every second, and return what is left."""
     beat_at = time.monotonic()
     while True:
         try:

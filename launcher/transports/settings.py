@@ -1,29 +1,41 @@
-"""The user's settings for logins over SSH, the same for every transport that uses SSH."""
+"""Everything that a transport may need when it is opened, the same value for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
+from launcher.job.job import Timeouts
+from launcher.job.slurm_allocation import Allocation
 
 if TYPE_CHECKING:
     from launcher.transports.ssh.key_files import Secrets  # imports paramiko, which takes its time
 
 
 @dataclass(frozen=True, slots=True)
-class SshSettings:
-    """The values of `--ssh-config` and the other SSH options, and callbacks for hosts that may need no login."""
+class TransportSettings:
+    """The options by which the hosts are reached, and what `launch` has found out for them.
 
+    Each transport uses what applies to it. The first values are those of the options of the same names; the others are
+    known once the transport is chosen.
+    """
+
+    transport: str | None = None  # the one that the user wants; None: srun in a Slurm job, else fabric
     ssh_config: Path | None = None  # instead of the user's and the system's files
     accept_new_host_keys: bool = False  # record the key of a host that known_hosts doesn't have
+    ask_password: bool = False  # one for all hosts, see `secrets`
     may_boot: bool = False  # wait for a host that isn't up yet, for as long as Transport.open may take
     secrets: Secrets | None = None  # typed once for all hosts; the ssh program asks for its own
     on_local: Callable[[str], None] | None = None  # gets each host that is this machine, which needs no SSH
     # Gets each host that has this machine's address but may be another machine: its name, why, and the fix.
     on_doubt: Callable[[str, str, str], None] | None = None
+    pythons: Sequence[str] = ()  # names or paths of Python on the hosts, in the order of trying
+    variables: Mapping[str, str] = field(default_factory=dict)  # the environment of srun and pdsh
+    silence_s: float = Timeouts().silence_s  # a host ends its ranks when it has not heard from `launch` for this long
+    allocation: Allocation | None = None  # the Slurm job that `launch` runs in
 
 
 def check_config_file(path: Path | None) -> None:

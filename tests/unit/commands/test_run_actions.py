@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.logs import LogsRequest, refuse_unknown
+from launcher.commands.run_actions import LogsRequest, refuse_unknown
 from launcher.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node.processes.kills import CERTAIN, PROBABLE, KernelKills
+from launcher.node.processes.oom_kills import CERTAIN, PROBABLE, OomKills
 
 PID = 25315
 V2 = "0::/user.slice/session-3.scope\n"
@@ -42,9 +42,9 @@ class Machine:
         with (self.root / "dev/kmsg").open("a") as file:
             file.write(text)
 
-    def watch(self, group: str, pid: int = PID) -> KernelKills:
+    def watch(self, group: str, pid: int = PID) -> OomKills:
         self.write(f"proc/{pid}/cgroup", group)
-        kills = KernelKills(str(self.root))
+        kills = OomKills(str(self.root))
         kills.watch(pid)
         return kills
 
@@ -168,7 +168,7 @@ def test_what_happened_on_the_machine_long_ago_is_forgotten(machine: Machine) ->
 
 
 def test_a_machine_that_shows_nothing(tmp_path: Path) -> None:
-    kills = KernelKills(str(tmp_path))
+    kills = OomKills(str(tmp_path))
     kills.watch(PID)
     assert kills.judge(PID) is None
 
@@ -177,6 +177,6 @@ def test_a_machine_that_shows_nothing(tmp_path: Path) -> None:
 def test_a_group_in_another_form_is_no_error(machine: Machine, group: str) -> None:
     (machine.root / f"proc/{PID}").mkdir(parents=True)
     (machine.root / f"proc/{PID}/cgroup").write_bytes(group.encode("utf-8", "surrogateescape"))
-    kills = KernelKills(str(machine.root))
+    kills = OomKills(str(machine.root))
     kills.watch(PID)
     assert kills.judge(PID) is None

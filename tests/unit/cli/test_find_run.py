@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.run_rows import may_live, read_answer
+from launcher.cli.find_run import read_answer
+from launcher.runs.run_rows import may_live
 
 ROW: dict[str, Any] = {
     "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0, "restarts": 0,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.escapes import one_line
-from launcher.output.log_reader import LogFile
-from launcher.runs.run_list import ListedRun, is_run_id
+from launcher.output.run_folder import is_run_id
 
-LIVING = ("starting", "running", "unknown")  # states of a run that may live
+if TYPE_CHECKING:
+    from launcher.runs.run_list import ListedRun
+
+_LIVING = ("starting", "running", "unknown")  # states of a run that may live
 _ENDED = ("finished", "failed", "stopped", "killed")
 _TAIL_BYTES = 8192
 _MOST_TEXT = 200
@@ -73,7 +75,7 @@ def _or_none(is_form: Callable[[object], bool]) -> Callable[[object], bool]:
 _FORMS: Mapping[str, Callable[[object], bool]] = {
     "run": lambda value: isinstance(value, str) and is_run_id(value),
     "name": _or_none(_is_text),
-    "state": lambda value: value in (*LIVING, *_ENDED),
+    "state": lambda value: value in (*_LIVING, *_ENDED),
     "exit_code": _or_none(_is_count),
     "attempts": _is_count,
     "restarts": _or_none(_is_count),
@@ -85,6 +87,11 @@ _FORMS: Mapping[str, Callable[[object], bool]] = {
     "logs": _or_none(_is_text),
     "last_line": _is_text,
 }
+
+
+def may_live(row: Mapping[str, Any]) -> bool:
+    """Tell whether the run of a row may still live."""
+    return row["state"] in _LIVING
 
 
 def describe_state(run: ListedRun, record: Record) -> str:
@@ -118,6 +125,8 @@ def find_last_line(run: ListedRun, record: Record) -> str:
 
 
 def _read_tail(path: Path, hosts: list[str]) -> list[str]:
+    from launcher.output.log_reader import LogFile  # the start of a run needs none
+
     log = LogFile(path, hosts, _TAIL_BYTES)
     lines = [line for line in log.read() if line.host is not None]
     log.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.ps import find_last_line
 from launcher.runs.run_list import Controller, End, ListedRun
+from launcher.runs.run_rows import find_last_line
 
 RUN = ListedRun(
     Path("R"), Controller("R", None, "/logs", "here", "", 1, 2, 0.0), is_alive=False, end=End(1, is_stopped=False)

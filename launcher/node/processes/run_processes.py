@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 
+from launcher.node import messages
 from launcher.node.processes import proc
 
 TYPE_CHECKING = False
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from typing import Any, Iterable
 
     from launcher.node.processes.proc import Process
+
+# What doesn't count as a file that is being written when its process is killed.
+_NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
+_LOGS = (".log", ".txt", ".jsonl", ".csv", ".out", ".err", " (deleted)")
 _HIDDEN = ["?"] + ["0"] * 49  # the fields of a process that /proc hides
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -51,7 +56,7 @@ def has_children() -> bool:
     return True
 
 
-class Owned:
+class RunProcesses:
     """The processes of one run on this machine.
 
     A process that `living` has returned once stays part of the run until it exits, whatever becomes of its mark, parent
@@ -89,9 +94,7 @@ class Owned:
     def note_unfinished(self, living: list[Process]) -> None:
         """Note which files these processes are writing, before they are killed."""
         if living:
-            from launcher.node.processes import unfinished
-
-            self.unfinished = unfinished.find_unfinished([process.pid for process in living])
+            self.unfinished = _find_unfinished([process.pid for process in living])
 
     def living(self) -> list[Process]:
         """Return every process of the run that is alive, except for the keepers."""
@@ -144,3 +147,40 @@ class Owned:
                 if child.pid not in mine and child.pid not in self.keepers and not self._is_stranger(child):
                     mine[child.pid] = child
                     pending.append(child.pid)
+
+
+# ---- what they are writing when they are killed, such as a checkpoint, which may then be incomplete ------------------
+
+
+def _find_unfinished(pids: Iterable[int]) -> list[list[Any]]:
+    """Return the files that these processes are writing from the start on, each with the rank of its process, or None.
+
+    Only /proc is read: to look at a file itself may take for ever if its file system hangs, which may be why the rank
+    has not finished. Files that are appended to, or named as logs, do not count.
+    """
+    found: dict[str, int | None] = {}
+    for pid in pids:
+        rank = proc.read_environment(pid, "RANK").get("RANK", "")
+        for path in _list_written(pid):
+            found.setdefault(path, int(rank) if rank.isdigit() and len(rank) < 8 else None)
+    return [[rank, path] for path, rank in found.items()][: messages.MOST_NAMES]
+
+
+def _list_written(pid: int) -> list[str]:
+    found = []
+    try:
+        for fd in os.listdir("/proc/%d/fd" % pid):
+            path = os.readlink("/proc/%d/fd/%s" % (pid, fd))
+            is_file = int(fd) > 2 and path.startswith("/") and not path.startswith(_NO_FILES)
+            if is_file and not path.endswith(_LOGS) and _is_written("/proc/%d/fdinfo/%s" % (pid, fd)):
+                found.append(os.fsencode(path).decode("utf-8", "replace"))
+    except OSError:  # it has exited meanwhile, or belongs to another user
+        pass
+    return found
+
+
+def _is_written(fdinfo: str) -> bool:
+    with open(fdinfo) as file:
+        values = dict(line.split(":", 1) for line in file if line.startswith(("pos:", "flags:")))
+    flags = int(values["flags"], 8)
+    return int(values["pos"]) > 0 and bool(flags & os.O_ACCMODE) and not flags & os.O_APPEND

@@ -1,4 +1,4 @@
-"""The list of the runs that other machines control."""
+"""The runs in the list that other machines control."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.controller import planted_runs
-from launcher.controller.planted_runs import PlantedRun, PlantedRuns, Way
-from launcher.runs.run_list import claim_place
+from launcher.runs import run_list
+from launcher.runs.run_list import RemoteRun, RunList, Way, claim_place
 
 AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
 ROW = {
@@ -22,20 +21,24 @@ ROW = {
 WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
 
 
-def planted(run_id: str, began_at: float = 1.8e9) -> PlantedRun:
-    return PlantedRun(run_id, "base", began_at, WAY)
+def planted(run_id: str, began_at: float = 1.8e9) -> RemoteRun:
+    return RemoteRun(run_id, WAY, "base", began_at)
 
 
-def add(runs: PlantedRuns, run: PlantedRun) -> None:
+def read(runs: RunList) -> list[RemoteRun]:
+    return [run for run in runs.read_all() if isinstance(run, RemoteRun)]
+
+
+def add(runs: RunList, run: RemoteRun) -> None:
     assert claim_place(runs.base, run.id, "token")
     runs.add(run)
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
-    runs = PlantedRuns(tmp_path / "launch" / "planted")
-    assert runs.read() == []
+    runs = RunList(tmp_path / "launch" / "planted")
+    assert read(runs) == []
     add(runs, planted("20261120-091233"))
-    (found,) = runs.read()
+    (found,) = read(runs)
     assert found == planted("20261120-091233")
     assert (found.way.host.name, found.way.host.user, found.way.host.port) == ("gpu1", "ann", 2222)
     (place,) = (tmp_path / "launch" / "planted").iterdir()
@@ -43,11 +46,11 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_newest_comes_first_and_its_end_is_remembered(tmp_path: Path) -> None:
-    runs = PlantedRuns(tmp_path)
+    runs = RunList(tmp_path)
     for number in range(3):
         add(runs, planted(f"run-{number}", 1.8e9 + number))
     runs.note_end(planted("run-1"), ROW)
-    assert [(run.id, run.row) for run in runs.read()] == [
+    assert [(run.id, run.row) for run in read(runs)] == [
         ("run-2", None), ("run-1", ROW), ("run-0", None),
     ]  # fmt: skip
 
@@ -55,45 +58,45 @@ def test_the_newest_comes_first_and_its_end_is_remembered(tmp_path: Path) -> Non
 @pytest.mark.parametrize("change", [{"nodes": [[1]]}, {"age_s": math.inf}, {"state": "well"}])
 def test_an_end_that_can_t_be_read_was_not_seen(tmp_path: Path, change: dict[str, object]) -> None:
     """So its host is asked again."""
-    runs = PlantedRuns(tmp_path)
+    runs = RunList(tmp_path)
     add(runs, planted("run-1"))
     runs.note_end(planted("run-1"), {**ROW, **change})
-    assert [run.row for run in runs.read()] == [None]
+    assert [run.row for run in read(runs)] == [None]
 
 
 def test_what_can_t_be_read_is_left_out(tmp_path: Path) -> None:
-    runs = PlantedRuns(tmp_path)
+    runs = RunList(tmp_path)
     add(runs, planted("run-1"))
     for name, text in {"empty": "", "list": "[]", "other": '{"id": 1}', "way": '{"way": 3}', "age": AGELESS}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "planted.json").write_text(text)
-    assert [run.id for run in runs.read()] == ["run-1"]
+    assert [run.id for run in read(runs)] == ["run-1"]
 
 
 def test_runs_that_ended_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose end nobody saw may still be running."""
-    runs = PlantedRuns(tmp_path)
+    runs = RunList(tmp_path)
     for name in ("ended", "running"):
         add(runs, planted(name))
     runs.note_end(planted("ended"), ROW)
-    monkeypatch.setattr(planted_runs, "KEPT_S", -1e12)
+    monkeypatch.setattr(run_list, "KEPT_S", -1e12)
     add(runs, planted("new"))
-    assert {run.id for run in runs.read()} == {"running", "new"}
+    assert {run.id for run in read(runs)} == {"running", "new"}
 
 
 def test_the_controller_gives_the_run_another_id(tmp_path: Path) -> None:
     """A run of its own has the one that was proposed; here another run may have the one that it gives."""
-    runs = PlantedRuns(tmp_path)
-    first, second = (runs.claim(datetime(2026, 11, 20, 9, 12, 33), "token") for _ in range(2))
-    assert not runs.exchange(first, second, "token")
-    assert runs.exchange(first, "20261120-091234", "token")
+    runs = RunList(tmp_path)
+    first, second = (runs.take_id(datetime(2026, 11, 20, 9, 12, 33), "token") for _ in range(2))
+    assert not runs.exchange_id(first, second, "token")
+    assert runs.exchange_id(first, "20261120-091234", "token")
     runs.add(planted("20261120-091234"))
     assert {path.name for path in tmp_path.iterdir()} == {second, "20261120-091234"}
 
 
 def test_what_the_controller_has_in_the_same_directory_stays(tmp_path: Path) -> None:
     """With one home directory for all hosts."""
-    runs = PlantedRuns(tmp_path)
+    runs = RunList(tmp_path)
     add(runs, planted("run-1"))
     (tmp_path / "run-1" / "controller.json").touch()
     runs.discard("run-1")

@@ -1,0 +1,294 @@
+"""Find the run that a command names, here or where it is controlled, and do there what the command is for.
+
+What there is to say of runs elsewhere, their hosts are asked for, all at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.file_owners import refuse_strange_folder
+from launcher.cli.options import FILE, option
+from launcher.cli.state_directory import open_run_list
+from launcher.concurrency import start_thread
+from launcher.errors import (
+    EXIT_FAILED,
+    EXIT_UNREACHABLE,
+    HostFailure,
+    HostFailureKind,
+    LauncherError,
+    UsageError,
+)
+from launcher.hosts.ranges import shown
+from launcher.hosts.unreachable import failure_lines
+from launcher.output.output_streams import find_streams
+from launcher.output.run_folder import is_run_id
+from launcher.runs.run_list import ListedRun, RemoteRun, Way, choose_run, find_meant
+from launcher.runs.run_rows import Row, as_row, may_live, read_row
+from launcher.wording import age, count
+
+if TYPE_CHECKING:
+    from launcher.controller.orders import RunAction
+    from launcher.controller.remote_launcher import RemoteLauncher
+
+_CONNECT_TIMEOUT_S = 10.0
+_UNREADABLE = "sent a row that can't be read"
+_Answer = tuple[list[Row], int]  # of a host: its rows, and how many can't be read
+
+_OPTIONS = (
+    option(
+        "--controller",
+        metavar="HOST",
+        help="The host that controls the run.  [default: as launch ps shows it]",
+        heading="Output",
+    ),
+    option(
+        "--ssh-config",
+        metavar="FILE",
+        type=FILE,
+        help="With --controller, read FILE instead of ~/.ssh/config.",
+        heading="Hosts",
+    ),
+)
+
+
+def controller_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that name where a run is controlled."""
+    for add in reversed(_OPTIONS):
+        command = add(command)
+    return command
+
+
+def find_run(word: str | None, controller: str | None = None, ssh_config: Path | None = None) -> ListedRun | RemoteRun:
+    """Return the run that this word means, see choose_run; with controller, of the runs that this host controls."""
+    if controller is not None:
+        return _find_there(word, controller, ssh_config)
+    runs = open_run_list().read_all()
+    if word is not None and len(find_meant(runs, word)) > 1:
+        read_rows()  # of runs elsewhere, only their hosts know which have ended
+        runs = open_run_list().read_all()
+    return choose_run(runs, word)
+
+
+def _find_there(word: str | None, controller: str, ssh_config: Path | None) -> RemoteRun:
+    from launcher.controller.orders import print_id
+
+    ways = _read_ways(controller, "--controller", ssh_config)
+    if len(ways) != 1:
+        raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
+    with _asking(ways[0]) as launcher:
+        launcher.ask(partial(print_id, word), find_streams(os.environ))
+        found = launcher.read_output().decode("utf-8", "replace").strip()
+    if launcher.exit_code:
+        raise click.exceptions.Exit(launcher.exit_code)  # it has said why
+    if not is_run_id(found):
+        raise LauncherError(f"{ways[0].name} answered with {shown(found)}, which is no run id")
+    return RemoteRun(found, ways[0])
+
+
+def carry_out(
+    found: ListedRun | RemoteRun, act: RunAction, *, is_of_a_run: bool = False, or_as_seen: bool = False
+) -> int:
+    """Do something with a run here, or where it is controlled, with the output of that here; return the exit code.
+
+    is_of_a_run: its output is, see RemoteLauncher.copy_output. or_as_seen: of a run that its host knows nothing of,
+    return how launch ps saw it end.
+    """
+    streams = find_streams(os.environ)
+    if isinstance(found, ListedRun):
+        return act(found, streams)
+    from launcher.controller.orders import about_run
+
+    with _asking(found.way) as launcher:
+        launcher.ask(about_run(found.id, act), streams)
+        code = launcher.copy_output(is_of_a_run=is_of_a_run) or 0
+    if launcher.is_unknown:
+        error, row = _describe_unknown(found), found.row
+        if row is None or row["exit_code"] is None or not or_as_seen:
+            raise error
+        tell(f"launch: {error.message}")
+        code = int(row["exit_code"])
+    return code
+
+
+def _describe_unknown(run: RemoteRun) -> UsageError:
+    """Return the error of a run that this machine lists, and the host that controlled it doesn't any more."""
+    host = run.way.name
+    began = f", which was started {age(max(0.0, time.time() - run.began_at))} ago" if run.began_at else ""
+    text = f"{host} knows nothing of run {run.id}{began}: {host} was reinstalled, or its list of runs was removed"
+    if not run.began_at:
+        return UsageError(text, f"see launch ps --hosts {host}")
+    forget = f"remove it from the list with launch ps --forget {run.id}"
+    if run.row is not None:
+        text += f"; what launch ps saw last: {run.row['state']}, {run.row['last_line']}"
+    else:
+        forget = f"stop what is left of it with launch clean --hosts LIST; {forget}"
+    copy = Path("logs", run.id)
+    return UsageError(text + (f"; a copy of its logs is in {copy}" if copy.is_dir() else ""), forget)
+
+
+@contextlib.contextmanager
+def _asking(way: Way) -> Iterator[RemoteLauncher]:
+    """Yield this package's code, running where the way leads; exit with 69 if it can't be reached, or is lost."""
+    from launcher.transports.base import TransportError
+
+    try:
+        launcher = _prepare(way)()
+        try:
+            yield launcher
+        finally:
+            launcher.close()
+    except TransportError as error:
+        tell_lost(error.failure)
+        raise click.exceptions.Exit(EXIT_UNREACHABLE) from None
+
+
+def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
+    """Copy the logs of a run below `log_dir`; return the exit code. is_chosen: the user has named the directory."""
+    from launcher.controller.fetching import send_logs, take_logs
+    from launcher.controller.orders import about_run
+
+    if not is_chosen:
+        refuse_strange_folder(log_dir)
+    with _asking(found.way) as launcher:
+        launcher.ask(about_run(found.id, send_logs), find_streams(os.environ))
+        folder, said = take_logs(launcher, found.way, found.id, log_dir)
+    if launcher.is_unknown:
+        raise _describe_unknown(found)
+    if folder is None:
+        tell(said.rstrip("\n") or f"launch: {found.way.name} sent no logs")
+        return EXIT_FAILED
+    why = "" if folder.name == found.id else f": {log_dir / found.id} is no copy of this run"
+    tell(f"launch: copied the logs to {folder}{why}")
+    return 0
+
+
+def read_rows() -> tuple[list[Row], list[str]]:
+    """Return the rows of the runs that were started on this machine, the newest first, as read_rows_of does."""
+    runs, now = open_run_list().read_all(), time.time()
+    answers, failures = _ask_all({run.way: None for run in runs if isinstance(run, RemoteRun) and run.row is None})
+    rows = [as_row(run, now) if isinstance(run, ListedRun) else _read_row(run, answers, now) for run in runs]
+    return sorted(rows, key=lambda row: float(row["age_s"])), failures
+
+
+def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row:
+    """Return the row of a run elsewhere; if its host gave none, only what is known here, and why."""
+    if run.row is not None:
+        return _complete(run, {**run.row}, now)
+    rows, unread = answers.get(run.way, ([], 0))
+    found = next((row for row in rows if row["run"] == run.id), None)
+    if found is not None:
+        if not may_live(found):
+            open_run_list().note_end(run, found)
+        return _complete(run, found, now)
+    why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
+    return _complete(run, {
+        "run": run.id, "name": None, "state": "unknown", "exit_code": None, "attempts": 0, "restarts": None,
+        "age_s": 0.0, "nodes": [], "launch_host": None, "controller": "", "pid": None, "logs": None,
+        "last_line": f"{run.way.name} {why}",
+    }, now)  # fmt: skip
+
+
+def _complete(run: RemoteRun, row: Row, now: float) -> Row:
+    """Return a row with what this machine knows of the run."""
+    age_s = round(max(0.0, now - run.began_at), 1)
+    return {**row, "name": run.name, "controller": run.way.name, "age_s": age_s}
+
+
+def read_rows_of(hosts: str, ssh_config: Path | None) -> tuple[list[Row], list[str]]:
+    """Return the rows of the runs that these hosts control, and lines about hosts that don't answer."""
+    answers, failures = _ask_all(dict.fromkeys(_read_ways(hosts, "--hosts", ssh_config)))
+    rows: dict[tuple[str, str], Row] = {}
+    for row in (row for found, _ in answers.values() for row in found):
+        place = row["controller"], row["run"]  # with one home directory for all hosts, each of them lists all runs
+        if place not in rows or rows[place]["state"] == "unknown":
+            rows[place] = row
+    return sorted(rows.values(), key=lambda row: float(row["age_s"])), failures
+
+
+def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
+    """Return the ways to these hosts; source: the option that names them."""
+    from launcher.hosts.hostfiles import parse_hosts
+
+    config = str(ssh_config.absolute()) if ssh_config is not None else None
+    return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source, "port")]
+
+
+def _ask_all(ways: dict[Way, None]) -> tuple[dict[Way, _Answer], list[str]]:
+    answers: SimpleQueue[tuple[Way, _Answer | HostFailure]] = SimpleQueue()
+    for way in ways:
+        start_thread(_asker(way, answers), f"ask {way.name}", lambda error: None)
+    found: dict[Way, _Answer] = {}
+    failures: list[HostFailure] = []
+    for _ in ways:
+        way, answer = answers.get()
+        if isinstance(answer, HostFailure):
+            failures.append(answer)
+        else:
+            found[way] = answer
+    unread = [
+        f"launch: {count(number, 'row')} of {way.name} can't be read" for way, (_, number) in found.items() if number
+    ]
+    return found, [*failure_lines(failures), *unread]
+
+
+def _asker(way: Way, answers: SimpleQueue[tuple[Way, _Answer | HostFailure]]) -> Callable[[], object]:
+    try:
+        connect = _prepare(way)
+    except LauncherError as error:  # such as an ssh_config that was removed since
+        failure = HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
+        return lambda: answers.put((way, failure))
+    return lambda: answers.put((way, _ask(way, connect)))
+
+
+def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> _Answer | HostFailure:
+    """Return what a host answers, or why it doesn't: whoever waits must get something."""
+    from launcher.controller.orders import print_rows
+    from launcher.transports.base import TransportError
+
+    try:
+        launcher = connect()
+        try:
+            launcher.ask(print_rows, find_streams(os.environ))
+            return read_answer(launcher.read_output())
+        finally:
+            launcher.close()
+    except TransportError as error:
+        return error.failure
+    except LauncherError as error:
+        return HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
+    except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
+        return HostFailure(way.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
+
+
+def read_answer(data: bytes) -> _Answer:
+    """Return the rows in what a host has answered, and how many others can't be read; raise ValueError for no JSON."""
+    found = json.loads(data or b"[]")
+    all_rows = found if isinstance(found, list) else [found]
+    rows = [row for each in all_rows if (row := read_row(each)) is not None]
+    return rows, len(all_rows) - len(rows)
+
+
+def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
+    """Return what connects, which any thread may do; this may ask for a password."""
+    from launcher.cli.selection import choose_opener
+    from launcher.controller.remote_launcher import RemoteLauncher
+    from launcher.session.settings import loader_pythons
+    from launcher.transports.settings import TransportSettings
+
+    settings = TransportSettings(way.transport, Path(way.ssh_config) if way.ssh_config else None, silence_s=0.0)
+    hosts = [way.host]
+    open_transport = choose_opener(settings, hosts, env={}, python=way.python)
+    transport = open_transport(hosts, lambda text: None)
+    return lambda: RemoteLauncher(transport, way.host, loader_pythons(way.python), _CONNECT_TIMEOUT_S)

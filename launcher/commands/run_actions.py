@@ -1,0 +1,212 @@
+"""What may be done with a run that another process controls: watch it, print its logs, wait for it, stop it.
+
+Each is a function of the run and of the output streams of whoever asked, and returns an exit code. It is called here,
+or where the run is controlled: see launcher.controller.orders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
+from launcher.output.log_reader import (
+    LOOK_S,
+    Choice,
+    ExactPrinter,
+    LogFile,
+    LogPrinter,
+    RunLogs,
+    ScreenPrinter,
+    find_since,
+    follow,
+)
+from launcher.output.log_writer import TRANSCRIPT, find_live_output
+from launcher.output.output_streams import OutputStreams
+from launcher.output.plain_messages import tell
+from launcher.runs.run_list import ListedRun
+from launcher.wording import fold_ranks
+
+_LAST_LINES = 20
+_TAIL_BYTES = 1 << 16
+_AGAIN_S = 0.5  # between the two signals of `launch stop --now`
+_FAILED = re.compile("launch: .*FAILED after ")
+_ENDED = re.compile("launch: (finished in|stopped by) ")
+
+
+def attach(run: ListedRun, streams: OutputStreams) -> int:
+    """Show the last lines of a run and what follows, until it ends; return its exit code.
+
+    Ctrl-C raises KeyboardInterrupt, once all that was read is written.
+    """
+    title, host = f"run {run.id} ({run.name})" if run.name else f"run {run.id}", run.controller.host
+    if run.is_alive is False:
+        tell(f"launch: {title}, which {host} controlled, has ended; its last lines:", streams)
+    else:
+        tell(f"launch: watching {title}, which {host} controls; Ctrl-C leaves it running", streams)
+    hosts = run.find_hosts()
+    printer = ScreenPrinter(streams, hosts)
+    live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
+    logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES, live)
+    try:
+        for line in deque(logs.read(), _LAST_LINES):
+            printer.print(line)
+        printer.flush()
+        follow(logs, printer, lambda: is_running(run))
+    except KeyboardInterrupt:
+        printer.flush()
+        raise
+    return _conclude(run, streams, prints=False)
+
+
+def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:
+    """Let the controller of a run print the stacks of its ranks."""
+    if not run.is_here:
+        tell(f"launch: only {run.controller.host} can ask for the stacks", streams)
+    elif is_running(run):
+        os.kill(run.controller.pid, signal.SIGQUIT)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogsRequest:
+    """Which lines to print; None: all."""
+
+    follows: bool = False  # until the run has ended
+    node: int | None = None
+    rank: int | None = None
+    attempt: int | None = None
+    since_s: float | None = None  # only the last seconds
+
+
+def print_logs(run: ListedRun, streams: OutputStreams, request: LogsRequest) -> int:
+    """Print the lines on stdout; with a rank, its bytes on the streams to which it wrote. Return the exit code."""
+    if not run.folder.is_dir():
+        raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")
+    record = run.read_record()
+    refuse_unknown(run.id, request, record)
+    offset = str(record.get("utc_offset") or "+00:00")
+    stamp = None if request.since_s is None else find_since(request.since_s, offset, datetime.now(timezone.utc))
+    choice = Choice(request.node, request.rank, request.attempt, stamp)
+    logs = RunLogs(run.folder, run.find_hosts(), choice)
+    printer = LogPrinter(streams) if request.rank is None else ExactPrinter(streams)
+    try:
+        follow(logs, printer, lambda: request.follows and is_running(run))
+    except KeyboardInterrupt:
+        printer.flush()
+        return 130
+    return 0
+
+
+def refuse_unknown(run_id: str, request: LogsRequest, record: Mapping[str, Any]) -> None:
+    """Raise UsageError for a node, a rank or an attempt that a run doesn't have, as its run.json says.
+
+    Of the last attempt it has the nodes; an earlier one may have had more. A run that is followed may start again, and
+    before its ranks start it has no record.
+    """
+    nodes = (record.get("plan") or {}).get("nodes")
+    if not nodes:
+        return
+    attempts = record.get("attempts") or []
+    most = max((len(attempt["hosts"]) for attempt in attempts), default=0)
+    earlier = range(most) if most > len(nodes) else range(0)
+    ranks = {node["first_rank"] + local for node in nodes for local in range(node["nproc"])}
+    ranks |= set(range(len(earlier) * nodes[0]["nproc"]))
+    starts = max(1, len(attempts) + ("ended_at" not in record))
+    for option, number, known in (
+        ("node", request.node, {node["node_rank"] for node in nodes} | set(earlier)),
+        ("rank", request.rank, ranks),
+        ("attempt", None if request.follows else request.attempt, set(range(starts))),
+    ):
+        if number is not None and number not in known:
+            raise UsageError(
+                f"--{option} {number}: run {run_id} has no such {option}", f"choose from {fold_ranks(known)}"
+            )
+
+
+def wait(run: ListedRun, streams: OutputStreams) -> int:
+    """Wait until a run has ended, print how, and return its exit code."""
+    while is_running(run):
+        time.sleep(LOOK_S)
+    return _conclude(run, streams, prints=True)
+
+
+def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
+    """Send the signals of Ctrl-C, once, or twice for `is_now`, wait until the run has ended, and print how.
+
+    A second one kills the ranks, so none is sent if this was asked before without `is_now`. Raise UsageError for a run
+    that has ended, unless it was stopped, as by another `launch stop` that was typed at the same time.
+    """
+    has_ended = run.is_alive is False
+    if has_ended and (run.end is None or not run.end.is_stopped):
+        raise UsageError(f"run {run.id} has ended", "see launch ps for those that run")
+    if not has_ended and not run.is_here:
+        raise UsageError(f"run {run.id} is controlled by {run.controller.host}", "run launch stop there")
+    if is_now:
+        tell(f"launch: killing the ranks of run {run.id}, as a second Ctrl-C would: they can't save", streams)
+    is_asked = has_ended or run.mark_stop()
+    if has_ended:
+        tell(f"launch: run {run.id} was stopped before", streams)
+    elif is_asked and not is_now:
+        tell(f"launch: run {run.id} is being stopped already (--now kills its ranks)", streams)
+    signals = (0 if is_asked else 1) + is_now
+    sent_at = -math.inf
+    while is_running(run):
+        if signals and time.monotonic() - sent_at > _AGAIN_S:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(run.controller.pid, run.controller.stop_signal)
+            signals, sent_at = signals - 1, time.monotonic()
+        time.sleep(LOOK_S)
+    _conclude(run, streams, prints=True)
+    return 0
+
+
+def print_health(run: ListedRun, streams: OutputStreams) -> int:
+    """Tell whether the controller of a run lives, which this login has not started, and which agents it misses."""
+    print(json.dumps({"is_alive": is_running(run), "missing": run.read_missing()}))
+    return 0
+
+
+def is_running(run: ListedRun) -> bool:
+    """Return whether a run still lives; raise UsageError if only another machine can tell."""
+    now = run.look()
+    if now is not None and now.is_alive is None:
+        host = now.controller.host
+        raise UsageError(f"only {host} can tell whether run {now.id} still runs", f"use launch on {host}")
+    return now is not None and bool(now.is_alive)
+
+
+def _conclude(run: ListedRun, streams: OutputStreams, *, prints: bool) -> int:
+    """Return the exit code of a run that has ended; prints: also its last messages."""
+    now = run.look()
+    if now is None:
+        tell(f"launch: run {run.id} was never started; its launch has said why", streams)
+        return EXIT_FAILED
+    if now.end is None:
+        tell(
+            f"launch: run {now.id} has no result: its launch was killed, and its hosts end it within --silence", streams
+        )
+        return EXIT_SIGNAL_BASE + signal.SIGKILL
+    if prints:
+        for line in _find_end(now):
+            tell(line, streams)
+    return now.end.exit_code
+
+
+def _find_end(run: ListedRun) -> list[str]:
+    """Return the block about the failure, or how a run ended that succeeded or was stopped, and what follows that."""
+    lines = [line.text.decode("utf-8", "replace") for line in LogFile(run.folder / TRANSCRIPT, ()).read()]
+    has_failed = run.end is not None and run.end.exit_code != 0 and not run.end.is_stopped
+    begin = _FAILED if has_failed else _ENDED
+    begins = [index for index, line in enumerate(lines) if begin.match(line)]
+    return lines[begins[-1] :] if begins else lines[-1:]

@@ -1,0 +1,189 @@
+"""What a launcher on another host is asked, as it travels there, and how that is done there.
+
+Both sides run the same code, so an order travels as a pickle, with functions in it; nothing that comes back does. The
+output of what is asked is what `launch` would print here; the launch host copies it to its own streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from launcher.concurrency import start_thread
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
+from launcher.hosts.host import Host
+from launcher.job.job import Job
+from launcher.output.lines import STDERR, STDOUT
+from launcher.output.output_streams import OutputStreams
+from launcher.output.plain_messages import describe_error, tell
+from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
+from launcher.runs.run_request import RunOptions
+from launcher.runs.run_rows import as_row
+from launcher.runs.state_directory import find_state
+from launcher.transports.agents.credentials import Credentials
+
+LENGTH_BYTES = 8
+GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
+LEFT = "left"
+SILENCE_S = 15.0  # for which an answer continues without hearing from the launch host
+HUNG_UP = EXIT_SIGNAL_BASE + signal.SIGHUP  # the exit code of what doesn't hear from the launch host any more
+REFUSED = "refused"  # after the exit code of a run that never started
+UNKNOWN = "unknown"  # after the exit code, if no run has the id that was asked about
+_READ_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Control a run, from its checks to its end."""
+
+    job: Job
+    hosts: tuple[Host, ...]
+    spares: tuple[Host, ...]
+    options: RunOptions
+    known: Mapping[str, Any]  # the first values of run.json
+    credentials: Credentials
+    run_id: str  # unless another run has it there
+    is_quiet: bool = False
+    as_json: bool = False
+    notify: str | None = None
+    host: str = ""  # the name of the controlling host, as the launch host has it
+
+
+RunAction = Callable[[ListedRun, OutputStreams], int]  # it returns an exit code; launcher.commands.run_actions has them
+Request = Control | Callable[[RunList, OutputStreams], int]
+
+
+def about_run(run_id: str, act: RunAction) -> Request:
+    """Return the request to do something with one run."""
+    return partial(_act, run_id, act)
+
+
+def _act(run_id: str, act: RunAction, runs: RunList, streams: OutputStreams) -> int:
+    return act(runs.find(run_id), streams)
+
+
+def print_rows(runs: RunList, streams: OutputStreams) -> int:
+    """Print the rows of all runs as a JSON list."""
+    print(json.dumps([as_row(run, time.time()) for run in runs.read()]))
+    return 0
+
+
+def print_id(word: str | None, runs: RunList, streams: OutputStreams) -> int:
+    """Print the id of the run that this word means; None: the newest one."""
+    try:
+        print(runs.find(word).id)
+    except UnknownRunError as error:  # here it is not the launch host that knows more of it
+        raise UsageError(error.message, error.fix) from None
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A request with what it takes to answer it."""
+
+    request: Request
+    streams: OutputStreams  # where the answer is shown
+    mark: bytes  # begins the last line of both streams: the exit code and REFUSED or UNKNOWN; LEFT if they end before
+    silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
+
+
+def encode(order: Order) -> bytes:
+    """Return an order as bytes, with its length before it."""
+    data = pickle.dumps(order, protocol=4)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def find_patience(job: Job) -> float:
+    """Return for how many seconds the controller waits for its agents, which the launch host starts meanwhile."""
+    return 2 * job.timeouts.connect_timeout_s + GATHERING_S
+
+
+# ---- on the other host -----------------------------------------------------------------------------------------------
+
+
+def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
+    """Read one order from stdin, carry it out, and exit.
+
+    variables: the environment of this process; wait_s: for the next bytes of the order.
+    """
+    data = _take(int.from_bytes(_take(LENGTH_BYTES, wait_s), "big"), wait_s)
+    order = pickle.loads(data)  # it comes from the launcher that sent this code
+    assert isinstance(order, Order)
+    last_line, ending = LastLine(order.mark), ""
+    try:
+        if isinstance(order.request, Control):
+            from launcher.controller.control import control  # half of this package, which no other request needs
+
+            code, has_begun = control(order.request, order.streams, last_line, variables, order.silence_s)
+            ending = "" if has_begun else f" {REFUSED}"
+        else:
+            start_thread(partial(_end_with_the_login, order.silence_s), "login", lambda error: None)
+            code = order.request(RunList(find_state(variables) / "runs"), order.streams)
+        sys.stdout.flush()
+    except UnknownRunError as error:
+        code, ending = error.exit_code, f" {UNKNOWN}"
+    except LauncherError as error:
+        tell(describe_error(error), order.streams)
+        code, ending = error.exit_code, f" {REFUSED}"
+    except KeyboardInterrupt:  # the run has not begun to listen to signals
+        tell("launch: stopped by you; nothing was started", order.streams)
+        code, ending = EXIT_SIGNAL_BASE + signal.SIGINT, f" {REFUSED}"
+    except BrokenPipeError:  # the launch host has hung up
+        code = EXIT_FAILED
+    except Exception:  # noqa: BLE001 - whoever reads the output must learn that it ends
+        traceback.print_exc()
+        code = EXIT_FAILED
+    last_line.write(f"{code}{ending}")
+    os._exit(code)
+
+
+def _take(size: int, wait_s: float) -> bytes:
+    """Read so many bytes, and none of those behind them; exit if the launch host is silent for `wait_s`."""
+    data = b""
+    while len(data) < size:
+        piece = read_in_time(size - len(data), wait_s)
+        if not piece:
+            os._exit(EXIT_FAILED)
+        data += piece
+    return data
+
+
+def _end_with_the_login(silence_s: float) -> None:
+    while read_in_time(_READ_BYTES, silence_s):
+        pass
+    os._exit(HUNG_UP)
+
+
+def read_in_time(size: int, silence_s: float | None) -> bytes:
+    """Read from the launch host; return nothing if it hangs up, or is silent for that long.
+
+    It sends heartbeats. Without them, sshd may not notice for hours that a machine has lost power.
+    """
+    ready, _, _ = select.select([0], [], [], silence_s)
+    return os.read(0, size) if ready else b""
+
+
+class LastLine:
+    """The last line of both streams of this process, which is written once; nobody may read it any more."""
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
+        self._is_written = False
+
+    def write(self, word: str) -> None:
+        """Write the word behind the mark, unless a last line was written."""
+        was_written, self._is_written = self._is_written, True
+        for fd in () if was_written else (STDOUT, STDERR):
+            with contextlib.suppress(OSError):
+                os.write(fd, self._mark + word.encode() + b"\n")
