@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from launcher.diagnosis.cause import Cause
+from launcher.diagnosis.cause import Cause, find_signature
 from launcher.diagnosis.failure import FailureKind, Role
-from launcher.diagnosis.failure_signature import find_signature
 from launcher.errors import HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
 from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.policy import Ending, Outcome
