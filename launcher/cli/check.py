@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, gather
 from launcher.cli.option_sources import show_sources
 from launcher.cli.options import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
-from launcher.cli.selection import choose_opener, read_hosts
 from launcher.cli.tree_request import add_tree
 from launcher.transports.settings import TransportSettings
+
+if TYPE_CHECKING:
+    from launcher.runs.inspection import Inspection
+    from launcher.session.session import Session
 
 
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -42,15 +46,13 @@ def command(
     With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
     job, its hosts are the default.
     """
-    from launcher.cli.sessions import make_session, make_settings
+    from launcher.cli.sessions import hold_session, make_settings
     from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
-    from launcher.errors import EXIT_SIGNAL_BASE
     from launcher.job.activation import candidate_pythons
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
-    from launcher.runs.inspection import Inspection
-    from launcher.session.signals import Interrupted
+    from launcher.session.settings import loader_pythons
     from launcher.sync.contents import Contents
 
     hosts = read_hosts(choice)
@@ -60,24 +62,26 @@ def command(
         show_sources()
     open_transport = choose_opener(transport, hosts, env=job.env, python=job.python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
-    async def ask() -> Inspection:
-        outputs = console.outputs(hosts, None)
-        session = make_session(make_settings(job, "check"), hosts, open_transport(hosts, console.say), outputs, console)
+    async def ask(session: Session) -> Inspection:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
         incidents = open_incident_log().describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
 
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    try:
-        inspection = asyncio.run(ask())
+    def report(inspection: Inspection) -> int:
         if as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
             for line in check.table(job, inspection, columns, with_packages=with_packages):
                 console.show(line)
         return check.exit_code(inspection)
-    except Interrupted as interruption:
-        return EXIT_SIGNAL_BASE + interruption.number
-    finally:
-        console.close()
+
+    return hold_session(
+        hosts,
+        open_transport,
+        make_settings("check", job.timeouts, job.env, loader_pythons(job.python)),
+        console,
+        ask,
+        report,
+    )

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
-from launcher.cli.selection import choose_opener, read_hosts
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
-    from launcher.commands.clean import Cleaning
+    from launcher.commands.clean import Cleaning, CodeCleaning
     from launcher.output.console import Console
-    from launcher.session.session import Session
 
 
 @click.command("clean", cls=Command, params=[
@@ -46,49 +43,25 @@ def command(
     Jobs that a run submitted (sbatch, at) aren't part of it and are kept.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.sessions import make_session, read_settings
-    from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.cli.sessions import find_pythons, hold_session, make_settings
+    from launcher.commands.clean import clean, clean_code
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
-    from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     variables = parse_settings(env, os.environ)
     open_transport = choose_opener(transport, hosts, env=variables, python=python)
     console = Console(hosts, find_streams(os.environ), is_patient=True)
-
-    def connect() -> Session:
-        settings = replace(read_settings(timeouts, "clean", python), env=variables)
-        return make_session(settings, hosts, open_transport(hosts, console.say), console.outputs(hosts, None), console)
-
-    try:
-        return asyncio.run((_clean_code if code else _clean)(connect, console, is_dry=dry_run))
-    except Interrupted as interruption:
-        return EXIT_SIGNAL_BASE + interruption.number
-    finally:
-        console.close()
+    settings = make_settings("clean", timeouts, variables, find_pythons(python))
+    if code:
+        act, report = partial(clean_code, is_dry=dry_run), partial(_report_code, console, is_dry=dry_run)
+        return hold_session(hosts, open_transport, settings, console, act, report)
+    stop, tell = partial(clean, say=console.say, is_dry=dry_run), partial(_report, console, is_dry=dry_run)
+    return hold_session(hosts, open_transport, settings, console, stop, tell)
 
 
-async def _clean(connect: Callable[[], Session], console: Console, *, is_dry: bool) -> int:
-    from launcher.commands.clean import clean
-
-    done = await clean(connect(), console.say, is_dry=is_dry)
-    _report(console, done, is_dry=is_dry)
-    return done.exit_code
-
-
-async def _clean_code(connect: Callable[[], Session], console: Console, *, is_dry: bool) -> int:
-    from launcher.commands.clean_code import clean_code, cleaning_lines
-    from launcher.hosts.unreachable import failure_lines
-
-    done = await clean_code(connect(), is_dry=is_dry)
-    for line in [*cleaning_lines(done, is_dry=is_dry), *failure_lines(done.failures)]:
-        console.say(line)
-    return done.exit_code
-
-
-def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
+def _report(console: Console, done: Cleaning, *, is_dry: bool) -> int:
     from launcher.commands.clean import kept_lines, verdict
     from launcher.hosts.unreachable import failure_lines
     from launcher.runs import report
@@ -97,3 +70,13 @@ def _report(console: Console, done: Cleaning, *, is_dry: bool) -> None:
         console.say(f"launch: {verdict(done, is_dry=is_dry)}")
     for line in [*report.left_lines(done.census), *kept_lines(done.kept), *failure_lines(done.failures)]:
         console.say(line)
+    return done.exit_code
+
+
+def _report_code(console: Console, done: CodeCleaning, *, is_dry: bool) -> int:
+    from launcher.commands.clean import cleaning_lines
+    from launcher.hosts.unreachable import failure_lines
+
+    for line in [*cleaning_lines(done, is_dry=is_dry), *failure_lines(done.failures)]:
+        console.say(line)
+    return done.exit_code

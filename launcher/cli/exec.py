@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,21 +11,19 @@ import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import resolve_workdir
+from launcher.cli.misplaced_words import refuse_trailing
 from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
-from launcher.cli.selection import choose_opener, read_hosts
-from launcher.cli.trailing_options import refuse_trailing
 from launcher.errors import UsageError
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.exec import Execution
-    from launcher.hosts.host import Host
     from launcher.output.console import Console
-    from launcher.runs.run_request import Opener
-    from launcher.session.settings import Settings
+    from launcher.session.session import Session
 
 
 @click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -52,10 +48,12 @@ def command(
     The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
     In a Slurm job, its hosts are the default.
     """
-    from launcher.cli.sessions import read_settings
-    from launcher.commands.exec import command_argv
+    from launcher.cli.sessions import find_pythons, hold_session, make_settings
+    from launcher.commands.exec import command_argv, execute
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
+    from launcher.session.session import SIGNALS
+    from launcher.session.signals import catch_signals, outlast_signals
 
     if not words:
         raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
@@ -67,41 +65,24 @@ def command(
     streams = find_streams(os.environ)
     console = Console(hosts, streams, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)
-    try:
-        settings = read_settings(timeouts, "exec", python)
-        done = asyncio.run(
-            _run(hosts, open_transport, settings, command_argv(words), resolve_workdir(workdir), console)
-        )
+
+    async def run(session: Session) -> Execution:
+        with catch_signals(dict.fromkeys(SIGNALS, lambda: None)):  # also after the session has stopped listening
+            done = await execute(session, command_argv(words), resolve_workdir(workdir), console.say)
+            outlast_signals(SIGNALS, partial(os._exit, done.exit_code))
+        return done
+
+    def report(done: Execution) -> int:
         console.show_folded()
         if not is_told:
             _tell_input(console)  # its producer may have started later than the command
         failures = {failure.host: failure.text for failure in done.failures}
         console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)
         _report(console, done)
-    finally:
-        console.close()
-    return done.exit_code
+        return done.exit_code
 
-
-async def _run(
-    hosts: Sequence[Host], open_transport: Opener, settings: Settings, argv: list[str], workdir: str | None,
-    console: Console,
-) -> Execution:  # fmt: skip
-    from launcher.cli.sessions import make_session
-    from launcher.commands.exec import execute
-    from launcher.session.session import SIGNALS
-    from launcher.session.signals import catch_signals, outlast_signals
-
-    outputs = console.outputs(hosts, None, has_ranks=False)
-    session = make_session(settings, hosts, open_transport(hosts, console.say), outputs, console)
-    try:
-        with catch_signals(dict.fromkeys(SIGNALS, lambda: None)):  # also after the session has stopped listening
-            done = await execute(session, argv, workdir, console.say)
-            outlast_signals(SIGNALS, partial(os._exit, done.exit_code))
-        return done
-    finally:
-        for output in outputs:
-            output.finish()  # a last line may have no newline
+    settings = make_settings("exec", timeouts, {}, find_pythons(python))
+    return hold_session(hosts, open_transport, settings, console, run, report, has_ranks=False)
 
 
 def _tell_input(console: Console) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -18,10 +17,10 @@ from typing import Any
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.option_groups import OutputOptions
-from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import make_console, with_trainer_command
-from launcher.cli.sessions import make_session, make_settings
+from launcher.cli.sessions import hold_session, make_settings
 from launcher.cli.state_directory import open_run_list
+from launcher.cli.typed_command import describe_origin
 from launcher.clock import wall_clock
 from launcher.commands.run_actions import print_health, stop
 from launcher.commands.sync import sync
@@ -39,8 +38,8 @@ from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
 from launcher.runs.run_list import RemoteRun, Way
 from launcher.runs.run_request import Opener, RunOptions
+from launcher.session.session import Session
 from launcher.session.settings import loader_pythons
-from launcher.session.signals import Interrupted
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.settings import TransportSettings
@@ -58,7 +57,7 @@ def run_planted(
     everyone = (*hosts, *spares)
     transport = open_transport(tuple({host.name: host for host in (controller, *everyone)}.values()), tell)
     if job.tree is not None:
-        stopped = _send_code(job, job.tree, controller, open_transport((controller,), _say_nothing), output)
+        stopped = _send_code(job, job.tree, controller, lambda hosts, say: open_transport(hosts, _say_nothing), output)
         if stopped:
             return stopped
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
@@ -94,26 +93,19 @@ def run_planted(
     return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output)
 
 
-def _send_code(job: Job, tree: Tree, controller: Host, transport: Transport, output: OutputOptions) -> int:
+def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, output: OutputOptions) -> int:
     """Bring the code to the controller's host, from which all hosts get it; return the exit code of a signal, or 0."""
     console = make_console([controller], replace(output, as_json=False))
 
-    async def execute() -> None:
-        settings = make_settings(job, "sync")
-        session = make_session(settings, [controller], transport, console.outputs([controller], None), console)
+    async def send(session: Session) -> None:
         _, sent = await sync(session, partial(replace, tree, links=()), os.environ, is_check=False)
         if failures := session.failures():
             raise UnreachableError(failures)
         refuse_problems(sent.findings)
 
-    try:
-        asyncio.run(execute())
-        return 0
-    except Interrupted as interruption:
-        console.say("launch: stopped by you; nothing was started")
-        return EXIT_SIGNAL_BASE + interruption.number
-    finally:
-        console.close()
+    farewell = "launch: stopped by you; nothing was started"
+    settings = make_settings("sync", job.timeouts, job.env, loader_pythons(job.python))
+    return hold_session([controller], open_transport, settings, console, send, lambda _: 0, farewell=farewell)
 
 
 def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,9 +12,9 @@ import click
 
 from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.option_groups import HostChoice, SyncOptions, gather
 from launcher.cli.options import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
-from launcher.cli.selection import choose_opener, read_hosts
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from launcher.hosts.host import Host
     from launcher.job.tree import Tree
     from launcher.output.console import Console
+    from launcher.session.session import Session
     from launcher.sync.delivery import Delivered
 
 
@@ -44,14 +44,12 @@ def command(
     Files that a host has already are not sent. DIR is the repository or directory that you are in by default. With
     --check, the exit code is 0 if every host has what is here.
     """
-    from launcher.cli.sessions import make_session, read_settings
+    from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.cli.tree_request import read_tree
-    from launcher.commands.sync import exit_code, sync
-    from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.commands.sync import sync
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
-    from launcher.session.signals import Interrupted
 
     hosts = read_hosts(choice)
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
@@ -59,42 +57,34 @@ def command(
     variables = parse_settings(env, os.environ)
     opener = choose_opener(transport, hosts, env=variables, python=python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
-    failures: list[HostFailure] = []
 
     def read() -> Tree:
         return read_tree(options, None, current_directory(), Path("logs"), console.say)[0]
 
-    async def execute() -> tuple[Tree, Delivered]:
-        settings = replace(read_settings(timeouts, "sync", python), env=variables)
-        session = make_session(settings, hosts, opener(hosts, console.say), console.outputs(hosts, None), console)
-        try:
-            return await sync(session, read, os.environ, is_check=check)
-        finally:
-            failures.extend(session.failures())
+    async def execute(session: Session) -> tuple[Tree, Delivered, Sequence[HostFailure]]:
+        return *await sync(session, read, os.environ, is_check=check), session.failures()
 
-    try:
-        tree, delivered = asyncio.run(execute())
-        _report(console, tree, delivered, hosts, failures, is_check=check)
-        return exit_code(delivered, failures)
-    except Interrupted as interruption:
-        console.say("launch: stopped by you; what was sent is kept")
-        return EXIT_SIGNAL_BASE + interruption.number
-    finally:
-        console.close()
+    def report(done: tuple[Tree, Delivered, Sequence[HostFailure]]) -> int:
+        return _report(console, hosts, *done, is_check=check)
+
+    settings = make_settings("sync", timeouts, variables, find_pythons(python))
+    farewell = "launch: stopped by you; what was sent is kept"
+    return hold_session(hosts, opener, settings, console, execute, report, farewell=farewell)
 
 
 def _report(
-    console: Console, tree: Tree, delivered: Delivered, hosts: Sequence[Host], failures: Sequence[HostFailure], *,
+    console: Console, hosts: Sequence[Host], tree: Tree, delivered: Delivered, failures: Sequence[HostFailure], *,
     is_check: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     from launcher.commands.sync import as_record, exit_code
     from launcher.hosts.unreachable import failure_lines
     from launcher.output.style import Style
     from launcher.sync.code_messages import code_line, describe_tree, place_lines
 
+    code = exit_code(delivered, failures)
     paths = {hosts[index].name: path for index, path in delivered.paths.items()}
     console.emit(
-        "sync", exit_code=exit_code(delivered, failures), **as_record(tree, delivered), paths=paths,
+        "sync", exit_code=code, **as_record(tree, delivered), paths=paths,
         unreachable=[asdict(failure) for failure in failures],
     )  # fmt: skip
     line = describe_tree(tree) if is_check else code_line(tree, delivered.files, delivered.sent_bytes)
@@ -102,3 +92,4 @@ def _report(
     found = [line for finding in delivered.findings for line in str(finding).splitlines()]
     for line in [*place_lines(paths), *(f"  {line}" for line in found), *failure_lines(failures)]:
         console.say(line)
+    return code

@@ -14,9 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.clock import wall_clock
-from launcher.diagnosis.cause import Cause, find_cause
+from launcher.diagnosis.cause import Cause, find_cause, find_signature
 from launcher.diagnosis.failure import Failure, FailureKind, Role
-from launcher.diagnosis.failure_signature import find_signature
 from launcher.diagnosis.tracebacks import extract_traceback
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
 from launcher.job.job import Job

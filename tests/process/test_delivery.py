@@ -20,7 +20,7 @@ from machines.repositories import make_repository
 from node_process import is_alive, wait_until
 from transport_by_host import TransportByHost
 
-from launcher.commands.clean_code import clean_code, cleaning_lines
+from launcher.commands.clean import clean_code, cleaning_lines
 from launcher.commands.sync import sync
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
