@@ -3,17 +3,19 @@
 The first failure by time is not always the cause: a rank that raises an exception takes a second to exit, while its
 peers already died of the closed connection. So a failure that looks like the consequence of another one counts only if
 there is no other, and among the rest the earliest is the cause. If several ranks have the same error, chance decides
-which one is reported first, so the lowest rank represents all of them.
+which one is reported first, so the lowest rank represents all of them. Two failures are the same failure again if they
+have the same signature.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from launcher.diagnosis.collective_timeouts import explain_wait
-from launcher.diagnosis.exit_codes import explain_ending, explain_loss
+from launcher.diagnosis.exit_codes import ENDING, describe_ending, explain_ending, explain_loss
 from launcher.diagnosis.failure import Failure, FailureKind, Role
 from launcher.diagnosis.signatures import AT_EXIT, Explanation, Kind, explain_lines
 from launcher.diagnosis.tracebacks import (
@@ -22,6 +24,7 @@ from launcher.diagnosis.tracebacks import (
     extract_errors,
     extract_traceback,
     last_said,
+    mask,
     shorten_traceback,
 )
 
@@ -34,6 +37,7 @@ _MAX_LINE = 300
 _SEARCHED_LINES = 30  # from the end of a stream; the rank survived what it printed earlier
 _SEARCHED_LINES_OF_OTHERS = 5  # there may be a thousand ranks, and a line costs 0.06 ms
 _ENDED_BY_US = "worker-gone"  # also printed by a rank that `launch` stops
+_PLACE = re.compile(r'File "(?P<file>[^"]+)", line \d+(?:, in (?P<function>.+))?$')
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +164,35 @@ def _searched_lines(failure: Failure, count: int) -> list[str]:
     """Return the last lines, the latest first, stderr before stdout."""
     streams = (failure.stderr.splitlines(), failure.stdout.splitlines())
     return [line for lines in streams for line in reversed(last_said(lines, count))]
+
+
+def find_signature(cause: Cause) -> str | None:
+    """Return a text that is equal for failures of the same kind, or None for one that says nothing about its reason.
+
+    It is the known cause if there is one; otherwise the type of the exception and the innermost function of the user's
+    own code; otherwise the signal or exit code. Numbers, directories, ranks, hosts and ports aren't part of it, because
+    they may differ when the same thing fails again. None: a lost connection, a hang, or a rank that only lost another
+    one; any failure may look like this on the host that is heard first.
+    """
+    failure = cause.failure
+    if failure.kind in (FailureKind.CONNECTION, FailureKind.HANG) or failure.role is not Role.ERROR:
+        return None
+    if failure.is_early_exit:
+        return "finished before the others"
+    known = cause.explanation
+    if known is not None and known.kind is Kind.CAUSE and known.name != ENDING:
+        return known.name
+    return _find_error(failure) or describe_ending(failure.code, failure.signal)
+
+
+def _find_error(failure: Failure) -> str | None:
+    """Return `ValueError in train.py:step`, or None without a Python error."""
+    lines = shorten_traceback(extract_traceback(failure.stderr))
+    if not lines or failure.signal is not None:
+        return None
+    error = lines[-1].partition(":")[0].strip()
+    place = _PLACE.match(lines[0].strip())
+    if place is None:
+        return error
+    file = place["file"].rpartition("/")[2]
+    return f"{error} in {mask(file)}:{place['function'] or '<module>'}"

@@ -12,7 +12,7 @@ from launcher.job.job import Timeouts
 from launcher.job.slurm_allocation import Allocation
 
 if TYPE_CHECKING:
-    from launcher.transports.ssh.key_files import Secrets  # imports paramiko, which takes its time
+    from launcher.transports.ssh.identities import Secrets  # imports paramiko, which takes its time
 
 
 @dataclass(frozen=True, slots=True)

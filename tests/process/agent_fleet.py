@@ -24,7 +24,7 @@ from launcher.transports import bootstrap
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.agents.hub import Hub
 from launcher.transports.base import STDERR, STDOUT
-from launcher.transports.local import LocalTransport
+from launcher.transports.process_channel import LocalTransport
 
 MARK = "AGENT_TEST_MARK"
 RUN = "20261120-091233"

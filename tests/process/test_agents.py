@@ -26,6 +26,7 @@ from node_process import WAITS, find_marked, is_alive, parent_of, shell, wait_un
 
 from launcher.errors import HostFailureKind
 from launcher.hosts.host import Host
+from launcher.job.job import Timeouts
 from launcher.node import messages
 from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
@@ -141,7 +142,7 @@ def test_close_wakes_who_writes_and_the_process_sees_the_end(fleet: Fleet) -> No
 def test_a_session_over_agents(fleet: Fleet) -> None:
     """A supervisor is started, runs a rank, and says what is left, as over every transport."""
     outputs = [NodeOutput(name, None, None) for name in fleet.names]
-    settings = Settings(RUN, {}, [sys.executable], NEVER_S, 1, DEADLINE_S)
+    settings = Settings(RUN, {}, [sys.executable], Timeouts(DEADLINE_S, NEVER_S, 1))
 
     async def play() -> None:
         session = Session([A, B], fleet.hub.open_transport(), outputs, settings, say=print, progress=print)

@@ -25,7 +25,7 @@ from launcher.output.lines import STDERR
 from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
 from launcher.transports.relayed.pdsh_input import RelayInput
-from launcher.transports.relayed.srun_step import SrunStep
+from launcher.transports.relayed.srun import SrunStep
 
 DEADLINE_S = 60.0
 NO_THREAD = "this machine can't start another thread (can't start new thread)"

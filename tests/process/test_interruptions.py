@@ -35,7 +35,7 @@ from launcher.session.settings import Settings
 from launcher.session.signals import Interrupted
 from launcher.transports.base import Channel, Transport
 from launcher.transports.bootstrap import MARKER
-from launcher.transports.local import LocalTransport
+from launcher.transports.process_channel import LocalTransport
 
 DEADLINE_S = 60.0
 WAITS = "echo $$ >{pid}; exec sleep 300"

@@ -29,8 +29,7 @@ from launcher.session.pool import ConnectionPool
 from launcher.session.settings import Settings
 from launcher.transports import loader
 from launcher.transports.base import Transport
-from launcher.transports.local import LocalTransport
-from launcher.transports.process_channel import ProcessChannel
+from launcher.transports.process_channel import LocalTransport, ProcessChannel
 
 MARK = f"pool-test.{os.getpid()}"
 TIMEOUT_S = 0.3

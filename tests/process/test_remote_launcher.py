@@ -32,7 +32,7 @@ from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import TransportError
-from launcher.transports.local import LocalTransport
+from launcher.transports.process_channel import LocalTransport
 
 TIMEOUT_S = 10.0
 RUN = "20261120-091233"

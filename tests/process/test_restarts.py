@@ -31,7 +31,7 @@ from launcher.runs.result import Result
 from launcher.runs.run import Run
 from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
 from launcher.transports.base import Channel, Transport, TransportError
-from launcher.transports.local import LocalTransport
+from launcher.transports.process_channel import LocalTransport
 
 # Fails once with each of these exit codes, and then succeeds.
 FAILS = (

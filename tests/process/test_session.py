@@ -33,7 +33,7 @@ from launcher.session.session import Session
 from launcher.session.settings import Settings
 from launcher.session.signals import Interrupted
 from launcher.transports.base import Channel
-from launcher.transports.local import LocalTransport
+from launcher.transports.process_channel import LocalTransport
 
 FAR_S = 0.3  # each way
 

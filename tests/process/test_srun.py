@@ -29,7 +29,7 @@ from launcher.job.slurm_allocation import Allocation
 from launcher.node.relays import relay
 from launcher.node.relays.relay import SRUN_LINE_BYTES
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
-from launcher.transports.relayed import relays
+from launcher.transports.relayed import step_lifecycle
 from launcher.transports.relayed.srun import SrunTransport
 
 MARK = "SRUN_TEST_MARK"
@@ -184,7 +184,7 @@ def test_hosts_have_processes_of_their_own_one_after_the_other(cluster: Cluster)
 
 def test_a_relay_that_had_nothing_to_do_is_not_asked_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have ended by now."""
-    monkeypatch.setattr(relays, "_REUSE_S", 0)
+    monkeypatch.setattr(step_lifecycle, "_REUSE_S", 0)
     transport = cluster.reach(A, B)
     other = transport.open(B, "cat", DEADLINE_S)
     places = [run(transport, A, "echo $PPID")[0][STDOUT] for _ in range(2)]

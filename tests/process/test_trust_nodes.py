@@ -31,8 +31,8 @@ from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.session import Session
 from launcher.session.settings import Settings
 from launcher.transports.base import STDERR
-from launcher.transports.local import LocalTransport
-from launcher.transports.relayed.srun_step import SrunStep
+from launcher.transports.process_channel import LocalTransport
+from launcher.transports.relayed.srun import SrunStep
 
 MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
 READ_BYTES = 1 << 18

@@ -24,7 +24,7 @@ from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.fabric import FabricTransport
-from launcher.transports.ssh.key_files import Secrets
+from launcher.transports.ssh.identities import Secrets
 from launcher.transports.ssh.openssh import OpenSSHTransport
 
 CLIENTS: dict[str, Callable[[TransportSettings], Transport]] = {"fabric": FabricTransport, "ssh": OpenSSHTransport}

@@ -16,7 +16,7 @@ from launcher.output.style import Style
 from launcher.runs.bisection import Verdict
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.run_request import RunOptions, RunRequest
-from launcher.transports.local import LocalTransport
+from launcher.transports.process_channel import LocalTransport
 
 
 class Screen(MuteConsole):

@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.private_files import lock_directory
 from launcher.transports.settings import TransportSettings, check_config_file
-from launcher.transports.ssh.openssh_options import OPTIONS
+from launcher.transports.ssh.openssh_config import OPTIONS
 
 RANK = "%n"  # pdsh replaces it by the host's index in -w
 _ARGS = "PDSH_SSH_ARGS"  # replaces pdsh's own -a and -x

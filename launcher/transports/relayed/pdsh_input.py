@@ -16,8 +16,7 @@ from launcher.hosts.host import Host
 from launcher.transports import bootstrap
 from launcher.transports.relayed.framing import BLOCK_BYTES
 from launcher.transports.relayed.pdsh_command import RANK, Call, Pdsh
-from launcher.transports.relayed.pdsh_lines import whole_lines
-from launcher.transports.relayed.pdsh_output import PdshOutput
+from launcher.transports.relayed.pdsh_output import PdshOutput, whole_lines
 
 Line = tuple[bytes, bytes | None]  # verb and numbers of an order, and its data, which travels in base64
 

@@ -1,15 +1,20 @@
-"""What pdsh and its ssh processes print: which host a line is of, and which hosts are gone. Pure."""
+"""What pdsh and its ssh processes print: which host a line is of, and which hosts are gone."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from launcher.transports.base import READ_BYTES
 
 _ENDED = re.compile(
     rb"pdsh@\S+: (?P<label>\S+): ssh (?P<how>exited with exit code (?P<code>\d+)|killed by signal (?P<signal>\d+))"
 )
 _KEPT_LINES = 50  # of a host
 _KEPT_CHARACTERS = 1000  # of a line
+MAX_LINE_BYTES = 256 << 10  # pdsh prints no more than 128 KiB of one
 
 
 class PdshOutput:
@@ -66,3 +71,17 @@ class PdshOutput:
     def exit_code(self, host: str) -> int | None:
         """Return the exit code of a host's ssh, which is that of the login shell; None if pdsh has reported none."""
         return self._exit_codes.get(host)
+
+
+def whole_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines as they come, without their newlines.
+
+    A line that is too long is dropped as a whole: if it were cut, its rest could pass for a line of another host.
+    """
+    rest, is_dropping = b"", False
+    while data := os.read(stream.fileno(), READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines[1:] if is_dropping else lines
+        is_dropping = is_dropping and not lines
+        if len(rest) > MAX_LINE_BYTES or is_dropping:
+            rest, is_dropping = b"", True

@@ -1,6 +1,7 @@
 """What ssh_config sets for a host: its Host and Match blocks, and the options in those that apply.
 
-`Match exec`, `canonical`, `final` and anything else that depends on more than the files is left to `ssh -G`.
+`Match exec`, `canonical`, `final` and anything else that depends on more than the files is left to `ssh -G`. Hosts for
+which that gives the same answer but for HostName form a group, so that it runs for one of each group.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from launcher.hosts.host import Host
 from launcher.transports.ssh.config_lines import OPTIONS, LeftToSsh, Line, WrongLine, every_line
+from launcher.transports.ssh.known_hosts import matches
 from launcher.transports.ssh.openssh_config import read_seconds, split_jump
 
 Options = dict[str, "str | list[str]"]  # by their names in lower case; those of COLLECTED as a list
 
-COLLECTED = ("identityfile", "certificatefile")  # every value counts, not the first alone
+COLLECTED = {"identityfile", "certificatefile"}  # every value counts, not the first alone
 
 _MATCH_WORD = re.compile(r"""("[^"\\]*"|[^\s"'=\\]+)(?:=|[ \t]+|$)""")
 _WITHOUT_ARGUMENT = ("all", "canonical", "final")
@@ -39,6 +41,13 @@ _JUMPS = re.compile(r"""[^\s"'\\\[\]/#,]+(?:,[^\s"'\\\[\]/#,]+)*""")
 _MAX_PORT = 65535
 _NONE = "none"
 _ASK = "install openssh-client, so that `launch` can run `ssh -G`"
+
+Group = tuple[bool, ...]  # of hosts for which `ssh -G` gives the same answer
+# Criteria whose answer doesn't depend on the host's name; `host` and `originalhost` are compared, `exec` is looked at.
+_SAME_FOR_ALL = ("all", "canonical", "final", "user", "localuser", "localnetwork", "tagged", "version", "sessiontype")
+_COMPARED = {"host", "originalhost"}
+# `ssh -G` prints them unchanged; their tokens are replaced later, for each host.
+_UNEXPANDED = ("identityfile", "certificatefile", "proxycommand", "knownhostscommand", "globalknownhostsfile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ def matches_any(patterns: Iterable[str], name: str) -> bool:
     """Tell whether a name matches one of these patterns, and none of those that begin with `!`."""
     has_matched = False
     for pattern in patterns:
-        if _compile(pattern.removeprefix("!")).fullmatch(name):
+        if matches(name, pattern.removeprefix("!")):
             if pattern.startswith("!"):
                 return False
             has_matched = True
@@ -184,12 +193,6 @@ class _Reading:
             value = _READERS.get(line.keyword, _read_word)(line)
             if (line.keyword, value) != ("connecttimeout", _NONE):  # which leaves it unset
                 options[line.keyword] = value
-
-
-@cache
-def _compile(pattern: str) -> re.Pattern[str]:
-    wild = {"*": ".*", "?": "."}
-    return re.compile("".join(wild.get(char, re.escape(char)) for char in pattern), re.DOTALL)
 
 
 def _own_user() -> str:
@@ -310,3 +313,54 @@ _READERS: dict[str, Callable[[Line], str]] = {
     "knownhostscommand": _read_command,
     "canonicalizehostname": _read_canonical,
 }
+
+
+class Groups:
+    """The groups into which the lines of all files divide hosts.
+
+    Hosts get the same answer if they match the same patterns in all Host and Match lines, unless an option or a
+    `Match exec` has a token such as %h, or names are looked up (CanonicalizeHostname).
+    """
+
+    def __init__(self, files: Sequence[Sequence[Line]]) -> None:
+        self._lines = tuple(every_line(files))
+        self._is_alike = all(map(_is_alike, self._lines))
+        self._hostnames = {"%h", *(line.words[0] for line in self._lines if line.keyword == "hostname")}
+
+    def find(self, name: str) -> Group | None:
+        """Return the group of a host; None if ssh must be run for this host."""
+        return tuple(self._compare(name)) if self._is_alike else None
+
+    def find_hostname(self, name: str, asked: str, its_hostname: str) -> str | None:
+        """Return the HostName of a host, from ssh's answer for another one of its group; None if that leaves doubt."""
+        values = [value for value in self._hostnames if expand_hostname(value, asked).lower() == its_hostname]
+        found = {expand_hostname(value, name).lower() for value in values}
+        if len(found) != 1:
+            return None
+        hostname = found.pop()
+        # With `Match final`, and in `Match host`, blocks apply to HostName as well.
+        return hostname if self.find(hostname) == self.find(its_hostname) else None
+
+    def _compare(self, name: str) -> Iterator[bool]:
+        for line in self._lines:
+            if line.keyword == "host":
+                yield matches_any(line.words, name)
+            elif line.keyword == "match":
+                for each in parse_match(line.value):
+                    if each.name in _COMPARED:
+                        yield matches_host(each.argument, name)
+
+
+def _is_alike(line: Line) -> bool:
+    """Tell whether a line has the same effect on all hosts that match the same patterns."""
+    if line.keyword == "match":
+        criteria = parse_match(line.value)
+        return bool(criteria) and all(
+            "%" not in each.argument if each.name == "exec" else each.name in {*_SAME_FOR_ALL, *_COMPARED}
+            for each in criteria
+        )
+    if line.keyword == "canonicalizehostname":
+        return line.words[0].lower() in ("no", "false")
+    if line.keyword == "hostname":
+        return is_plain_hostname(line.words[0])
+    return line.keyword in _UNEXPANDED or "%" not in line.value

@@ -1,29 +1,25 @@
-"""The options that ssh_config sets for a host, for Fabric, read as OpenSSH itself reads them.
+"""The way to a host, for Fabric: its jump hosts, and what ssh_config sets for each, read as OpenSSH itself reads it.
 
-paramiko's parser ignores `Include`, takes comments for values and applies some `Match` blocks to every host, so it gets
-options that launcher.transports.ssh.config_blocks or `ssh -G` has read. `ssh -G` costs 4 ms of CPU: it is run only for
-what only ssh can tell, and once for all hosts for which it gives the same answer.
+paramiko's parser ignores `Include`, takes comments for values and applies some `Match` blocks to every host, so Fabric
+gets no ssh_config, but what launcher.transports.ssh.config_blocks or `ssh -G` has read. `ssh -G` costs 6 ms of CPU: it
+is run only for what only ssh can tell, and once for all hosts for which it gives the same answer.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
-import shlex
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from paramiko import SSHConfig
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.settings import check_config_file
-from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Options
-from launcher.transports.ssh.config_groups import Group, Groups
+from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Group, Groups, Options
 from launcher.transports.ssh.config_lines import (
     MAX_DEPTH,
     OPTIONS,
@@ -31,16 +27,34 @@ from launcher.transports.ssh.config_lines import (
     Line,
     Origin,
     SharedFile,
-    every_line,
     read_lines,
 )
+from launcher.transports.ssh.failures import SSH_PORT, Place
+from launcher.transports.ssh.known_hosts_paths import expand_tokens, find_files
 from launcher.transports.ssh.openssh_config import ask_ssh, jump_circle, login_args, split_jump
+from launcher.transports.ssh.this_machine import own_user
 
 _USER_FILE = Path("~/.ssh/config")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_config")
 _MOST_JUMPS = 32
 
+_WITH_TOKENS = {"proxycommand", "proxyjump"}
+
 _Question = tuple[Group, "str | None", "int | None"]  # a group, and the user and the port that are named with its hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One login on the way to a host: to one of its jump hosts, or to the host itself."""
+
+    place: Place
+    settings: Mapping[str, Any]  # what ssh_config sets; tokens are left only in the paths of known_hosts files
+
+    @property
+    def jumps(self) -> list[str]:
+        """Return the jump hosts that it names; none if one of them is itself, as with ProxyJump under `Host *`."""
+        jumps = self.settings["proxyjump"].split(",") if "proxyjump" in self.settings else []
+        return [] if any(split_jump(jump)[0] == self.place.host for jump in jumps) else jumps
 
 
 class ConfigFiles:
@@ -54,12 +68,11 @@ class ConfigFiles:
         check_config_file(path)
         self._named = path
         self._ssh = _find_ssh()
-        self._found: dict[Host, SSHConfig] = {}
-        self._options: dict[Host, Options] = {}
+        self._ways: dict[Host, tuple[Hop, ...]] = {}
+        self._hops: dict[Host, Hop] = {}
         self._asked: dict[_Question, tuple[str, Options | UsageError]] = {}
         self._locks: dict[_Question, threading.Lock] = {}
         self._blocks: Blocks | None = None  # None: the files are left to ssh
-        self.has_jump_chains = True
         try:
             files = self._read_files()
             self._groups = Groups(files)
@@ -67,17 +80,15 @@ class ConfigFiles:
             self._check_ssh(left)
             return
         self._blocks = Blocks(files)
-        self.has_jump_chains = any(line.keyword == "proxyjump" and "," in line.value for line in every_line(files))
 
-    def lookup(self, name: str, user: str | None = None, port: int | None = None) -> SSHConfig:
-        """Return a configuration that is right for a host and its jump hosts, the same object each time.
+    def find_way(self, host: Host) -> tuple[Hop, ...]:
+        """Return the logins on the way to a host, the one to the host itself last; the same object each time.
 
-        user, port: those given with the host, or None.
+        Raise UsageError if there is no end of jump hosts: `Host *` with `ProxyJump gate-%h` leads to gate-gate-%h.
         """
-        host = Host(name, user, port)
-        if host not in self._found:
-            self._found[host] = self._describe(host)
-        return self._found[host]
+        if host not in self._ways:
+            self._ways[host] = self._find_way(host)
+        return self._ways[host]
 
     def _read_files(self) -> Sequence[Sequence[Line]]:
         try:
@@ -105,26 +116,21 @@ class ConfigFiles:
         system = Origin(_SYSTEM_FILE.parent, is_users=False, checked_from=included)
         return [_read(_USER_FILE.expanduser(), own), _read(_SYSTEM_FILE, system)]
 
-    def _describe(self, host: Host) -> SSHConfig:
-        """Return the options of `host` and of each jump host on the way, as a configuration of their own.
+    def _find_way(self, host: Host) -> tuple[Hop, ...]:
+        """Find the jump hosts as ssh does: the first one by its own ProxyJump, each further one from the one before."""
+        way: tuple[Hop, ...] = (self._find_hop(host),)
+        seen: set[str] = set()
+        while jumps := way[0].jumps:
+            if jumps[0] in seen or len(seen) == _MOST_JUMPS:
+                raise jump_circle(host.name, jumps[0])
+            seen.add(jumps[0])
+            way = (*(self._find_hop(_jump_host(jump)) for jump in jumps), *way)
+        return way
 
-        Raise UsageError if there is no end of jump hosts: `Host *` with `ProxyJump gate-%h` leads to gate-gate-%h.
-        """
-        found: dict[str, Options] = {}
-        pending = [host]
-        while pending:
-            hop = pending.pop()
-            if hop.name in found:
-                continue
-            if len(found) == _MOST_JUMPS:
-                raise jump_circle(host.name, hop.name)
-            if hop not in self._options:
-                self._options[hop] = self._read(hop)
-            options = found[hop.name] = self._options[hop]
-            if "proxyjump" in options:
-                jumps = _make_config({hop.name: options}).lookup(hop.name)["proxyjump"]  # it fills in the tokens
-                pending += map(_jump_host, jumps.split(","))
-        return _make_config(found)
+    def _find_hop(self, host: Host) -> Hop:
+        if host not in self._hops:
+            self._hops[host] = _make_hop(host, self._read(host))
+        return self._hops[host]
 
     def _read(self, host: Host) -> Options:
         if self._blocks is None:
@@ -188,7 +194,7 @@ def _read(path: Path, origin: Origin) -> Sequence[Line]:
 
 def _is_key(value: str) -> bool:
     """Tell whether a key that `ssh -G` prints may exist: it prints the default ones in any case."""
-    return "%" in value or Path(value).expanduser().is_file()  # paramiko fills in the tokens
+    return "%" in value or Path(value).expanduser().is_file()
 
 
 def _is_home_of_passwd() -> bool:
@@ -202,20 +208,17 @@ def _jump_host(jump: str) -> Host:
     return Host(name, user, int(port) if port is not None and port.isdecimal() else None)
 
 
-def _make_config(hosts: Mapping[str, Options]) -> SSHConfig:
-    config: Any = SSHConfig.from_text("\n".join(_write_block(name, options) for name, options in hosts.items()))
-    for block in config._config:
-        for name in block["host"]:
-            # Of several lines paramiko keeps the first one, except for IdentityFile; it passes on a list unchanged.
-            if certificates := hosts.get(name, {}).get("certificatefile"):
-                block["config"]["certificatefile"] = certificates
-    made: SSHConfig = config
-    return made
-
-
-def _write_block(name: str, options: Options) -> str:
-    lines = [f"Host {shlex.quote(name)}"]
-    for key, value in options.items():
-        # paramiko strips one pair of quotes, whatever is between them.
-        lines += [f'  {key} "{each}"' for each in ([value] if isinstance(value, str) else value)]
-    return "\n".join(lines)
+def _make_hop(host: Host, options: Options) -> Hop:
+    """Replace the tokens in what ssh_config sets for a host."""
+    found: dict[str, Any] = {key: value for key, value in options.items() if value != []}
+    user = found.get("user") or own_user() or ""
+    port = int(found.get("port", SSH_PORT))
+    place = Place(host.name, found["hostname"], port, user, found.get("hostkeyalias"))
+    for key in COLLECTED & found.keys():
+        found[key] = [expand_tokens(path, place) for path in found[key]]
+    for key in _WITH_TOKENS & found.keys():
+        found[key] = expand_tokens(found[key], place)
+    if "userknownhostsfile" in found:
+        own, _ = find_files(found, place)
+        place = replace(place, known_file=str(own[0]) if own else None)
+    return Hop(place, found)

@@ -1,10 +1,11 @@
-"""SSH through Fabric and paramiko, which handle ssh_config, keys, agent, jump hosts and login.
+"""SSH through Fabric and paramiko, which handle the connections and the protocol.
 
 The channel is read here: Fabric's own `Connection.run()` joins all output so far for every 1000 bytes and polls 100
 times a second per host. Fabric also accepts any host key. So commands are started on the connection's paramiko
 transport, and host keys are checked by launcher.transports.ssh.host_keys.
 
-A hop is one Fabric connection on the way to a host: to a jump host (Fabric's `gateway`) or to the host itself.
+Each hop on the way to a host has one Fabric connection, whose `gateway` is that of the hop before it. What ssh_config
+sets for a hop comes from launcher.transports.ssh.config_files.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import subprocess
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import fabric
 import paramiko
+from paramiko import SSHConfig
 
 from launcher.hosts.host import Host
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
+from launcher.transports.process_channel import end_process
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import fabric_failures
-from launcher.transports.ssh.config_files import ConfigFiles
+from launcher.transports.ssh.config_files import ConfigFiles, Hop
 from launcher.transports.ssh.host_keys import KnownHosts
-from launcher.transports.ssh.identities import Login, locked_keys
-from launcher.transports.ssh.key_files import Secrets
+from launcher.transports.ssh.identities import Login, Secrets, locked_keys
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
-from launcher.transports.ssh.openssh_config import jump_circle, read_seconds, split_jump
+from launcher.transports.ssh.openssh_config import read_seconds
 from launcher.transports.ssh.packet_limits import BoundedPipe
-from launcher.transports.ssh.proxy_command import Proxy
 from launcher.transports.ssh.this_machine import ThisMachine
 
 # paramiko logs a traceback when a connection breaks; the TransportError reports it in one line.
@@ -41,6 +44,7 @@ _IDLE_WAKE_S = 30  # paramiko's transport thread would wake up ten times a secon
 _EXIT_STATUS_WAIT_S = 2.0
 _TCP_USER_TIMEOUT_MS = 30_000
 _WINDOW_BYTES = 1 << 20  # of each host's output that may wait here to be read
+_WORDS_BYTES = 4096  # of what a ProxyCommand has printed
 
 
 class FabricChannel:
@@ -99,100 +103,69 @@ class FabricTransport:
         self._known_hosts = KnownHosts(accept_new=settings.accept_new_host_keys)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        connection = self.prepare(host)
-        place = fabric_failures.place_of(connection)
-        is_direct = connection.gateway is None
-        channel = self._this_machine.open(host, command, place, connection.ssh_config, is_direct=is_direct)
+        way = self._files.find_way(host)
+        hop = way[-1]
+        is_direct = len(way) == 1 and "proxycommand" not in hop.settings
+        channel = self._this_machine.open(host, command, hop.place, hop.settings, is_direct=is_direct)
         if channel is not None:
             return channel
-        own_limit_s = None if self._may_boot else read_seconds(connection.ssh_config.get("connecttimeout"))
-        queue = self._queues[_first_sshd(connection)]
-        prepared = [connection]  # for the first try; a Fabric connection that has failed can't be opened again
+        own_limit_s = None if self._may_boot else read_seconds(hop.settings.get("connecttimeout"))
+        queue = self._queues[_first_sshd(way[0])]
 
         def log_in(try_s: float) -> Channel:
-            return self._log_in(prepared.pop() if prepared else self.prepare(host), command, try_s)
+            return self._log_in(way, command, try_s)
 
         return keep_trying(host.name, queue, log_in, own_limit_s or timeout_s, may_boot=self._may_boot)
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _log_in(self, connection: fabric.Connection, command: str, timeout_s: float) -> Channel:
-        hop = connection
+    def _log_in(self, way: Sequence[Hop], command: str, timeout_s: float) -> Channel:
+        connection: fabric.Connection | None = None
+        hop = way[0]
         proxy = None
         try:
-            for hop in reversed(list(_hops(connection))):
-                if isinstance(hop.gateway, str):
-                    proxy = hop.connect_kwargs["sock"] = Proxy(hop.gateway)
-                    hop.gateway = None
-                hop.connect_timeout = max(1, int(timeout_s))
-                hop.connect_kwargs.update(banner_timeout=timeout_s, auth_timeout=timeout_s)
-                hop.open()
-                _tune(hop.transport)
+            for hop in way:
+                gateway = connection
+                connection = self._prepare(hop, gateway)
+                if gateway is None and "proxycommand" in hop.settings:
+                    proxy = connection.connect_kwargs["sock"] = Proxy(hop.settings["proxycommand"])
+                connection.connect_timeout = max(1, int(timeout_s))
+                connection.connect_kwargs.update(banner_timeout=timeout_s, auth_timeout=timeout_s)
+                connection.open()
+                _tune(connection.transport)
+            assert connection is not None  # a way has one hop at least
             return _start(connection, command, timeout_s)
         except Exception as error:
-            non_ssh_reply = _non_ssh_reply(hop)
-            _close(connection)
-            jump_host = hop.original_host if hop is not connection else None
+            non_ssh_reply = None
+            if connection is not None:
+                non_ssh_reply = _non_ssh_reply(connection)
+                _close(connection)
+            jump_host = hop.place.name if hop is not way[-1] else None
             failure = fabric_failures.classify(error, hop, proxy.last_stderr_line() if proxy else None, non_ssh_reply)
             raise LoginError(failure, jump_host) from error
 
-    def prepare(self, host: Host) -> fabric.Connection:
-        """Return the connection to `host` through its jump hosts, none of them opened yet; raise UsageError."""
-        # One configuration for each host: making a connection changes it, and hosts connect in threads.
-        config = fabric.Config(ssh_config=self._files.lookup(host.name, host.user, host.port))
-        try:
-            connection = fabric.Connection(
-                host.name,
-                user=host.user,
-                port=host.port,
-                config=config,
-                gateway=self._jump_chain(host, config),
-            )
-        except RecursionError:
-            jump, *_ = config.base_ssh_config.lookup(host.name)["proxyjump"].split(",")
-            raise jump_circle(host.name, jump) from None
-        for hop in _hops(connection):
-            login = hop.connect_kwargs["auth_strategy"] = Login(hop.user, hop.ssh_config, self._secrets)
-            self._known_hosts.guard(hop, fabric_failures.place_of(hop), on_untrusted=login.keep_password)
+    def _prepare(self, hop: Hop, gateway: fabric.Connection | None) -> fabric.Connection:
+        """Return the connection of a hop, not opened yet."""
+        place = hop.place
+        config = fabric.Config(ssh_config=SSHConfig())  # an empty one: each option is given here
+        login = Login(place.user, hop.settings, self._secrets)
+        connection = fabric.Connection(
+            place.host, place.user, place.port, config=config, gateway=gateway, connect_kwargs={"auth_strategy": login}
+        )
+        self._known_hosts.guard(connection, place, hop.settings, on_untrusted=login.keep_password)
         return connection
 
     def locked_keys(self, hosts: Iterable[Host]) -> list[Path]:
         """Return the keys for these hosts and their jump hosts that need a passphrase; no host is contacted."""
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
-        for host in hosts:
-            for settings in self._settings_on_the_way(host):
-                keys = f"{settings.get('identityfile')} {settings.get('identityagent')}"
-                if keys not in asked:
-                    asked.add(keys)
-                    found.update(dict.fromkeys(locked_keys(settings, self._secrets)))
+        for hop in (hop for host in hosts for hop in self._files.find_way(host)):
+            keys = f"{hop.settings.get('identityfile')} {hop.settings.get('identityagent')}"
+            if keys not in asked:
+                asked.add(keys)
+                found.update(dict.fromkeys(locked_keys(hop.settings, self._secrets)))
         return list(found)
-
-    def _settings_on_the_way(self, host: Host) -> Iterator[Mapping[str, Any]]:
-        config = self._files.lookup(host.name, host.user, host.port)
-        seen: set[str] = set()
-        pending = [host.name]
-        while pending:
-            name = pending.pop()
-            if name not in seen:  # with ProxyJump under `Host *` a jump host may be reached through itself
-                seen.add(name)
-                yield (settings := config.lookup(name))
-                jumps = settings.get("proxyjump")
-                pending += [split_jump(jump)[0] for jump in jumps.split(",")] if jumps else []
-
-    def _jump_chain(self, host: Host, config: fabric.Config) -> fabric.Connection | None:
-        """Return the connection to the last jump host of `ProxyJump a,b`, through the others, a first as in OpenSSH.
-
-        Fabric would take b first. Return None if there is at most one jump host, which Fabric handles itself.
-        """
-        if not self._files.has_jump_chains:
-            return None
-        gateway = None
-        jumps = config.base_ssh_config.lookup(host.name).get("proxyjump", "").split(",")
-        for jump in jumps if len(jumps) > 1 else ():
-            gateway = fabric.Connection(jump, config=config.clone(), gateway=gateway)
-        return gateway
 
 
 class _BoundedEvent(threading.Event):
@@ -231,12 +204,13 @@ def _non_ssh_reply(hop: fabric.Connection) -> str | None:
     return reply
 
 
-def _first_sshd(connection: fabric.Connection) -> str:
+def _first_sshd(hop: Hop) -> str:
     """Return a name for the first sshd on the way, the same for all hosts behind one jump host or ProxyCommand."""
-    *_, first = _hops(connection)
-    if isinstance(first.gateway, str):
-        return first.gateway.replace(first.host, "%h").replace(str(first.port), "%p")
-    return f"{first.user}@{first.host}:{first.port}"
+    place = hop.place
+    if "proxycommand" in hop.settings:
+        command: str = hop.settings["proxycommand"]
+        return command.replace(place.host, "%h").replace(str(place.port), "%p")
+    return f"{place.user}@{place.host}:{place.port}"
 
 
 def _close(connection: fabric.Connection) -> None:
@@ -269,3 +243,45 @@ def _tune(transport: paramiko.Transport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
+
+
+class Proxy:
+    """A ProxyCommand, run as ssh runs it: a shell command line whose stdin and stdout are the connection.
+
+    It is as much of a socket as paramiko uses; `close` also ends a process that ignores it. paramiko's own class runs
+    the command without a shell, polls, and keeps it in the terminal's session, where Ctrl-C would end it.
+    """
+
+    def __init__(self, command: str) -> None:
+        """Start `command`, in which all tokens like %h are already replaced."""
+        self._closed = False  # paramiko looks at this, as a socket has it
+        self._sock, theirs = socket.socketpair()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        with theirs:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+
+    def send(self, data: bytes) -> int:
+        return self._sock.send(data)
+
+    def recv(self, size: int) -> bytes:
+        return self._sock.recv(size)
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._sock.settimeout(timeout_s)
+
+    def close(self) -> None:
+        self._closed = True
+        self._sock.close()
+        end_process(self._process)
+
+    def last_stderr_line(self) -> str:
+        """Return the last line that the process has printed on stderr."""
+        size = self._stderr.seek(0, 2)
+        self._stderr.seek(max(0, size - _WORDS_BYTES))
+        return self._stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2].strip()

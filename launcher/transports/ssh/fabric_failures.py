@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import errno
 import socket
-from dataclasses import replace
 
-import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.errors import HostFailure
+from launcher.transports.ssh.config_files import Hop
 from launcher.transports.ssh.failures import LET_IT_SIGN, Place
 from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
-from launcher.transports.ssh.known_hosts_paths import find_files
 from launcher.transports.ssh.packet_limits import OversizedError
 
 # macOS reports EHOSTDOWN for a host in the same network that doesn't answer.
@@ -23,14 +21,14 @@ _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EO
 
 
 def classify(
-    error: Exception, hop: fabric.Connection, proxy_error: str | None = None, non_ssh_reply: str | None = None
+    error: Exception, hop: Hop, proxy_error: str | None = None, non_ssh_reply: str | None = None
 ) -> HostFailure:
-    """Return the failure for an exception that `hop` raised, the connection to the host or to one of its jump hosts.
+    """Return the failure for an exception that the login of a hop raised, to the host or to one of its jump hosts.
 
     proxy_error: the last line that the ProxyCommand has printed; None without one.
     non_ssh_reply: the first line of a server that doesn't speak SSH.
     """
-    place = place_of(hop)
+    place = hop.place
     if isinstance(error, OversizedError):
         return place.no_ssh(str(error))
     if non_ssh_reply is not None:
@@ -46,17 +44,7 @@ def classify(
     return place.lost() if isinstance(error, EOFError) else place.other(f"{type(error).__name__}: {error}")
 
 
-def place_of(hop: fabric.Connection) -> Place:
-    """Return the destination of a connection, as ssh_config describes it."""
-    settings = hop.ssh_config
-    place = Place(hop.original_host, hop.host, hop.port, hop.user, settings.get("hostkeyalias"))
-    if "userknownhostsfile" not in settings:
-        return place
-    own, _ = find_files(settings, place)
-    return replace(place, known_file=str(own[0])) if own else place
-
-
-def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
+def _host_key(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
     if isinstance(error, ChangedHostKey):
         return place.key_changed(error.fingerprint, error.known_fingerprint)
     if isinstance(error, RevokedHostKey):
@@ -68,7 +56,7 @@ def _host_key(error: Exception, hop: fabric.Connection, place: Place) -> HostFai
     return None
 
 
-def _login(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
+def _login(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
     if not isinstance(error, LoginRefused):
         return None
     if error.locked and not error.tried:
@@ -76,9 +64,9 @@ def _login(error: Exception, hop: fabric.Connection, place: Place) -> HostFailur
     return place.login_refused(error.tried, _login_hint(error, hop))
 
 
-def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
+def _login_hint(error: LoginRefused, hop: Hop) -> str:
     """Return how the user can log in to this host, or an empty text if copying a key there is the remedy."""
-    if "gssapi-with-mic" in error.wanted and hop.ssh_config.get("gssapiauthentication", "no") == "yes":
+    if "gssapi-with-mic" in error.wanted and hop.settings.get("gssapiauthentication", "no") == "yes":
         return "use --transport ssh, which supports GSSAPI"
     takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
     if takes_password and "publickey" not in error.wanted:
@@ -90,13 +78,13 @@ def _login_hint(error: LoginRefused, hop: fabric.Connection) -> str:
     return ""
 
 
-def _silence(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
+def _silence(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
     if isinstance(error, paramiko.AuthenticationException) and "timeout" in str(error).lower():
         return place.slow_login()
     return place.timed_out() if _is_timeout(error) else None
 
 
-def _network(error: Exception, hop: fabric.Connection, place: Place) -> HostFailure | None:
+def _network(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import HostFailure, HostFailureKind
-from launcher.transports.ssh.known_hosts_file import lacks_newline
+from launcher.transports.ssh.known_hosts import lacks_newline
 
 # An agent would not sign with a key: its user said no, or the smart card was removed.
 WOULD_NOT_SIGN = ", which would not sign"
@@ -47,6 +47,9 @@ def pass_on(failure: HostFailure, name: str, jump_host: str | None = None) -> Ho
     return replace(failure, host=name, text=text)
 
 
+SSH_PORT = 22
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The destination of a login, as ssh_config describes it; its methods make the failures of such a login."""
@@ -61,7 +64,7 @@ class Place:
     @property
     def known_name(self) -> str:
         """Return the name under which known_hosts has its key."""
-        return self.alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
+        return self.alias or (self.host if self.port == SSH_PORT else f"[{self.host}]:{self.port}")
 
     def name_unknown(self) -> HostFailure:
         return self._says(

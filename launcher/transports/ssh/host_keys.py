@@ -7,7 +7,7 @@ paramiko's own reader supports neither wildcards, nor certificate authorities, n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ import fabric
 import paramiko
 
 from launcher.transports.ssh.failures import Place
-from launcher.transports.ssh.host_certificates import read_signer
-from launcher.transports.ssh.key_files import CERTIFICATE
+from launcher.transports.ssh.identities import CERTIFICATE
 from launcher.transports.ssh.known_hosts import (
     AUTHORITY,
+    KnownHostsFile,
     KnownKey,
     KnownKeys,
     fingerprint,
     is_revoked,
     is_vouched_for,
+    read_signer,
 )
-from launcher.transports.ssh.known_hosts_file import KnownHostsFile
 from launcher.transports.ssh.known_hosts_paths import find_doubt, find_files
 from launcher.transports.ssh.packet_limits import BoundedPacketizer
 
@@ -85,12 +85,13 @@ class KnownHosts:
         self._files: dict[Path, KnownHostsFile] = {}
         self._lock = threading.Lock()
 
-    def guard(self, connection: fabric.Connection, place: Place, on_untrusted: Callable[[], None]) -> None:
-        """Make the connection check its host's key when it opens.
+    def guard(
+        self, connection: fabric.Connection, place: Place, settings: Mapping[str, Any], on_untrusted: Callable[[], None]
+    ) -> None:
+        """Make the connection to `place` check its host's key when it opens; settings: what ssh_config sets for it.
 
         on_untrusted: called if ssh_config accepts any key and this one isn't trusted; the host must get no password.
         """
-        settings = connection.ssh_config
         own, others = find_files(settings, place)
         host, name = place.alias or place.host, place.known_name
         files = [self._read(path) for path in own + others]

@@ -75,17 +75,22 @@ def has_tokens(path: Path) -> bool:
 
 
 def _expand(path: Path, place: Place) -> Path:
-    """Replace tokens like %h as ssh does; `ssh -G` prints them replaced, paramiko does not.
+    """Replace tokens like %h as ssh does; `ssh -G` prints them replaced.
 
     A path with any other token stays as it is: the value of %C, for one, depends on the version of ssh.
     """
-    if not has_tokens(path):
-        return path
+    return Path(expand_tokens(str(path), place)) if has_tokens(path) else path
+
+
+def expand_tokens(text: str, place: Place) -> str:
+    """Replace tokens like %h in the value of any option; one with a token that isn't known here stays as it is."""
+    if "%" not in text:
+        return text
     values = _token_values(place)
     try:
-        return Path(_TOKEN.sub(lambda found: values[found[1]], str(path)))
+        return _TOKEN.sub(lambda found: values[found[1]], text)
     except KeyError:
-        return path
+        return text
 
 
 def _token_values(place: Place) -> dict[str, str]:

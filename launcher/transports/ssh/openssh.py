@@ -23,8 +23,15 @@ from launcher.transports.process_channel import ProcessChannel, end_process, sta
 from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
-from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args, read_seconds
-from launcher.transports.ssh.openssh_options import OPTIONS, later_options
+from launcher.transports.ssh.openssh_config import (
+    OPTIONS,
+    Answer,
+    Answers,
+    keep_known_keys,
+    later_options,
+    login_args,
+    read_seconds,
+)
 from launcher.transports.ssh.this_machine import ThisMachine
 
 # At VERBOSE ssh prints when it has logged in. All that follows on stderr is the host's, except _SUMMARY at the end.

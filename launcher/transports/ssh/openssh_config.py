@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.ssh.failures import Place
-from launcher.transports.ssh.known_hosts_file import end_last_line
+from launcher.transports.ssh.known_hosts import end_last_line
 from launcher.transports.ssh.known_hosts_paths import first_path
 
 _TIMEOUT_S = 10
@@ -26,6 +26,19 @@ _TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
 
 # Values of StrictHostKeyChecking with which ssh adds no new key; "ask" too, since in batch mode it can't ask anybody.
 _RECORDS_NO_KEY = ("yes", "true", "ask")
+# Options that every ssh of a run gets, whatever ssh_config sets: some settings suit only logins by hand.
+# A host could log in elsewhere with a forwarded agent's keys for as long as the run lasts, or watch the screen.
+_FORWARDED = {"ForwardAgent": "no", "ForwardX11": "no", "ClearAllForwardings": "yes", "Tunnel": "no"}
+OPTIONS = {
+    "BatchMode": "yes",  # there is no terminal on which a question could be answered
+    **_FORWARDED,
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "UpdateHostKeys": "no",  # replaces known_hosts: of many ssh at once, some would lose the others' keys
+}
+# OpenSSH before 8.7 refuses these as unknown options.
+_LATER = {"StdinNull": "no", "SessionType": "default"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +234,8 @@ def read_seconds(text: str | None) -> float | None:
     if text is None or _TIME.fullmatch(text) is None:
         return None
     return float(sum(int(number) * _SECONDS[unit.lower()] for number, unit in _PART.findall(text)))
+
+
+def later_options(known: Container[str]) -> dict[str, str]:
+    """Return those options of OpenSSH 8.7 that this ssh knows; known: the lower-case names that `ssh -G` prints."""
+    return {name: value for name, value in _LATER.items() if name.lower() in known}

@@ -1,21 +1,32 @@
-"""Hosts that turn out to be this machine: their commands are started here, without SSH."""
+"""Hosts that turn out to be this machine: their commands are started here, without SSH.
+
+DNS, /etc/hosts or a forwarded port can make another machine's name lead here. SSH would detect that by the host key,
+so this machine's own host keys are compared with those that known_hosts has for the name before a command starts here.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import getpass
 import math
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.hosts.host import Host
 from launcher.transports.base import Channel
-from launcher.transports.local import LocalTransport
+from launcher.transports.process_channel import LocalTransport
 from launcher.transports.settings import TransportSettings
-from launcher.transports.ssh.failures import Place
-from launcher.transports.ssh.own_host_keys import find_objection
+from launcher.transports.ssh.failures import SSH_PORT, Place
+from launcher.transports.ssh.known_hosts import AUTHORITY, REVOKED, KnownHostsFile, KnownKey, read_signer
+from launcher.transports.ssh.known_hosts_paths import find_files, has_tokens
 
-SSH_PORT = 22
+_FOLDER = Path("/etc/ssh")
+# A line of sshd_config, if the user may read that file: some systems show it to root alone.
+_NAMED_FILE = re.compile(r'^[ \t]*host(key|certificate)[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
 
 
 class ThisMachine:
@@ -61,7 +72,7 @@ class ThisMachine:
 
 def is_this_machine(hostname: str, port: int, user: str) -> bool:
     """Tell whether `user@hostname:port` is an address of this machine, port 22, and the user who runs `launch`."""
-    if port != SSH_PORT or user != _own_user():
+    if port != SSH_PORT or user != own_user():
         return False
     with contextlib.suppress(OSError):
         family, _, _, _, place = socket.getaddrinfo(hostname, SSH_PORT, type=socket.SOCK_DGRAM)[0]
@@ -72,8 +83,84 @@ def is_this_machine(hostname: str, port: int, user: str) -> bool:
     return False
 
 
-def _own_user() -> str | None:
+def own_user() -> str | None:
+    """Return the user who runs `launch`; None for a user id without a name, as in some containers."""
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as in some containers
+    except (OSError, KeyError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a host may be another machine; `fix` is the remedy if the keys could not be compared."""
+
+    text: str
+    fix: str = ""
+
+
+_BY_COMMAND = Objection(
+    "KnownHostsCommand may have a different host key for it",
+    "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
+)
+_NO_TOKENS = "write that path in ssh_config without ${} and %C, or any % for GlobalKnownHostsFile"
+_OTHER_KEY = Objection("known_hosts has a different host key for it")
+_NO_KEY = Objection(
+    "this machine has no host key to compare",
+    "if it is this machine, put its public host keys where sshd keeps them: /etc/ssh/ssh_host_*_key.pub",
+)
+
+
+def find_objection(place: Place, settings: Mapping[str, str]) -> Objection | None:
+    """Return why a host may be another machine although its address is this one's; None if no key contradicts that.
+
+    place, settings: the destination of its login, and the options that ssh_config sets for it.
+    """
+    if settings.get("knownhostscommand", "none") != "none":
+        return _BY_COMMAND
+    own, others = find_files(settings, place)
+    unclear = next(filter(has_tokens, own + others), None)
+    if unclear is not None:
+        return Objection(f"{unclear} may have a different host key for it", _NO_TOKENS)
+    name = place.known_name
+    lines = [line for path in own + others for line in KnownHostsFile.read(path).keys.about(name)]
+    if all(line.marker == REVOKED for line in lines):
+        return None
+    return _compare(name, lines)
+
+
+def _compare(name: str, lines: Iterable[KnownKey]) -> Objection | None:
+    shown = list(_read_own())
+    keys = {blob for _, blob in shown}
+    signers: set[bytes | None] = set()
+    if any(line.marker == AUTHORITY for line in lines):
+        signers = {read_signer(blob, name) for kind, blob in shown if "-cert-" in kind}
+    revoked = {line.blob for line in lines if line.marker == REVOKED}
+    for line in lines:
+        if line.marker != REVOKED and line.blob in (signers if line.marker == AUTHORITY else keys) - revoked:
+            return None
+    return _OTHER_KEY if shown else _NO_KEY
+
+
+def _read_own() -> Iterator[tuple[str, bytes]]:
+    """Yield type and content of this machine's host keys and certificates: sshd's default ones and sshd_config's."""
+    for path in _find_files():
+        words = _text(path).split()
+        with contextlib.suppress(ValueError):
+            if len(words) > 1:
+                yield words[0], base64.b64decode(words[1], validate=True)
+
+
+def _find_files() -> Iterator[Path]:
+    yield from _FOLDER.glob("ssh_host_*_key*.pub")
+    for config in (_FOLDER / "sshd_config", *_FOLDER.glob("sshd_config.d/*.conf")):
+        for kind, value in _NAMED_FILE.findall(_text(config)):
+            is_private = kind.lower() == "key" and not value.endswith(".pub")
+            yield Path(f"{value}.pub" if is_private else value)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""

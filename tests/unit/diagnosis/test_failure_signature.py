@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.diagnosis.cause import find_cause
+from launcher.diagnosis.cause import find_cause, find_signature
 from launcher.diagnosis.failure import Failure, FailureKind
-from launcher.diagnosis.failure_signature import find_signature
 
 TRACEBACK = """\
 Traceback (most recent call last):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
-from launcher.transports.base import STDERR, TransportError
+from launcher.transports.base import STDERR, STDOUT, TransportError
 from launcher.transports.relayed.channel import RelayChannel
-from launcher.transports.relayed.framing import RelayStarted
-from launcher.transports.relayed.step_lifecycle import StepLifecycle
+from launcher.transports.relayed.framing import Exit, Output, RelayStarted
+from launcher.transports.relayed.step_lifecycle import Relays, StepLifecycle
 
 GONE = "the connection was lost"
 
@@ -118,3 +121,120 @@ def test_an_abandoned_step_takes_no_host_again() -> None:
     process.lifecycle.abandon()
     assert not process.lifecycle.is_usable("a")
     assert process.asked == ["terminate"]
+
+
+class Silence:
+    """Who is talked to, and does nothing."""
+
+    def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None: ...
+
+    def send_data(self, channel: RelayChannel, data: bytes) -> None: ...
+
+    def leave(self, channel: RelayChannel) -> None: ...
+
+
+def open_channel(relays: Relays, host: str) -> RelayChannel:
+    relays[host].was_asked = True
+    return relays.add_channel(relays[host], Silence())
+
+
+def test_a_host_can_t_speak_for_another() -> None:
+    relays = Relays(["a", "b"])
+    channel = open_channel(relays, "a")
+    relays.deliver(Output(channel.number, STDOUT, b"false"), ["b"])
+    relays.deliver(Exit(channel.number, 3), ["b"])
+    relays.deliver(Output(channel.number, STDOUT, b"true"), ["a"])
+    relays.deliver(Exit(channel.number, 0), ["a"])
+    assert channel.read() == (STDOUT, b"true")
+    assert channel.read() == (0, b"")
+    assert channel.exit_code() == 0
+
+
+def test_a_flood_waits_for_its_reader() -> None:
+    relays = Relays(["a"])
+    channel = open_channel(relays, "a")
+    delivered = threading.Event()
+
+    def deliver() -> None:
+        for _ in range(3):
+            relays.deliver(Output(channel.number, STDOUT, b"x" * 600), ["a"], 1000)
+        delivered.set()
+
+    thread = threading.Thread(target=deliver, daemon=True)
+    thread.start()
+    assert not delivered.wait(0.1)
+    sizes = []
+    while sum(sizes) < 1800:
+        sizes.append(len(channel.read()[1]))
+    thread.join(DEADLINE_S)
+    assert delivered.is_set()
+    assert max(sizes) <= 1200
+
+
+def test_noise_goes_to_those_whose_it_is() -> None:
+    relays = Relays(["a", "b"])
+    first, second = open_channel(relays, "a"), open_channel(relays, "b")
+    relays.deliver_noise("of a", ["a"])
+    relays.deliver_noise("of all")
+    assert first.read() == (STDERR, b"\nof a\n\nof all\n")
+    assert second.read() == (STDERR, b"\nof all\n")
+
+
+def test_they_are_unused_when_all_were_asked_and_left() -> None:
+    relays = Relays(["a", "b"])
+    channel = open_channel(relays, "a")
+    assert relays.leave(channel)  # something ran there still
+    assert not relays.leave(channel)
+    assert not relays.is_usable("a")
+    assert not relays.are_unused()  # b may be asked yet
+    relays.lose([HostFailure("b", HostFailureKind.CONNECTION, "gone")])
+    assert relays.are_unused()
+    assert relays.is_usable("b")  # it was not asked, so it was not found wanting
+
+
+def test_one_that_fails_does_not_end_those_that_are_waited_for() -> None:
+    relays = Relays(["a", "b"])
+    waiting, seen = threading.Event(), []
+
+    def fail() -> None:
+        waiting.wait()
+        with relays.changed:
+            relays["b"].was_asked = True
+        relays.lose([HostFailure("b", HostFailureKind.CONNECTION, "gone")])
+        with relays.changed:
+            seen.append(relays.are_unused())
+            relays["a"].failure = HostFailure("a", HostFailureKind.CONNECTION, "gone")
+            relays.changed.notify_all()
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    with relays.changed:
+        waiting.set()
+        assert relays.wait_for(relays["a"], lambda: relays["a"].failure, DEADLINE_S)
+    failing.join()
+    assert seen == [False]
+    assert relays.are_unused()
+
+
+def test_a_relay_that_sends_more_than_it_may_loses_its_own_channel_alone() -> None:
+    relays = Relays(["a", "b"], most_bytes=10)
+    flooded, other = open_channel(relays, "a"), open_channel(relays, "b")
+    for _ in range(1000):
+        relays.deliver(Output(flooded.number, STDOUT, b"123456"))
+    relays.deliver(Output(other.number, STDOUT, b"1234567890"))
+    with pytest.raises(TransportError) as error:
+        flooded.read()
+    assert error.value.failure == HostFailure("a", HostFailureKind.PROTOCOL, "it sent more than its window allows")
+    assert other.read() == (STDOUT, b"1234567890")
+
+
+def test_a_flood_of_noise_costs_nobody_its_channel() -> None:
+    relays = Relays(["a", "b"], most_bytes=10)
+    channel = open_channel(relays, "a")
+    for _ in range(1000):
+        relays.deliver_noise("x" * 1000)
+    relays.deliver(Output(channel.number, STDOUT, b"said"))
+    assert channel.read() == (STDOUT, b"said")
+    stream, noise = channel.read()
+    assert (stream, noise[:6]) == (STDERR, b"\nxxxxx")
+    assert len(noise) < 100_000

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
+from launcher.hosts.host import Host
 from launcher.transports.ssh.config_files import ConfigFiles
 from launcher.transports.ssh.config_lines import OPTIONS
 from launcher.transports.ssh.known_hosts_paths import read_paths
@@ -54,6 +55,7 @@ ONLY_SSH = [
     "Match !final user root", "Match host = a", "Match nothing a", "ProxyJump [::1]:23", "Port nothing",
     "ProxyJump none # b", "ProxyCommand nc it's", "Match all user root", 'Match user ""', "UserKnownHostsFile none /x",
 ]  # fmt: skip
+DIRECT = ["Host hop last ::1", "ProxyJump none", "Match all"]  # jump hosts, which may lead to themselves otherwise
 
 
 def write_match(rng):
@@ -118,7 +120,7 @@ def answer_of_ssh(path, name, user=None):
 
 
 def own_answer(files, name, defaults, user=None):
-    found = files.lookup(name, user).lookup(name)
+    found = files.find_way(Host(name, user))[-1].settings
     answer = {key: [value] if isinstance(value, str) else value for key, value in found.items() if key in OPTIONS}
     return {**defaults, **answer}
 
@@ -130,7 +132,7 @@ def comparable(options):
         if key in answer:
             paths = " ".join(map(str, read_paths(answer[key][0])))
             answer[key] = [paths.replace("%h", answer["hostname"][0])]
-    if "proxycommand" in answer:  # paramiko has filled in the token
+    if "proxycommand" in answer:  # which has its tokens replaced
         answer["proxycommand"] = [answer["proxycommand"][0].replace("%h", answer["hostname"][0])]
     return answer
 
@@ -144,6 +146,7 @@ def defaults():
 @given(st.integers(0, 10**9))
 def test_a_tree_of_files_is_read_as_ssh_reads_it(defaults, asked, seed):
     tree = make_tree(seed)
+    tree["config"] = [*DIRECT, *tree["config"]]
     note(f"{tree}")
     with tempfile.TemporaryDirectory() as name:
         path = write_tree(Path(name), tree)
@@ -164,12 +167,7 @@ def test_what_only_ssh_can_tell_is_what_ssh_tells_of_each_host(defaults, seed, l
     tree = make_tree(seed)
     for number, line in enumerate(lines):
         tree["config"].insert(seed // 10**number % len(tree["config"]), line)
-    tree["config"] = [
-        "Host hop last ::1",
-        "ProxyJump none",
-        "Match all",
-        *tree["config"],
-    ]  # else they may lead to themselves
+    tree["config"] = [*DIRECT, *tree["config"]]
     note(f"{tree}")
     with tempfile.TemporaryDirectory() as name:
         path = write_tree(Path(name), tree)
@@ -178,7 +176,7 @@ def test_what_only_ssh_can_tell_is_what_ssh_tells_of_each_host(defaults, seed, l
             theirs = answer_of_ssh(path, host)
             if isinstance(theirs, str):
                 with pytest.raises(UsageError):
-                    files.lookup(host)
+                    files.find_way(Host(host))
             else:
                 ours = own_answer(files, host, defaults)  # without the keys that don't exist
                 assert comparable({**ours, "identityfile": []}) == comparable({**theirs, "identityfile": []})

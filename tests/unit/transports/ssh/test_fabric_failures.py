@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 
-import fabric
 import pytest
-from paramiko import SSHConfig
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.errors import HostFailureKind
+from launcher.transports.ssh.config_files import Hop
 from launcher.transports.ssh.fabric_failures import classify
+from launcher.transports.ssh.failures import Place
 
 REFUSED = HostFailureKind.REFUSED, "10.0.0.2 port 22 refuses the connection"
 SILENT = HostFailureKind.TIMED_OUT, "10.0.0.2 port 22 does not answer"
@@ -38,5 +38,5 @@ def of_all_addresses(number: int) -> Exception:
     ],
 )
 def test_errors_of_the_network(error: Exception, found: tuple[HostFailureKind, str]) -> None:
-    failure = classify(error, fabric.Connection("10.0.0.2", user="ann", config=fabric.Config(ssh_config=SSHConfig())))
+    failure = classify(error, Hop(Place("10.0.0.2", "10.0.0.2", 22, "ann"), {}))
     assert (failure.kind, failure.text) == found

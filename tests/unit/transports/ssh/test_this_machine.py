@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import getpass
+import shutil
 import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from launcher.transports.ssh.this_machine import SSH_PORT, is_this_machine
+from launcher.transports.settings import TransportSettings
+from launcher.transports.ssh import this_machine
+from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, find_objection, is_this_machine
 
 FOREIGN = "192.0.2.1"  # TEST-NET-1, which nobody has (RFC 5737)
+OTHER_KEY = "known_hosts has a different host key for it"
+NO_KEY = "this machine has no host key to compare"
+
+Known = Callable[[str], dict[str, str]]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "localhost"])
@@ -48,3 +59,162 @@ def test_a_user_id_without_a_name_is_nobody(monkeypatch):
 
     monkeypatch.setattr(getpass, "getuser", refuse)
     assert not is_this_machine("127.0.0.1", SSH_PORT, "root")
+
+
+def objection(name: str, settings: dict[str, str]) -> str:
+    found = find_objection(Place(name, name, 22, "ann"), settings)
+    return found.text if found else ""
+
+
+def generate(path: Path) -> str:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=60)
+    return " ".join(path.with_name(f"{path.name}.pub").read_text().split()[:2])
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """OWN and OLD are this machine's, and CA has signed OWN for gpu7 and nobody else."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen: apt-get install openssh-client")
+    folder = tmp_path_factory.mktemp("keys")
+    names = {"OWN": "ssh_host_ed25519_key", "OLD": "ssh_host_old_key", "OTHER": "other", "CA": "ca"}
+    made = {name: generate(folder / file) for name, file in names.items()}
+    sign = ["ssh-keygen", "-q", "-s", str(folder / "ca"), "-I", "id", "-h", "-n", "gpu7"]
+    subprocess.run([*sign, str(folder / "ssh_host_ed25519_key.pub")], check=True, timeout=60)
+    return {**made, "FOLDER": str(folder)}
+
+
+@pytest.fixture
+def known(keys: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
+    """Return a function that writes known_hosts, with the names of the keys in it, and gives the settings for it."""
+    monkeypatch.setattr(this_machine, "_FOLDER", Path(keys["FOLDER"]))
+
+    def write(text: str) -> dict[str, str]:
+        words = [keys.get(word, word) for word in text.replace("\n", " \n ").split(" ")]
+        (tmp_path / "known").write_text(" ".join(words))
+        return {"userknownhostsfile": str(tmp_path / "known"), "globalknownhostsfile": "none"}
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "doubt"),
+    [
+        ("", ""),
+        ("gpu8 OTHER", ""),
+        ("gpu7 OWN", ""),
+        ("gpu7 OTHER", OTHER_KEY),
+        ("GPU7 OTHER", OTHER_KEY),
+        ("gpu7 OTHER\ngpu7 OLD", ""),
+        ("gpu* OTHER", OTHER_KEY),
+        ("gpu*,!gpu7 OTHER", ""),
+        ("[gpu7]:2222 OTHER", ""),
+        ("[gpu7]:22 OTHER", ""),
+        ("@cert-authority gpu* CA", ""),
+        ("@cert-authority gpu* OTHER", OTHER_KEY),
+        ("@cert-authority gpu* OTHER\ngpu7 OWN", ""),
+        ("@cert-authority gpu* CA\n@revoked * CA", OTHER_KEY),
+        ("gpu7 CA", OTHER_KEY),
+        ("@revoked * OTHER", ""),
+        ("@revoked * OLD", ""),
+        ("gpu7 OWN\n@revoked * OLD", ""),
+        ("gpu7 OWN\n@revoked * OWN", OTHER_KEY),
+    ],
+)
+def test_a_key_that_is_known_is_this_machine_s(known: Known, text: str, doubt: str) -> None:
+    assert objection("gpu7", known(text)) == doubt
+
+
+def test_a_name_that_is_hashed(known: Known, tmp_path: Path) -> None:
+    settings = known("gpu7 OTHER\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True)
+    assert "gpu7" not in (tmp_path / "known").read_text()
+    assert objection("gpu7", settings) == OTHER_KEY
+    assert objection("gpu8", settings) == ""
+
+
+def test_a_certificate_is_for_its_names(known: Known) -> None:
+    assert objection("gpu8", known("@cert-authority gpu* CA")) == OTHER_KEY
+
+
+def test_a_global_file_counts(known: Known, tmp_path: Path) -> None:
+    known("gpu7 OTHER")
+    assert objection("gpu7", {"userknownhostsfile": "none", "globalknownhostsfile": str(tmp_path / "known")})
+
+
+def test_a_machine_without_host_keys(known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container that shares its home and its address with the machine around it."""
+    monkeypatch.setattr(this_machine, "_FOLDER", tmp_path / "none")
+    assert objection("gpu7", known("gpu7 OWN")) == NO_KEY
+    assert objection("gpu7", known("gpu8 OWN")) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("sshd_config", "HostKey PATH"),
+        ("sshd_config", 'hostkey="PATH"'),
+        ("sshd_config.d/own.conf", "Port 22\n\tHostKey  PATH.pub  \n"),
+    ],
+)
+def test_keys_that_sshd_has_elsewhere(
+    known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], config: str, line: str
+) -> None:
+    settings = known("gpu7 OTHER")
+    (tmp_path / "sshd_config.d").mkdir()
+    monkeypatch.setattr(this_machine, "_FOLDER", tmp_path)
+    assert objection("gpu7", settings) == NO_KEY
+    (tmp_path / config).write_text(line.replace("PATH", f"{keys['FOLDER']}/other"))
+    assert objection("gpu7", settings) == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "doubt"),
+    [
+        ({"knownhostscommand": "/usr/bin/keys %H"}, "KnownHostsCommand may have a different host key for it"),
+        ({"knownhostscommand": "none"}, ""),
+        ({"userknownhostsfile": "/keys.d/%C"}, "/keys.d/%C may have a different host key for it"),
+        ({"userknownhostsfile": "/${KEYS}/%k"}, "/${KEYS}/gpu7 may have a different host key for it"),
+        ({"globalknownhostsfile": "/keys.d/%k"}, "/keys.d/%k may have a different host key for it"),
+    ],
+)
+def test_keys_that_launch_can_t_see(known: Known, more: dict[str, str], doubt: str) -> None:
+    assert objection("gpu7", {**known(""), **more}) == doubt
+
+
+def test_each_host_may_have_a_file_of_its_own(known: Known, tmp_path: Path) -> None:
+    known("gpu7 OTHER")
+    (tmp_path / "known").rename(tmp_path / "gpu7")
+    settings = {"userknownhostsfile": f"{tmp_path}/%k", "globalknownhostsfile": "none"}
+    assert [objection(name, settings) for name in ("gpu7", "gpu8")] == [OTHER_KEY, ""]
+
+
+def test_a_host_whose_keys_can_t_be_compared_has_a_remedy(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Place("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="gpu7")
+    fixes: list[str] = []
+    local = ThisMachine(TransportSettings(on_doubt=lambda _name, _text, fix: fixes.append(fix)))
+    for more in ({"knownhostscommand": "/keys %H"}, {"userknownhostsfile": "/${KEYS}/kh"}, {}):
+        assert not local.is_meant(here, {**known("gpu7 OTHER"), **more}, is_direct=True)
+    monkeypatch.setattr(this_machine, "_FOLDER", Path("/nonexistent"))
+    assert not local.is_meant(here, known("gpu7 OTHER"), is_direct=True)
+    assert fixes == [
+        "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
+        "write that path in ssh_config without ${} and %C, or any % for GlobalKnownHostsFile",
+        "",
+        "if it is this machine, put its public host keys where sshd keeps them: /etc/ssh/ssh_host_*_key.pub",
+    ]
+
+
+def test_a_host_in_doubt_is_told(known: Known) -> None:
+    doubts: list[tuple[str, str]] = []
+    local = ThisMachine(TransportSettings(on_doubt=lambda name, doubt, _fix: doubts.append((name, doubt))))
+    here = Place("gpu7", "127.0.0.1", 22, getpass.getuser())
+    assert local.is_meant(here, known("gpu7 OTHER"), is_direct=True)
+    assert not local.is_meant(here, known("127.0.0.1 OTHER"), is_direct=True)
+    assert not local.is_meant(here, known("gpu7 OTHER"), is_direct=False)  # the jump host's 127.0.0.1
+    aliased = Place("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="far")
+    assert not local.is_meant(aliased, known("far OTHER"), is_direct=True)
+    assert local.is_meant(aliased, known("127.0.0.1 OTHER"), is_direct=True)
+    elsewhere = Place("gpu8", "127.0.0.1", 2222, getpass.getuser())
+    assert not local.is_meant(elsewhere, known(""), is_direct=True)
+    assert doubts == [("gpu7", OTHER_KEY), ("gpu7", OTHER_KEY)]

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import base64
 import subprocess
-from types import SimpleNamespace
 
 import paramiko
 import pytest
 from machines.patience import DEADLINE_S
 
+from launcher.transports.ssh.config_files import Hop
 from launcher.transports.ssh.fabric_failures import classify
-from launcher.transports.ssh.identities import Login, LoginRefused, locked_keys
-from launcher.transports.ssh.key_files import Secrets, UnusableKey, plain_public, read_certificate, read_public
+from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.identities import (
+    Login,
+    LoginRefused,
+    Secrets,
+    UnusableKey,
+    locked_keys,
+    plain_public,
+    read_certificate,
+    read_public,
+)
 
 PASSPHRASE = "secret"
 FIDO = "sk-ssh-ed25519@openssh.com"
@@ -144,8 +153,6 @@ def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, fix):
     login.tried.append("id")
     login.unusable.extend(unusable)
     login.has_declined = has_declined
-    hop = SimpleNamespace(
-        original_host="node", host="10.0.0.2", port=22, user="ann", ssh_config={"gssapiauthentication": "yes"}
-    )
+    hop = Hop(Place("node", "10.0.0.2", 22, "ann"), {"gssapiauthentication": "yes"})
     failure = classify(LoginRefused(login, wanted), hop)
     assert (failure.text, failure.fix) == ("login refused for user ann (tried id)", fix)

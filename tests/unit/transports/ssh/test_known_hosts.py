@@ -14,8 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.transports.ssh.known_hosts import KnownKey, KnownKeys, parse_known_hosts
-from launcher.transports.ssh.known_hosts_file import KnownHostsFile, end_last_line, lacks_newline
+from launcher.transports.ssh.known_hosts import (
+    KnownHostsFile,
+    KnownKey,
+    KnownKeys,
+    end_last_line,
+    lacks_newline,
+    parse_known_hosts,
+)
 from launcher.transports.ssh.openssh_config import keep_known_keys, read_answer
 
 KIND = "ssh-ed25519"
@@ -147,7 +153,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from launcher.transports.ssh.known_hosts import KnownKey, parse_known_hosts
-from launcher.transports.ssh.known_hosts_file import KnownHostsFile
+from launcher.transports.ssh.known_hosts import KnownHostsFile
 (key,) = parse_known_hosts(sys.argv[2])
 for number in range(50):
     KnownHostsFile(Path(sys.argv[1])).record(KnownKey(f"{key.names}{number}", key.kind, key.blob, None))
