@@ -48,8 +48,8 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "network": ("facts.network",),
     "facts": (
         *(f"facts.{name}" for name in (
-            "code", "cpus", "gathering", "gpus", "leftovers", "machine", "nccl_ras", "packages", "pythons", "saves",
-            "slurm", "visible_gpus", "xids",
+            "code", "gathering", "gpus", "leftovers", "machine", "nccl_ras", "packages", "pythons", "saves",
+            "slurm", "visible_gpus",
         )),
         "processes.run_folders", "processes.torchrun",
     ),

@@ -280,6 +280,7 @@ class Complaints:
         self.heard.append((path, error.errno))
 
 
+@pytest.mark.linux
 def test_a_full_disk_is_told_and_does_not_end_the_run():
     complaints = Complaints()
     log = open_log(Path("/dev/full"), complaints)
@@ -289,6 +290,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_run():
     assert complaints.heard == [(Path("/dev/full"), errno.ENOSPC)] * 2
 
 
+@pytest.mark.linux
 def test_a_disk_that_complains_only_at_the_end(tmp_path):
     """As NFS does, which writes when a file is closed; here its descriptor is gone."""
     path, complaints = tmp_path / "node_0.log", Complaints()
@@ -458,6 +460,7 @@ def test_closing_does_not_wait_for_stderr_that_nobody_reads(pipe, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [12, 1])
+@pytest.mark.linux
 def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, count):
     pages, shown = 12, []
     page = fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what a pipe holds that is as small as can be
