@@ -21,7 +21,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from machines.logs import open_log
-from machines.patience import NEVER_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, slowed
 
 from launcher.cli.error_lines import show_error, tell
 from launcher.clock import iso_time
@@ -440,6 +440,23 @@ def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, c
     terminal.close()
     assert capfd.readouterr().err == f"launch: {(1 << 20) + 4} bytes of output were never read\n"
     os.close(pipe[0])  # lets the writing thread go
+
+
+def test_closing_does_not_wait_for_stderr_that_nobody_reads(pipe, monkeypatch):
+    monkeypatch.setattr("launcher.output.terminal._PATIENCE_S", 0.01)
+    monkeypatch.setattr("launcher.output.terminal._OWN_FAREWELL_S", 0.05)
+    saved = os.dup(STDERR)
+    os.dup2(pipe[1], STDERR)
+    try:
+        terminal = Terminal(is_terminal=False)
+        terminal.say("x" * (1 << 20), STDERR)
+        closer = threading.Thread(target=terminal.close, daemon=True)
+        closer.start()
+        closer.join(DEADLINE_S)
+        assert not closer.is_alive()
+    finally:
+        os.dup2(saved, STDERR)
+        os.close(saved)
 
 
 @pytest.mark.parametrize("count", [12, 1])
