@@ -10,9 +10,9 @@ import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
-from launcher.cli.selection import choose_opener, read_hosts
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 

@@ -6,9 +6,9 @@ import click
 
 from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.help import Command
+from launcher.cli.host_choice import refuse_ranks_here
 from launcher.cli.option_groups import OutputOptions, gather
 from launcher.cli.options import OUTPUT, Option
-from launcher.cli.selection import refuse_ranks_here
 
 
 @click.command("demo", cls=Command, params=[

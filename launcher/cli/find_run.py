@@ -282,7 +282,7 @@ def read_answer(data: bytes) -> _Answer:
 
 def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
     """Return what connects, which any thread may do; this may ask for a password."""
-    from launcher.cli.selection import choose_opener
+    from launcher.cli.host_choice import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
     from launcher.session.settings import loader_pythons
     from launcher.transports.settings import TransportSettings

@@ -11,9 +11,9 @@ import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
+from launcher.cli.host_choice import read_hosts
 from launcher.cli.option_groups import HostChoice, gather
 from launcher.cli.options import AS_JSON, HOSTS, Option
-from launcher.cli.selection import read_hosts
 from launcher.errors import UsageError
 from launcher.hosts.host import part_spares
 from launcher.hosts.hostfiles import TARGETS, write_hosts

@@ -17,10 +17,10 @@ from typing import Any
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.option_groups import OutputOptions
-from launcher.cli.run_origin import describe_origin
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import hold_session, make_settings
 from launcher.cli.state_directory import open_run_list
+from launcher.cli.typed_command import describe_origin
 from launcher.clock import wall_clock
 from launcher.commands.run_actions import print_health, stop
 from launcher.commands.sync import sync

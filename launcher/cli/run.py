@@ -10,6 +10,7 @@ import click
 
 from launcher.cli.defaults import CONFIG
 from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_controller, choose_way, make_opener, read_lineup, refuse_spares
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.option_groups import (
     HostChoice,
@@ -38,7 +39,6 @@ from launcher.cli.options import (
     SYNC,
     WORDS,
 )
-from launcher.cli.selection import choose_controller, choose_way, make_opener, read_lineup, refuse_spares
 from launcher.cli.state_directory import open_incident_log
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host

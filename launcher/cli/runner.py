@@ -17,9 +17,9 @@ from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
 from launcher.cli.file_owners import refuse_strange_folder
 from launcher.cli.option_groups import OutputOptions, RestartOptions
-from launcher.cli.option_sources import is_chosen, typed_options
-from launcher.cli.run_origin import describe_origin, name_program
+from launcher.cli.option_sources import is_chosen
 from launcher.cli.state_directory import open_run_list
+from launcher.cli.typed_command import describe_origin, name_program, typed_options
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, ProgramKind

@@ -12,9 +12,9 @@ import click
 
 from launcher.cli.defaults import CONFIG, current_directory
 from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.option_groups import HostChoice, SyncOptions, gather
 from launcher.cli.options import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
-from launcher.cli.selection import choose_opener, read_hosts
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 

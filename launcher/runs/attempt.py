@@ -22,9 +22,9 @@ from launcher.job.plan import (
     LaunchPlan,
     build_plan,
     refuse_unknown_ranks,
+    start_fields,
 )
 from launcher.job.plan_record import as_dry_record, as_record, code_record
-from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
 from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput

@@ -19,8 +19,8 @@ from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited,
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
+from launcher.runs.judge import find_incidents, judge_refusal, judge_result
 from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError
-from launcher.runs.outcomes import find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, use_verdict
 from launcher.runs.result import Result, as_record
 from launcher.runs.run_request import RunRequest

@@ -119,6 +119,14 @@ def test_documented_files_are_there(name: str) -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/flows.md"])
+def test_modules_that_are_named_are_there(name: str) -> None:
+    paths = set(re.findall(r"`([\w./-]+(?:\.\w+|/))`", (ROOT / name).read_text("utf-8")))
+    own = [path for path in sorted(paths) if "/" in path and not path.startswith((".", "logs/"))]
+    assert [path for path in own if not any((base / path).exists() for base in (ROOT, ROOT / "launcher"))] == []
+    assert len(own) > 15
+
+
 @pytest.mark.parametrize("name", LINKED)
 def test_every_link_leads_somewhere(name: str) -> None:
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL)

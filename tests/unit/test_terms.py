@@ -88,7 +88,7 @@ FOR_USERS = {
     r"(?<![-_.])\bmaster\b(?![-_.])": "node 0",
     r"\bbeats?\b": "heartbeat",
 }
-FOR_DEVELOPERS = ("CONTRIBUTING.md", "decisions")
+FOR_DEVELOPERS = ("CONTRIBUTING.md", "flows.md", "decisions")
 # Constructions and words that docs/prose.md replaces, in documents for users alone; help and messages still have some.
 HABITS = {
     r"\blines? (?:says?|names?|tells?|counts?|lists?)\b": "`launch` reports it",

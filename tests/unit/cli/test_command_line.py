@@ -36,6 +36,7 @@ TWO = "node1 slots=8\nnode2 slots=4\n"
 def folder(tmp_path, monkeypatch):
     """Work in an empty folder, in an environment of which nothing is forwarded."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.platform", "linux")  # a Mac refuses to run ranks
     monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": str(tmp_path)})
     (tmp_path / "two").write_text(TWO)
     return tmp_path

@@ -31,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     project = tmp_path / "home" / "project"
     project.mkdir(parents=True)
     monkeypatch.chdir(project)
+    monkeypatch.setattr("sys.platform", "linux")  # a Mac refuses to run ranks
     monkeypatch.setattr("os.environ", {"COLUMNS": "200", "HOME": str(tmp_path / "home")})
     return project
 

@@ -182,6 +182,7 @@ def test_a_name_that_two_runs_have(tmp_path: Path) -> None:
     ({"host": "another container"}, False),
     ({"machine_id": "", "boot_id": "another"}, None),
 ])  # fmt: skip
+@pytest.mark.linux
 def test_a_run_of_another_machine_is_not_known_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], is_alive: bool | None
 ) -> None:
