@@ -6,7 +6,7 @@ import os
 
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import RunList
-from launcher.runs.state_directory import find_state
+from launcher.runs.state_home import find_state
 
 
 def open_incident_log() -> IncidentLog:

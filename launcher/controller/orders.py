@@ -30,7 +30,7 @@ from launcher.output.plain_messages import describe_error, tell
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.run_request import RunOptions
 from launcher.runs.run_rows import as_row
-from launcher.runs.state_directory import find_state
+from launcher.runs.state_home import find_state
 from launcher.transports.agents.credentials import Credentials
 
 LENGTH_BYTES = 8

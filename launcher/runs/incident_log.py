@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from launcher.errors import LauncherError
 from launcher.private_files import open_private
-from launcher.runs.state_directory import own_state
+from launcher.runs.state_home import own_state
 from launcher.wording import count
 
 HALF_LIFE_S = 7 * 86400.0  # of the blame for an incident

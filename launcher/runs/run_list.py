@@ -37,7 +37,7 @@ from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_rows import read_row
-from launcher.runs.state_directory import own_state
+from launcher.runs.state_home import own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw

@@ -30,7 +30,7 @@ from launcher.node import messages
 from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
-from launcher.runs.state_directory import find_state
+from launcher.runs.state_home import find_state
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import TransportError
 from launcher.transports.process_channel import LocalTransport
