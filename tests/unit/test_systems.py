@@ -25,7 +25,6 @@ ALLOWED = {
     ("launcher/distributed.py", "'/proc/'"): "where it can't be read, a parent has no description, a task no variables",
     ("launcher/distributed.py", "'/proc/self/cgroup'"): "where it can't be read, there is no quota",
     ("launcher/distributed.py", "'/sys/fs/cgroup'"): "where it can't be read, there is no quota",
-    ("launcher/runs/run_list.py", "'/proc/self/ns/pid'"): "where it can't be read, there are no PID namespaces",
     ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
     ("launcher/trainer/checkpoints/replacement.py", "os.strerror"): "an error that this very process got",
 }
