@@ -47,11 +47,11 @@ def command(
     job, its hosts are the default.
     """
     from launcher.cli.sessions import hold_session, make_settings
-    from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
     from launcher.job.activation import candidate_pythons
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
+    from launcher.runs.incident_log import IncidentLog
     from launcher.session.settings import loader_pythons
     from launcher.sync.contents import Contents
 
@@ -66,7 +66,7 @@ def command(
 
     async def ask(session: Session) -> Inspection:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
-        incidents = open_incident_log().describe([host.name for host in hosts], time.time())
+        incidents = IncidentLog.of_user(os.environ).describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
 
     def report(inspection: Inspection) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -65,11 +66,11 @@ def _ranked(hosts: Sequence[Host]) -> list[tuple[int | None, Host]]:
 
 
 def _forget(words: str) -> int:
-    from launcher.cli.state_directory import open_incident_log
     from launcher.hosts.hostfiles import parse_hosts
+    from launcher.runs.incident_log import IncidentLog
 
     names = [host.name for host in parse_hosts(words, "--forget")]
-    forgotten = open_incident_log().forget(names)
+    forgotten = IncidentLog.of_user(os.environ).forget(names)
     unknown = [name for name in names if name not in forgotten]
     if forgotten:
         click.echo(f"launch: forgot what went wrong with {fold_names(forgotten)}", err=True)

@@ -37,7 +37,7 @@ from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_rows import read_row
-from launcher.runs.state_home import own_state
+from launcher.runs.state_home import find_state, own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw
@@ -235,6 +235,11 @@ class RunList:
         self.base = base
         self._logs = logs
         self._token = token
+
+    @staticmethod
+    def of_user(variables: Mapping[str, str]) -> RunList:
+        """Return the list of this user on this machine; variables: the environment."""
+        return RunList(find_state(variables) / "runs")
 
     def claim(self, run_id: str) -> bool:
         """Take an id for a run that will begin; return False if another run has it.
