@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
-from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, gather
-from launcher.cli.option_sources import show_sources
-from launcher.cli.options import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.sources import show_sources
+from launcher.cli.options.table import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
+from launcher.cli.options.values import HostChoice, JobRequest, SyncOptions, gather
 from launcher.cli.tree_request import add_tree
 from launcher.transports.settings import TransportSettings
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell, tell_lost
-from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.options import FILE, option
+from launcher.cli.options.file_owners import refuse_strange_folder
+from launcher.cli.options.table import FILE, option
 from launcher.concurrency import start_thread
 from launcher.errors import (
     EXIT_FAILED,

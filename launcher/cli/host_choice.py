@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import refuse_untrusted
 from launcher.cli.error_lines import tell
-from launcher.cli.option_groups import HostChoice, OutputOptions, RestartOptions
-from launcher.cli.option_sources import (
+from launcher.cli.options.launcher_toml import refuse_untrusted
+from launcher.cli.options.sources import (
     find_untrusted,
     is_chosen,
     is_on_command_line,
     missing,
     name_source,
 )
-from launcher.cli.options import HERE, HOSTS, NAME_HOSTS, REACH, SSH
+from launcher.cli.options.table import HERE, HOSTS, NAME_HOSTS, REACH, SSH
+from launcher.cli.options.values import HostChoice, OutputOptions, RestartOptions
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile

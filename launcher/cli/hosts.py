@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
 from launcher.cli.host_choice import read_hosts
-from launcher.cli.option_groups import HostChoice, gather
-from launcher.cli.options import AS_JSON, HOSTS, Option
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.table import AS_JSON, HOSTS, Option
+from launcher.cli.options.values import HostChoice, gather
 from launcher.errors import UsageError
 from launcher.hosts.host import part_spares
 from launcher.hosts.hostfiles import TARGETS, write_hosts

@@ -145,7 +145,7 @@ def complete_environment(environ: MutableMapping[str, str]) -> None:
 
 def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
     """Return the same error as one line and a fix; `words` is what was typed."""
-    from launcher.cli.option_sources import missing
+    from launcher.cli.options.sources import missing
 
     context = error.ctx if isinstance(error, click.UsageError) else None
     fix = f"see {context.command_path} --help for the options" if context is not None else ""
@@ -182,7 +182,7 @@ def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -
 
 def _guess(word: str, names: Mapping[str, str]) -> str | None:
     """Return the option that was meant, even if it was written as in another launcher."""
-    from launcher.cli.options import OPTIONS
+    from launcher.cli.options.table import OPTIONS
 
     word = next((option.flag[2:] for option in OPTIONS.values() if word in option.known_as), word)
     return word if word in names else nearest(word, names)

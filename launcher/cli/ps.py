@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.help import Command
-from launcher.cli.option_groups import gather
-from launcher.cli.options import FILE, option
+from launcher.cli.options.help import Command
+from launcher.cli.options.table import FILE, option
+from launcher.cli.options.values import gather
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
-from launcher.cli.option_groups import OutputOptions
+from launcher.cli.options.values import OutputOptions
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import hold_session, make_settings
 from launcher.cli.typed_command import describe_origin

@@ -9,20 +9,12 @@ from dataclasses import replace
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
 from launcher.cli.host_choice import choose_controller, choose_way, make_opener, read_lineup, refuse_spares
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
-from launcher.cli.option_groups import (
-    HostChoice,
-    JobRequest,
-    OutputOptions,
-    RestartOptions,
-    SyncOptions,
-    gather,
-)
-from launcher.cli.option_sources import show_sources
-from launcher.cli.options import (
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.sources import show_sources
+from launcher.cli.options.table import (
     CHECK,
     CONTROLLER,
     DETACH,
@@ -39,6 +31,14 @@ from launcher.cli.options import (
     SPARES,
     SYNC,
     WORDS,
+)
+from launcher.cli.options.values import (
+    HostChoice,
+    JobRequest,
+    OutputOptions,
+    RestartOptions,
+    SyncOptions,
+    gather,
 )
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host

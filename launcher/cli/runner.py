@@ -15,9 +15,9 @@ import click
 
 from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
-from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.option_groups import OutputOptions, RestartOptions
-from launcher.cli.option_sources import is_chosen
+from launcher.cli.options.file_owners import refuse_strange_folder
+from launcher.cli.options.sources import is_chosen
+from launcher.cli.options.values import OutputOptions, RestartOptions
 from launcher.cli.typed_command import describe_origin, name_program, typed_options
 from launcher.errors import UsageError
 from launcher.hosts.host import Host

@@ -11,14 +11,14 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from launcher.cli.defaults import CONFIG, current_directory
-from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
 from launcher.cli.misplaced_words import needs_parting
-from launcher.cli.option_groups import JobRequest, gather
-from launcher.cli.option_sources import is_chosen, missing
-from launcher.cli.options import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS
+from launcher.cli.options.file_owners import refuse_strange_folder
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG, current_directory
+from launcher.cli.options.sources import is_chosen, missing
+from launcher.cli.options.table import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS
+from launcher.cli.options.values import JobRequest, gather
 from launcher.cli.typed_command import own_program, typed_options
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host

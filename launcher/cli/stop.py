@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
-from launcher.cli.help import Command
-from launcher.cli.option_groups import gather
-from launcher.cli.options import option
+from launcher.cli.options.help import Command
+from launcher.cli.options.table import option
+from launcher.cli.options.values import gather
 from launcher.errors import UsageError
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import CONFIG
 from launcher.cli.error_lines import tell
-from launcher.cli.help import Command
 from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
-from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, gather
-from launcher.cli.option_sources import is_on_command_line
-from launcher.cli.options import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.sources import is_on_command_line
+from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
+from launcher.cli.options.values import HostChoice, OutputOptions, PythonEnvironment, gather
 from launcher.cli.typed_command import find_reach
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings

@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from launcher.cli.defaults import current_directory
-from launcher.cli.option_groups import OutputOptions
-from launcher.cli.option_sources import is_chosen, is_on_command_line, name_value, settle
-from launcher.cli.options import ACTIVATION, HOSTS, PYTHON, REACH, CodeFolder, name_all
+from launcher.cli.options.launcher_toml import current_directory
+from launcher.cli.options.sources import is_chosen, is_on_command_line, name_value, settle
+from launcher.cli.options.table import ACTIVATION, HOSTS, PYTHON, REACH, CodeFolder, name_all
+from launcher.cli.options.values import OutputOptions
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
 
 _OF_TEST_DISTRIBUTED = {"config", *name_all((*HOSTS, *REACH, PYTHON, *ACTIVATION))}

@@ -21,7 +21,7 @@ FILES = ("/proc/", "/sys/", "/dev/shm")
 PROGRAMS = {"free", "ip", "journalctl", "lscpu", "lsof", "nproc", "ps", "setsid", "ss", "systemctl", "timeout"}
 ALLOWED = {
     ("launcher/cli/job_request.py", "the program nproc"): "it is the option --nproc",
-    ("launcher/cli/options.py", "the program nproc"): "it is the option --nproc",
+    ("launcher/cli/options/table.py", "the program nproc"): "it is the option --nproc",
     ("launcher/distributed.py", "'/proc/'"): "where it can't be read, a parent has no description, a task no variables",
     ("launcher/distributed.py", "'/proc/self/cgroup'"): "where it can't be read, there is no quota",
     ("launcher/distributed.py", "'/sys/fs/cgroup'"): "where it can't be read, there is no quota",

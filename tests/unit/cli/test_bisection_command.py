@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import runner, test_distributed
-from launcher.cli.option_groups import OutputOptions, PythonEnvironment
+from launcher.cli.options.values import OutputOptions, PythonEnvironment
 from launcher.cli.test_distributed import CollectivesTest, is_to_bisect
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind

@@ -12,7 +12,7 @@ import pytest
 from launcher import __version__
 from launcher.cli import main as cli
 from launcher.cli import runner
-from launcher.cli.options import KEYS
+from launcher.cli.options.table import KEYS
 from launcher.cli.run import command as run_command
 from launcher.cli.sbatch import command as sbatch_command
 from launcher.errors import (

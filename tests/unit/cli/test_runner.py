@@ -10,7 +10,7 @@ import click
 import pytest
 
 from launcher.cli.command_table import COMMANDS
-from launcher.cli.option_groups import OutputOptions
+from launcher.cli.options.values import OutputOptions
 from launcher.cli.runner import trainer_command
 from launcher.cli.typed_command import describe_origin
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind

@@ -15,8 +15,8 @@ from machines.repositories import make_repository, write_files
 
 from launcher.cli import main as cli
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
-from launcher.cli.option_groups import JobRequest, SyncOptions, make_group
-from launcher.cli.option_sources import settle
+from launcher.cli.options.sources import settle
+from launcher.cli.options.values import JobRequest, SyncOptions, make_group
 from launcher.cli.run import command as run_command
 from launcher.cli.tree_request import add_tree
 from launcher.cli.typed_command import typed_options

@@ -14,7 +14,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.cli.option_sources import settle
+from launcher.cli.options.sources import settle
 from launcher.hosts.hostfiles import Colon
 
 Group = TypeVar("Group")

@@ -10,9 +10,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from launcher.cli.defaults import Defaults, find_source
-from launcher.cli.help import TYPED_WORDS
-from launcher.cli.options import HOSTS, KEYS, OPTIONS, Option, name_all
+from launcher.cli.options.help import TYPED_WORDS
+from launcher.cli.options.launcher_toml import Defaults, find_source
+from launcher.cli.options.table import HOSTS, KEYS, OPTIONS, Option, name_all
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.variables import hide_secrets, is_secret
