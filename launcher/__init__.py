@@ -30,4 +30,4 @@ What the ranks run doesn't depend on any of that:
     trainer/         the built-in trainer
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -24,7 +24,7 @@ if a supervisor reports that it has failed.
 - Before a run starts, `runs.attempt` raises one UnreachableError for all HostFailures (see `hosts.unreachable`), or
   one PreflightError for all Findings that are problems; it prints the warnings and continues. `launch check` prints
   both, and exits with the same codes.
-- After the start, `runs.failures` makes a Failure of each process that failed and of each HostFailure.
+- After the start, `runs.judge` makes a Failure of each process that failed and of each HostFailure.
   `find_cause` picks the first one and explains it, `runs.report` turns that Cause into text, and the run's
   exit code is `Cause.failure.exit_code`.
 - `launch exec` and `launch clean` have no Cause: they print their HostFailures with `hosts.unreachable`, and exit with

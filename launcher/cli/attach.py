@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
-from launcher.cli.help import Command
-from launcher.cli.option_groups import gather
+from launcher.cli.options.help import Command
+from launcher.cli.options.values import gather
 from launcher.errors import LauncherError
 from launcher.runs.run_list import RemoteRun
 

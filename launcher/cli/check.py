@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
-from launcher.cli.option_groups import HostChoice, JobRequest, SyncOptions, gather
-from launcher.cli.option_sources import show_sources
-from launcher.cli.options import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
-from launcher.cli.selection import choose_opener, read_hosts
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.sources import show_sources
+from launcher.cli.options.table import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
+from launcher.cli.options.values import HostChoice, JobRequest, SyncOptions, gather
 from launcher.cli.tree_request import add_tree
 from launcher.transports.settings import TransportSettings
 
@@ -47,11 +47,11 @@ def command(
     job, its hosts are the default.
     """
     from launcher.cli.sessions import hold_session, make_settings
-    from launcher.cli.state_directory import open_incident_log
     from launcher.commands import check
     from launcher.job.activation import candidate_pythons
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
+    from launcher.runs.incident_log import IncidentLog
     from launcher.session.settings import loader_pythons
     from launcher.sync.contents import Contents
 
@@ -66,7 +66,7 @@ def command(
 
     async def ask(session: Session) -> Inspection:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
-        incidents = open_incident_log().describe([host.name for host in hosts], time.time())
+        incidents = IncidentLog.of_user(os.environ).describe([host.name for host in hosts], time.time())
         return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
 
     def report(inspection: Inspection) -> int:

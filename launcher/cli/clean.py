@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, gather
-from launcher.cli.options import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
-from launcher.cli.selection import choose_opener, read_hosts
+from launcher.cli.host_choice import choose_opener, read_hosts
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.table import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
+from launcher.cli.options.values import HostChoice, gather
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 

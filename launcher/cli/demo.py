@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from launcher.cli.defaults import CONFIG, current_directory
-from launcher.cli.help import Command
-from launcher.cli.option_groups import OutputOptions, gather
-from launcher.cli.options import OUTPUT, Option
-from launcher.cli.selection import refuse_ranks_here
+from launcher.cli.host_choice import refuse_ranks_here
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG, current_directory
+from launcher.cli.options.table import OUTPUT, Option
+from launcher.cli.options.values import OutputOptions, gather
 
 
 @click.command("demo", cls=Command, params=[

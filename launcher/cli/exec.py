@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import resolve_workdir
-from launcher.cli.option_groups import HostChoice, gather
-from launcher.cli.options import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
-from launcher.cli.selection import choose_opener, read_hosts
-from launcher.cli.trailing_options import refuse_trailing
+from launcher.cli.misplaced_words import refuse_trailing
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
+from launcher.cli.options.values import HostChoice, gather
 from launcher.errors import UsageError
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings

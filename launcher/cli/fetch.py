@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
-from launcher.cli.help import Command
-from launcher.cli.option_groups import gather
-from launcher.cli.options import FILE, option
+from launcher.cli.options.help import Command
+from launcher.cli.options.table import FILE, option
+from launcher.cli.options.values import gather
 from launcher.runs.run_list import RemoteRun
 
 
@@ -34,7 +34,7 @@ def command(*, run: str | None, log_dir: Path, controller: str | None, ssh_confi
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import fetch, find_run
-    from launcher.cli.option_sources import is_chosen
+    from launcher.cli.options.sources import is_chosen
 
     found = find_run(run, controller, ssh_config)
     if isinstance(found, RemoteRun):

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell, tell_lost
-from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.options import FILE, option
-from launcher.cli.state_directory import open_run_list
+from launcher.cli.options.file_owners import refuse_strange_folder
+from launcher.cli.options.table import FILE, option
 from launcher.concurrency import start_thread
 from launcher.errors import (
     EXIT_FAILED,
@@ -34,7 +33,7 @@ from launcher.hosts.ranges import shown
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
-from launcher.runs.run_list import ListedRun, RemoteRun, Way, choose_run, find_meant
+from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, choose_run, find_meant
 from launcher.runs.run_rows import Row, as_row, may_live, read_row
 from launcher.wording import age, count
 
@@ -74,10 +73,10 @@ def find_run(word: str | None, controller: str | None = None, ssh_config: Path |
     """Return the run that this word means, see choose_run; with controller, of the runs that this host controls."""
     if controller is not None:
         return _find_there(word, controller, ssh_config)
-    runs = open_run_list().read_all()
+    runs = RunList.of_user(os.environ).read_all()
     if word is not None and len(find_meant(runs, word)) > 1:
         read_rows()  # of runs elsewhere, only their hosts know which have ended
-        runs = open_run_list().read_all()
+        runs = RunList.of_user(os.environ).read_all()
     return choose_run(runs, word)
 
 
@@ -176,7 +175,7 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
 
 def read_rows() -> tuple[list[Row], list[str]]:
     """Return the rows of the runs that were started on this machine, the newest first, as read_rows_of does."""
-    runs, now = open_run_list().read_all(), time.time()
+    runs, now = RunList.of_user(os.environ).read_all(), time.time()
     answers, failures = _ask_all({run.way: None for run in runs if isinstance(run, RemoteRun) and run.row is None})
     rows = [as_row(run, now) if isinstance(run, ListedRun) else _read_row(run, answers, now) for run in runs]
     return sorted(rows, key=lambda row: float(row["age_s"])), failures
@@ -190,7 +189,7 @@ def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row
     found = next((row for row in rows if row["run"] == run.id), None)
     if found is not None:
         if not may_live(found):
-            open_run_list().note_end(run, found)
+            RunList.of_user(os.environ).note_end(run, found)
         return _complete(run, found, now)
     why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
     return _complete(run, {
@@ -282,7 +281,7 @@ def read_answer(data: bytes) -> _Answer:
 
 def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
     """Return what connects, which any thread may do; this may ask for a password."""
-    from launcher.cli.selection import choose_opener
+    from launcher.cli.host_choice import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
     from launcher.session.settings import loader_pythons
     from launcher.transports.settings import TransportSettings

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, gather
-from launcher.cli.options import AS_JSON, HOSTS, Option
-from launcher.cli.selection import read_hosts
+from launcher.cli.host_choice import read_hosts
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.table import AS_JSON, HOSTS, Option
+from launcher.cli.options.values import HostChoice, gather
 from launcher.errors import UsageError
 from launcher.hosts.host import part_spares
 from launcher.hosts.hostfiles import TARGETS, write_hosts
@@ -65,11 +66,11 @@ def _ranked(hosts: Sequence[Host]) -> list[tuple[int | None, Host]]:
 
 
 def _forget(words: str) -> int:
-    from launcher.cli.state_directory import open_incident_log
     from launcher.hosts.hostfiles import parse_hosts
+    from launcher.runs.incident_log import IncidentLog
 
     names = [host.name for host in parse_hosts(words, "--forget")]
-    forgotten = open_incident_log().forget(names)
+    forgotten = IncidentLog.of_user(os.environ).forget(names)
     unknown = [name for name in names if name not in forgotten]
     if forgotten:
         click.echo(f"launch: forgot what went wrong with {fold_names(forgotten)}", err=True)

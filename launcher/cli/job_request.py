@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from launcher.cli.defaults import current_directory, find_source
-from launcher.cli.option_groups import JobRequest, PythonEnvironment, make_group
-from launcher.cli.option_sources import find_reach, missing, settle
-from launcher.cli.script_words import refuse_command, refuse_module, refuse_script, wraps_trainer
-from launcher.cli.trailing_options import refuse_trailing
+from launcher.cli.misplaced_words import refuse_command, refuse_module, refuse_script, refuse_trailing, wraps_trainer
+from launcher.cli.options.launcher_toml import current_directory, find_source
+from launcher.cli.options.sources import missing, settle
+from launcher.cli.options.values import JobRequest, PythonEnvironment, make_group
+from launcher.cli.typed_command import find_reach
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.activation import find_active_env

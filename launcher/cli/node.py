@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
+from launcher.cli.host_choice import open_this_machine
 from launcher.cli.job_request import read_job
-from launcher.cli.option_groups import JobRequest, OutputOptions, gather
-from launcher.cli.options import DRY_RUN, HANGS, JOB, MASTER_ADDR, NO_CHECK, OUTPUT, WORDS, Option
-from launcher.cli.selection import open_this_machine
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.table import DRY_RUN, HANGS, JOB, MASTER_ADDR, NO_CHECK, OUTPUT, WORDS, Option
+from launcher.cli.options.values import JobRequest, OutputOptions, gather
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.help import Command
-from launcher.cli.option_groups import gather
-from launcher.cli.options import FILE, option
+from launcher.cli.options.help import Command
+from launcher.cli.options.table import FILE, option
+from launcher.cli.options.values import gather
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 
@@ -80,13 +81,13 @@ def _forget(word: str) -> int:
     """Remove a run from the list of this machine; raise UsageError if it lives."""
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import find_run, read_rows
-    from launcher.cli.state_directory import open_run_list
+    from launcher.runs.run_list import RunList
 
     found = find_run(word)
     state = next((row["state"] for row in read_rows()[0] if row["run"] == found.id), "")
     if state in ("starting", "running"):
         raise UsageError(f"run {found.id} is {state}", f"launch stop {found.id}")
-    open_run_list().forget(found)
+    RunList.of_user(os.environ).forget(found)
     tell(f"launch: run {found.id} is listed no more; its logs stay where they are")
     return 0
 

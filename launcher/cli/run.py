@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
+from launcher.cli.host_choice import choose_controller, choose_way, make_opener, read_lineup, refuse_spares
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
-from launcher.cli.option_groups import (
-    HostChoice,
-    JobRequest,
-    OutputOptions,
-    RestartOptions,
-    SyncOptions,
-    gather,
-)
-from launcher.cli.option_sources import show_sources
-from launcher.cli.options import (
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.sources import show_sources
+from launcher.cli.options.table import (
     CHECK,
     CONTROLLER,
     DETACH,
@@ -38,12 +32,19 @@ from launcher.cli.options import (
     SYNC,
     WORDS,
 )
-from launcher.cli.selection import choose_controller, choose_way, make_opener, read_lineup, refuse_spares
-from launcher.cli.state_directory import open_incident_log
+from launcher.cli.options.values import (
+    HostChoice,
+    JobRequest,
+    OutputOptions,
+    RestartOptions,
+    SyncOptions,
+    gather,
+)
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
+from launcher.runs.incident_log import IncidentLog
 from launcher.transports.settings import TransportSettings
 
 
@@ -64,7 +65,7 @@ def command(
     """
     from launcher.errors import UsageError
 
-    incident_log = open_incident_log()
+    incident_log = IncidentLog.of_user(os.environ)
     hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log)
     job = read_job(request, words, (*hosts, *spares))
     workdir, place = resolve_workdir(request.workdir), local_workdir(words)
@@ -87,7 +88,7 @@ def command(
     run_options = replace(run_options, is_dry=dry_run)
     controller = choose_controller(output, chosen, hosts, spares)
     if controller is not None and not dry_run:
-        from launcher.cli.planting import run_planted
+        from launcher.cli.remote_detachment import run_planted
 
         return run_planted(job, hosts, spares, controller, open_transport, output, run_options, settings)
     return run_job(job, hosts, open_transport, output, run_options, spares, incident_log)

@@ -15,11 +15,10 @@ import click
 
 from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
-from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.option_groups import OutputOptions, RestartOptions
-from launcher.cli.option_sources import is_chosen, typed_options
-from launcher.cli.run_origin import describe_origin, name_program
-from launcher.cli.state_directory import open_run_list
+from launcher.cli.options.file_owners import refuse_strange_folder
+from launcher.cli.options.sources import is_chosen
+from launcher.cli.options.values import OutputOptions, RestartOptions
+from launcher.cli.typed_command import describe_origin, name_program, typed_options
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, ProgramKind
@@ -32,6 +31,7 @@ from launcher.runs.code_version import keep_code_version
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
+from launcher.runs.run_list import RunList
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
 
 TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
@@ -63,7 +63,7 @@ def run_recorded(
     detachment = start_detached(output, run_options.restarts)  # before the console starts its threads
     console = make_console([*hosts, *spares], output)
     try:
-        runs, origin = open_run_list(), describe_origin(output)
+        runs, origin = RunList.of_user(os.environ), describe_origin(output)
         record = create_record(output.log_dir, datetime.now(), console.complain, origin, ids=runs)
         console.transcribe(record.transcript)
         leave = partial(detachment.leave, console, record) if detachment is not None else None

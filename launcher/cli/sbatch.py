@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 
 import click
 
-from launcher.cli.defaults import CONFIG, current_directory
-from launcher.cli.file_owners import refuse_strange_folder
-from launcher.cli.help import Command
 from launcher.cli.job_request import read_job
-from launcher.cli.option_groups import JobRequest, gather
-from launcher.cli.option_sources import is_chosen, missing, typed_options
-from launcher.cli.options import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS
-from launcher.cli.trailing_options import needs_parting
+from launcher.cli.misplaced_words import needs_parting
+from launcher.cli.options.file_owners import refuse_strange_folder
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG, current_directory
+from launcher.cli.options.sources import is_chosen, missing
+from launcher.cli.options.table import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS
+from launcher.cli.options.values import JobRequest, gather
+from launcher.cli.typed_command import own_program, typed_options
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
@@ -118,14 +118,6 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
         constraint=options.constraint,
         requeue=options.requeue,
     )
-
-
-def own_program() -> str:
-    """Return the path of this `launch`: a job's PATH may differ."""
-    typed = Path(sys.argv[0])
-    if typed.name != "launch":
-        return str(Path(sys.executable).with_name("launch"))
-    return str(typed if typed.is_absolute() else current_directory() / typed)
 
 
 def _secrets(request: JobRequest) -> dict[str, str]:

@@ -6,12 +6,12 @@ import socket
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
+from launcher.cli.host_choice import open_this_machine
 from launcher.cli.job_request import read_job
-from launcher.cli.option_groups import JobRequest, OutputOptions, RestartOptions, gather
-from launcher.cli.options import DETACH, DRY_RUN, HANGS, JOB, NO_CHECK, NOTIFY, OUTPUT, RESTARTS, WORDS
-from launcher.cli.selection import open_this_machine
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.table import DETACH, DRY_RUN, HANGS, JOB, NO_CHECK, NOTIFY, OUTPUT, RESTARTS, WORDS
+from launcher.cli.options.values import JobRequest, OutputOptions, RestartOptions, gather
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,11 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
-from launcher.cli.help import Command
-from launcher.cli.option_groups import gather
-from launcher.cli.options import option
-from launcher.cli.state_directory import open_run_list
+from launcher.cli.options.help import Command
+from launcher.cli.options.table import option
+from launcher.cli.options.values import gather
 from launcher.errors import UsageError
-from launcher.runs.run_list import ListedRun, RemoteRun, name_runs
+from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
 
 
 @click.command("stop", cls=Command)
@@ -49,7 +49,7 @@ def find_only() -> ListedRun | RemoteRun:
     from launcher.cli.find_run import find_run, read_rows
     from launcher.runs.run_rows import may_live
 
-    runs = open_run_list().read_all()
+    runs = RunList.of_user(os.environ).read_all()
     unseen = {run.id for run in runs if isinstance(run, RemoteRun) and run.row is None}
     if unseen:
         rows = read_rows()[0]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import CONFIG, current_directory
-from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, SyncOptions, gather
-from launcher.cli.options import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
-from launcher.cli.selection import choose_opener, read_hosts
+from launcher.cli.host_choice import choose_opener, read_hosts
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG, current_directory
+from launcher.cli.options.table import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
+from launcher.cli.options.values import HostChoice, SyncOptions, gather
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 

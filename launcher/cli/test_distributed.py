@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import CONFIG
-from launcher.cli.help import Command
-from launcher.cli.option_groups import HostChoice, OutputOptions, PythonEnvironment, gather
-from launcher.cli.option_sources import find_reach, is_on_command_line
-from launcher.cli.options import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
-from launcher.cli.selection import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
+from launcher.cli.error_lines import tell
+from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.sources import is_on_command_line
+from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
+from launcher.cli.options.values import HostChoice, OutputOptions, PythonEnvironment, gather
+from launcher.cli.typed_command import find_reach
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
     from launcher.job.job import Job
+    from launcher.runs.result import Result
     from launcher.runs.run_request import Opener
 
 RENDEZVOUS_S = 30
@@ -102,7 +105,6 @@ def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
 def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions) -> int:
     """Run on all hosts, find those that fail, draw the measurements, and return the exit code of the run."""
     from launcher.cli import runner
-    from launcher.cli.bisection import is_to_bisect, print_culprits
 
     size = ["--max-size", str(test.max_size)] if test.max_size else []
     job = make_job(test, [host.name for host in hosts], *size)
@@ -138,6 +140,56 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
         rendezvous_timeout_s=RENDEZVOUS_S,
         timeouts=test.timeouts,
     )
+
+
+def is_to_bisect(result: Result) -> bool:
+    """Tell whether ranks failed for a reason that names no host: a lost host is known, and Ctrl-C ends the search."""
+    from launcher.diagnosis.failure import FailureKind
+
+    if result.interrupted_by is not None or result.cause is None:
+        return False
+    return result.cause.failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN)
+
+
+def print_culprits(
+    make_job: Callable[..., Job],
+    hosts: Sequence[Host],
+    open_transport: Opener,
+    folder: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Run on ever fewer hosts, print how each run ended and then the verdict; exit at a signal."""
+    import asyncio
+    import json
+
+    from launcher.errors import EXIT_SIGNAL_BASE
+    from launcher.output.console import dated
+    from launcher.runs.culprits import SHORT, CulpritSearch, NoVerdictError
+    from launcher.session.signals import Interrupted
+
+    tell(f"test-distributed: looking for the failing hosts; logs in {folder}")
+
+    def make_short(group: Sequence[str]) -> Job:
+        return make_job(group, *SHORT)
+
+    try:
+        verdict = asyncio.run(CulpritSearch(make_short, hosts, open_transport, folder, _tell_test).find())
+    except Interrupted as stop:
+        tell("test-distributed: stopped, no verdict")
+        raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None
+    except NoVerdictError as error:
+        tell(f"test-distributed: no verdict: {error}")
+        return
+    if as_json:
+        click.echo(json.dumps(dated("verdict", **asdict(verdict))))
+        return
+    for line in verdict.lines():
+        click.echo(f"verdict: {line}")
+
+
+def _tell_test(what: str, reason: str) -> None:
+    tell(f"testing {what}: " + (f"FAILED ({reason})" if reason else "ok"))
 
 
 def draw(results: Path, picture: Path, hosts: int) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from launcher.cli.defaults import current_directory
 from launcher.cli.error_lines import tell
-from launcher.cli.option_groups import SyncOptions
+from launcher.cli.options.launcher_toml import current_directory
+from launcher.cli.options.values import SyncOptions
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.job.job import Job, Program, ProgramKind

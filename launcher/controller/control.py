@@ -32,7 +32,7 @@ from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.run_list import Entry, RunList
 from launcher.runs.run_request import RunRequest
-from launcher.runs.state_directory import find_state, own_state
+from launcher.runs.state_home import find_state, own_state
 from launcher.transports.agents.hub import LEAVE_S, Hub
 
 _READ_BYTES = 4096

@@ -30,7 +30,6 @@ from launcher.output.plain_messages import describe_error, tell
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.run_request import RunOptions
 from launcher.runs.run_rows import as_row
-from launcher.runs.state_directory import find_state
 from launcher.transports.agents.credentials import Credentials
 
 LENGTH_BYTES = 8
@@ -129,7 +128,7 @@ def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
             ending = "" if has_begun else f" {REFUSED}"
         else:
             start_thread(partial(_end_with_the_login, order.silence_s), "login", lambda error: None)
-            code = order.request(RunList(find_state(variables) / "runs"), order.streams)
+            code = order.request(RunList.of_user(variables), order.streams)
         sys.stdout.flush()
     except UnknownRunError as error:
         code, ending = error.exit_code, f" {UNKNOWN}"

@@ -32,7 +32,7 @@ from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
 from launcher.transports import bootstrap
 from launcher.transports.base import Channel, Transport, TransportError
-from launcher.transports.loader import open_python
+from launcher.transports.bootstrap import open_python
 
 MARGIN_S = 5.0  # for the answer of a controller that waits for an agent in vain
 REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted

@@ -22,7 +22,7 @@ from launcher.output.output_streams import OutputStreams, find_remote_streams
 from launcher.output.terminal import write_some
 from launcher.transports import bootstrap
 from launcher.transports.base import Transport, TransportError
-from launcher.transports.loader import MARKER_TIMEOUT_S, open_python
+from launcher.transports.bootstrap import MARKER_TIMEOUT_S, open_python
 
 BEAT_S = 5.0
 _OLDEST = "3.10"

@@ -91,7 +91,7 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SameStacks:
     """Ranks with equal stacks."""
 
     stacks: tuple[Stack, ...]
@@ -119,7 +119,7 @@ class Group:
 class FoldedStacks:
     """The stacks of all ranks at one moment, in groups of equal stacks."""
 
-    groups: tuple[Group, ...]  # the smallest first: usually the one to look at
+    groups: tuple[SameStacks, ...]  # the smallest first: usually the one to look at
     odd: tuple[Stack, ...] = field(default=())  # those that are not where most ranks are
 
     @property
@@ -179,13 +179,13 @@ def fold(stacks: Iterable[Stack]) -> FoldedStacks:
     by_key: dict[tuple[object, ...], list[Stack]] = {}
     for stack in stacks:
         by_key.setdefault(stack.key, []).append(stack)
-    groups = [Group(tuple(members)) for members in by_key.values()]
+    groups = [SameStacks(tuple(members)) for members in by_key.values()]
     odd = _find_odd([group for group in groups if group.first.is_telling])
     groups.sort(key=lambda group: (not group.first.is_telling, group.first not in odd, group.size))
     return FoldedStacks(tuple(groups), tuple(sorted(odd, key=lambda stack: stack.rank)))
 
 
-def _find_odd(groups: Sequence[Group]) -> list[Stack]:
+def _find_odd(groups: Sequence[SameStacks]) -> list[Stack]:
     """Return the ranks outside the largest group; else those that are stuck, or that don't wait while others do.
 
     Empty if that would be more than three, or more than half of all.

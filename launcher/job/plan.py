@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
@@ -377,3 +378,20 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
             port=job.master_port,
         ),
     )
+
+
+def start_fields(node: NodePlan, attempt: int = 0) -> dict[str, Any]:
+    """Return what a supervisor is told to start; attempt: how many came before this one."""
+    own = {"LAUNCH_ATTEMPT": str(attempt)}
+    return {
+        "torchrun_args": node.argv[1 + len(TORCHRUN) :],
+        "env": {**node.env, **own},
+        "cwd": node.cwd,
+        "python_path": node.python_path,
+        "local_ranks": list(range(node.nproc)),
+        "processes": [
+            {"rank": process.local_rank, "argv": process.argv,
+             "env": {**process.env, **own, "TORCHELASTIC_RESTART_COUNT": str(attempt)}}
+            for process in node.processes
+        ],
+    }  # fmt: skip

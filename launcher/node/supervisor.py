@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.node.code.code_process import CodeProcess
     from launcher.node.loop import Timer
 
-    Handler = Callable[[Dict[str, Any], bytes], None]
+    Handler = Callable[[Dict[str, Any], bytes], object]
     Ladder = Generator[float, None, List[proc.Process]]
 
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
@@ -174,19 +174,19 @@ class Supervisor:
             self._end_run("the connection to launch closed")
             return
         self._heard_at = self._clock()
-        handlers = {
-            messages.MODULES: self._add_modules,
+        handlers: dict[str, Handler] = {
+            messages.MODULES: lambda _, payload: self._take_modules(payload),
             messages.PREPARE: self._prepare,
-            messages.ROUTE: self._find_route,
-            messages.PROBE: self._probe,
+            messages.ROUTE: lambda header, _: self._inspection.find_route(header),
+            messages.PROBE: lambda header, _: self._inspection.probe(header),
             messages.SHARE: self._share,
-            messages.SHARE_OVER: self._end_share,
+            messages.SHARE_OVER: lambda header, _: self._inspection.end_share(),
             messages.LISTING: self._take_code,
             messages.PIECE: self._take_code,
             messages.MEET: self._take_code,
             messages.JOIN: self._take_code,
             messages.PLACE: self._take_code,
-            messages.LIST_CODE: self._list_code,
+            messages.LIST_CODE: lambda header, _: self._inspection.list_code(header),
             messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
@@ -207,9 +207,6 @@ class Supervisor:
             self._send_queue.send(messages.FAILED, text="%s: %s" % (header["type"], error))
             # Nothing may start without directory and mark, though START may be in the same piece of input.
             self._is_done = self._folder is None
-
-    def _add_modules(self, _: dict[str, Any], payload: bytes) -> None:
-        self._take_modules(payload)
 
     def _prepare(self, header: dict[str, Any], _: bytes) -> None:
         self._silence_s = header["silence_s"]
@@ -274,21 +271,9 @@ class Supervisor:
     def _hear_beat(self, header: dict[str, Any], _: bytes) -> None:
         self._echo = (header["at"], time.monotonic()) if "at" in header else None
 
-    def _find_route(self, header: dict[str, Any], _: bytes) -> None:
-        self._inspection.find_route(header)
-
-    def _probe(self, header: dict[str, Any], _: bytes) -> None:
-        self._inspection.probe(header)
-
     def _share(self, header: dict[str, Any], _: bytes) -> None:
         header = dict(header, workdir=self._workdir or header["workdir"])
         self._inspection.share(header, lambda path: self._handover_log.note(token=path))
-
-    def _end_share(self, header: dict[str, Any], _: bytes) -> None:
-        self._inspection.end_share()
-
-    def _list_code(self, header: dict[str, Any], _: bytes) -> None:
-        self._inspection.list_code(header)
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.

@@ -60,7 +60,7 @@ class FoldedOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SameOutput:
     """Hosts that printed the same output."""
 
     hosts: tuple[str, ...]
@@ -74,7 +74,7 @@ def make_folds(hosts: Sequence[str]) -> dict[str, FoldedOutput]:
     return {host: FoldedOutput(share) for host in hosts}
 
 
-def group(folds: Mapping[str, FoldedOutput]) -> list[Group]:
+def group(folds: Mapping[str, FoldedOutput]) -> list[SameOutput]:
     """Return the groups of hosts that printed the same, in the order of their first hosts, without silent hosts."""
     hosts: dict[bytes, list[str]] = {}
     for host, output in folds.items():
@@ -83,5 +83,5 @@ def group(folds: Mapping[str, FoldedOutput]) -> list[Group]:
     found = []
     for names in hosts.values():
         first = folds[names[0]]
-        found.append(Group(tuple(names), first.text(), first.left_out))
+        found.append(SameOutput(tuple(names), first.text(), first.left_out))
     return found

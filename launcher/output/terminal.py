@@ -116,5 +116,7 @@ def write_some(fd: int, view: memoryview) -> int:
 
 
 def _say_at_once(text: str) -> None:
+    """Print a last message, unless stderr itself is what nobody reads."""
     with contextlib.suppress(OSError):
-        os.write(STDERR, f"{text}\n".encode())
+        if select.select([], [STDERR], [], 0)[1]:
+            os.write(STDERR, f"{text}\n".encode())

@@ -8,7 +8,7 @@ from itertools import chain
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
-from launcher.preflight import activation, code, comparison, condition, gpus, links, network, packages, requirements
+from launcher.preflight import code, comparison, condition, gpus, links, network, packages, requirements
 from launcher.preflight.findings import WARNING, Finding, Node, fold
 
 
@@ -31,7 +31,7 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
         for node in nodes
     ]
     found = chain(
-        activation.find_passed_over(nodes), comparison.check_spares(nodes), *each, network.check(nodes),
+        requirements.find_passed_over(nodes), comparison.check_spares(nodes), *each, network.check(nodes),
         links.check(nodes), comparison.check(nodes), packages.check(nodes), code.check(nodes),
     )  # fmt: skip
     return sorted(fold(found), key=lambda finding: finding.severity.rank)

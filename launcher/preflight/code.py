@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.hosts.ranges import fold_names
+from launcher.preflight.comparison import group_hosts, has_majority
 from launcher.preflight.findings import NOTE, WARNING, Finding, Node
 from launcher.wording import listed
 
@@ -29,10 +30,7 @@ class _Group:
 
 def choose_asked(hashes: Mapping[int, str]) -> list[int]:
     """Return which nodes to ask for their files: one of each hash, of the most frequent ones; none if all are equal."""
-    groups: dict[str, list[int]] = {}
-    for index, found in hashes.items():
-        groups.setdefault(found, []).append(index)
-    ordered = sorted(groups.values(), key=len, reverse=True)
+    ordered = list(group_hosts(hashes).values())
     return [group[0] for group in ordered[:MOST_ASKED]] if len(ordered) > 1 else []
 
 
@@ -42,33 +40,21 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
         if node.fact.checks and not node.fact.checks.code_is_complete:
             text = "its Python files are not compared: there are too many, or reading them took too long"
             yield Finding((node.name,), text, "", NOTE)
-    groups = _group(nodes)
-    if len(groups) < 2:
+    hashes = {node.name: node.fact.checks.code_hash for node in nodes if node.fact.checks}
+    by_hash = group_hosts({name: found for name, found in hashes.items() if found is not None})
+    if len(by_hash) < 2:
         return
+    known = {node.name: node.fact.code_files for node in nodes if node.fact.code_files is not None}
+    groups = [
+        _Group(tuple(names), next((known[name] for name in names if name in known), None)) for names in by_hash.values()
+    ]
     usual, *others = groups
-    if len(usual.hosts) * 2 > sum(len(group.hosts) for group in groups):
+    if has_majority(by_hash):
         for group in others:
             text = _compare(group, usual, "the others" if len(groups) == 2 else "most hosts")
             yield from [Finding(group.hosts, text, _FIX, WARNING)] if text else []
     elif text := _compare_all(groups):
         yield Finding(tuple(name for group in groups for name in group.hosts), text, _FIX, WARNING)
-
-
-def _group(nodes: Sequence[Node]) -> list[_Group]:
-    """Return the groups of equal hosts, the largest first."""
-    groups: dict[str, list[Node]] = {}
-    for node in nodes:
-        found = node.fact.checks.code_hash if node.fact.checks else None
-        if found is not None:
-            groups.setdefault(found, []).append(node)
-    made = [
-        _Group(
-            tuple(node.name for node in group),
-            next((node.fact.code_files for node in group if node.fact.code_files is not None), None),
-        )
-        for group in groups.values()
-    ]
-    return sorted(made, key=lambda group: len(group.hosts), reverse=True)
 
 
 def _compare(group: _Group, usual: _Group, others: str) -> str:

@@ -5,10 +5,10 @@ A node that differs from most is named; if no value has a majority, the finding 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import Checks, Network
@@ -20,6 +20,10 @@ _CLOCK_S = 2.0
 _MAX_VALUES = 5
 _VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "flannel")
 _EQUAL_GPUS = "pass --gpus N for equal numbers: each GPU adds a rank to the global batch"
+
+
+Host = TypeVar("Host", str, int)  # its name or index
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +58,39 @@ def check_spares(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def _compare(trait: _Trait, nodes: Sequence[Node]) -> Iterator[Finding]:
     values = {node.name: value for node in nodes if (value := trait.value_of(node)) is not None}
-    counted = Counter(values.values()).most_common()  # of equals the first in host order comes first
-    if len(counted) < 2:
+    groups = group_hosts(values)
+    if len(groups) < 2:
         return
-    common, times = counted[0]
-    if len(counted) > 2 and times * 2 <= len(values):
-        listing = _list_values(values, [value for value, _ in counted])
+    if len(groups) > 2 and not has_majority(groups):
+        listing = listed(list_values(groups, _MAX_VALUES))
         yield Finding(tuple(values), f"{trait.label}{listing}", trait.fix, trait.severity)
         return
-    others = "the others" if len(counted) == 2 else "most"
+    common, *_ = groups
+    others = "the others" if len(groups) == 2 else "most"
     for name, value in values.items():
         if value != common:
             yield Finding((name,), f"{trait.label}{value}, {others} {common}", trait.fix, trait.severity)
 
 
-def _list_values(values: Mapping[str, str], ordered: Sequence[str]) -> str:
-    """Return `2.1 on gpu1, 2.2 on gpu[2-3] and 2.3 on gpu4`; beyond five values, count the rest."""
-    names: dict[str, list[str]] = {}
+def group_hosts(values: Mapping[Host, Value]) -> dict[Value, list[Host]]:
+    """Return the hosts that have each value: the most frequent value first, of equals that of the first host."""
+    groups: dict[Value, list[Host]] = {}
     for name, value in values.items():
-        names.setdefault(value, []).append(name)
-    words = [f"{value} on {fold_names(names[value])}" for value in ordered[:_MAX_VALUES]]
-    more = len(ordered) - _MAX_VALUES
-    return listed([*words, count(more, "more value")] if more > 0 else words)
+        groups.setdefault(value, []).append(name)
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+def has_majority(groups: Mapping[Value, Sequence[str]]) -> bool:
+    """Return whether most hosts are in the first group; otherwise none is to blame for a difference."""
+    first, *others = map(len, groups.values())
+    return first > sum(others)
+
+
+def list_values(groups: Mapping[str, Sequence[str]], most: int) -> list[str]:
+    """Return `2.1 on gpu1` and `2.2 on gpu[2-3]`; beyond that many values, count the rest."""
+    words = [f"{value} on {fold_names(names)}" for value, names in groups.items()]
+    more = len(words) - most
+    return [*words[:most], count(more, "more value")] if more > 0 else words
 
 
 def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:

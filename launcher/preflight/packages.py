@@ -6,10 +6,10 @@ own in `comparison`; here it only counts whether they are installed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.hosts.ranges import fold_names
+from launcher.preflight.comparison import group_hosts, has_majority, list_values
 from launcher.preflight.findings import NOTE, WARNING, Finding, Node
 from launcher.wording import count
 
@@ -21,6 +21,7 @@ _COMPARED = ("torch", "numpy")
 _NCCL = "nvidia-nccl-cu"
 _FEW = 3  # packages that are named
 _MAX_VALUES = 4
+_MISSING = "missing"
 _FIX = "make the environments equal, for example with --setup 'uv sync --locked'"
 
 _Versions = Mapping[str, str | None]  # by the host's name; None: not installed there
@@ -43,14 +44,14 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
     apart: dict[str, list[str]] = {}
     split: list[str] = []
     for name, versions in _collect(known).items():
-        counted = _count(name, versions, known)
-        common, times = counted[0]
-        if len(counted) < 2 or name in _IGNORED:
+        groups = group_hosts({host: _key(name, version, known) for host, version in versions.items()})
+        if len(groups) < 2 or name in _IGNORED:
             continue
-        if times * 2 <= len(known):
+        if not has_majority(groups):
             split.append(f"{name} {list_versions(versions)}")
             continue
-        others = "the others" if len(counted) == 2 else "most"
+        common, *_ = groups
+        others = "the others" if len(groups) == 2 else "most"
         for host, version in versions.items():
             if _key(name, version, known) != common:
                 apart.setdefault(host, []).append(_describe(name, version, common, others))
@@ -62,13 +63,10 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def list_versions(versions: _Versions) -> str:
     """Return `0.8.1 on gpu[1-2], 0.8.0 on gpu3, missing on gpu4`; beyond four values, count the rest."""
-    hosts: dict[str | None, list[str]] = {}
-    for host, version in versions.items():
-        hosts.setdefault(version, []).append(host)
-    ordered = sorted(hosts, key=lambda version: (version is None, -len(hosts[version])))
-    words = [f"{version or 'missing'} on {fold_names(hosts[version])}" for version in ordered[:_MAX_VALUES]]
-    more = len(ordered) - _MAX_VALUES
-    return ", ".join([*words, count(more, "more value")] if more > 0 else words)
+    groups = group_hosts({host: version or _MISSING for host, version in versions.items()})
+    if _MISSING in groups:
+        groups[_MISSING] = groups.pop(_MISSING)  # last
+    return ", ".join(list_values(groups, _MAX_VALUES))
 
 
 def tabulate(nodes: Sequence[Node]) -> list[str]:
@@ -92,11 +90,6 @@ def _collect(nodes: Sequence[Node]) -> dict[str, _Versions]:
     """Return the versions of each package on all nodes, by the package's name."""
     names = sorted({name for node in nodes for name in node.fact.packages or ()})
     return {name: {node.name: (node.fact.packages or {}).get(name) for node in nodes} for name in names}
-
-
-def _count(name: str, versions: _Versions, nodes: Sequence[Node]) -> list[tuple[str | None, int]]:
-    """Return what is compared of a package, the most frequent first."""
-    return Counter(_key(name, version, nodes) for version in versions.values()).most_common()
 
 
 def _key(name: str, version: str | None, nodes: Sequence[Node]) -> str | None:

@@ -22,9 +22,9 @@ from launcher.job.plan import (
     LaunchPlan,
     build_plan,
     refuse_unknown_ranks,
+    start_fields,
 )
 from launcher.job.plan_record import as_dry_record, as_record, code_record
-from launcher.job.start_order import start_fields
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
 from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
@@ -34,7 +34,7 @@ from launcher.output.write_queue import STALLED_S
 from launcher.preflight.findings import WARNING, refuse_problems
 from launcher.preflight.summary import summarize
 from launcher.runs import report
-from launcher.runs.hangs import HangWatch, NcclRas, StackTaker
+from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge
 from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
@@ -87,7 +87,6 @@ class Attempt:
         self._is_last_try = is_last_try
         self._spares = spares
         self._stacks = StackTaker(session, request.record, request.console)
-        self._ras = NcclRas(session, request.record)
         self._plan: LaunchPlan | None = None
         self._began_at = self._started_at = wall_clock()
         self._hang: HangWatch | None = None
@@ -248,7 +247,7 @@ class Attempt:
             self._stacks.allowed(self._plan),
             say_early_exits(session, self._plan),
             call_when_all_run(session, self._plan, self._note_all_running),
-            HangWatch(session, self._plan, self._outputs, self._stacks, self._ras, self._job) as watch,
+            HangWatch(session, self._plan, self._outputs, self._stacks, self._record, self._job) as watch,
         ):
             self._hang = watch
             await session.pump(

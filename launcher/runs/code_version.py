@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launcher.concurrency import start_thread
@@ -30,13 +30,28 @@ FAREWELL_S = 1.0
 @contextlib.contextmanager
 def keep_code_version(job: Job, record: RunRecord) -> Iterator[None]:
     """Add `git` to run.json while the block runs; it describes the code on this machine."""
+    with _asking(job, lambda version: record.add({"git": version})):
+        yield
+
+
+def ask_code_version(job: Job) -> dict[str, object] | None:
+    """Return commit and state of the code on this machine, if git answers within a second."""
+    found: list[dict[str, object] | None] = []
+    with _asking(job, found.append):
+        pass
+    return found[0] if found else None
+
+
+@contextlib.contextmanager
+def _asking(job: Job, take: Callable[[dict[str, object] | None], object]) -> Iterator[None]:
+    """Ask git, in a thread, while the block runs and for a second more."""
     folder = find_code(job)
     if folder is None:
         yield
         return
     git = Git(folder)
     try:
-        thread = start_thread(lambda: record.add({"git": git.version()}), "git", lambda error: None)
+        thread = start_thread(lambda: take(git.version()), "git", lambda error: None)
     except LauncherError:  # no thread is left; the run itself will say so, or do without
         yield
         return
@@ -45,21 +60,6 @@ def keep_code_version(job: Job, record: RunRecord) -> Iterator[None]:
     finally:
         thread.join(FAREWELL_S)
         git.stop()
-
-
-def ask_code_version(job: Job) -> dict[str, object] | None:
-    """Return commit and state of the code on this machine, if git answers within a second."""
-    folder = find_code(job)
-    if folder is None:
-        return None
-    git, found = Git(folder), []
-    try:
-        thread = start_thread(lambda: found.append(git.version()), "git", lambda error: None)
-    except LauncherError:
-        return None
-    thread.join(FAREWELL_S)
-    git.stop()
-    return found[0] if found else None
 
 
 def find_code(job: Job) -> Path | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from launcher.errors import LauncherError
 from launcher.private_files import open_private
-from launcher.runs.state_directory import own_state
+from launcher.runs.state_home import find_state, own_state
 from launcher.wording import count
 
 HALF_LIFE_S = 7 * 86400.0  # of the blame for an incident
@@ -35,6 +35,11 @@ class IncidentLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    @staticmethod
+    def of_user(variables: Mapping[str, str]) -> IncidentLog:
+        """Return what is remembered for this user on this machine; variables: the environment."""
+        return IncidentLog(find_state(variables) / "hosts.json")
 
     def note(self, run_id: str, at: float, incidents: Mapping[str, str | None]) -> None:
         """Record that a run used these hosts, each with what went wrong with it, if anything did.

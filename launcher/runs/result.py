@@ -28,18 +28,17 @@ class Result:
     has_saved: bool | None = None  # whether the ranks have saved a checkpoint; None: not known
     lost_host_wait_s: float = 0.0  # until no rank can be alive on a host that was lost; 0: all hosts have been asked
 
-
-def as_record(result: Result) -> dict[str, Any]:
-    """Return the values for run.json and --json."""
-    return {
-        "exit_code": result.exit_code,
-        "seconds": round(result.seconds, 3),
-        "interrupted_by": result.interrupted_by,
-        "error": result.error,
-        "left": dict(result.census.left),
-        "unreachable": dict(result.census.unasked),
-        "cause": None if result.cause is None else _cause_record(result.cause),
-    }
+    def as_record(self) -> dict[str, Any]:
+        """Return the values for run.json and --json."""
+        return {
+            "exit_code": self.exit_code,
+            "seconds": round(self.seconds, 3),
+            "interrupted_by": self.interrupted_by,
+            "error": self.error,
+            "left": dict(self.census.left),
+            "unreachable": dict(self.census.unasked),
+            "cause": None if self.cause is None else _cause_record(self.cause),
+        }
 
 
 def _cause_record(cause: Cause) -> dict[str, Any]:

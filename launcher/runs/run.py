@@ -19,10 +19,10 @@ from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited,
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
+from launcher.runs.judge import find_incidents, judge_refusal, judge_result
 from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError
-from launcher.runs.outcomes import find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, use_verdict
-from launcher.runs.result import Result, as_record
+from launcher.runs.result import Result
 from launcher.runs.run_request import RunRequest
 from launcher.session.node_state import Census
 from launcher.session.session import SIGNALS, Session
@@ -140,9 +140,7 @@ class Run:
         self._record.attempt = self._number
         outputs = self._request.console.outputs(hosts, self._record, first_node=first_node)
         job = self._request.job
-        settings = Settings(
-            self._record.run_id, job.env, loader_pythons(job.python), job.timeouts,
-        )  # fmt: skip
+        settings = Settings(self._record.run_id, job.env, loader_pythons(job.python), job.timeouts)
         progress = self._request.console.progress
         session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
@@ -230,7 +228,7 @@ class Run:
                 "progress": ending is not None and ending.has_progress,
                 "then": None if decision is None else decision.why,
                 "search": None,
-                "result": as_record(result),
+                "result": result.as_record(),
             }
         )
         self._write_attempts()
@@ -323,7 +321,7 @@ class Run:
 
     async def _conclude(self, result: Result, words: str) -> Result:
         """Write the record, and then print how the run ended: the disk may be full."""
-        values = {**as_record(result), "seconds": round(wall_clock() - self._began_at, 3)}
+        values = {**result.as_record(), "seconds": round(wall_clock() - self._began_at, 3)}
         self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
         unwritten = await self._close_disk()
         if unwritten is not None:

@@ -22,7 +22,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,21 +29,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from launcher.clock import boot_id
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
+from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_rows import read_row
-from launcher.runs.state_directory import own_state
+from launcher.runs.state_home import find_state, own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
 CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
-MACHINE_ID = Path("/etc/machine-id")  # see machine-id(5); containers often have none
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
 _WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its last row
 _END_BYTES = 256
@@ -108,9 +106,8 @@ class ListedRun:
     @property
     def is_here(self) -> bool:
         """Whether its process is one of this machine or container: several may share a home directory."""
-        host, pid_namespace, _, boot = _find_machine()
-        controller = self.controller
-        return (controller.host, controller.pid_namespace, controller.boot_id) == (host, pid_namespace, boot)
+        here = _describe_machine()
+        return all(getattr(self.controller, name) == here[name] for name in ("host", "pid_namespace", "boot_id"))
 
     def read_record(self) -> dict[str, Any]:
         """Return its run.json; empty before the start of its ranks, and if its logs were removed."""
@@ -236,6 +233,11 @@ class RunList:
         self._logs = logs
         self._token = token
 
+    @staticmethod
+    def of_user(variables: Mapping[str, str]) -> RunList:
+        """Return the list of this user on this machine; variables: the environment."""
+        return RunList(find_state(variables) / "runs")
+
     def claim(self, run_id: str) -> bool:
         """Take an id for a run that will begin; return False if another run has it.
 
@@ -252,10 +254,9 @@ class RunList:
 
     def begin(self, run_id: str, name: str | None, folder: Path) -> Entry:
         """List a run of this process; a run needs no list, so an unwritable directory is no error."""
-        host, pid_namespace, machine_id, boot = _find_machine()
         controller = Controller(
-            run_id, name, str(folder.absolute()), host, pid_namespace, os.getpid(), _find_stop_signal(), time.time(),
-            machine_id, boot,
+            run_id, name, str(folder.absolute()), pid=os.getpid(), stop_signal=_find_stop_signal(),
+            began_at=time.time(), **_describe_machine(),
         )  # fmt: skip
         with contextlib.suppress(LauncherError):
             self._prune()
@@ -447,14 +448,9 @@ def _measure(folder: Path) -> int:
     return total
 
 
-def _find_machine() -> tuple[str, str, str, str]:
-    """Return name, PID namespace, machine id and boot id of this machine; each is empty where the system has none."""
-    namespace = machine_id = ""
-    with contextlib.suppress(OSError):
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    with contextlib.suppress(OSError, ValueError):
-        machine_id = MACHINE_ID.read_text("ascii").strip()
-    return socket.gethostname(), namespace, machine_id, boot_id() or ""
+def _describe_machine() -> dict[str, str]:
+    """Return what a controller's entry has of its machine; a value is empty where the system has none."""
+    return {name: value or "" for name, value in run_owner.describe_machine().items()}
 
 
 def _find_stop_signal() -> int:
@@ -479,7 +475,8 @@ def _read_listed(place: Path) -> ListedRun | None:
         return None
     if not _is_well_formed(controller):
         return None
-    is_locked = _is_locked(place / _LOCK)  # before its end is read, which is written before the lock is released
+    # Before its end is read, which is written before the lock is released.
+    is_locked = run_owner.is_locked(str(place / _LOCK), is_shared=False)
     run = ListedRun(place, controller, is_locked, _read_end(place / _END))
     return replace(run, is_alive=_find_life(run, is_locked=is_locked))
 
@@ -516,12 +513,12 @@ def _find_life(run: ListedRun, *, is_locked: bool | None) -> bool | None:
     """Return whether the controller of a run lives; None: only its own machine can tell."""
     if is_locked or run.end is not None:
         return bool(is_locked)
-    host, _, machine_id, boot = _find_machine()
-    controller = run.controller
-    if controller.boot_id == boot and (boot or controller.host == host):  # one kernel has all locks
+    here, controller = _describe_machine(), run.controller
+    # One kernel has all locks; on a system without boot ids, the host name stands for it.
+    if controller.boot_id == here["boot_id"] and (here["boot_id"] or controller.host == here["host"]):
         return _has_process(controller.pid) if is_locked is None else False
     # Many network file systems keep the locks of each machine apart. This one, if it is the same, was started again.
-    is_same = machine_id and (controller.host, controller.machine_id) == (host, machine_id)
+    is_same = here["machine_id"] and all(getattr(controller, name) == here[name] for name in ("host", "machine_id"))
     return False if is_same else None
 
 
@@ -532,19 +529,6 @@ def _has_process(pid: int) -> bool:
     except (ProcessLookupError, PermissionError):  # the latter: the id was used again
         return False
     return True
-
-
-def _is_locked(path: Path) -> bool | None:
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    return False
 
 
 def _read_end(path: Path) -> End | None:

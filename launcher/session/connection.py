@@ -23,7 +23,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.session.allowed_messages import AllowedMessages, UnaskedMessage
 from launcher.session.settings import Settings
-from launcher.transports import bootstrap, loader
+from launcher.transports import bootstrap
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
 MAX_WAITING_BEATS = 3
@@ -149,9 +149,9 @@ class Connection:
     def check_time(self) -> None:
         """Hang up if the login shell prints no marker in time, or the node sends no heartbeat."""
         checked_at = time.monotonic()
-        marker_timeout_s = max(loader.MARKER_TIMEOUT_S, self._settings.timeouts.connect_timeout_s)
+        marker_timeout_s = max(bootstrap.MARKER_TIMEOUT_S, self._settings.timeouts.connect_timeout_s)
         if not self.is_ready and self._opened_at is not None and checked_at - self._opened_at > marker_timeout_s:
-            failure = loader.describe_silence(self.host.name, marker_timeout_s)
+            failure = bootstrap.describe_silence(self.host.name, marker_timeout_s)
             self.give_up(failure.kind, failure.text, failure.fix)
         elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._settings.timeouts.silence_s:
             self.give_up(HostFailureKind.SILENT, f"no heartbeat for {self._settings.timeouts.silence_s:g} s")
@@ -222,7 +222,9 @@ class Connection:
             self._opened_at = time.monotonic()
             if self._transport.is_terse:  # and no login shell could eat it
                 self._send_code("")
-            found = loader.await_marker(self._channel, self._nonce, self.host.name, self._read_stderr, self._keep_noise)
+            found = bootstrap.await_marker(
+                self._channel, self._nonce, self.host.name, self._read_stderr, self._keep_noise
+            )
             if found is not None and not self._is_closed:
                 magic, rest = found
                 self._opened_at = None  # it is no longer the login shell that takes its time
@@ -266,7 +268,7 @@ class Connection:
         if self._is_closed and not self._has_orders:
             return HostFailure(self.host.name, HostFailureKind.CLOSED, "launch stopped before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
-        return loader.describe_end(self.host.name, code, self._settings.pythons, self._last_line())
+        return bootstrap.describe_end(self.host.name, code, self._settings.pythons, self._last_line())
 
     def _read_to_end(self) -> None:
         assert self._channel is not None  # it answered
@@ -335,16 +337,16 @@ class Connection:
                         self._post(report["type"], report)
             elif line:
                 noise.append(line + b"\n")
-        if len(self._rest) > loader.NOISE_BYTES:
+        if len(self._rest) > bootstrap.NOISE_BYTES:
             noise.append(self._rest)
             self._rest = b""
         self._keep_noise(b"".join(noise))
 
     def _keep_noise(self, data: bytes) -> None:
-        self.noise = (self.noise + data)[-loader.NOISE_BYTES :]
+        self.noise = (self.noise + data)[-bootstrap.NOISE_BYTES :]
 
     def _last_line(self) -> str:
-        return loader.last_line(self.noise + self._rest)
+        return bootstrap.last_line(self.noise + self._rest)
 
     def _report_end(self) -> None:
         """Post LOST with the reason why the channel has ended; after a census it no longer counts as a failure."""

@@ -193,8 +193,31 @@ class Delivery:
             sizes[nodes] += self._entries[place].size
         common = max(sizes, key=lambda nodes: sizes[nodes] * (len(nodes) - 1))
         if is_worth_it(len(common), sizes[common]):
-            self._chains = await introduce(self._session, self._answers, self._tree.pem, sorted(common))
+            self._chains = await self._introduce(sorted(common))
             self._can_introduce = bool(self._chains)
+
+    async def _introduce(self, indexes: Sequence[int]) -> list[Chain]:
+        """Connect these nodes in chains; return the chains all of whose nodes are connected.
+
+        All of them get the tree's certificate and key; a node accepts nobody else.
+        """
+        answers = self._answers
+        for index in indexes:
+            answers[index].port = answers[index].has_joined = None  # of an earlier round
+            self._session.send(index, messages.MEET, self._tree.pem, number=index)
+        await answers.wait_for(indexes, lambda node: node.port is not None)
+        chains = make_chains([index for index in indexes if answers[index].port and not answers.is_over(index)])
+        for chain in chains:
+            for index, following in zip(chain, [*chain[1:], None], strict=True):
+                place = None if following is None else self._find_place(following)
+                self._session.send(index, messages.JOIN, following=place, has_previous=index != chain[0])
+        return [chain for chain in chains if await answers.are_connected(chain)]
+
+    def _find_place(self, index: int) -> dict[str, Any]:
+        """Return where the node before this one reaches it: at addr= alone, if the hostfile has it."""
+        own = self._session.hosts[index].address
+        addresses = [own] if own is not None else list(self._answers[index].addresses)
+        return {"number": index, "addresses": addresses, "port": self._answers[index].port}
 
     def _choose_receivers(self, piece: Piece) -> dict[int, bool]:
         """Return to which nodes a piece is sent, and whether they pass it on.
@@ -308,6 +331,15 @@ class Answers:
         found = list(indexes)
         await self._session.pump(lambda: all(has_said(self._nodes[index]) or self.is_over(index) for index in found))
 
+    async def are_connected(self, chain: Chain) -> bool:
+        """Wait until these nodes have said whether they are connected with their neighbours; return whether all are."""
+        nodes = [self._nodes[index] for index in chain]
+        # One that can't is enough: its neighbours would wait for it for some seconds.
+        await self.wait_for(
+            chain, lambda node: node.has_joined is not None or any(each.has_joined is False for each in nodes)
+        )
+        return all(self._nodes[index].has_joined and not self.is_over(index) for index in chain)
+
     def _take_request(self, event: Event) -> None:
         self._nodes[event.index].request = event
 
@@ -336,45 +368,12 @@ def is_worth_it(nodes: int, size_bytes: int) -> bool:
     return size_bytes * (nodes - 1) > WORTH_IT_BYTES
 
 
-async def introduce(session: Session, answers: Answers, pem: bytes, indexes: Sequence[int]) -> list[Chain]:
-    """Connect these nodes in chains; return the chains all of whose nodes are connected.
-
-    pem: the certificate and key that all of them get; a node accepts nobody else.
-    """
-    for index in indexes:
-        answers[index].port = answers[index].has_joined = None  # of an earlier round
-        session.send(index, messages.MEET, pem, number=index)
-    await answers.wait_for(indexes, lambda node: node.port is not None)
-    chains = make_chains([index for index in indexes if answers[index].port and not answers.is_over(index)])
-    for chain in chains:
-        for index, following in zip(chain, [*chain[1:], None], strict=True):
-            place = None if following is None else _find_place(session, answers, following)
-            session.send(index, messages.JOIN, following=place, has_previous=index != chain[0])
-    return [chain for chain in chains if await _is_connected(answers, chain)]
-
-
 def make_chains(indexes: Sequence[int]) -> list[Chain]:
     """Return chains of about the same length; a node alone is none."""
     number = -(-len(indexes) // MOST_IN_CHAIN)
     ends = [place * len(indexes) // max(1, number) for place in range(number + 1)]
     chains = [tuple(indexes[begin:end]) for begin, end in pairwise(ends)]
     return [chain for chain in chains if len(chain) > 1]
-
-
-async def _is_connected(answers: Answers, chain: Chain) -> bool:
-    nodes = [answers[index] for index in chain]
-    # One that can't is enough: its neighbours would wait for it for some seconds.
-    await answers.wait_for(
-        chain, lambda node: node.has_joined is not None or any(each.has_joined is False for each in nodes)
-    )
-    return all(answers[index].has_joined and not answers.is_over(index) for index in chain)
-
-
-def _find_place(session: Session, answers: Answers, index: int) -> dict[str, Any]:
-    """Return where the node before this one reaches it: at addr= alone, if the hostfile has it."""
-    own = session.hosts[index].address
-    addresses = [own] if own is not None else list(answers[index].addresses)
-    return {"number": index, "addresses": addresses, "port": answers[index].port}
 
 
 # ---- what follows from the last words of the nodes -------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Command lines that load the node's code on a host that has nothing but Python; the code itself follows on stdin.
+"""Load code on a host that has nothing but Python: a command line starts it, and the code itself follows on stdin.
 
 A command line is small and works in every shell (bash, dash, zsh, fish, tcsh): single quotes around text without
 single quotes, backslash escapes that no shell touches, and no `!`.
@@ -8,30 +8,38 @@ It prints a marker first. `launch` sends nothing before the marker, since an rc 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import io
 import marshal
 import math
+import secrets
 import shlex
 import sys
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
+from launcher.concurrency import start_timer
 from launcher.errors import HostFailure, HostFailureKind
+from launcher.hosts.host import Host
 from launcher.node import messages
+from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 MARKER = "~launch"
 WAIT_S = 60.0  # for the next bytes of the code, which under pdsh each take a login
+MARKER_TIMEOUT_S = 10.0
+NOISE_BYTES = 64 << 10
 # Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
@@ -48,8 +56,8 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "network": ("facts.network",),
     "facts": (
         *(f"facts.{name}" for name in (
-            "code", "cpus", "gathering", "gpus", "leftovers", "machine", "nccl_ras", "packages", "pythons", "saves",
-            "slurm", "visible_gpus", "xids",
+            "code", "gathering", "gpus", "leftovers", "machine", "nccl_ras", "packages", "pythons", "saves",
+            "slurm", "visible_gpus",
         )),
         "processes.run_folders", "processes.torchrun",
     ),
@@ -131,6 +139,112 @@ def loader_command(python: str, nonce: str, wait_s: float = WAIT_S) -> str:
     return f"exec {shlex.quote(python)} -X utf8 -ISc '{code}'"
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedPython:
+    """A Python that reads code from its stdin."""
+
+    channel: Channel
+    nonce: str
+    magic: str  # the number of its bytecode, in hex
+    rest: bytes  # what came after the marker
+
+
+def open_python(transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float) -> LoadedPython:
+    """Start the first of `pythons` that is 3.8 or newer; raise TransportError if there is none, or no answer."""
+    nonce = secrets.token_hex(8)
+    noise = bytearray()
+    for python in pythons:
+        command = loader_command(python, nonce, max(MARKER_TIMEOUT_S, timeout_s))
+        channel = transport.open(host, command, timeout_s)
+        with _hanging_up(channel, max(MARKER_TIMEOUT_S, timeout_s)) as has_hung_up:
+            found = await_marker(channel, nonce, host.name, noise.extend, noise.extend)
+        if has_hung_up.is_set():
+            raise TransportError(describe_silence(host.name, max(MARKER_TIMEOUT_S, timeout_s)))
+        if found is not None:
+            return LoadedPython(channel, nonce, *found)
+        code = channel.exit_code()
+        channel.close()
+        if code != NO_PYTHON_EXIT_CODE:
+            raise TransportError(describe_end(host.name, code, pythons, last_line(bytes(noise))))
+    raise TransportError(no_python(host.name, pythons))
+
+
+@contextlib.contextmanager
+def _hanging_up(channel: Channel, timeout_s: float) -> Iterator[threading.Event]:
+    """Close the channel if the block takes longer; the event tells whether that happened."""
+    is_over, has_hung_up = threading.Event(), threading.Event()
+
+    def hang_up() -> None:
+        if not is_over.is_set():
+            has_hung_up.set()
+            channel.close()
+
+    start_timer(timeout_s, hang_up, lambda error: None)
+    try:
+        yield has_hung_up
+    finally:
+        is_over.set()
+
+
+def await_marker(
+    channel: Channel, nonce: str, host: str, take_stderr: Callable[[bytes], object],
+    keep_noise: Callable[[bytes], object],
+) -> tuple[str, bytes] | None:  # fmt: skip
+    """Return the bytecode number of the Python that has started, and what came after its marker; None at the end.
+
+    Raise TransportError if its login shell never stops printing. keep_noise: gets what it printed on stdout.
+    """
+    marker = f"{MARKER} {nonce} ".encode()
+    text = b""
+    while True:
+        stream, data = channel.read()
+        if not stream:
+            return None
+        if stream != STDOUT:
+            take_stderr(data)
+            continue
+        text += data
+        start = text.find(marker)
+        end = text.find(b"\n", start)
+        if start >= 0 and end >= 0:
+            keep_noise(text[:start])
+            return text[start + len(marker) : end].decode("ascii", "replace"), text[end + 1 :]
+        if len(text) > NOISE_BYTES:
+            keep_noise(text)
+            said = "its login shell never stops printing"
+            raise TransportError(HostFailure(host, HostFailureKind.SHELL, said, "check its rc files"))
+
+
+def describe_silence(host: str, timeout_s: float) -> HostFailure:
+    """Return the failure of a host whose login shell has not started Python in time."""
+    return HostFailure(
+        host, HostFailureKind.SHELL, f"its login shell waits for input (no answer in {timeout_s:g} s)",
+        "let its rc files prompt only in interactive shells; if they are slow, raise --connect-timeout",
+    )  # fmt: skip
+
+
+def describe_end(host: str, code: int | None, pythons: Sequence[str], last_line: str) -> HostFailure:
+    """Return the failure of a host whose login shell has ended before the marker; last_line: what it said last."""
+    if code == NO_PYTHON_EXIT_CODE:
+        return no_python(host, pythons)
+    if code == NOT_LINUX_EXIT_CODE:
+        return not_linux(host)
+    said = f": {last_line}" if last_line else ""
+    if code is None:
+        return HostFailure(host, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
+    text = "killed by a signal" if code == KILLED else f"exit code {code}"
+    return HostFailure(host, HostFailureKind.SHELL, f"its login shell ended ({text}){said}")
+
+
+def last_line(noise: bytes) -> str:
+    """Return the last line of what a login shell printed."""
+    lines = noise.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+# ---- relays, which srun and pdsh start -------------------------------------------------------------------------------
+
+
 # The loader for a task of Slurm, whose marker is the line `here` of launcher.node.relays.relay: srun passes on no
 # input before every node has started its task, so each task reports first.
 _RELAY_LOADER = (
@@ -199,9 +313,7 @@ def _task_line(shell: str, loader: str, pythons: Sequence[str]) -> str:
     return f"exec /bin/sh -c '{shell}' '{loader}' {shlex.join(pythons)}"
 
 
-@functools.cache
-def _source_of(module: str) -> str:
-    return (resources.files("launcher.node") / f"{module.replace('.', '/')}.py").read_text("utf-8")
+# ---- the code that a Python reads from stdin -------------------------------------------------------------------------
 
 
 class NodeCode:
@@ -298,6 +410,11 @@ def _gather(names: tuple[str, ...], *, is_program: bool, is_compiled: bool) -> d
     return found
 
 
+@functools.cache
+def _source_of(module: str) -> str:
+    return (resources.files("launcher.node") / f"{module.replace('.', '/')}.py").read_text("utf-8")
+
+
 def _code_of(name: str) -> CodeType:
     """Return a module's code, from its .pyc file if there is one."""
     spec = find_spec(name)
@@ -325,6 +442,9 @@ def drop_columns(code: CodeType) -> CodeType:
                 table.append(rest)
     inner = (drop_columns(value) if isinstance(value, CodeType) else value for value in code.co_consts)
     return code.replace(co_linetable=bytes(table), co_consts=tuple(inner))
+
+
+# ---- archives --------------------------------------------------------------------------------------------------------
 
 
 def trainer_archive() -> bytes:

@@ -11,7 +11,7 @@ from cluster_launch import Launch
 from machines.cluster import Cluster
 from machines.patience import DEADLINE_S
 
-from launcher.cli.bisection import print_culprits
+from launcher.cli.test_distributed import print_culprits
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.job import Job, Program, ProgramKind, Timeouts
 from launcher.transports.settings import TransportSettings

@@ -24,8 +24,7 @@ from machines.processes import send_signal
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.job.plan import build_plan
-from launcher.job.start_order import start_fields
+from launcher.job.plan import build_plan, start_fields
 from launcher.node import messages
 from launcher.session.allowed_messages import read_message
 from launcher.session.node_state import read_facts, read_route

@@ -144,7 +144,7 @@ def test_what_waits_for_its_code_or_its_order_is_named_if_asked(nodes: Nodes) ->
         wait_until(lambda: time.monotonic() - since > leftovers.START_S + 0.1)
         waiting.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         node.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True)
-        planted = {each["pid"]: each["name"] for each in node.wait_for(messages.FACTS)["checks"]["planted"]}
+        planted = dict(node.wait_for(messages.FACTS)["checks"]["planted"])
         assert planted[waiting[0].pid].startswith("python")
         assert planted[waiting[1].pid] == "launch-agent"
         assert waiting[2].pid not in planted, "it has only begun"

@@ -19,8 +19,7 @@ from node_process import STAND_IN, STDERR, STDOUT, Nodes
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts, Route
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.job.plan import NodePlan, build_plan
-from launcher.job.start_order import start_fields
+from launcher.job.plan import NodePlan, build_plan, start_fields
 from launcher.node import messages
 
 NASTY = ("--local_rank", "a b", "$HOME", "--use_env", "--")

@@ -27,7 +27,7 @@ from launcher.session.allowed_messages import KeeperEnding
 from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
 from launcher.session.settings import Settings
-from launcher.transports import loader
+from launcher.transports import bootstrap
 from launcher.transports.base import Transport
 from launcher.transports.process_channel import LocalTransport, ProcessChannel
 
@@ -382,7 +382,7 @@ def test_the_second_python_is_taken() -> None:
 
 
 def test_a_second_connection_that_is_slow_is_no_shell_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(bootstrap, "MARKER_TIMEOUT_S", TIMEOUT_S)
     # As a login that another one delays: `timeout_s` is the transport's to keep.
     slow = OddTransport(delay_s=lambda command: 0.0 if "nonexistent" in command else 5 * TIMEOUT_S)
 
@@ -403,13 +403,13 @@ def test_a_shell_that_prints_without_end(fake: Callable[[str], str]) -> None:
 
 
 def test_a_shell_that_never_gives_a_marker(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(bootstrap, "MARKER_TIMEOUT_S", TIMEOUT_S)
     text = f"its login shell waits for input (no answer in {TIMEOUT_S:g} s)"
     assert failure_of(fake("read answer; echo"), silence_s=2) == ("shell", text)
 
 
 def test_a_shell_that_hangs(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "MARKER_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(bootstrap, "MARKER_TIMEOUT_S", TIMEOUT_S)
     assert failure_of(fake("exec sleep 300"), silence_s=2)[0] == "shell"
 
 

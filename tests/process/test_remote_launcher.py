@@ -30,7 +30,6 @@ from launcher.node import messages
 from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
-from launcher.runs.state_directory import find_state
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import TransportError
 from launcher.transports.process_channel import LocalTransport
@@ -59,7 +58,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def open_list() -> RunList:
-    return RunList(find_state(os.environ) / "runs")
+    return RunList.of_user(os.environ)
 
 
 @contextlib.contextmanager

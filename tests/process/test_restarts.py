@@ -121,7 +121,8 @@ def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.Monke
         pipes.append(folder / "run.json.new")
         os.mkfifo(pipes[0])
 
-    done = run(tmp_path, script, restarts=1, prepare=hang, job_values={"silence_s": slowed(1.5)})
+    timeouts = Timeouts(DEADLINE_S, silence_s=slowed(1.5), stop_timeout_s=0.5)
+    done = run(tmp_path, script, restarts=1, prepare=hang, job_values={"timeouts": timeouts})
     assert done.result.exit_code == 0
     assert done.words[-1].startswith("launch: finished in ")
     assert done.words[-1].endswith("; the logs are incomplete: the disk does not respond")

@@ -19,7 +19,7 @@ from machines.patience import DEADLINE_S
 
 from launcher import distributed
 from launcher.distributed import DeviceError, Place, World, WorldError
-from launcher.node.facts import cpus
+from launcher.node.facts import machine
 
 SECOND = Place("torchrun", rank=5, world_size=8, local_rank=1, local_world_size=4)
 
@@ -190,8 +190,8 @@ def test_the_quota_of_a_container_is_found(tmp_path: Path, groups: str, files: d
     (tmp_path / "own").write_text(groups)
     assert distributed.find_cpu_quota(tmp_path, tmp_path / "own") == quota
     assert distributed.find_cpu_quota(tmp_path, tmp_path / "no-linux") == math.inf
-    assert cpus.find_quota(str(tmp_path), str(tmp_path / "own")) == quota  # what `launch` reads on each host
-    assert cpus.find_quota(str(tmp_path), str(tmp_path / "no-linux")) == math.inf
+    assert machine.find_quota(str(tmp_path), str(tmp_path / "own")) == quota  # what `launch` reads on each host
+    assert machine.find_quota(str(tmp_path), str(tmp_path / "no-linux")) == math.inf
 
 
 def test_torch_takes_no_more_threads_than_a_rank_has_cpus(

@@ -81,7 +81,8 @@ def installed(environment: Path, tmp_path: Path) -> Run:
 
 def test_the_wheel_is_the_package_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.py")}
+    code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.py")}
+    assert names == code | {"launcher/py.typed"}
 
 
 def test_it_is_the_installed_one_and_can_t_be_written(installed: Run, environment: Path) -> None:

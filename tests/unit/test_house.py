@@ -149,7 +149,8 @@ def _may_import(module: Module, name: str) -> bool:
         is_on_a_node = mine == "controller" and name.startswith("launcher.node.facts.network")
         shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
-        is_one_itself = mine == "runs" and name.startswith(("launcher.node.facts.machine", "launcher.node.own_folders"))
+        of_itself = ("facts.machine", "own_folders", "processes.run_owner")
+        is_one_itself = mine == "runs" and name.startswith(tuple(f"launcher.node.{each}" for each in of_itself))
         is_shared = name.startswith(("launcher.node.messages", "launcher.node.clock"))
         return is_on_a_node or is_one_itself or is_of_trees or is_shared
     if other in LEVELS:

@@ -21,11 +21,10 @@ FILES = ("/proc/", "/sys/", "/dev/shm")
 PROGRAMS = {"free", "ip", "journalctl", "lscpu", "lsof", "nproc", "ps", "setsid", "ss", "systemctl", "timeout"}
 ALLOWED = {
     ("launcher/cli/job_request.py", "the program nproc"): "it is the option --nproc",
-    ("launcher/cli/options.py", "the program nproc"): "it is the option --nproc",
+    ("launcher/cli/options/table.py", "the program nproc"): "it is the option --nproc",
     ("launcher/distributed.py", "'/proc/'"): "where it can't be read, a parent has no description, a task no variables",
     ("launcher/distributed.py", "'/proc/self/cgroup'"): "where it can't be read, there is no quota",
     ("launcher/distributed.py", "'/sys/fs/cgroup'"): "where it can't be read, there is no quota",
-    ("launcher/runs/run_list.py", "'/proc/self/ns/pid'"): "where it can't be read, there are no PID namespaces",
     ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
     ("launcher/trainer/checkpoints/replacement.py", "os.strerror"): "an error that this very process got",
 }

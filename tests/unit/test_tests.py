@@ -20,7 +20,7 @@ ALLOWED = {
     ("tests/unit/cli/test_command_line.py", "launcher.cli.runner.run_recorded"): CLICK_FINDS_IT,
     ("tests/unit/cli/test_command_line.py", "launcher.cli.run.command.callback"): CLICK_FINDS_IT,
     ("tests/unit/cli/test_bisection_command.py", "launcher.cli.runner.run_recorded"): CLICK_FINDS_IT,
-    ("tests/unit/cli/test_bisection_command.py", "launcher.cli.bisection.print_culprits"): CLICK_FINDS_IT,
+    ("tests/unit/cli/test_bisection_command.py", "launcher.cli.test_distributed.print_culprits"): CLICK_FINDS_IT,
     ("tests/unit/cli/test_bisection_command.py", "launcher.cli.test_distributed.make_job"): CLICK_FINDS_IT,
     ("tests/train/wrong_ranks.py", "launcher.collectives.checks.reduce_scatter"): CORRUPTS_ITS_RESULT,
     ("tests/train/wrong_ranks.py", "launcher.collectives.checks.all_to_all"): CORRUPTS_ITS_RESULT,

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 
-from launcher.node.facts import cpus, network, slurm
+from launcher.node.facts import network, slurm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
-
-
-def write_facts_and_exit(output_fd: int, wanted: dict[str, Any]) -> NoReturn:
-    """Write the facts as one line of JSON and exit; `wanted` is the launcher's PREPARE."""
-    try:
-        found = gather_facts(wanted)
-    except BaseException as error:  # noqa: BLE001 - a fork must not return into its parent's code
-        found = {"error": "the checks of this host failed: %r" % (error,)}
-    try:
-        with os.fdopen(output_fd, "w") as file:
-            file.write(json.dumps(found) + "\n")
-    finally:
-        os._exit(0)
+    from typing import Any
 
 
 def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts as JSON values; if `wanted` has `checks`, include those that only the preflight checks need."""
+    """Return the facts as JSON values, or `error`; `wanted` is the launcher's PREPARE.
+
+    If it has `checks`, those that only the preflight checks need are among them.
+    """
+    try:
+        return _gather_facts(wanted)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher waits for an answer
+        return {"error": "the checks of this host failed: %r" % (error,)}
+
+
+def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
     from launcher.node.facts import machine
 
     folder = os.path.expanduser(wanted.get("workdir") or "~")
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "machine": machine.find_identity(),
-        "cpu_count": cpus.count_cpus(),
+        "cpu_count": machine.count_cpus(),
         "home": os.path.expanduser("~"),
         **_launcher_ends(),
         "addresses": network.list_addresses(),
@@ -56,8 +52,14 @@ def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _find_xids() -> list[dict[str, Any]]:
+    from launcher.node.facts import gpus  # only where it was imported before: it takes some milliseconds
+
+    return gpus.find_xids()
+
+
 def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
-    from launcher.node.facts import leftovers, machine, xids
+    from launcher.node.facts import leftovers, machine
     from launcher.node.processes import run_folders
 
     script = wanted.get("script")
@@ -67,7 +69,7 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "script_hash": machine.hash_file(os.path.join(folder, script)) if script else None,
         "networks": network.list_networks(),
         "infiniband": network.list_infiniband(),
-        "xids": xids.find_xids() if wanted.get("gpus", True) else [],
+        "xids": _find_xids() if wanted.get("gpus", True) else [],
         "runs": runs,
         "folders": run_folders.find_folders(runs),
         "planted": leftovers.find_planted() if wanted.get("planted") else [],

@@ -8,10 +8,12 @@ import subprocess
 import time
 
 from launcher.node import messages
+from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
 
 TOOL_TIMEOUT_S = 5
 _FIELDS = (
@@ -21,6 +23,8 @@ _FIELDS = (
 _NEEDED = 4  # how many of the first fields are required; an old nvidia-smi refuses a query with a field it doesn't know
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _AMD_COMMAND = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json"]
+_RECENT_XID_S = 24 * 3600.0
+_XID_START = b"NVRM: Xid (PCI:"
 
 
 class _Answer:
@@ -176,3 +180,34 @@ def _amd_gpu(index: int, card: dict[str, Any], driver: str) -> dict[str, Any]:
 
 def _mebibytes(text: Any) -> int | None:
     return int(text) >> 20 if str(text).isdigit() else None
+
+
+def find_xids(log: str = KERNEL_LOG, uptime_s: float | None = None) -> list[dict[str, Any]]:
+    """Return the GPU (PCI address) and number of each fault (Xid) in the driver's log of 24 hours, each pair once.
+
+    They are in the kernel's log, which usually only root may read.
+    """
+    since_us = ((time.monotonic() if uptime_s is None else uptime_s) - _RECENT_XID_S) * 1e6
+    try:
+        fd = open_log(log)
+    except OSError:
+        return []
+    found = {}
+    for record in read_records(fd):
+        if _XID_START in record:
+            entry = _parse_xid(record, since_us)
+            if entry is not None:
+                found[entry["gpu"], entry["number"]] = entry
+    os.close(fd)
+    return list(found.values())
+
+
+def _parse_xid(record: bytes, since_us: float) -> dict[str, Any] | None:
+    """Parse `4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, ...`; the third field is in microseconds."""
+    head, _, text = record.decode("utf-8", "replace").partition(";")
+    gpu, _, rest = text.partition("(PCI:")[2].partition("): ")
+    number = rest.partition(",")[0].strip()
+    uptime_us = head.split(",")[2:3]
+    if not number.isdigit() or not uptime_us or not uptime_us[0].isdigit() or int(uptime_us[0]) < since_us:
+        return None
+    return {"gpu": gpu, "number": int(number)}

@@ -84,12 +84,8 @@ class Inspection:
 
         self._env = env
         self._sum_up_code(wanted)
-        facts_read, facts_write = os.pipe()
-        if workers.fork() == 0:
-            gathering.write_facts_and_exit(facts_write, wanted)
-        os.close(facts_write)
         # With a hung file system or GPU driver, the child stays in state D and can't even be killed.
-        self._loop.read_all(facts_read, self._keep_facts, FACTS_TIMEOUT_S)
+        self._ask_child(lambda: gathering.gather_facts(wanted), self._keep_facts, FACTS_TIMEOUT_S)
         if not wanted.get("setup"):
             self.search_python(wanted, env)
             return
@@ -143,10 +139,9 @@ class Inspection:
             write_ends.append(write_end)
         return write_ends
 
-    def _keep_facts(self, data: bytes) -> None:
+    def _keep_facts(self, found: dict[str, Any] | None) -> None:
         text = "its checks did not finish in %g s: a file system or GPU driver may be hung" % FACTS_TIMEOUT_S
-        silence = {"error": text}
-        self._facts = _read_answer(data) or silence
+        self._facts = found or {"error": text}
         self._send_facts()
 
     def _keep_python(self, status: dict[str, Any] | None) -> None:

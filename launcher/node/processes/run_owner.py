@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 
 OWNER = "owner"
 _FIELDS = ("folder", "host", "machine_id", "boot_id", "pid_namespace")
-_MACHINE_ID = "/etc/machine-id"
+MACHINE_ID = "/etc/machine-id"
 
 
 def sign(folder: str, keepers: Iterable[int]) -> None:
     """Write the note into a run's new directory; keepers: the process ids of supervisor and guardian."""
     note = {
         "folder": os.path.realpath(folder),
-        **_this_machine(),
-        "boot_id": clock.boot_id(),
-        "pid_namespace": _pid_namespace(),
+        **describe_machine(),
         "keepers": [[keeper.pid, keeper.started] for keeper in map(proc.read_process, keepers) if keeper],
     }
     try:
@@ -51,12 +49,13 @@ def has_ended(folder: str) -> bool:
     note = _read_note(folder)
     if note is None or note["folder"] != os.path.realpath(folder):
         return False
-    if any(note[name] != value for name, value in _this_machine().items()):
+    here = describe_machine()
+    if any(note[name] != here[name] for name in ("host", "machine_id")):
         return False
-    if note["boot_id"] is None or note["boot_id"] != clock.boot_id():  # an earlier boot, or a machine of the same name
-        return _is_unlocked(folder)
-    if note["pid_namespace"] != _pid_namespace():  # another container, or this one before it was restarted
-        return _is_unlocked(folder)
+    if note["boot_id"] is None or note["boot_id"] != here["boot_id"]:  # an earlier boot, or a machine of the same name
+        return is_locked(folder, is_shared=True) is False
+    if note["pid_namespace"] != here["pid_namespace"]:  # another container, or this one before it was restarted
+        return is_locked(folder, is_shared=True) is False
     return not any(_lives(*keeper) for keeper in note["keepers"])
 
 
@@ -71,24 +70,26 @@ def _read_note(folder: str) -> dict[str, Any] | None:
         return None
 
 
-def _this_machine() -> dict[str, str | None]:
-    """Return what distinguishes this machine from others: containers may share one value, and clones the other."""
-    return {"host": os.uname().nodename, "machine_id": _machine_id()}
+def describe_machine() -> dict[str, str | None]:
+    """Return what tells this machine, its boot and this container from others. None: the system has none.
 
-
-def _machine_id() -> str | None:
+    Containers may share the host name, and clones the machine id (see machine-id(5)); a boot id is one kernel's alone.
+    In each PID namespace, process ids mean something else.
+    """
+    machine_id = pid_namespace = None
     try:
-        with open(_MACHINE_ID) as file:
-            return file.read().strip()
+        with open(MACHINE_ID) as file:
+            machine_id = file.read().strip()
     except (OSError, ValueError):
-        return None  # most containers have none
-
-
-def _pid_namespace() -> str | None:
+        pass  # most containers have none
     try:
-        return os.readlink("/proc/self/ns/pid")
+        pid_namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
-        return None
+        pass
+    return {
+        "host": os.uname().nodename, "machine_id": machine_id, "boot_id": clock.boot_id(),
+        "pid_namespace": pid_namespace,
+    }  # fmt: skip
 
 
 def _lives(pid: int, started: int) -> bool:
@@ -96,18 +97,26 @@ def _lives(pid: int, started: int) -> bool:
     return process is not None and process.started == started and process.state not in proc.GONE
 
 
-def _is_unlocked(folder: str) -> bool:
-    """Tell whether no supervisor holds the lock that `workers.make_folder` takes; False if that is unknown."""
+def is_locked(path: str, *, is_shared: bool) -> bool | None:
+    """Tell whether a process holds the lock of a file or directory, such as the one that `workers.make_folder` takes.
+
+    is_shared: whoever holds it shares it. If not, this asks with a shared one, so that several may ask at once.
+    None: that is unknown, as on a file system without locks.
+    """
     import fcntl
 
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
     except OSError:
-        return False
+        return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or a file system without locks
-        return False
+        fcntl.flock(fd, (fcntl.LOCK_EX if is_shared else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
     finally:
         os.close(fd)
-    return True
+    return False

@@ -78,6 +78,13 @@ def hang_line(task: int, lost: RelayStarted) -> bytes:
     return b"hang %d %d %d\n" % (task, lost.pid, lost.started)
 
 
+def cut_blocks(data: bytes) -> Iterator[bytes]:
+    """Yield the blocks of the input of a process, cut from its end: there it is equal for all nodes."""
+    first = len(data) % BLOCK_BYTES
+    for start in range(first - BLOCK_BYTES if first else 0, len(data), BLOCK_BYTES):
+        yield data[max(0, start) : start + BLOCK_BYTES]
+
+
 class DataLines:
     """An encoder that cuts the input of processes into lines, and numbers the blocks that relays keep.
 
@@ -90,9 +97,7 @@ class DataLines:
 
     def encode(self, channel: int, data: bytes) -> Iterator[bytes]:
         """Yield the lines that carry `data` to a channel."""
-        first = len(data) % BLOCK_BYTES
-        for start in range(first - BLOCK_BYTES if first else 0, len(data), BLOCK_BYTES):
-            block = data[max(0, start) : start + BLOCK_BYTES]
+        for block in cut_blocks(data):
             number = self._numbers.get(block)
             if number is not None:
                 yield b"again %d %d\n" % (channel, number)

@@ -14,7 +14,7 @@ from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.transports import bootstrap
-from launcher.transports.relayed.framing import BLOCK_BYTES
+from launcher.transports.relayed.framing import cut_blocks
 from launcher.transports.relayed.pdsh_command import RANK, Call, Pdsh
 from launcher.transports.relayed.pdsh_output import PdshOutput, whole_lines
 
@@ -28,10 +28,8 @@ _KEPT_BYTES = 4096
 
 
 def data_lines(channel: int, data: bytes) -> list[Line]:
-    """Cut the input of a process into blocks, from its end: there it is equal for all hosts, and is sent once."""
-    first = len(data) % BLOCK_BYTES
-    starts = range(first - BLOCK_BYTES if first else 0, len(data), BLOCK_BYTES)
-    return [(b"data %d" % channel, data[max(0, start) : start + BLOCK_BYTES]) for start in starts]
+    """Cut the input of a process into blocks, each of which is sent once to all hosts that get it."""
+    return [(b"data %d" % channel, block) for block in cut_blocks(data)]
 
 
 class RelayInput:

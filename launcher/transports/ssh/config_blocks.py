@@ -42,7 +42,7 @@ _MAX_PORT = 65535
 _NONE = "none"
 _ASK = "install openssh-client, so that `launch` can run `ssh -G`"
 
-Group = tuple[bool, ...]  # of hosts for which `ssh -G` gives the same answer
+HostGroup = tuple[bool, ...]  # of hosts for which `ssh -G` gives the same answer
 # Criteria whose answer doesn't depend on the host's name; `host` and `originalhost` are compared, `exec` is looked at.
 _SAME_FOR_ALL = ("all", "canonical", "final", "user", "localuser", "localnetwork", "tagged", "version", "sessiontype")
 _COMPARED = {"host", "originalhost"}
@@ -327,7 +327,7 @@ class Groups:
         self._is_alike = all(map(_is_alike, self._lines))
         self._hostnames = {"%h", *(line.words[0] for line in self._lines if line.keyword == "hostname")}
 
-    def find(self, name: str) -> Group | None:
+    def find(self, name: str) -> HostGroup | None:
         """Return the group of a host; None if ssh must be run for this host."""
         return tuple(self._compare(name)) if self._is_alike else None
 

@@ -19,7 +19,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.settings import check_config_file
-from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Group, Groups, Options
+from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Groups, HostGroup, Options
 from launcher.transports.ssh.config_lines import (
     MAX_DEPTH,
     OPTIONS,
@@ -40,7 +40,7 @@ _MOST_JUMPS = 32
 
 _WITH_TOKENS = {"proxycommand", "proxyjump"}
 
-_Question = tuple[Group, "str | None", "int | None"]  # a group, and the user and the port that are named with its hosts
+_Question = tuple[HostGroup, "str | None", "int | None"]  # with the user and the port that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ConfigFiles:
         check_config_file(path)
         self._named = path
         self._ssh = _find_ssh()
-        self._ways: dict[Host, tuple[Hop, ...]] = {}
+        self._hops_of: dict[Host, tuple[Hop, ...]] = {}
         self._hops: dict[Host, Hop] = {}
         self._asked: dict[_Question, tuple[str, Options | UsageError]] = {}
         self._locks: dict[_Question, threading.Lock] = {}
@@ -81,14 +81,14 @@ class ConfigFiles:
             return
         self._blocks = Blocks(files)
 
-    def find_way(self, host: Host) -> tuple[Hop, ...]:
+    def find_hops(self, host: Host) -> tuple[Hop, ...]:
         """Return the logins on the way to a host, the one to the host itself last; the same object each time.
 
         Raise UsageError if there is no end of jump hosts: `Host *` with `ProxyJump gate-%h` leads to gate-gate-%h.
         """
-        if host not in self._ways:
-            self._ways[host] = self._find_way(host)
-        return self._ways[host]
+        if host not in self._hops_of:
+            self._hops_of[host] = self._find_hops(host)
+        return self._hops_of[host]
 
     def _read_files(self) -> Sequence[Sequence[Line]]:
         try:
@@ -116,16 +116,16 @@ class ConfigFiles:
         system = Origin(_SYSTEM_FILE.parent, is_users=False, checked_from=included)
         return [_read(_USER_FILE.expanduser(), own), _read(_SYSTEM_FILE, system)]
 
-    def _find_way(self, host: Host) -> tuple[Hop, ...]:
+    def _find_hops(self, host: Host) -> tuple[Hop, ...]:
         """Find the jump hosts as ssh does: the first one by its own ProxyJump, each further one from the one before."""
-        way: tuple[Hop, ...] = (self._find_hop(host),)
+        hops: tuple[Hop, ...] = (self._find_hop(host),)
         seen: set[str] = set()
-        while jumps := way[0].jumps:
+        while jumps := hops[0].jumps:
             if jumps[0] in seen or len(seen) == _MOST_JUMPS:
                 raise jump_circle(host.name, jumps[0])
             seen.add(jumps[0])
-            way = (*(self._find_hop(_jump_host(jump)) for jump in jumps), *way)
-        return way
+            hops = (*(self._find_hop(_jump_host(jump)) for jump in jumps), *hops)
+        return hops
 
     def _find_hop(self, host: Host) -> Hop:
         if host not in self._hops:

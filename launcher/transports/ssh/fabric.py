@@ -103,29 +103,29 @@ class FabricTransport:
         self._known_hosts = KnownHosts(accept_new=settings.accept_new_host_keys)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        way = self._files.find_way(host)
-        hop = way[-1]
-        is_direct = len(way) == 1 and "proxycommand" not in hop.settings
+        hops = self._files.find_hops(host)
+        hop = hops[-1]
+        is_direct = len(hops) == 1 and "proxycommand" not in hop.settings
         channel = self._this_machine.open(host, command, hop.place, hop.settings, is_direct=is_direct)
         if channel is not None:
             return channel
         own_limit_s = None if self._may_boot else read_seconds(hop.settings.get("connecttimeout"))
-        queue = self._queues[_first_sshd(way[0])]
+        queue = self._queues[_first_sshd(hops[0])]
 
         def log_in(try_s: float) -> Channel:
-            return self._log_in(way, command, try_s)
+            return self._log_in(hops, command, try_s)
 
         return keep_trying(host.name, queue, log_in, own_limit_s or timeout_s, may_boot=self._may_boot)
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _log_in(self, way: Sequence[Hop], command: str, timeout_s: float) -> Channel:
+    def _log_in(self, hops: Sequence[Hop], command: str, timeout_s: float) -> Channel:
         connection: fabric.Connection | None = None
-        hop = way[0]
+        hop = hops[0]
         proxy = None
         try:
-            for hop in way:
+            for hop in hops:
                 gateway = connection
                 connection = self._prepare(hop, gateway)
                 if gateway is None and "proxycommand" in hop.settings:
@@ -134,14 +134,14 @@ class FabricTransport:
                 connection.connect_kwargs.update(banner_timeout=timeout_s, auth_timeout=timeout_s)
                 connection.open()
                 _tune(connection.transport)
-            assert connection is not None  # a way has one hop at least
+            assert connection is not None  # there is one hop at least
             return _start(connection, command, timeout_s)
         except Exception as error:
             non_ssh_reply = None
             if connection is not None:
                 non_ssh_reply = _non_ssh_reply(connection)
                 _close(connection)
-            jump_host = hop.place.name if hop is not way[-1] else None
+            jump_host = hop.place.name if hop is not hops[-1] else None
             failure = fabric_failures.classify(error, hop, proxy.last_stderr_line() if proxy else None, non_ssh_reply)
             raise LoginError(failure, jump_host) from error
 
@@ -160,7 +160,7 @@ class FabricTransport:
         """Return the keys for these hosts and their jump hosts that need a passphrase; no host is contacted."""
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
-        for hop in (hop for host in hosts for hop in self._files.find_way(host)):
+        for hop in (hop for host in hosts for hop in self._files.find_hops(host)):
             keys = f"{hop.settings.get('identityfile')} {hop.settings.get('identityagent')}"
             if keys not in asked:
                 asked.add(keys)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import bisection, runner, test_distributed
-from launcher.cli.bisection import is_to_bisect
-from launcher.cli.option_groups import OutputOptions, PythonEnvironment
-from launcher.cli.test_distributed import CollectivesTest
+from launcher.cli import runner, test_distributed
+from launcher.cli.options.values import OutputOptions, PythonEnvironment
+from launcher.cli.test_distributed import CollectivesTest, is_to_bisect
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
@@ -46,7 +45,7 @@ def test_culprits_are_searched_before_a_picture_is_drawn(
     results.parent.mkdir(parents=True)
     results.write_text("{")
     monkeypatch.setattr(runner, "run_recorded", lambda *_: (make_result(FailureKind.RANK, 3), tmp_path))
-    monkeypatch.setattr(bisection, "print_culprits", lambda *_, **__: print("searched"))
+    monkeypatch.setattr(test_distributed, "print_culprits", lambda *_, **__: print("searched"))
     monkeypatch.setattr(test_distributed, "make_job", lambda *_: None)
     test = CollectivesTest(1, True, None, tmp_path / "p.svg", PythonEnvironment(), Timeouts())
     output = OutputOptions(quiet=False, ranks=None, as_json=False, log_dir=tmp_path, verbose=False)

@@ -12,7 +12,7 @@ import pytest
 from launcher import __version__
 from launcher.cli import main as cli
 from launcher.cli import runner
-from launcher.cli.options import KEYS
+from launcher.cli.options.table import KEYS
 from launcher.cli.run import command as run_command
 from launcher.cli.sbatch import command as sbatch_command
 from launcher.errors import (
@@ -36,6 +36,7 @@ TWO = "node1 slots=8\nnode2 slots=4\n"
 def folder(tmp_path, monkeypatch):
     """Work in an empty folder, in an environment of which nothing is forwarded."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.platform", "linux")  # a Mac refuses to run ranks
     monkeypatch.setattr("os.environ", {"COLUMNS": "100", "HOME": str(tmp_path)})
     (tmp_path / "two").write_text(TWO)
     return tmp_path

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.cli.option_groups import OutputOptions
-from launcher.cli.selection import choose_controller
+from launcher.cli.host_choice import choose_controller
+from launcher.cli.options.values import OutputOptions
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.registry import FABRIC, TRANSPORTS

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main as cli
-from launcher.cli.file_owners import Doubt, find_home, find_other_writer, refuse_strange_folder
 from launcher.cli.find_run import fetch
-from launcher.cli.options import KEYS
+from launcher.cli.options.file_owners import Doubt, find_home, find_other_writer, refuse_strange_folder
+from launcher.cli.options.table import KEYS
 from launcher.errors import EXIT_USAGE, UsageError
 from launcher.runs.run_list import RemoteRun, Way
 
@@ -31,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     project = tmp_path / "home" / "project"
     project.mkdir(parents=True)
     monkeypatch.chdir(project)
+    monkeypatch.setattr("sys.platform", "linux")  # a Mac refuses to run ranks
     monkeypatch.setattr("os.environ", {"COLUMNS": "200", "HOME": str(tmp_path / "home")})
     return project
 

@@ -147,7 +147,7 @@ def test_every_line_fits_and_every_option_is_in_a_group(launch: Launch, name: st
     general = out.partition("\nGeneral:\n")[2].splitlines()
     options = [line.split()[0].rstrip(",") for line in general if re.match("  +-", line)]
     config = [] if name in WITHOUT_DEFAULTS else ["--config"]
-    assert options == [*config, "-h"], "name the others in launcher/cli/help.py"
+    assert options == [*config, "-h"], "name the others in launcher/cli/options/help.py"
     assert out.endswith("\nExamples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name]))
 
 

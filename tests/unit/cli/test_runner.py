@@ -10,9 +10,9 @@ import click
 import pytest
 
 from launcher.cli.command_table import COMMANDS
-from launcher.cli.option_groups import OutputOptions
-from launcher.cli.run_origin import describe_origin
+from launcher.cli.options.values import OutputOptions
 from launcher.cli.runner import trainer_command
+from launcher.cli.typed_command import describe_origin
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.runs.execution import describe_trainer, find_checkpoints
 from launcher.runs.run_request import RunOptions

@@ -15,10 +15,11 @@ from machines.repositories import make_repository, write_files
 
 from launcher.cli import main as cli
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
-from launcher.cli.option_groups import JobRequest, SyncOptions, make_group
-from launcher.cli.option_sources import settle, typed_options
+from launcher.cli.options.sources import settle
+from launcher.cli.options.values import JobRequest, SyncOptions, make_group
 from launcher.cli.run import command as run_command
 from launcher.cli.tree_request import add_tree
+from launcher.cli.typed_command import typed_options
 from launcher.errors import EXIT_USAGE, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job

@@ -20,6 +20,7 @@ from launcher.diagnosis.signatures import Explanation, Kind, plain
 from launcher.errors import EXIT_SIGNAL_BASE
 
 
+@pytest.mark.linux
 def test_names_of_signals() -> None:
     """The nodes' are those of this machine, which runs Linux as they do."""
     assert signal_name(99) == "signal 99"

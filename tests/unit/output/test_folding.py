@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.output import folding
-from launcher.output.folding import FoldedOutput, Group, group, make_folds
+from launcher.output.folding import FoldedOutput, SameOutput, group, make_folds
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 MARK = re.compile(rb"launch: (\d+) lines? left out here\n")
@@ -20,7 +20,7 @@ def test_equal_output_is_one_group_in_host_order() -> None:
     folds = make_folds(["a", "b", "c", "d"])
     for host, lines in (("d", b"1\n2\n"), ("b", b"other\n"), ("a", b"1\n"), ("a", b"2\n")):
         folds[host].add(lines)
-    assert group(folds) == [Group(("a", "d"), b"1\n2\n", 0), Group(("b",), b"other\n", 0)]
+    assert group(folds) == [SameOutput(("a", "d"), b"1\n2\n", 0), SameOutput(("b",), b"other\n", 0)]
 
 
 def test_hosts_that_differ_in_what_is_left_out_are_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from machines.logs import open_log
-from machines.patience import NEVER_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, slowed
 
 from launcher.cli.error_lines import show_error, tell
 from launcher.clock import iso_time
@@ -280,6 +280,7 @@ class Complaints:
         self.heard.append((path, error.errno))
 
 
+@pytest.mark.linux
 def test_a_full_disk_is_told_and_does_not_end_the_run():
     complaints = Complaints()
     log = open_log(Path("/dev/full"), complaints)
@@ -289,6 +290,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_run():
     assert complaints.heard == [(Path("/dev/full"), errno.ENOSPC)] * 2
 
 
+@pytest.mark.linux
 def test_a_disk_that_complains_only_at_the_end(tmp_path):
     """As NFS does, which writes when a file is closed; here its descriptor is gone."""
     path, complaints = tmp_path / "node_0.log", Complaints()
@@ -440,7 +442,25 @@ def test_closing_does_not_wait_for_a_pipe_that_nobody_reads(pipe, monkeypatch, c
     os.close(pipe[0])  # lets the writing thread go
 
 
+def test_closing_does_not_wait_for_stderr_that_nobody_reads(pipe, monkeypatch):
+    monkeypatch.setattr("launcher.output.terminal._PATIENCE_S", 0.01)
+    monkeypatch.setattr("launcher.output.terminal._OWN_FAREWELL_S", 0.05)
+    saved = os.dup(STDERR)
+    os.dup2(pipe[1], STDERR)
+    try:
+        terminal = Terminal(is_terminal=False)
+        terminal.say("x" * (1 << 20), STDERR)
+        closer = threading.Thread(target=terminal.close, daemon=True)
+        closer.start()
+        closer.join(DEADLINE_S)
+        assert not closer.is_alive()
+    finally:
+        os.dup2(saved, STDERR)
+        os.close(saved)
+
+
 @pytest.mark.parametrize("count", [12, 1])
+@pytest.mark.linux
 def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, count):
     pages, shown = 12, []
     page = fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what a pipe holds that is as small as can be

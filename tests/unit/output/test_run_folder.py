@@ -251,6 +251,7 @@ def find_modes(folder):
     return {str(path.relative_to(folder)): path.stat().st_mode & 0o7777 for path in found}
 
 
+@pytest.mark.linux
 def test_a_disk_that_fills_up_later_is_told_and_keeps_what_was_written(tmp_path):
     heard = []
     record = make_record(tmp_path, lambda path, error: heard.append((path, error.errno)))
@@ -272,6 +273,7 @@ def test_a_path_on_the_host_that_controls_a_run_is_named_with_it(tmp_path):
     assert make_record(tmp_path).show(tmp_path) == tmp_path
 
 
+@pytest.mark.linux
 def test_a_file_of_a_rank_that_does_not_fit_leaves_no_part(tmp_path):
     heard = []
     record = make_record(tmp_path, lambda path, error: heard.append((path, error.errno)))

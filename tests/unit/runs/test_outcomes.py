@@ -16,8 +16,8 @@ from launcher.errors import (
     UnreachableError,
     UsageError,
 )
+from launcher.runs.judge import PROGRESS_S, find_incidents, judge_refusal, judge_result
 from launcher.runs.next_attempt import GpusInUseError
-from launcher.runs.outcomes import PROGRESS_S, find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
 from launcher.session.node_state import Census

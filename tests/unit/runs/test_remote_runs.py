@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import stat
 from datetime import datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs import run_list
-from launcher.runs.run_list import RemoteRun, RunList, Way, claim_place
+from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, claim_place
 
 AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
 ROW = {
@@ -101,3 +102,17 @@ def test_what_the_controller_has_in_the_same_directory_stays(tmp_path: Path) -> 
     (tmp_path / "run-1" / "controller.json").touch()
     runs.discard("run-1")
     assert [path.name for path in (tmp_path / "run-1").iterdir()] == ["controller.json"]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_run_with_both_entries_is_one_run(tmp_path: Path, is_here: bool) -> None:
+    """With one home directory for all hosts; this machine knows how it is doing only if it controls it."""
+    runs = RunList(tmp_path)
+    add(runs, planted("run-1"))
+    entry = runs.begin("run-1", "base", tmp_path)
+    if not is_here:
+        path = tmp_path / "run-1" / "controller.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "host": "gpu1", "boot_id": "another"}))
+    assert [type(run) for run in runs.read_all()] == [ListedRun if is_here else RemoteRun]
+    assert [run.id for run in runs.read()] == ["run-1"]
+    entry.close(is_kept=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node.facts.xids import find_xids
+from launcher.node.facts.gpus import find_xids
 
 DAY_S = 24 * 3600
 UPTIME_S = 10 * DAY_S

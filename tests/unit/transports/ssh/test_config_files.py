@@ -39,12 +39,12 @@ def read(tmp_path):
 
 
 def settings_of(files, name, user=None):
-    return files.find_way(Host(name, user))[-1].settings
+    return files.find_hops(Host(name, user))[-1].settings
 
 
-def way_of(path, host):
+def hops_of(path, host):
     """Return host, user and port of each login, that of the host itself first."""
-    return [(hop.place.host, hop.place.user, hop.place.port) for hop in ConfigFiles(path).find_way(host)][::-1]
+    return [(hop.place.host, hop.place.user, hop.place.port) for hop in ConfigFiles(path).find_hops(host)][::-1]
 
 
 def answer(files, host, *names):
@@ -110,7 +110,7 @@ def test_a_host_is_what_ssh_says_it_is(read, asked, text, needs_ssh, expected):
 @pytest.mark.parametrize("text", [OTHER, OTHER + MATCH])
 def test_an_answer_is_kept(read, text):
     files, _ = read(text)
-    assert files.find_way(Host("a")) is files.find_way(Host("a"))
+    assert files.find_hops(Host("a")) is files.find_hops(Host("a"))
 
 
 @pytest.mark.parametrize("more", ["", MATCH])
@@ -126,7 +126,7 @@ def test_options_that_are_not_set_are_not_there(read, more):
 def test_what_is_said_of_a_hop_is_known(read, more):
     files, _ = read(f"{more}Host node\n  User worker\n  ProxyJump eve@hop:23\n{HOP}")
     assert answer(files, "node", "user", "proxyjump") == {"user": "worker", "proxyjump": "eve@hop:23"}
-    hop, _ = files.find_way(Host("node"))
+    hop, _ = files.find_hops(Host("node"))
     assert (hop.place.host, hop.place.user, hop.place.port) == ("10.0.0.9", "eve", 23)  # as named on the way
 
 
@@ -142,12 +142,12 @@ def test_what_is_said_of_a_hop_is_known(read, more):
 def test_a_hop_has_its_own_name_user_and_port(read, more, jump, hops):
     last = "Host last\n  HostName 10.0.0.8\n  User second\n"
     _, path = read(f"{more}Host node\n  HostName 10.0.0.2\n  User worker\n  ProxyJump {jump}\n{HOP}{last}")
-    assert way_of(path, Host("node")) == [("10.0.0.2", "worker", 22), *hops]
+    assert hops_of(path, Host("node")) == [("10.0.0.2", "worker", 22), *hops]
 
 
 def test_a_hop_with_a_hop_before_it(read):
     _, path = read(f"{MATCH}Host node\n  ProxyJump inner\nHost inner\n  User in\n  ProxyJump hop\n{HOP}")
-    assert way_of(path, Host("node"))[1:] == [("inner", "in", 22), ("10.0.0.9", "jumper", 2200)]
+    assert hops_of(path, Host("node"))[1:] == [("inner", "in", 22), ("10.0.0.9", "jumper", 2200)]
 
 
 @pytest.mark.parametrize("none", ["ProxyJump none", "proxyjump=none"])
@@ -160,24 +160,24 @@ def test_a_bastion_for_all_hosts_but_itself(read, none):
 
 def test_a_bastion_for_all_hosts_but_itself_is_the_way(read):
     _, path = read("Host bastion\n  User guard\n  ProxyJump none\nHost *\n  ProxyJump bastion\n")
-    assert way_of(path, Host("a"))[1:] == way_of(path, Host("bastion")) == [("bastion", "guard", 22)]
+    assert hops_of(path, Host("a"))[1:] == hops_of(path, Host("bastion")) == [("bastion", "guard", 22)]
 
 
 def test_a_bastion_for_all_hosts_is_not_reached_through_itself(read):
     _, path = read("User guard\nProxyJump bastion\n")
-    assert way_of(path, Host("a"))[1:] == way_of(path, Host("bastion")) == [("bastion", "guard", 22)]
+    assert hops_of(path, Host("a"))[1:] == hops_of(path, Host("bastion")) == [("bastion", "guard", 22)]
 
 
 def test_jump_hosts_that_lead_to_each_other_are_refused(read):
     files, _ = read("Host a\n  ProxyJump b\nHost b\n  ProxyJump c\nHost c\n  ProxyJump b\n")
     with pytest.raises(UsageError, match="ProxyJump loop on the way to a: b is reached through itself"):
-        files.find_way(Host("a"))
+        files.find_hops(Host("a"))
 
 
 def test_a_way_without_an_end_is_refused(read):
     files, _ = read("Host *\n  ProxyJump gate-%h\n")
     with pytest.raises(UsageError, match="ProxyJump loop on the way to a: gate-"):
-        files.find_way(Host("a"))
+        files.find_hops(Host("a"))
 
 
 # keys
@@ -226,7 +226,7 @@ def test_what_ssh_refuses_is_refused_in_its_words(read, before):
     text = f"{before}Host b\n  Port x\n"
     files, path = read(text)
     with pytest.raises(UsageError) as caught:
-        files.find_way(Host("a"))
+        files.find_hops(Host("a"))
     assert (caught.value.message, caught.value.fix) == (
         f"{path} line {text.count(chr(10))}: Bad port 'x'.",
         "run `ssh -G HOST` for details",
@@ -237,7 +237,7 @@ def test_an_option_that_macos_s_ssh_alone_knows(read):
     text = f"Host *\n    UseKeychain yes\n{MATCH}Port 77\n"
     files, path = read(text)
     with pytest.raises(UsageError) as caught:
-        files.find_way(Host("a"))
+        files.find_hops(Host("a"))
     assert (caught.value.message, caught.value.fix) == (
         f"{path}: line 2: Bad configuration option: usekeychain",
         "only macOS's own ssh knows it: add `IgnoreUnknown UseKeychain` as the first line",
@@ -249,7 +249,7 @@ def test_an_option_that_macos_s_ssh_alone_knows(read):
 @pytest.mark.parametrize("text", ["Nonsense\n", f"{MATCH}Nonsense\n", 'Host "a\n'])
 def test_a_file_that_is_wrong_is_refused_in_one_line(read, text):
     with pytest.raises(UsageError):
-        read(text)[0].find_way(Host("a"))
+        read(text)[0].find_hops(Host("a"))
 
 
 # Include
@@ -287,7 +287,7 @@ def test_includes_may_be_sixteen_deep(read, tmp_path, depth):
         assert answer(files, "a", "user") == {"user": "deep"}
         return
     with pytest.raises(UsageError, match="Too many recursive configuration includes"):
-        files.find_way(Host("a"))
+        files.find_hops(Host("a"))
 
 
 def test_a_file_that_others_may_write_is_refused_as_ssh_refuses_it(read, tmp_path):
@@ -381,7 +381,7 @@ def test_without_ssh_what_it_alone_could_tell_is_one_line(tmp_path, text, messag
     (tmp_path / "open").chmod(0o666)
     (tmp_path / "config").write_text(text.replace("FOLDER", str(tmp_path)))
     with pytest.raises(UsageError) as caught:
-        ConfigFiles(tmp_path / "config").find_way(Host("a"))
+        ConfigFiles(tmp_path / "config").find_hops(Host("a"))
     assert (caught.value.message, caught.value.fix) == (
         f"{tmp_path}/{message}",
         fix.replace("FOLDER", str(tmp_path)),
@@ -420,11 +420,11 @@ def test_a_line_that_every_ssh_refuses_is_refused(read, tmp_path, monkeypatch, l
     files, path = read(text)
     said = subprocess.run(["ssh", "-G", "-F", path, "a"], capture_output=True, text=True, check=False).stderr
     with pytest.raises(UsageError) as caught:
-        files.find_way(Host("a"))
+        files.find_hops(Host("a"))
     assert caught.value.message in said.splitlines()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as caught:
-        read(text)[0].find_way(Host("a"))
+        read(text)[0].find_hops(Host("a"))
     assert (caught.value.message, caught.value.fix) == (f"{path}:2: {message}", "correct that line")
 
 
@@ -449,18 +449,18 @@ def test_a_user_who_is_named_with_a_host_is_matched(read, tmp_path, text):
     named, own = settings_of(files, "a", "eve"), settings_of(files, "a")
     assert (named["user"], named["port"], named["identityfile"]) == ("eve", "2222", [f"{tmp_path}/rk"])
     assert (own["user"], own.get("port", "22"), own.get("identityfile", [])) == ("bob", "22", [])
-    assert way_of(path, Host("a", "eve")) == [("a", "eve", 2222)]
+    assert hops_of(path, Host("a", "eve")) == [("a", "eve", 2222)]
 
 
 @pytest.mark.parametrize("text", NAMED)
 def test_the_user_of_a_jump_host_is_matched(read, text):
     _, path = read(f"Host a\n  ProxyJump eve@hop\n{text}")
-    assert way_of(path, Host("a"))[1:] == [("hop", "eve", 2222)]
+    assert hops_of(path, Host("a"))[1:] == [("hop", "eve", 2222)]
 
 
 def test_user_and_port_that_are_named_reach_a_proxy_command(read):
     files, _ = read("User bob\nPort 23\nProxyCommand nc -u %r %h %p %%\n")
-    assert files.find_way(Host("a", "eve", 2222))[0].settings["proxycommand"] == "nc -u eve a 2222 %"
+    assert files.find_hops(Host("a", "eve", 2222))[0].settings["proxycommand"] == "nc -u eve a 2222 %"
 
 
 # certificates
@@ -479,7 +479,7 @@ def test_every_certificate_is_known(read, more):
 def test_values_that_fabric_would_misread(read):
     jump = "Host hop\n  ProxyJump none\nHost *\n  ProxyJump ssh://eve@hop:23\n"
     _, path = read(f"ForwardAgent /tmp/agent\nConnectTimeout 1m\nPort 0022\n{jump}")
-    hop, last = ConfigFiles(path).find_way(Host("a"))
+    hop, last = ConfigFiles(path).find_hops(Host("a"))
     assert (last.settings["connecttimeout"], last.place.port, hop.place.host) == ("60", 22, "hop")
 
 
@@ -527,5 +527,5 @@ def test_a_refusal_is_one_question_too(read, asked):
     asked()
     for name in ("n1", "n2", "n3"):
         with pytest.raises(UsageError, match=f"^{path} line 2: Bad port 'x'.$"):
-            files.find_way(Host(name))
+            files.find_hops(Host(name))
     assert asked() == ["n1"]

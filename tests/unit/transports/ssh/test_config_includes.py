@@ -120,7 +120,7 @@ def answer_of_ssh(path, name, user=None):
 
 
 def own_answer(files, name, defaults, user=None):
-    found = files.find_way(Host(name, user))[-1].settings
+    found = files.find_hops(Host(name, user))[-1].settings
     answer = {key: [value] if isinstance(value, str) else value for key, value in found.items() if key in OPTIONS}
     return {**defaults, **answer}
 
@@ -176,7 +176,7 @@ def test_what_only_ssh_can_tell_is_what_ssh_tells_of_each_host(defaults, seed, l
             theirs = answer_of_ssh(path, host)
             if isinstance(theirs, str):
                 with pytest.raises(UsageError):
-                    files.find_way(Host(host))
+                    files.find_hops(Host(host))
             else:
                 ours = own_answer(files, host, defaults)  # without the keys that don't exist
                 assert comparable({**ours, "identityfile": []}) == comparable({**theirs, "identityfile": []})

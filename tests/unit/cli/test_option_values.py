@@ -14,8 +14,9 @@ import click
 import pytest
 
 from launcher.cli.command_table import COMMANDS
-from launcher.cli.defaults import CONFIG
-from launcher.cli.option_groups import (
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.table import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option
+from launcher.cli.options.values import (
     HostChoice,
     JobRequest,
     OutputOptions,
@@ -23,7 +24,6 @@ from launcher.cli.option_groups import (
     gather,
     make_group,
 )
-from launcher.cli.options import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option
 from launcher.job.job import Job, Timeouts
 from launcher.transports.settings import TransportSettings
 

@@ -14,7 +14,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.cli.option_sources import settle
+from launcher.cli.options.sources import settle
 from launcher.hosts.hostfiles import Colon
 
 Group = TypeVar("Group")
@@ -24,7 +24,7 @@ Group = TypeVar("Group")
 class HostChoice:
     """Which hosts: --hosts or --hostfile, filtered by --include, --exclude and --num-nodes.
 
-    Each value is as typed; `selection.read_hosts` turns them into hosts, those of the Slurm job if none are named.
+    Each value is as typed; `host_choice.read_hosts` turns them into hosts, those of the Slurm job if none are named.
     """
 
     hosts: str | None = None

@@ -1,7 +1,11 @@
-"""Refuse words after the options that can't be a script, before any host is contacted.
+"""Refuse words in the wrong place, before any host is contacted.
 
-A script need not exist on the launch host, so a missing one is looked for on the hosts. A file that is here and isn't a
-script, or a word that can't be one anywhere, is refused.
+What follows the options must be a script. It need not exist on the launch host, so a missing one is looked for on the
+hosts. A file that is here and isn't a script, or a word that can't be one anywhere, is refused.
+
+Options of `launch` after the script are passed to the script, which is rarely what was meant. Those that would change
+what is started are refused: `launch train.py --dry-run` must not start a real run. Others are reported in one line. A
+`--` before the script means that everything after it belongs to the script, and so does a `--` before the option.
 """
 
 from __future__ import annotations
@@ -13,10 +17,18 @@ from collections.abc import Sequence
 from itertools import dropwhile
 from pathlib import Path, PurePath
 
+import click
+
 from launcher.cli.command_table import refuse_unknown_word
+from launcher.cli.error_lines import tell
+from launcher.cli.options.help import TYPED_WORDS
+from launcher.cli.options.sources import is_on_command_line, list_behind, retype
+from launcher.cli.options.table import NAME_HOSTS, OPTIONS
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.job import TRAINER_MODULE
+from launcher.job.variables import hide_secrets
+from launcher.wording import listed
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*")
 _STARTERS = ("torchrun", "accelerate", "deepspeed", "colossalai", "mpirun", "mpiexec", "srun")
@@ -26,6 +38,9 @@ _STARTER_MODULES = (
 _NPROC = re.compile(r"--nproc[-_]per[-_]node[= ]([0-9]+)(?= |$)")
 _SHELL_SCRIPTS = (".sh", ".bash")
 _FIRST_BYTES = 256
+_ACTIONS = [name for name, option in OPTIONS.items() if option.is_action]
+_RARE = [name for name, option in OPTIONS.items() if option.is_rare]
+
 _TRAINER_LINE = f"\nfrom {TRAINER_MODULE}.__main__ import main\n".encode()
 
 
@@ -163,3 +178,40 @@ def _find_interpreter(first_line: bytes) -> list[str]:
 def _no_python(word: str, kind: str, argv: Sequence[str]) -> UsageError:
     text = f"{word} is {kind}, but launch runs SCRIPT with Python"
     return UsageError(text, f"run it as a command on every rank: launch ... --no-python {shlex.join(argv)}")
+
+
+def refuse_trailing() -> None:
+    """Raise UsageError for an option after the script that names hosts or prevents the start.
+
+    Other options of `launch` that a script is unlikely to have are reported in one line. An option that was also given
+    before the script is accepted after it: the user knows where it belongs.
+    """
+    context = click.get_current_context()
+    words = context.params["words"]
+    typed = context.meta[TYPED_WORDS]
+    before = typed[: len(typed) - len(words)]
+    if before[-1:] == ("--",):
+        return
+    names = [name for name in (*_ACTIONS, *_RARE) if not is_on_command_line(name)]
+    names += () if any(map(is_on_command_line, NAME_HOSTS)) else NAME_HOSTS
+    behind = list_behind(names, context)
+    if not behind:
+        return
+    refused = list_behind([name for name in names if name not in _RARE], context)
+    program = shlex.quote(words[0])
+    if not refused:
+        options = [shlex.join(words[place]) for place in behind]
+        go = "goes" if len(options) == 1 else "go"
+        tell(f"launch: {listed(options)} after {program} {go} to {program}; put options of launch before it")
+        return
+    path = context.command_path.removesuffix(" run")
+    option = shlex.join(words[refused[0]])
+    fix = f"to pass it to launch, type: {retype(behind, context)}\n"
+    fix += f"  to pass it to {program}, type: {path} {shlex.join(hide_secrets([*before, '--', *words]))}"
+    raise UsageError(f"{option} after {program} would go to {program}, not to launch", fix)
+
+
+def needs_parting(words: Sequence[str]) -> bool:
+    """Tell whether `launch` would refuse these words, a script and its arguments, without a `--` before them."""
+    flags = {OPTIONS[name].flag for name in (*_ACTIONS, *NAME_HOSTS)}
+    return any(word.partition("=")[0] in flags for word in words[1:])

@@ -1,7 +1,11 @@
-"""Choose the hosts and the transport: those named, also in launcher.toml, or else those of the Slurm allocation."""
+"""Choose the hosts and the transport: those named, also in launcher.toml, or else those of the Slurm allocation.
+
+Passwords and passphrases that logins need are asked for once for all hosts, before any is contacted.
+"""
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 import time
@@ -11,18 +15,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.defaults import refuse_untrusted
 from launcher.cli.error_lines import tell
-from launcher.cli.option_groups import HostChoice, OutputOptions, RestartOptions
-from launcher.cli.option_sources import (
+from launcher.cli.options.launcher_toml import refuse_untrusted
+from launcher.cli.options.sources import (
     find_untrusted,
     is_chosen,
     is_on_command_line,
     missing,
     name_source,
 )
-from launcher.cli.options import HERE, HOSTS, REACH, SSH
-from launcher.cli.prompts import ask_secrets
+from launcher.cli.options.table import HERE, HOSTS, NAME_HOSTS, REACH, SSH
+from launcher.cli.options.values import HostChoice, OutputOptions, RestartOptions
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
@@ -38,8 +41,9 @@ if TYPE_CHECKING:
     from launcher.runs.incident_log import IncidentLog
     from launcher.runs.run_request import Opener
     from launcher.transports.base import Transport
+    from launcher.transports.ssh.identities import Secrets
 
-_NAME_HOSTS = ("hosts", "hostfile")
+_TRIES = 3  # for a passphrase: as many as ssh allows
 
 
 def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
@@ -64,7 +68,7 @@ def _refuse_logins(hosts: Sequence[Host]) -> Sequence[Host]:
     A known host is safe for those who log in as themselves. Another account there may be the stranger's, who lets this
     user in.
     """
-    file = find_untrusted(_NAME_HOSTS)
+    file = find_untrusted(NAME_HOSTS)
     if file is None:
         return hosts
     for host in hosts:
@@ -79,7 +83,7 @@ def _read_allocated() -> tuple[Host, ...]:
     allocation = read_allocation(os.environ)
     if allocation is None:
         fix = "pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode"
-        raise missing("no hosts given", fix, _NAME_HOSTS)
+        raise missing("no hosts given", fix, NAME_HOSTS)
     click.echo(f"launch: hosts of {allocation.describe()}", err=True)
     return allocation.hosts()
 
@@ -152,7 +156,7 @@ def choose_controller(
         raise UsageError(f"--detach: {text}", "add --controller here, or use --transport fabric")
     if output.controller is None:
         controller = (*hosts, *spares)[-1] if spares else hosts[0]
-        file = find_untrusted(_NAME_HOSTS)
+        file = find_untrusted(NAME_HOSTS)
         if file is not None:
             raise refuse_untrusted(file, f"the host that would control the run ({controller.name})")
         return controller
@@ -181,7 +185,7 @@ def make_opener(
     settings = replace(
         settings,
         may_boot=is_chosen("connect_timeout"),
-        secrets=ask_secrets(settings, hosts) if chosen.takes_secrets else None,
+        secrets=_ask_secrets(settings, hosts) if chosen.takes_secrets else None,
         variables=os.environ,
     )
 
@@ -191,6 +195,35 @@ def make_opener(
         return chosen.open(hosts, _add_messages(replace(settings, pythons=loader_pythons(python)), say))
 
     return open_transport
+
+
+def _ask_secrets(settings: TransportSettings, hosts: Sequence[Host]) -> Secrets:
+    """Ask for the password of --ask-password, and for the passphrases of keys that no agent has.
+
+    Without a terminal, --ask-password is an error, and encrypted keys are left to the login.
+    """
+    from launcher.transports.ssh.fabric import FabricTransport
+    from launcher.transports.ssh.identities import Secrets
+
+    if not sys.stdin.isatty():
+        if settings.ask_password:
+            raise UsageError("--ask-password needs a terminal", "without a terminal, log in with a key")
+        return Secrets()
+    secrets = Secrets(_ask("password for all hosts") if settings.ask_password else None)
+    for path in FabricTransport(replace(settings, secrets=secrets)).locked_keys(hosts):
+        for _ in range(_TRIES):
+            passphrase = _ask(f"passphrase of {path} (Enter to skip)")
+            if not passphrase or secrets.unlock(path, passphrase):
+                break
+            click.echo("launch: wrong passphrase", err=True)
+    return secrets
+
+
+def _ask(what: str) -> str:
+    try:
+        return getpass.getpass(f"launch: {what}: ")
+    except EOFError:
+        return ""
 
 
 def open_this_machine() -> Opener:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -16,11 +16,10 @@ from typing import Any
 
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
-from launcher.cli.option_groups import OutputOptions
-from launcher.cli.run_origin import describe_origin
+from launcher.cli.options.values import OutputOptions
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import hold_session, make_settings
-from launcher.cli.state_directory import open_run_list
+from launcher.cli.typed_command import describe_origin
 from launcher.clock import wall_clock
 from launcher.commands.run_actions import print_health, stop
 from launcher.commands.sync import sync
@@ -36,11 +35,11 @@ from launcher.output.console import dated
 from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
-from launcher.runs.run_list import RemoteRun, Way
+from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import Opener, RunOptions
 from launcher.session.session import Session
 from launcher.session.settings import loader_pythons
-from launcher.transports.agents.credentials import Credentials, make_credentials
+from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.settings import TransportSettings
 
@@ -62,7 +61,9 @@ def run_planted(
             return stopped
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
     credentials = make_credentials(len(everyone))
-    code_version, proposed_id, planted = ask_code_version(job), _claim_id(credentials), None
+    code_version, runs, planted = ask_code_version(job), RunList.of_user(os.environ), None
+    with _remembering():  # so that no run of this machine has the id that the controller shall use
+        proposed_id = runs.take_id(datetime.now(), credentials.fingerprint)
     request = Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
@@ -75,17 +76,22 @@ def run_planted(
             controller.name, controller.user, controller.port, transport.name,
             str(reach.ssh_config.absolute()) if reach.ssh_config else None, job.python,
         )  # fmt: skip
-        _exchange_id(proposed_id, run_id, credentials)
-        planted = _remember(run_id, output, way)
+        with _remembering():  # a run there may have the proposed id, and then the controller has given another one
+            if run_id != proposed_id and not runs.exchange_id(proposed_id, run_id, credentials.fingerprint):
+                text = f"--detach: another run that was started on this machine has the id {run_id}"
+                raise UsageError(text, "try again")
+            run = RemoteRun(run_id, way, output.name, wall_clock())
+            runs.add(run)
+        planted = run
         if not output.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
-        code = _attach(planting, planted)
+        code = _attach(planting)
     finally:
         planting.close()
         if planted is None:
-            open_run_list().discard(proposed_id)
+            runs.discard(proposed_id)
     if planting.was_refused:
-        open_run_list().discard(planted.id)
+        runs.discard(planted.id)
     elif code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
     if code is not None:
@@ -119,41 +125,16 @@ def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) ->
         console.close()
 
 
-def _claim_id(credentials: Credentials) -> str:
-    """Take an id here, so that no run of this machine has the one that the controller shall use."""
+@contextlib.contextmanager
+def _remembering() -> Iterator[None]:
     try:
-        return open_run_list().take_id(datetime.now(), credentials.fingerprint)
+        yield
     except OSError as error:
-        raise _not_remembered(error) from None
+        text = f"--detach: can't remember the run on this machine: {error.filename}: {error.strerror}"
+        raise UsageError(text, "choose another directory with XDG_STATE_HOME") from None
 
 
-def _exchange_id(proposed_id: str, run_id: str, credentials: Credentials) -> None:
-    """Take the id that the controller has given to the run, if a run there has the proposed one."""
-    if run_id == proposed_id:
-        return
-    try:
-        is_free = open_run_list().exchange_id(proposed_id, run_id, credentials.fingerprint)
-    except OSError as error:
-        raise _not_remembered(error) from None
-    if not is_free:
-        raise UsageError(f"--detach: another run that was started on this machine has the id {run_id}", "try again")
-
-
-def _remember(run_id: str, output: OutputOptions, way: Way) -> RemoteRun:
-    planted = RemoteRun(run_id, way, output.name, wall_clock())
-    try:
-        open_run_list().add(planted)
-    except OSError as error:
-        raise _not_remembered(error) from None
-    return planted
-
-
-def _not_remembered(error: OSError) -> UsageError:
-    text = f"--detach: can't remember the run on this machine: {error.filename}: {error.strerror}"
-    return UsageError(text, "choose another directory with XDG_STATE_HOME")
-
-
-def _attach(planting: Planting, run: RemoteRun) -> int | None:
+def _attach(planting: Planting) -> int | None:
     try:
         return planting.attach()
     except TransportError as error:

@@ -7,7 +7,7 @@ import re
 import click
 
 from launcher.cli.command_table import write_examples
-from launcher.cli.options import HEADINGS, Option, settle_folders
+from launcher.cli.options.table import HEADINGS, Option, settle_folders
 
 TYPED_WORDS = "launcher.typed"  # of a context's meta: a tuple, without the name of the command
 # The range that click adds to a number; the error for a wrong number names it.

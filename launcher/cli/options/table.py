@@ -561,6 +561,7 @@ OPTIONS = {
         DETACH, CONTROLLER, NOTIFY, *BATCH,
     )
 }  # fmt: skip
+NAME_HOSTS = ("hosts", "hostfile")
 KEYS = {name: option for name, option in OPTIONS.items() if option.at_home or option.anywhere}  # of launcher.toml
 
 

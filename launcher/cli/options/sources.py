@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from launcher.cli.defaults import Defaults, find_source
-from launcher.cli.help import TYPED_WORDS
-from launcher.cli.options import ACTIVATION, HOSTS, KEYS, OPTIONS, PYTHON, REACH, CodeFolder, Option, name_all
+from launcher.cli.options.help import TYPED_WORDS
+from launcher.cli.options.launcher_toml import Defaults, find_source
+from launcher.cli.options.table import HOSTS, KEYS, OPTIONS, Option, name_all
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.variables import hide_secrets, is_secret
 from launcher.transports.registry import TRANSPORTS
 
 # Which hosts, and not how they are read; with --transport srun, they are those of the job.
-CHOICE_OF_HOSTS = [name for name in name_all(HOSTS) if name != "colon"]
-_OF_TEST_DISTRIBUTED = {"config", *name_all((*HOSTS, *REACH, PYTHON, *ACTIVATION))}
+_CHOICE_OF_HOSTS = [name for name in name_all(HOSTS) if name != "colon"]
 _MOST_SHOWN = 10_000  # characters of a value
 _TYPED = "the command line"
 _NOTHING = "-"  # as a value of a list: drop what comes before it
@@ -44,7 +43,7 @@ def settle(options: Mapping[str, Any]) -> dict[str, Any]:
                     settled[other] = OPTIONS[other].unset
     transport = TRANSPORTS.get(settled.get("transport", ""))
     if transport is not None and transport.needs_allocation and is_on_command_line("transport"):
-        for name in CHOICE_OF_HOSTS:
+        for name in _CHOICE_OF_HOSTS:
             if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 settled[name] = None
     _refuse_alone(params, settled)
@@ -145,59 +144,9 @@ def name_source(option: str) -> str:
     return flag if file is None else f"{file.source} ({flag[2:]})"
 
 
-def typed_options(left_out: Collection[str] = ()) -> list[str]:
-    """Return the options that were typed, as words to type again; of a secret in --env, only its name.
-
-    `--env NAME` takes the value from the environment where it is typed.
-    """
-    return _as_words(click.get_current_context().params, lambda name: name not in left_out and is_on_command_line(name))
-
-
-def find_reach() -> list[str]:
-    """Return the options that choose the same hosts, SSH and Python for test-distributed.
-
-    It takes everything from launcher.toml that `launch` does, except the hosts.
-    """
-    values = {name: value for name, value in settle(click.get_current_context().params).items() if value}
-    hosts = {name for name in (*CHOICE_OF_HOSTS, "colon") if name in values and is_chosen(name)}
-    return _as_words(
-        values,
-        lambda name: name in hosts or (name in _OF_TEST_DISTRIBUTED & values.keys() and is_on_command_line(name)),
-    )
-
-
-def _as_words(params: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> list[str]:
-    words: list[str] = []
-    for option in click.get_current_context().command.params:
-        name = str(option.name)
-        if not isinstance(option, click.Option) or not is_wanted(name):
-            continue
-        values = params[name] if option.multiple else (params[name],)
-        names = option.secondary_opts if option.secondary_opts and not values[0] else option.opts
-        flag = max(names, key=len)
-        for value in values:
-            if option.is_flag:
-                words.append(flag)
-            elif isinstance(option.type, CodeFolder):  # as one word: the value may be omitted
-                words.append(f"{flag}={value}")
-            else:
-                words += [flag, _hide_secret(name, _typed(value))]
-    return words
-
-
-def _name_value(value: object) -> object:
+def name_value(value: object) -> object:
     """Return the word for a value that has one: --hang-timeout takes `auto` and `off`, and `sync` in a file `true`."""
     return "auto" if value is None else "off" if value == math.inf else "true" if value == "" else value
-
-
-def _typed(value: object) -> str:
-    value = _name_value(value)
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
-
-
-def _hide_secret(option: str, value: str) -> str:
-    variable, _, content = value.partition("=")
-    return variable if option == "env" and is_secret(variable, content) else value
 
 
 def show_sources() -> None:
@@ -211,7 +160,7 @@ def show_sources() -> None:
         place = _TYPED if is_on_command_line(name) else file.source if file is not None else None
         if place is None:
             continue
-        value = _name_value(ctx.params[name])
+        value = name_value(ctx.params[name])
         found = [("..." if option.is_secret or is_secret(name, str(value)) else value, place)]
         if name in KEYS and option.multiple:
             values = _list_values(option, ctx.params[name], ctx)

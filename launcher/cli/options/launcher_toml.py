@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from launcher.cli.file_owners import Doubt, find_home, find_other_writer, show_path
-from launcher.cli.options import FILE, KEYS, SCRIPT, Option, Place
+from launcher.cli.options.file_owners import Doubt, find_home, find_other_writer, show_path
+from launcher.cli.options.table import FILE, KEYS, SCRIPT, Option, Place
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.wording import listed, nearest

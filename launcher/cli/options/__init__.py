@@ -1,0 +1,1 @@
+"""The options of all commands: their table, their help, launcher.toml, and their values as a command gets them."""
