@@ -61,7 +61,7 @@ def _find_options_of(name: str, command: click.Command, group: click.Context | N
     context = click.Context(command, parent=group, info_name=name)
     for param in command.get_params(context):
         record = param.get_help_record(context) if isinstance(param, click.Option) else None
-        if record is not None and "--help" not in record[0]:
+        if record is not None and not {"-h", "--help"} & {*param.opts}:
             yield name, record[0], _RANGE.sub("", record[1])
 
 

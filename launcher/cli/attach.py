@@ -1,4 +1,4 @@
-"""launch attach: watch a run that is controlled by another process, here or on another machine."""
+"""launch attach: show the output of a run that another process controls, here or on another machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from launcher.runs.run_list import RemoteRun
 @controller_options
 @gather
 def command(*, run: str | None, controller: str | None, ssh_config: Path | None) -> int:
-    """Show the last lines of RUN and what follows, until it ends.  [default: the newest run]
+    """Show the last lines of RUN and its output until it ends.  [default: the newest run]
 
-    Ctrl-C leaves, and the run continues; Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
+    Ctrl-C leaves, and the run continues. Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import carry_out, fetch, find_run

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB,
     Option(
-        ["--packages", "with_packages"], is_flag=True, heading="Checks",
-        help="List the packages of each host's Python, different ones first.",
+        ["--packages", "with_packages"], is_flag=True, heading="Checks", is_common=True,
+        help="List the packages of each host's Python, those that differ first.",
     ),
-    AS_JSON.but(help="Print all facts and findings as one JSON object."),
-    VERBOSE.but(help="Show where the values of options come from."),
+    AS_JSON.but(help="Print all facts and findings as one JSON object.", is_common=True),
+    VERBOSE.but(help="Show where the values of options come from.", is_common=True),
     WORDS,
 ])  # fmt: skip
 @gather
@@ -41,10 +41,10 @@ def command(
     *, words: tuple[str, ...], with_packages: bool, as_json: bool, verbose: bool, choice: HostChoice,
     request: JobRequest, transport: TransportSettings, sync: SyncOptions,
 ) -> int:  # fmt: skip
-    """Check the hosts without starting a run: compare them and show how they differ.
+    """Compare the hosts and show problems and differences, without starting a run.
 
-    With SCRIPT, also compare its presence and contents. The exit code is 0 if nothing would break a run. In a Slurm
-    job, its hosts are the default.
+    With SCRIPT, compare the script on all hosts too. The exit code is 0 if nothing would break a run. In a Slurm job,
+    its hosts are the default.
     """
     from launcher.cli.sessions import hold_session, make_settings
     from launcher.commands import check

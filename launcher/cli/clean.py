@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @click.command("clean", cls=Command, params=[
     CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON,
-    ENV.but(help="With --code, where it is kept: XDG_CACHE_HOME=DIR."),
-    DRY_RUN.but(help="Only list what would be stopped and removed."),
+    ENV.but(help="With --code, look below DIR on the hosts: XDG_CACHE_HOME=DIR."),
+    DRY_RUN.but(help="Only list the leftovers."),
     Option(
         ["--code"], is_flag=True, heading="Checks",
-        help="Instead, remove the code that --sync has sent for runs that are over.",
+        help="Instead, remove the code that --sync sent for runs that are over.",
     ),
 ])  # fmt: skip
 @gather
@@ -35,13 +35,11 @@ def command(
     *, python: str | None, code: bool, env: tuple[str, ...], dry_run: bool, choice: HostChoice,
     transport: TransportSettings, timeouts: Timeouts,
 ) -> int:  # fmt: skip
-    """List, stop and remove what your earlier runs left on the hosts.
+    """List, stop and remove leftovers of your earlier runs on the hosts.
 
     Leftovers are processes of a run whose helper on the host is gone, and directories of runs that are over, for
-    example on a host that lost power.
-    A run that is still active is named but not touched. Other users' runs are never touched.
-    Jobs that a run submitted (sbatch, at) aren't part of it and are kept.
-    In a Slurm job, its hosts are the default.
+    example on a host that lost power. An active run is named and left alone, and other users' runs are never touched.
+    Jobs that a run submitted (sbatch, at) aren't part of it and are kept. In a Slurm job, its hosts are the default.
     """
     from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.commands.clean import clean, clean_code

@@ -11,49 +11,61 @@ from launcher.wording import nearest
 if TYPE_CHECKING:
     import click
 
-# name -> (module, one line for the list)
-COMMANDS = {
-    "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default)."),
-    "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
-    "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
-    "ps": ("launcher.cli.ps", "List the runs that were started on this machine."),
-    "attach": ("launcher.cli.attach", "Watch a run that was started in another terminal."),
-    "logs": ("launcher.cli.logs", "Print what a run has written."),
-    "wait": ("launcher.cli.wait", "Wait until a run has ended, and end like it."),
-    "stop": ("launcher.cli.stop", "End a run as Ctrl-C in its terminal would."),
-    "fetch": ("launcher.cli.fetch", "Copy the logs of a run from the host that controls it."),
-    "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
-    "sync": ("launcher.cli.sync", "Send the code to every host, with proof, or compare it."),
-    "clean": ("launcher.cli.clean", "Stop and remove what your earlier runs left on the hosts."),
-    "exec": ("launcher.cli.exec", "Run a plain command on every host."),
-    "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
-    "sbatch": ("launcher.cli.sbatch", "Print or submit a Slurm batch script that runs SCRIPT."),
-    "demo": ("launcher.cli.demo", "Try launch: train on loopback SSH hosts of this machine."),
+# heading of the list -> name -> (module, one line for the list)
+GROUPS = {
+    "Run": {
+        "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default)."),
+        "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
+        "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
+        "sbatch": ("launcher.cli.sbatch", "Print or submit a Slurm batch script that runs SCRIPT."),
+    },
+    "Follow": {
+        "ps": ("launcher.cli.ps", "List the runs that were started on this machine."),
+        "attach": ("launcher.cli.attach", "Show the output of a run until it ends."),
+        "logs": ("launcher.cli.logs", "Print the logs of a run."),
+        "wait": ("launcher.cli.wait", "Wait until a run ends, and exit with its exit code."),
+        "stop": ("launcher.cli.stop", "Stop a run, as Ctrl-C in its terminal does."),
+        "fetch": ("launcher.cli.fetch", "Copy the logs of a run from its controller host."),
+    },
+    "Hosts": {
+        "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
+        "sync": ("launcher.cli.sync", "Send the code to every host and verify it, or compare it."),
+        "clean": ("launcher.cli.clean", "Stop and remove leftovers of your earlier runs."),
+        "exec": ("launcher.cli.exec", "Run a plain command on every host."),
+        "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
+    },
+    "Try": {
+        "demo": ("launcher.cli.demo", "Train on loopback SSH hosts of this machine."),
+    },
 }
+COMMANDS = {name: entry for entries in GROUPS.values() for name, entry in entries.items()}
 DEFAULT_COMMAND = "run"
 
-# What --help of a command, or of `launch` itself, shows at its end. A test plans or parses each of them.
+# What help of a command, or of `launch` itself, shows. A test plans or parses each of them.
 EXAMPLES = {
-    "launch": ("launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4",),
+    "launch": (
+        "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
+        "launch --hosts gpu1,gpu2 --gpus 8 --sync --detach train.py",
+    ),
     "run": (
-        "launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4",
-        "launch --hosts 'gpu[1-4]' --venv .venv --dry-run train.py",
+        "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
+        "launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py",
     ),
     "singlenode": (
         "launch singlenode --gpus 4 train.py",
         "launch singlenode --nproc 2 --cpu train.py",
     ),
     "node": (
-        "launch node --nnodes 2 --node-rank 0 --master-addr node1 --gpus 8 train.py",
-        "launch node --nnodes 2 --node-rank 1 --master-addr node1 --gpus 8 train.py",
+        "launch node --nnodes 2 --node-rank 0 --master-addr gpu1 --gpus 8 train.py",
+        "launch node --nnodes 2 --node-rank 1 --master-addr gpu1 --gpus 8 train.py",
     ),
     "check": (
-        "launch check --hosts node1,node2",
-        "launch check --hosts node1,node2 --venv .venv train.py",
+        "launch check --hosts gpu1,gpu2",
+        "launch check --hosts 'gpu[1-4]' --venv .venv train.py",
     ),
     "sync": (
-        "launch sync --hosts node1,node2",
-        "launch sync --hosts node1,node2 --check",
+        "launch sync --hosts gpu1,gpu2",
+        "launch sync --hosts gpu1,gpu2 --check",
     ),
     "ps": (
         "launch ps",
@@ -61,7 +73,7 @@ EXAMPLES = {
     ),
     "attach": (
         "launch attach",
-        "launch attach 20261120-091233",
+        "launch attach baseline",
     ),
     "logs": (
         "launch logs -f",
@@ -80,11 +92,11 @@ EXAMPLES = {
         "launch fetch 20261120-091233 --controller gpu1",
     ),
     "clean": (
-        "launch clean --hosts node1,node2 --dry-run",
-        "launch clean --hosts node1,node2",
+        "launch clean --hosts gpu1,gpu2 --dry-run",
+        "launch clean --hosts gpu1,gpu2",
     ),
     "exec": (
-        "launch exec --hosts node1,node2 -- nvidia-smi -L",
+        "launch exec --hosts gpu1,gpu2 -- nvidia-smi -L",
         "launch exec --hosts 'gpu[1-4]' --fold -- 'df -h / | tail -1'",
     ),
     "hosts": (
@@ -101,7 +113,7 @@ EXAMPLES = {
     ),
     "test-distributed": (
         "test-distributed 2 --cpu",
-        "test-distributed 8 --hosts node1,node2",
+        "test-distributed 8 --hosts gpu1,gpu2",
     ),
 }
 

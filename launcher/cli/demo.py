@@ -25,7 +25,7 @@ from launcher.cli.options.values import OutputOptions, gather
 ])  # fmt: skip
 @gather
 def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
-    """Train on loopback SSH hosts of this machine, as on real hosts, with nothing to set up.
+    """Train on loopback SSH hosts of this machine, with nothing to set up.
 
     A small SSH server runs during the demo. It needs no root, accepts only a key made for this run, listens only on
     loopback, and stops at the end.

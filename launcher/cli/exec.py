@@ -44,9 +44,8 @@ def command(
     """Run a plain command on every host; output lines begin with the host's name.
 
     A single word is a shell command line (`-- 'nvidia-smi | head'`); several words run without a shell.
-    Stdin is not sent to the hosts.
-    The exit code is the first nonzero one in host order, or 69 if no command failed but a host was unreachable or lost.
-    In a Slurm job, its hosts are the default.
+    Stdin is not sent to the hosts. The exit code is the first nonzero one in host order, or 69 if a host can't be
+    reached or is lost and no command failed. In a Slurm job, its hosts are the default.
     """
     from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.commands.exec import command_argv, execute

@@ -1,4 +1,4 @@
-"""launch fetch: take the logs of a run that another machine controls."""
+"""launch fetch: copy the logs of a run from its controller host."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from launcher.runs.run_list import RemoteRun
     type=FILE,
     default=Path("logs"),
     show_default=True,
-    help="Where to put them.",
+    help="Directory for the copy.",
     heading="Output",
 )
 @controller_options
 @gather
 def command(*, run: str | None, log_dir: Path, controller: str | None, ssh_config: Path | None) -> int:
-    """Copy the logs of RUN, run.json and the files of its ranks from the host that controls it to DIR/RUN.
+    """Copy the logs, run.json and the ranks' files of RUN from its controller host.  [default: the newest run]
 
-    An earlier copy of this run is replaced; if DIR/RUN is anything else, the copy is DIR/RUN.2.  [default: the newest
-    run]
+    The copy is DIR/RUN, with DIR from --log-dir. An earlier copy of this run is replaced; if DIR/RUN is anything else,
+    the copy is DIR/RUN.2.
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import fetch, find_run

@@ -49,8 +49,8 @@ _OPTIONS = (
     option(
         "--controller",
         metavar="HOST",
-        help="The host that controls the run.  [default: as launch ps shows it]",
-        heading="Output",
+        help="Controller host of the run.  [default: as in launch ps]",
+        heading="Hosts",
     ),
     option(
         "--ssh-config",

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
     AS_JSON.but(help="Print one JSON list to stdout."),
     Option(
         ["--to", "target"], metavar="NAME", type=click.Choice(list(TARGETS)), heading="Output",
-        help=f"Print a hostfile for NAME: {', '.join(TARGETS)}.",
+        help=f"Print a hostfile for {' or '.join(', '.join(TARGETS).rsplit(', ', 1))}.",
     ),
     Option(
-        ["--forget"], metavar="LIST", help="Forget what went wrong with these hosts in earlier runs.", heading="Hosts",
+        ["--forget"], metavar="LIST", help="Clear the record of these hosts' failures in earlier runs.",
+        heading="Hosts",
     ),
 ])  # fmt: skip
 @gather
 def command(*, as_json: bool, target: str | None, forget: str | None, choice: HostChoice) -> int:
-    """Show the hosts in rank order, as launch reads them. Contacts no host.
+    """Show the hosts in rank order, as launch reads them, without contacting them.
 
     In a Slurm job, its hosts are the default.
     """

@@ -1,4 +1,4 @@
-"""launch logs: what a run has written, while it runs or later."""
+"""launch logs: print the output of a run, while it runs or later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.cli.options.values import gather
 @click.command("logs", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
 @controller_options
-@option("-f", "--follow", is_flag=True, help="Continue until the run has ended.", heading="Output")
+@option("-f", "--follow", is_flag=True, help="Continue until the run ends.", heading="Output")
 @option("--node", metavar="N", type=click.IntRange(min=0), help="Only the host with this node rank.", heading="Output")
 @option("--rank", metavar="R", type=click.IntRange(min=0), help="Only this rank, byte for byte.", heading="Output")
 @option(
@@ -32,10 +32,10 @@ def command(
     *, run: str | None, follow: bool, node: int | None, rank: int | None, since: float | None, attempt: int | None,
     controller: str | None, ssh_config: Path | None,
 ) -> int:  # fmt: skip
-    """Print the logs of RUN: an id, its beginning, or a name.  [default: the newest run]
+    """Print the logs of RUN: an ID, its beginning, or a name.  [default: the newest run]
 
-    The lines of all hosts come in the order of time. With --rank, stdout and stderr get what that rank wrote, without
-    time and prefix.
+    Lines of all hosts are sorted by time. With --rank, stdout and stderr get exactly the bytes of that rank,
+    without time and prefix.
     """
     from launcher.cli.find_run import carry_out, find_run
     from launcher.commands.run_actions import LogsRequest, print_logs

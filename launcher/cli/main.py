@@ -15,7 +15,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import click
 
 from launcher import __version__
-from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, write_examples
+from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, EXAMPLES, GROUPS
 from launcher.cli.error_lines import show_error
 from launcher.errors import LauncherError, UsageError
 from launcher.job.job import TRAINER_MODULE
@@ -40,16 +40,17 @@ class CommandGroup(click.Group):
         command: click.Command = module.command
         return command
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Leave out --version and --help, so that all commands fit on a small terminal."""
-        self.format_commands(ctx, formatter)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands (options: launch help COMMAND; version: launch --version)"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples("launch", formatter)
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help in 22 lines, so that all of it fits on a small terminal."""
+        self.format_usage(ctx, formatter)
+        formatter.write(f"  {self.help}\n\n")
+        for heading, entries in GROUPS.items():
+            names = [f"{heading}:", *[""] * (len(entries) - 1)]
+            for label, (name, (_, text)) in zip(names, entries.items(), strict=True):
+                formatter.write(f"{label:<9}{name:<12}{text}\n")
+        formatter.write("Examples (options: launch COMMAND --help; version: launch --version):\n")
+        for line in EXAMPLES["launch"]:
+            formatter.write(f"  {line}\n")
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         path = ctx.command_path

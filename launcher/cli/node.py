@@ -11,35 +11,49 @@ from launcher.cli.host_choice import open_this_machine
 from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.table import DRY_RUN, HANGS, JOB, MASTER_ADDR, NO_CHECK, OUTPUT, WORDS, Option
+from launcher.cli.options.table import (
+    DRY_RUN,
+    HANGS,
+    JOB_HERE,
+    MASTER_ADDR,
+    NO_CHECK,
+    OUTPUT_HERE,
+    WORDS,
+    Option,
+    reword,
+)
 from launcher.cli.options.values import JobRequest, OutputOptions, gather
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
+_JOB = reword(
+    JOB_HERE,
+    master_port=f"Port of node 0, the same on every host.  [default: {DEFAULT_MASTER_PORT}]",
+    rdzv_timeout="Maximum time for all hosts to join.  [default: 120s]",
+)
 
 
 @click.command("node", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG,
     Option(
-        ["--nnodes"], metavar="N", type=click.IntRange(min=1), required=True, help="Number of nodes of the run.",
-        heading="Processes",
+        ["--nnodes"], metavar="N", type=click.IntRange(min=1), required=True, help="Number of hosts of the run.",
+        heading="Processes", is_common=True,
     ),
     Option(
         ["--node-rank"], metavar="R", type=click.IntRange(min=0), required=True,
-        help="Number of this node, counted from 0.", heading="Processes",
+        help="Number of this host, counted from 0.", heading="Processes", is_common=True,
     ),
-    MASTER_ADDR.but(required=True, help="Address of node 0."),
-    *JOB, *HANGS, DRY_RUN, NO_CHECK, *OUTPUT, WORDS,
+    MASTER_ADDR.but(required=True, help="Address of node 0.", is_common=True),
+    *_JOB, *HANGS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, WORDS,
 ])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], nnodes: int, node_rank: int, master_addr: str, dry_run: bool, no_check: bool,
     request: JobRequest, output: OutputOptions,
 ) -> int:  # fmt: skip
-    """Run this machine's share of a run that is started by hand on each node.
+    """Run this machine's share of a run that is started by hand on each host.
 
-    Pass the same --nnodes, --gpus or --nproc, --master-addr and --master-port
-    on every node. The default port is 29500.
+    Pass the same --nnodes, --master-addr and --master-port on every host, and the same --gpus or --nproc.
     """
     from launcher.hosts.host import Host
 

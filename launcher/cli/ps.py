@@ -28,7 +28,12 @@ _LEAST_COLUMNS = 10  # for the last line
 @click.command("ps", cls=Command)
 @option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.", heading="Output")
 @option(
-    "-a", "--all", "all_runs", is_flag=True, help="List all runs, also those that ended long ago.", heading="Output"
+    "-a",
+    "--all",
+    "all_runs",
+    is_flag=True,
+    help="List all runs.  [default: the active ones and the newest 20]",
+    heading="Output",
 )
 @option(
     "--hosts",
@@ -46,15 +51,14 @@ _LEAST_COLUMNS = 10  # for the last line
 @option(
     "--forget",
     metavar="RUN",
-    help="List RUN no more, which has ended, or whose host knows nothing of it.",
-    heading="Hosts",
+    help="Remove RUN from the list, if it has ended or its controller host doesn't know it.",
+    heading="Output",
 )
 @gather
 def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forget: str | None, as_json: bool) -> int:
     """List the runs that were started on this machine, the newest first.
 
-    The state is looked up, also on the hosts that control runs: a run whose launch was killed is told from one that
-    runs.
+    The state is looked up, on the controller hosts too: a run whose launch was killed isn't listed as running.
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import read_rows, read_rows_of

@@ -17,7 +17,7 @@ from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG, current_directory
 from launcher.cli.options.sources import is_chosen, missing
-from launcher.cli.options.table import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS
+from launcher.cli.options.table import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS, reword
 from launcher.cli.options.values import JobRequest, gather
 from launcher.cli.typed_command import own_program, typed_options
 from launcher.errors import LauncherError, UsageError
@@ -26,6 +26,24 @@ from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folder
 from launcher.job.variables import is_secret, parse_settings
 from launcher.transports.registry import SRUN
+
+_JOB = reword(
+    JOB,
+    gpus="GPUs per node, one process each.",
+    nproc="Processes per node.  [default: one per GPU]",
+    no_python="Run SCRIPT as a command; the nodes need no torch.",
+    workdir="Directory on the nodes, relative to this one.  [default: .]",
+    python="Python on the nodes.  [default: the first with torch]",
+    venv="Use this virtual environment on the nodes.",
+    setup="Run CMD in bash on each node and use its environment.",
+    rdzv_timeout="Maximum time for all nodes to join.  [default: 120s]",
+)
+_SPARES = reword(
+    SPARES,
+    spares="Keep the last K nodes to replace failed ones.  [default: 0]",
+    min_nodes="If no spare is left, continue on M nodes or more.  [default: all]",
+)
+_OUTPUT = reword(OUTPUT, verbose="In the job, show each node's command, and where values come from.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +66,16 @@ class BatchOptions:
 
 
 @click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *BATCH, *JOB, *HANGS, *RESTARTS, *SPARES, NO_CHECK, *OUTPUT, WORDS,
+    CONFIG, *BATCH, *_JOB, *HANGS, *RESTARTS, *_SPARES, NO_CHECK, *(option.but(is_common=False) for option in _OUTPUT),
+    WORDS,
 ])  # fmt: skip
 @gather
 def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOptions, request: JobRequest) -> int:
     """Print a Slurm batch script that runs SCRIPT on every node of the job.
 
-    Slurm writes slurm-JOB.out and .err to --log-dir, next to the logs of the run.
-    Before the time limit, the ranks get SIGTERM and have --stop-timeout to save.
-    Slurm sets SLURM_RESTART_COUNT in a job that it requeues; the built-in trainer then resumes.
+    Slurm writes slurm-JOB.out and .err to --log-dir, next to the logs of the run. Before the time limit, the ranks get
+    SIGTERM and --stop-timeout to save. With --requeue, the built-in trainer resumes in the requeued job; your own
+    script can check that SLURM_RESTART_COUNT is set.
     """
     job = read_job(request, words, [Host("each node", source="--nodes")])
     batch = read_batch(batch_options, log_dir, words, job)

@@ -10,12 +10,22 @@ from launcher.cli.host_choice import open_this_machine
 from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.table import DETACH, DRY_RUN, HANGS, JOB, NO_CHECK, NOTIFY, OUTPUT, RESTARTS, WORDS
+from launcher.cli.options.table import (
+    DETACH,
+    DRY_RUN,
+    HANGS,
+    JOB_HERE,
+    NO_CHECK,
+    NOTIFY,
+    OUTPUT_HERE,
+    RESTARTS,
+    WORDS,
+)
 from launcher.cli.options.values import JobRequest, OutputOptions, RestartOptions, gather
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *JOB, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT, DETACH, NOTIFY, WORDS,
+    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, DETACH, NOTIFY, WORDS,
 ])  # fmt: skip
 @gather
 def command(
@@ -24,7 +34,7 @@ def command(
 ) -> int:  # fmt: skip
     """Run SCRIPT on this machine only, without SSH.
 
-    Logs, stopping and exit codes are the same as on several hosts. Without SCRIPT, the built-in trainer runs.
+    Logs, exit codes and the way to stop it are the same as on several hosts. Without SCRIPT, the built-in trainer runs.
     """
     from launcher.cli.run import print_dry_run
     from launcher.hosts.host import Host

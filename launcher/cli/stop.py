@@ -1,4 +1,4 @@
-"""launch stop: end a run as Ctrl-C in its terminal would."""
+"""launch stop: stop a run as Ctrl-C in its terminal does."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
 @option(
     "--now",
     is_flag=True,
-    help="Kill the ranks at once, as a second Ctrl-C would: they can't save.",
+    help="Kill the ranks at once, as a second Ctrl-C does: they can't save.",
     heading="Stopping and restarts",
 )
 @controller_options
 @gather
 def command(*, run: str | None, now: bool, controller: str | None, ssh_config: Path | None) -> int:
-    """End RUN as Ctrl-C in its terminal would, and wait for that.  [default: the only run that runs]
+    """Stop RUN as Ctrl-C in its terminal does, and wait for its end.  [default: the only active run]
 
-    Its ranks get SIGTERM, so that they can save, and are killed after --stop-timeout.
+    The ranks get SIGTERM, so that they can save, and are killed after the run's stop timeout.
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import carry_out, find_run

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @click.command("sync", cls=Command, params=[
     CONFIG, *HOSTS, *REACH, *LINKS, *LIFE, HELPER_PYTHON,
-    ENV.but(help="Set a variable for launch's helper: XDG_CACHE_HOME=DIR."),
-    CHECK.but(help="Send nothing; compare what was sent last with what is here."),
+    ENV.but(help="Set XDG_CACHE_HOME=DIR, to keep the code below DIR on the hosts."),
+    CHECK.but(help="Send nothing; compare the code that was sent last with the code here."),
     AS_JSON.but(help="Print the result as one JSON object."),
     click.Argument(["folder"], metavar="[DIR]", required=False),
 ])  # fmt: skip
@@ -39,10 +39,10 @@ def command(
     *, folder: str | None, check: bool, as_json: bool, python: str | None, env: tuple[str, ...], choice: HostChoice,
     transport: TransportSettings, timeouts: Timeouts, options: SyncOptions,
 ) -> int:  # fmt: skip
-    """Send the code in DIR to every host, and prove that all have the same.
+    """Send the code in DIR to every host, and verify that all hosts have the same.
 
-    Files that a host has already are not sent. DIR is the repository or directory that you are in by default. With
-    --check, the exit code is 0 if every host has what is here.
+    Only files that a host lacks are sent. By default, DIR is the repository that you are in, or else the current
+    directory. With --check, the exit code is 0 if every host has the code that is here.
     """
     from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.cli.tree_request import read_tree

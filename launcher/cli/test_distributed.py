@@ -47,22 +47,22 @@ class CollectivesTest:
         CONFIG, click.Argument(["processes"], metavar="N", type=click.IntRange(min=1)), *HOSTS, *REACH,
         CPU.but(help="Use gloo on CPUs.  [default: only if no host has GPU tools]"), PYTHON, *ACTIVATION,
         Option(
-            ["--max-size"], metavar="MIB", type=click.IntRange(min=1), heading="Checks",
-            help="Largest size to measure.  [default: 64, on CPUs 4]",
+            ["--max-size"], metavar="MIB", type=click.IntRange(min=1), heading="Test",
+            help="Largest size to measure, in MiB.  [default: 64, on CPUs 4]",
         ),
         *OUTPUT,
         Option(
-            ["--plot"], metavar="FILE", type=FILE, heading="Output",
+            ["--plot"], metavar="FILE", type=FILE, heading="Test",
             help="Plot the pairs of hosts in FILE, a .png or .svg.",
         ),
     ],
 )  # fmt: skip
 @gather
 def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportSettings, output: OutputOptions) -> int:
-    """Test N processes on this machine, or on each host if hosts are given.
+    """Test N processes on this machine, or on each host if you name hosts.
 
-    Check the results of all collectives and of a DDP step, and measure bandwidth by size.
-    With several hosts, also measure each pair. If the test fails, runs on fewer hosts find those that fail.
+    Check the results of all collectives and of a DDP step, and measure bandwidth by size; with several hosts, measure
+    each pair too. If ranks fail, search for the hosts that cause it.
     """
     hosts, open_transport = choose_hosts(test, choice, transport)
     refuse_plot(test.plot, hosts)

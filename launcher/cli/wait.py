@@ -1,4 +1,4 @@
-"""launch wait: wait until a run has ended, and end like it."""
+"""launch wait: wait until a run ends, and exit with its exit code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from launcher.cli.options.values import gather
 @controller_options
 @gather
 def command(*, runs: tuple[str, ...], controller: str | None, ssh_config: Path | None) -> int:
-    """Wait until RUN has ended, print how, and exit with its exit code.  [default: the newest run]
+    """Wait until RUN ends, print its result, and exit with its exit code.  [default: the newest run]
 
-    Of several runs all are waited for, and the exit code is the first one that isn't 0.
+    With several runs, wait for all; the exit code is the first that isn't 0.
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import carry_out, find_run

@@ -8,7 +8,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+from launcher.cli import main as cli
+from launcher.cli.command_table import COMMANDS
+from launcher.cli.test_distributed import command as collectives_command
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -89,7 +94,7 @@ FOR_USERS = {
     r"\bbeats?\b": "heartbeat",
 }
 FOR_DEVELOPERS = ("CONTRIBUTING.md", "flows.md", "decisions")
-# Constructions and words that docs/prose.md replaces, in documents for users alone; help and messages still have some.
+# Constructions and words that docs/prose.md replaces, in documents for users and in help; messages still have some.
 HABITS = {
     r"\blines? (?:says?|names?|tells?|counts?|lists?)\b": "`launch` reports it",
     r"\b(?:end|cost|harm|lose)s? (?:no|none|nobody|nothing)\b": "doesn't stop the run, doesn't count toward N",
@@ -113,7 +118,6 @@ ALLOWED = {
 # Lines to paste, in blocks and in cells of tables.
 COMMAND = re.compile(r"^ {4}((?:launch|test-distributed) .*)$|`((?:launch|test-distributed) [^`\n]*)`", re.MULTILINE)
 RULES = "docs/prose.md"  # it quotes what it forbids
-GENERATED = re.compile(r"<!-- made by .*?<!-- end -->", re.DOTALL)  # from texts of launcher/
 
 
 def _prose(text: str) -> str:
@@ -167,6 +171,12 @@ def _faults(path: Path) -> list[str]:
     return [f"{_name(path)}:{line}: {words}" for line, words in sorted(set(found))]
 
 
+def _commands() -> list[click.Command]:
+    parent = click.Context(cli.launch, **cli.launch.context_settings)
+    found = [cli.launch.get_command(parent, name) for name in COMMANDS]
+    return [*filter(None, found), collectives_command]
+
+
 def _is_for_users(path: Path) -> bool:
     return _name(path) != RULES and not any(name in path.parts for name in FOR_DEVELOPERS)
 
@@ -181,11 +191,20 @@ def _bare_ranges(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted(filter(_is_for_users, {*DOCUMENTS})), ids=_name)
 def test_documents_have_no_habits(path: Path) -> None:
-    text = GENERATED.sub(lambda match: "\n" * match.group().count("\n"), path.read_text("utf-8"))
+    text = path.read_text("utf-8")
     for allowed in ALLOWED.get(_name(path), ()):
         assert allowed in text, f"no longer needed: {allowed}"
         text = text.replace(allowed, "")
     assert [f"{_name(path)}:{line}: {words}" for line, words in _find(_prose(text), HABITS)] == []
+
+
+@pytest.mark.parametrize("command", [cli.launch, *_commands()], ids=lambda command: command.name)
+def test_help_has_no_habits(command: click.Command) -> None:
+    context = click.Context(command, info_name=command.name, **cli.launch.context_settings)
+    text = command.get_help(context)
+    assert list(_find(text, EVERYWHERE | FOR_USERS | HABITS)) == []
+    assert not re.search(r"\bnode[12]\b", text), "example hosts are gpu1 and gpu2"
+    assert _bare_ranges(text.replace("  launch", "    launch")) == []
 
 
 @pytest.mark.parametrize("path", sorted(DOCUMENTS), ids=_name)

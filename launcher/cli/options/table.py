@@ -25,8 +25,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # The headings of --help, in their order; an option without one is a general one.
 HEADINGS = (
-    "Hosts", "Code", "Processes", "Environment", "Network", "Stopping and restarts", "Checks", "Output", "Slurm",
-    "General",
+    "Slurm", "Hosts", "Code", "Processes", "Environment", "Network", "Stopping and restarts", "Background", "Checks",
+    "Test", "Output", "General",
 )  # fmt: skip
 HERE = "here"  # of --controller: this machine
 _WAIT = Timeouts()
@@ -46,6 +46,7 @@ class Option(click.Option):
     """An option with what other parts of the command line must know of it.
 
     heading: where --help shows it, in the order in which the command declares its options.
+    is_common: whether -h of a command with many options shows it.
     at_home, anywhere: why it may be in a launcher.toml: in one below the home directory, or in any file that was
     found. One of them must be set for a key of that file. A clone of a stranger's repository is the user's own file
     too; what is below the home directory is what they may be expected to have read.
@@ -61,13 +62,15 @@ class Option(click.Option):
     name: str
 
     def __init__(
-        self, names: Sequence[str], *, heading: str = "General", at_home: str = "", anywhere: str = "",
+        self, names: Sequence[str], *, heading: str = "General", is_common: bool = False,
+        at_home: str = "", anywhere: str = "",
         is_mild: Callable[[Any, Path], bool] = lambda value, folder: False, place: Place | None = None,
         rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
         is_secret: bool = False, known_as: Sequence[str] = (), **attributes: Any,
     ) -> None:  # fmt: skip
         super().__init__(names, **attributes)
         self.heading = heading
+        self.is_common = is_common
         self.at_home = at_home
         self.anywhere = anywhere
         self.is_mild = is_mild
@@ -90,7 +93,7 @@ class Option(click.Option):
         return False if self.is_flag else None
 
     def but(self, **changes: Any) -> Option:
-        """Return the same option with another help text, or another attribute of click."""
+        """Return the same option with another help text, or another attribute."""
         twin = copy.copy(self)
         for name, value in changes.items():
             setattr(twin, name, value)
@@ -229,11 +232,11 @@ _ITS_PYTHON = "its Python runs"
 HOSTS = (
     Option(
         ["--hosts"], metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
-        heading="Hosts", anywhere=_KNOWN, rivals=["hostfile"], known_as=["host", "H", "w"],
+        heading="Hosts", is_common=True, anywhere=_KNOWN, rivals=["hostfile"], known_as=["host", "H", "w"],
     ),
     Option(
         ["--hostfile"], metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.",
-        heading="Hosts", anywhere=_KNOWN, place=Place.HERE, known_as=["machinefile"],
+        heading="Hosts", is_common=True, anywhere=_KNOWN, place=Place.HERE, known_as=["machinefile"],
     ),
     Option(
         ["--colon"], type=click.Choice(["slots", "port"]), help="Read host:8 as slots or SSH port.  [default: error]",
@@ -245,7 +248,7 @@ HOSTS = (
     ),
     Option(
         ["--exclude"], metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.",
-        heading="Hosts", anywhere=_AMONG,
+        heading="Hosts", is_common=True, anywhere=_AMONG,
     ),
     Option(
         ["--num-nodes"], metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]",
@@ -278,7 +281,7 @@ REACH = (
     *SSH,
     Option(
         ["--connect-timeout"], metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s,
-        help="Maximum time to reach a host; if given, also wait for it to boot."
+        help="Maximum time to reach a host; if given, wait for its boot too."
         f"  [default: {_WAIT.connect_timeout_s:g}s]",
         heading="Hosts", anywhere=_WHEN, is_rare=True,
     ),
@@ -286,11 +289,11 @@ REACH = (
 LINKS = (
     Option(
         ["--sync-limit"], metavar="SIZE", type=_Size(), default="100MB",
-        help="Send up to SIZE, such as 500MB.  [default: 100MB]",
+        help="Maximum size of the code, such as 500MB.  [default: 100MB]",
         heading="Code", anywhere="a number", needs="sync", is_rare=True,
     ),
     Option(
-        ["--sync-secrets"], is_flag=True, help="Send also .env and private keys that git doesn't track.",
+        ["--sync-secrets"], is_flag=True, help="Send .env and private keys that git neither tracks nor ignores.",
         heading="Code", needs="sync", is_rare=True,
     ),
     Option(
@@ -302,22 +305,24 @@ SYNC = (
     Option(
         ["--sync"], metavar="[DIR]", type=CodeFolder(),
         help="Send the code in DIR and run it there.  [default DIR: the repository]",
-        heading="Code", at_home="all hosts get that directory, and run it", place=Place.HERE, is_rare=True,
+        heading="Code", is_common=True, is_rare=True,
+        at_home="all hosts get that directory, and run it", place=Place.HERE,
         is_mild=lambda value, folder: value is True,  # it is where the command is typed
     ),
     Option(
-        ["--no-sync"], is_flag=True, help="Run what is on the hosts, whatever launcher.toml says.",
+        ["--no-sync"], is_flag=True, help="Run the code on the hosts, even if launcher.toml has sync.",
         heading="Code", rivals=["sync"], is_rare=True,
     ),
     *LINKS,
 )  # fmt: skip
 CPU = Option(
-    ["--cpu"], is_flag=True, help="Train on CPUs with gloo; set --nproc as well.", heading="Processes", anywhere=_PLAN,
+    ["--cpu"], is_flag=True, help="Train on CPUs with gloo; set --nproc as well.",
+    heading="Processes", is_common=True, anywhere=_PLAN,
 )  # fmt: skip
 WORKDIR = Option(
     ["--workdir"], metavar="DIR", help="Directory on the hosts, relative to this one.  [default: .]",
-    heading="Processes", at_home="the script, and every module that it imports, is taken from there", place=Place.HERE,
-    known_as=["chdir", "cwd"],
+    heading="Processes", is_common=True, at_home="the script, and every module that it imports, is taken from there",
+    place=Place.HERE, known_as=["chdir", "cwd"],
 )  # fmt: skip
 PYTHON = Option(
     ["--python"], metavar="PATH", help="Python on the hosts.  [default: the first with torch]",
@@ -328,20 +333,20 @@ HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [defa
 ACTIVATION = (
     Option(
         ["--venv"], metavar="DIR", help="Use this virtual environment on the hosts.",
-        heading="Environment", at_home=_ITS_PYTHON, place=Place.HOSTS, rivals=["conda"], is_rare=True,
+        heading="Environment", is_common=True, at_home=_ITS_PYTHON, place=Place.HOSTS, rivals=["conda"], is_rare=True,
     ),
     Option(
         ["--conda"], metavar="ENV", help="Use this conda environment, by name or path.",
-        heading="Environment", at_home=_ITS_PYTHON, place=Place.SEARCHED, is_rare=True,
+        heading="Environment", is_common=True, at_home=_ITS_PYTHON, place=Place.SEARCHED, is_rare=True,
     ),
     Option(
         ["--setup"], metavar="CMD", help="Run CMD in bash on each host and use its environment.",
-        heading="Environment", at_home="it runs",
+        heading="Environment", is_common=True, at_home="it runs",
     ),
 )  # fmt: skip
 ENV = Option(
     ["--env"], metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours.",
-    heading="Environment",
+    heading="Environment", is_common=True,
     at_home="LD_PRELOAD and PYTHONPATH run what they name; a bare name sends the user's own value to all hosts",
 )  # fmt: skip
 MASTER_ADDR = Option(
@@ -365,16 +370,17 @@ JOB = (
     Option(
         ["--gpus"], metavar="N|auto", type=_Gpus(), default="auto", show_default=True,
         help="GPUs per host, one process each.",
-        heading="Processes", anywhere=_PLAN, rivals=["nproc", "cpu"], known_as=["nproc-per-node", "num-gpus"],
+        heading="Processes", is_common=True, anywhere=_PLAN, rivals=["nproc", "cpu"],
+        known_as=["nproc-per-node", "num-gpus"],
     ),
     Option(
         ["--nproc"], metavar="N", type=click.IntRange(min=1), help="Processes per host.  [default: one per GPU]",
-        heading="Processes", anywhere=_PLAN, is_rare=True,
+        heading="Processes", is_common=True, anywhere=_PLAN, is_rare=True,
     ),
     CPU,
     Option(
         ["-m", "--module", "is_module"], is_flag=True, help="Run SCRIPT as a module, as python -m does.",
-        heading="Processes",
+        heading="Processes", is_common=True,
     ),
     Option(
         ["--no-python"], is_flag=True, help="Run SCRIPT as a command; the hosts need no torch.",
@@ -413,49 +419,50 @@ HANGS = (
     ),
     Option(
         ["--on-hang"], type=click.Choice([each.value for each in OnHang]),
-        help="Show the stacks, and also end or restart the run.  [default: tell for auto, else restart]",
+        help="After the stacks, continue (tell), stop (end) or restart.  [default: tell for auto, else restart]",
         heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
     ),
     Option(
         ["--stacks/--no-stacks"], default=True, show_default=True,
-        help="Let Ctrl-\\ show Python stacks through faulthandler if py-spy is missing or not permitted.",
+        help="Let Ctrl-\\ use faulthandler where py-spy is missing or not permitted.",
         heading="Stopping and restarts", anywhere=_SHOWN, is_rare=True,
     ),
 )  # fmt: skip
 RESTARTS = (
     Option(
         ["--restarts"], metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
-        help="Start a failed run again, up to N times without progress.",
-        heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
+        help="Restart a failed run, up to N times without progress.",
+        heading="Stopping and restarts", is_common=True, anywhere=_WHEN, is_rare=True,
     ),
     Option(
         ["--progress-dir"], metavar="DIR",
-        help="Count new files in DIR as progress, where the script saves.  [default: 10 min of output]",
-        heading="Stopping and restarts", anywhere="the hosts look for newer files in it, and read none",
-        needs="restarts", is_rare=True,
+        help="Count new files in DIR, where the script saves, as progress.  [default: 10 min of output]",
+        heading="Stopping and restarts", is_common=True, needs="restarts", is_rare=True,
+        anywhere="the hosts look for newer files in it, and read none",
     ),
 )  # fmt: skip
 SPARES = (
     Option(
         ["--spares"], metavar="K", type=click.IntRange(min=0),
-        help="Keep the last K hosts for those that fail.  [default: hosts marked spare]",
-        heading="Stopping and restarts", anywhere=_AMONG, needs="restarts", is_rare=True,
+        help="Keep the last K hosts to replace failed ones.  [default: hosts marked spare]",
+        heading="Stopping and restarts", is_common=True, anywhere=_AMONG, needs="restarts", is_rare=True,
     ),
     Option(
         ["--min-nodes"], metavar="M", type=click.IntRange(min=1),
-        help="Without a spare, continue on M hosts or more.  [default: all]",
+        help="If no spare is left, continue on M hosts or more.  [default: all]",
         heading="Stopping and restarts", anywhere=_AMONG, needs="restarts", is_rare=True,
     ),
 )  # fmt: skip
 DRY_RUN = Option(
-    ["--dry-run"], is_flag=True, help="Print the command and start nothing.", heading="Checks", is_action=True,
+    ["--dry-run"], is_flag=True, help="Print the command and start nothing.",
+    heading="Checks", is_common=True, is_action=True,
 )  # fmt: skip
 CHECK = Option(
-    ["--check"], is_flag=True, help="With --dry-run, query the hosts and print exact commands.",
+    ["--check"], is_flag=True, help="With --dry-run, ask the hosts and print exact commands.",
     heading="Checks", is_action=True,
 )  # fmt: skip
 NO_CHECK = Option(
-    ["--no-check"], is_flag=True, help="Skip every check that the plan doesn't need.",
+    ["--no-check"], is_flag=True, help="Skip every check that the run doesn't need.",
     heading="Checks", anywhere=_SHOWN, is_rare=True,
 )  # fmt: skip
 AS_JSON = Option(
@@ -471,7 +478,7 @@ OUTPUT = (
     ),
     Option(
         ["--ranks"], metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]",
-        heading="Output", anywhere=_SHOWN,
+        heading="Output", is_common=True, anywhere=_SHOWN,
     ),
     AS_JSON,
     Option(
@@ -482,7 +489,7 @@ OUTPUT = (
     ),
     Option(
         ["--name"], metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json.",
-        heading="Output",
+        heading="Output", is_common=True,
     ),
     Option(
         ["--note"], metavar="TEXT", callback=_check_note, help="Write a one-line note to run.json.", heading="Output",
@@ -491,64 +498,68 @@ OUTPUT = (
 )  # fmt: skip
 DETACH = Option(
     ["--detach"], is_flag=True, help="Let the run continue without this terminal, once all its ranks run.",
-    heading="Output", is_rare=True,
+    heading="Background", is_common=True, is_rare=True,
     anywhere="it runs nothing; a controller that follows from a file's hosts needs one below home (host_choice.py)",
 )  # fmt: skip
 CONTROLLER = Option(
     ["--controller"], metavar="HOST|here",
-    help="With --detach, let HOST control the run, or this machine.  [default: the last spare, or node 0]",
-    heading="Output", at_home="it gets all secrets of the run, the terminal, and the agents of all hosts",
+    help="With --detach, the controller host (here: this machine).  [default: the last spare, or node 0]",
+    heading="Background", at_home="it gets all secrets of the run, the terminal, and the agents of all hosts",
     is_mild=lambda value, folder: value == HERE, needs="detach", is_rare=True,
 )  # fmt: skip
 NOTIFY = Option(
-    ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends or is started again.",
-    heading="Output", at_home="it runs", is_secret=True, is_rare=True,
+    ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends or is restarted.",
+    heading="Background", at_home="it runs", is_secret=True, is_rare=True,
 )  # fmt: skip
 BATCH = (
     Option(
         ["--nodes"], metavar="N", type=int, default=1, show_default=True, help="Number of nodes.",
-        heading="Slurm", anywhere=_QUOTED,
+        heading="Slurm", is_common=True, anywhere=_QUOTED,
     ),
     Option(
         ["--time"], metavar="TIME", help="Time limit: minutes, H:M:S or D-H.  [default: Slurm's]",
-        heading="Slurm", anywhere=_QUOTED,
+        heading="Slurm", is_common=True, anywhere=_QUOTED,
     ),
     Option(
         ["--partition"], metavar="NAME", help="Partition to run in.  [default: Slurm's]",
-        heading="Slurm", anywhere=_QUOTED,
+        heading="Slurm", is_common=True, anywhere=_QUOTED,
     ),
     Option(
         ["--mem"], metavar="SIZE", help="Memory per node: 64G; 0 is all.  [default: Slurm's]",
-        heading="Slurm", anywhere=_QUOTED,
+        heading="Slurm", is_common=True, anywhere=_QUOTED,
     ),
     Option(
         ["--cpus-per-task"], metavar="N", type=int, help="CPUs per node, shared by its ranks.  [default: Slurm's]",
-        heading="Slurm", anywhere=_QUOTED,
+        heading="Slurm", is_common=True, anywhere=_QUOTED,
     ),
     Option(
         ["--account"], metavar="NAME", help="Account to charge.  [default: Slurm's]",
-        heading="Slurm", anywhere=_QUOTED,
+        heading="Slurm", is_common=True, anywhere=_QUOTED,
     ),
     Option(
         ["--qos"], metavar="NAME", help="Quality of service.  [default: Slurm's]", heading="Slurm", anywhere=_QUOTED,
     ),
     Option(
         ["--constraint"], metavar="LIST", help="Features that the nodes must have.",
-        heading="Slurm", anywhere=_QUOTED,
+        heading="Slurm", is_common=True, anywhere=_QUOTED,
     ),
     Option(["--job-name"], metavar="NAME", help="Name of the job.  [default: the script's name]", heading="Slurm"),
     Option(
         ["--directive"], metavar="OPTION", multiple=True, help="Add an #SBATCH line, as in --directive=--exclusive.",
-        heading="Slurm",
+        heading="Slurm", is_common=True,
     ),
     Option(
         ["--requeue"], is_flag=True, help="Requeue the job at its time limit or if a node fails.",
-        heading="Slurm", anywhere=_QUOTED,
+        heading="Slurm", is_common=True, anywhere=_QUOTED,
     ),
     Option(
-        ["--output"], metavar="FILE", type=FILE, help="Write the script to FILE.  [default: stdout]", heading="Slurm",
+        ["--output"], metavar="FILE", type=FILE, help="Write the script to FILE.  [default: stdout]",
+        heading="Slurm", is_common=True,
     ),
-    Option(["--submit"], is_flag=True, help="Submit the script and print how to watch the job.", heading="Slurm"),
+    Option(
+        ["--submit"], is_flag=True, help="Submit the script and print how to watch the job.",
+        heading="Slurm", is_common=True,
+    ),
 )  # fmt: skip
 WORDS = click.Argument(["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 # In launcher.toml, the words of a command that has none.
@@ -568,3 +579,24 @@ KEYS = {name: option for name, option in OPTIONS.items() if option.at_home or op
 def name_all(options: Sequence[Option]) -> list[str]:
     """Return the names of the options, as click and launcher.toml know them."""
     return [option.name for option in options]
+
+
+def reword(options: Sequence[Option], **texts: str) -> tuple[Option, ...]:
+    """Return the options, those that are named with another help text, for a command in which they mean less."""
+    return tuple(option.but(help=texts[option.name]) if option.name in texts else option for option in options)
+
+
+# Of a command that starts ranks on this machine only.
+JOB_HERE = reword(
+    JOB,
+    gpus="GPUs of this machine, one process each.",
+    nproc="Processes on this machine.  [default: one per GPU]",
+    no_python="Run SCRIPT as a command, which needs no torch.",
+    workdir="Directory to run in.  [default: .]",
+    python="Python to run.  [default: the first with torch]",
+    venv="Use this virtual environment.",
+    setup="Run CMD in bash first and use its environment.",
+    master_port="Port at which the ranks meet.  [default: a free port]",
+    rdzv_timeout="Maximum time for all ranks to join.  [default: 120s]",
+)
+OUTPUT_HERE = reword(OUTPUT, verbose="Show the command, and where values come from.")

@@ -19,32 +19,31 @@ Launch = Callable[..., tuple[int, str, str]]
 
 TOP = """\
 Usage: launch [OPTIONS] SCRIPT [ARGS]...  or  launch COMMAND [OPTIONS] ...
-
   Start PyTorch training on several machines over SSH, without a scheduler.
 
-Commands (options: launch help COMMAND; version: launch --version):
-  run         Run SCRIPT on every host under torchrun (the default).
-  singlenode  Run SCRIPT on this machine only, without SSH.
-  node        Run this machine's share of a run started by hand.
-  ps          List the runs that were started on this machine.
-  attach      Watch a run that was started in another terminal.
-  logs        Print what a run has written.
-  wait        Wait until a run has ended, and end like it.
-  stop        End a run as Ctrl-C in its terminal would.
-  fetch       Copy the logs of a run from the host that controls it.
-  check       Compare the hosts and find what would break a run.
-  sync        Send the code to every host, with proof, or compare it.
-  clean       Stop and remove what your earlier runs left on the hosts.
-  exec        Run a plain command on every host.
-  hosts       Show the hosts as launch reads them.
-  sbatch      Print or submit a Slurm batch script that runs SCRIPT.
-  demo        Try launch: train on loopback SSH hosts of this machine.
-
-Examples:
-  launch --hosts node1,node2 --gpus 8 train.py --lr 3e-4
+Run:     run         Run SCRIPT on every host under torchrun (the default).
+         singlenode  Run SCRIPT on this machine only, without SSH.
+         node        Run this machine's share of a run started by hand.
+         sbatch      Print or submit a Slurm batch script that runs SCRIPT.
+Follow:  ps          List the runs that were started on this machine.
+         attach      Show the output of a run until it ends.
+         logs        Print the logs of a run.
+         wait        Wait until a run ends, and exit with its exit code.
+         stop        Stop a run, as Ctrl-C in its terminal does.
+         fetch       Copy the logs of a run from its controller host.
+Hosts:   check       Compare the hosts and find what would break a run.
+         sync        Send the code to every host and verify it, or compare it.
+         clean       Stop and remove leftovers of your earlier runs.
+         exec        Run a plain command on every host.
+         hosts       Show the hosts as launch reads them.
+Try:     demo        Train on loopback SSH hosts of this machine.
+Examples (options: launch COMMAND --help; version: launch --version):
+  launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4
+  launch --hosts gpu1,gpu2 --gpus 8 --sync --detach train.py
 """
 
 WITHOUT_DEFAULTS = ("ps", "attach", "logs", "wait", "stop", "fetch")  # launcher.toml has no defaults for them
+LONG = ("run", "singlenode", "node", "sbatch", "check")  # -h shows the common options
 
 EXEC = """\
 Usage: launch exec [OPTIONS] -- CMD...
@@ -53,8 +52,12 @@ Usage: launch exec [OPTIONS] -- CMD...
 
   A single word is a shell command line (`-- 'nvidia-smi | head'`); several
   words run without a shell. Stdin is not sent to the hosts. The exit code is
-  the first nonzero one in host order, or 69 if no command failed but a host
-  was unreachable or lost. In a Slurm job, its hosts are the default.
+  the first nonzero one in host order, or 69 if a host can't be reached or is
+  lost and no command failed. In a Slurm job, its hosts are the default.
+
+Examples:
+  launch exec --hosts gpu1,gpu2 -- nvidia-smi -L
+  launch exec --hosts 'gpu[1-4]' --fold -- 'df -h / | tail -1'
 
 Hosts:
   --hosts LIST            Hosts in rank order, such as a,b,gpu[1-4] or user@c.
@@ -68,8 +71,8 @@ Hosts:
   --ssh-config FILE       SSH client configuration.  [default: ~/.ssh/config]
   --accept-new-host-keys  Accept and record the keys of unknown hosts.
   --ask-password          Ask once for the password of hosts without a key.
-  --connect-timeout T     Maximum time to reach a host; if given, also wait
-                          for it to boot.  [default: 10s]
+  --connect-timeout T     Maximum time to reach a host; if given, wait for its
+                          boot too.  [default: 10s]
 
 Processes:
   --workdir DIR  Directory on the hosts, relative to this one.  [default: ~]
@@ -92,17 +95,211 @@ General:
   -h, --help     Show this message and exit.
 
 T is a time: 90, 90s, 10m or 2h.
+"""
+
+RUN_COMMON = """\
+Usage: launch run [OPTIONS] [SCRIPT [ARGS]...]
+
+  Run SCRIPT on every host under torchrun, one process per GPU.
 
 Examples:
-  launch exec --hosts node1,node2 -- nvidia-smi -L
-  launch exec --hosts 'gpu[1-4]' --fold -- 'df -h / | tail -1'
+  launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4
+  launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py
+
+Common options:
+  --hosts LIST        Hosts in rank order, such as a,b,gpu[1-4] or user@c.
+  --hostfile FILE     Read the hosts from FILE, one per line.
+  --exclude LIST      Exclude these hosts or GPUs: gpu3 or a:0,1@b.
+  --sync [DIR]        Send the code in DIR and run it there.  [default DIR:
+                      the repository]
+  --gpus N|auto       GPUs per host, one process each.  [default: auto]
+  --nproc N           Processes per host.  [default: one per GPU]
+  --cpu               Train on CPUs with gloo; set --nproc as well.
+  -m, --module        Run SCRIPT as a module, as python -m does.
+  --workdir DIR       Directory on the hosts, relative to this one.
+                      [default: .]
+  --venv DIR          Use this virtual environment on the hosts.
+  --conda ENV         Use this conda environment, by name or path.
+  --setup CMD         Run CMD in bash on each host and use its environment.
+  --env K[=V]         Set a variable for the ranks; without =V, forward yours.
+  --restarts N        Restart a failed run, up to N times without progress.
+                      [default: 0]
+  --progress-dir DIR  Count new files in DIR, where the script saves, as
+                      progress.  [default: 10 min of output]
+  --spares K          Keep the last K hosts to replace failed ones.
+                      [default: hosts marked spare]
+  --detach            Let the run continue without this terminal, once all its
+                      ranks run.
+  --dry-run           Print each host's command; contact no host.
+  --ranks LIST        Show only these ranks' output, such as 0,8.
+                      [default: all]
+  --name NAME         Name of the run, shown in messages and run.json.
+
+All options: launch run --help
+"""
+
+SBATCH_COMMON = """\
+Usage: launch sbatch [OPTIONS] [SCRIPT [ARGS]...]
+
+  Print a Slurm batch script that runs SCRIPT on every node of the job.
+
+Examples:
+  launch sbatch --nodes 2 --gpus 8 --time 4:00:00 train.py
+  launch sbatch --nodes 2 --gpus 8 --cpus-per-task 32 --submit train.py
+
+Common options:
+  --nodes N           Number of nodes.  [default: 1]
+  --time TIME         Time limit: minutes, H:M:S or D-H.  [default: Slurm's]
+  --partition NAME    Partition to run in.  [default: Slurm's]
+  --mem SIZE          Memory per node: 64G; 0 is all.  [default: Slurm's]
+  --cpus-per-task N   CPUs per node, shared by its ranks.  [default: Slurm's]
+  --account NAME      Account to charge.  [default: Slurm's]
+  --constraint LIST   Features that the nodes must have.
+  --directive OPTION  Add an #SBATCH line, as in --directive=--exclusive.
+  --requeue           Requeue the job at its time limit or if a node fails.
+  --output FILE       Write the script to FILE.  [default: stdout]
+  --submit            Submit the script and print how to watch the job.
+  --gpus N|auto       GPUs per node, one process each.  [default: auto]
+  --nproc N           Processes per node.  [default: one per GPU]
+  --cpu               Train on CPUs with gloo; set --nproc as well.
+  -m, --module        Run SCRIPT as a module, as python -m does.
+  --workdir DIR       Directory on the nodes, relative to this one.
+                      [default: .]
+  --venv DIR          Use this virtual environment on the nodes.
+  --conda ENV         Use this conda environment, by name or path.
+  --setup CMD         Run CMD in bash on each node and use its environment.
+  --env K[=V]         Set a variable for the ranks; without =V, forward yours.
+  --restarts N        Restart a failed run, up to N times without progress.
+                      [default: 0]
+  --progress-dir DIR  Count new files in DIR, where the script saves, as
+                      progress.  [default: 10 min of output]
+  --spares K          Keep the last K nodes to replace failed ones.
+                      [default: 0]
+
+All options: launch sbatch --help
+"""
+
+SINGLENODE = """\
+Usage: launch singlenode [OPTIONS] [SCRIPT [ARGS]...]
+
+  Run SCRIPT on this machine only, without SSH.
+
+  Logs, exit codes and the way to stop it are the same as on several hosts.
+  Without SCRIPT, the built-in trainer runs.
+
+Examples:
+  launch singlenode --gpus 4 train.py
+  launch singlenode --nproc 2 --cpu train.py
+
+Processes:
+  --gpus N|auto  GPUs of this machine, one process each.  [default: auto]
+  --nproc N      Processes on this machine.  [default: one per GPU]
+  --cpu          Train on CPUs with gloo; set --nproc as well.
+  -m, --module   Run SCRIPT as a module, as python -m does.
+  --no-python    Run SCRIPT as a command, which needs no torch.
+  --legacy       Start the ranks without torchrun, for torch before 2.0.
+  --workdir DIR  Directory to run in.  [default: .]
+
+Environment:
+  --python PATH    Python to run.  [default: the first with torch]
+  --venv DIR       Use this virtual environment.
+  --conda ENV      Use this conda environment, by name or path.
+  --setup CMD      Run CMD in bash first and use its environment.
+  --env K[=V]      Set a variable for the ranks; without =V, forward yours.
+  --env-file FILE  Set the variables of a dotenv file for the ranks.
+
+Network:
+  --master-port PORT  Port at which the ranks meet.  [default: a free port]
+  --rdzv-timeout T    Maximum time for all ranks to join.  [default: 120s]
+  --silence T         Maximum time without a heartbeat.  [default: 15s]
+
+Stopping and restarts:
+  --stop-timeout T              Time between SIGTERM and SIGKILL.
+                                [default: 15s]
+  --hang-timeout T|auto|off     Treat a run in which no rank prints for T as
+                                hung.  [default: auto]
+  --on-hang [tell|end|restart]  After the stacks, continue (tell), stop (end)
+                                or restart.  [default: tell for auto, else
+                                restart]
+  --stacks / --no-stacks        Let Ctrl-\\ use faulthandler where py-spy is
+                                missing or not permitted.  [default: stacks]
+  --restarts N                  Restart a failed run, up to N times without
+                                progress.  [default: 0]
+  --progress-dir DIR            Count new files in DIR, where the script
+                                saves, as progress.  [default: 10 min of
+                                output]
+
+Background:
+  --detach      Let the run continue without this terminal, once all its ranks
+                run.
+  --notify CMD  Run CMD in a shell when the run ends or is restarted.
+
+Checks:
+  --dry-run   Print the command and start nothing.
+  --no-check  Skip every check that the run doesn't need.
+
+Output:
+  -q, --quiet    Hide the ranks' output; it is still in the logs.
+  --ranks LIST   Show only these ranks' output, such as 0,8.  [default: all]
+  --json         Print one JSON object per line to stdout.
+  --log-dir DIR  Directory for the logs.  [default: logs]
+  --name NAME    Name of the run, shown in messages and run.json.
+  --note TEXT    Write a one-line note to run.json.
+  -v, --verbose  Show the command, and where values come from.
+
+General:
+  --config FILE  Read defaults from FILE instead of launcher.toml.
+  -h             Show the common options and exit.
+  --help         Show this message and exit.
+
+T is a time: 90, 90s, 10m or 2h.
+"""
+
+STOP = """\
+Usage: launch stop [OPTIONS] [RUN]
+
+  Stop RUN as Ctrl-C in its terminal does, and wait for its end.  [default:
+  the only active run]
+
+  The ranks get SIGTERM, so that they can save, and are killed after the run's
+  stop timeout.
+
+Examples:
+  launch stop
+  launch stop 20261120-091233 --now
+
+Hosts:
+  --controller HOST  Controller host of the run.  [default: as in launch ps]
+  --ssh-config FILE  With --controller, read FILE instead of ~/.ssh/config.
+
+Stopping and restarts:
+  --now  Kill the ranks at once, as a second Ctrl-C does: they can't save.
+
+General:
+  -h, --help  Show this message and exit.
 """
 
 NODE_PROCESSES = """\
 Processes:
-  --nnodes N     Number of nodes of the run.  [required]
-  --node-rank R  Number of this node, counted from 0.  [required]
-  --gpus N|auto  GPUs per host, one process each.  [default: auto]
+  --nnodes N     Number of hosts of the run.  [required]
+  --node-rank R  Number of this host, counted from 0.  [required]
+  --gpus N|auto  GPUs of this machine, one process each.  [default: auto]
+"""
+
+NODE_PORT = """\
+  --master-port PORT  Port of node 0, the same on every host.
+                      [default: 29500]
+"""
+
+BACKGROUND = """\
+Background:
+  --detach                Let the run continue without this terminal, once all
+                          its ranks run.
+  --controller HOST|here  With --detach, the controller host (here: this
+                          machine).  [default: the last spare, or node 0]
+  --notify CMD            Run CMD in a shell when the run ends or is
+                          restarted.
+
 """
 
 
@@ -126,29 +323,92 @@ def test_the_top(launch: Launch, words: list[str]) -> None:
     assert launch(*words) == (0, TOP, "")
 
 
-@pytest.mark.parametrize("words", [["exec", "--help"], ["exec", "-h"], ["help", "exec"], ["--hosts", "a", "-h"]])
-def test_a_command(launch: Launch, words: list[str]) -> None:
-    code, out, err = launch(*words)
-    assert (code, err) == (0, "")
-    assert out == EXEC if "exec" in words else out.startswith("Usage: launch run ")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("exec --help", EXEC),
+        ("exec -h", EXEC),
+        ("help exec", EXEC),
+        ("stop -h", STOP),
+        ("singlenode --help", SINGLENODE),
+        ("help singlenode", SINGLENODE),
+        ("run -h", RUN_COMMON),
+        ("--hosts a -h", RUN_COMMON),
+        ("sbatch -h", SBATCH_COMMON),
+    ],
+)
+def test_a_command(launch: Launch, words: str, text: str) -> None:
+    assert launch(*words.split()) == (0, text, "")
+
+
+def test_help_after_the_script_is_the_scripts(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    code, out, err = launch("--hosts", "gpu1", "--gpus", "1", "--dry-run", "train.py", "-h")
+    assert (code, out.rstrip().endswith("train.py -h"), err) == (0, True, "")
+
+
+def test_a_share_of_a_run_has_the_ports_of_all(launch: Launch) -> None:
+    assert NODE_PROCESSES in launch("help", "node")[1]
+    assert NODE_PORT in launch("help", "node")[1]
+
+
+def test_options_of_the_background_are_together(launch: Launch) -> None:
+    assert BACKGROUND in launch("run", "--help")[1]
+
+
+@pytest.mark.parametrize("name", ["attach", "logs", "wait", "stop", "fetch"])
+def test_where_a_run_is_controlled_is_one_group(launch: Launch, name: str) -> None:
+    group = STOP[STOP.index("\nHosts:") : STOP.index("\n\nStopping")]
+    assert group in launch(name, "--help")[1]
+
+
+@pytest.mark.parametrize("name", ["singlenode", "sbatch"])
+def test_help_without_hosts_names_none(launch: Launch, name: str) -> None:
+    options = launch(name, "--help")[1].partition("Examples:")[2]
+    assert re.findall(r"\bhosts?\b", options) == []
 
 
 def test_numbers_show_no_range_of_click_s(launch: Launch) -> None:
-    assert NODE_PROCESSES in launch("help", "node")[1]
     assert "  --nodes N  Number of SSH hosts.  [default: 2]\n" in launch("help", "demo")[1]
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "test-distributed"])
 def test_every_line_fits_and_every_option_is_in_a_group(launch: Launch, name: str) -> None:
     entry = cli.main_test_distributed if name == "test-distributed" else cli.main
-    code, out, err = launch(*([] if name == "test-distributed" else [name]), "-h", entry=entry)
+    code, out, err = launch(*([] if name == "test-distributed" else [name]), "--help", entry=entry)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     general = out.partition("\nGeneral:\n")[2].splitlines()
     options = [line.split()[0].rstrip(",") for line in general if re.match("  +-", line)]
     config = [] if name in WITHOUT_DEFAULTS else ["--config"]
-    assert options == [*config, "-h"], "name the others in launcher/cli/options/help.py"
-    assert out.endswith("\nExamples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name]))
+    assert options == [*config, "-h", *(["--help"] if name in LONG else [])], "give the others a heading"
+    assert _examples(name) in out
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_common_options_fit_on_a_screen(launch: Launch, name: str) -> None:
+    """They are worded as among all options, and those without which a command does nothing are among them."""
+    code, out, err = launch(name, "-h")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert (len(lines) <= 44, max(map(len, lines)) <= 80) == (True, True)
+    assert _examples(name) in out
+    whole = launch(name, "--help")[1]
+    common, every = _options(out), _options(whole)
+    assert common.items() <= every.items()
+    assert {option for option, text in every.items() if "[required]" in text} <= {*common}
+    assert 15 <= len(common) <= 24
+
+
+def _examples(name: str) -> str:
+    return "\n\nExamples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name]) + "\n"
+
+
+def _options(text: str) -> dict[str, str]:
+    """Return the help of each option, on one line."""
+    described = re.findall(r"^  (-\S+(?: \S+)*)  +(.*(?:\n   +.*)*)", text, re.MULTILINE)
+    return {names: " ".join(lines.split()) for names, lines in described}
 
 
 def test_help_for_what_is_no_command(launch: Launch) -> None:
@@ -158,7 +418,7 @@ def test_help_for_what_is_no_command(launch: Launch) -> None:
 
 def test_the_top_fits_on_a_small_terminal(launch: Launch) -> None:
     lines = launch("--help")[1].splitlines()
-    assert (len(lines) <= 24, max(map(len, lines)) <= 80) == (True, True)
+    assert (len(lines), max(map(len, lines)) <= 80) == (22, True)
 
 
 def _split(line: str) -> tuple[str, list[str]]:
@@ -170,7 +430,7 @@ def _split(line: str) -> tuple[str, list[str]]:
 
 def test_every_command_has_two_examples_of_itself() -> None:
     assert {*EXAMPLES} == {"launch", *COMMANDS, "test-distributed"}
-    assert {len(lines) for name, lines in EXAMPLES.items() if name != "launch"} == {2}, "the top has room for one"
+    assert {len(lines) for lines in EXAMPLES.values()} == {2}
     for name in (*COMMANDS, "test-distributed"):
         assert {_split(line)[0] for line in EXAMPLES[name]} == {name}
 
