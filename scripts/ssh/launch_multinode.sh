@@ -4,7 +4,7 @@
 # Trains on several hosts over SSH, as torch.distributed.launch does, with NGPUS processes per host, one GPU each:
 #
 #   scripts/ssh/launch_multinode.sh config/local3.yaml 8 gpu1 gpu2 --epochs 1
-#   LAUNCH_OPTS=--cpu scripts/ssh/launch_multinode.sh config/local3.yaml 2 node1 node2     # on CPUs
+#   LAUNCH_OPTS=--cpu scripts/ssh/launch_multinode.sh config/local3.yaml 2 gpu1 gpu2     # on CPUs
 #   LAUNCH_OPTS=--dry-run scripts/ssh/launch_multinode.sh config/local3.yaml 8 gpu1 gpu2   # the line of each host
 #
 # For PyTorch before 2.0, where torchrun is missing or takes other options; from 2.0 on, use launch_torchrun_auto.sh.

@@ -5,7 +5,7 @@
 #
 #   scripts/ssh/launch_pdsh_multinode.sh config/local3.yaml 8 gpu1 gpu2 --epochs 1
 #   scripts/ssh/launch_pdsh_multinode.sh config/local3.yaml 8 gpu[1-4]
-#   LAUNCH_OPTS=--cpu scripts/ssh/launch_pdsh_multinode.sh config/local3.yaml 2 node1 node2     # on CPUs
+#   LAUNCH_OPTS=--cpu scripts/ssh/launch_pdsh_multinode.sh config/local3.yaml 2 gpu1 gpu2     # on CPUs
 #
 # CONFIG and, if it is relative, this directory must exist on each host. The first host has rank 0.
 # Runs `launch --transport pdsh` from this checkout's .venv (made by `make demo`), or else the installed one.

@@ -384,14 +384,14 @@ SAMPLE_HOSTS = {
     "horovod": "gpu1=8 gpu2=8",
     "hydra": "gpu1=8 ann@gpu2=8 gpu3=4",
     "list.yaml": "gpu1 gpu2=8 gpu3=8 ann@gpu4=4:2222/10.0.0.4 gpu5=8 gpu6=8",
-    "names": "node1 node2.example.com 10.0.0.3 ann@node4",
+    "names": "gpu1 gpu2.example.com 10.0.0.3 ann@gpu4",
     "openmpi": "gpu1=8 gpu2.example.com=8 ann@10.0.0.3=4:2222 gpu4=4 gpu5",
     "pdsh": "gpu1 gpu2 gpu3 gpu7 login gpu08 gpu09 rack1-node1 rack1-node2 rack2-node1 rack2-node2 spare.example.com",
     "sample": "gpu1=8 gpu2 gpu3=8 gpu4=8 gpu7=8 node01=4 node02=4 ann@lab1:2222 ann@lab2:2222 "
     "login.example.com=8/10.0.0.12 gpu9=8 2001:db8::7 2001:db8::8/fd00::8",
     "slurm": "gpu1 gpu2 gpu3 gpu007 gpu008 gpu009 gpu010 login",
     "ssh-aliases": "lab-a lab-b=4",
-    "two-nodes": "node1 node2",
+    "two-nodes": "gpu1 gpu2",
 }
 
 
