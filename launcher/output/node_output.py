@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from launcher.clock import local_time, wall_clock
 from launcher.output.display import prefix_lines, prefix_of
-from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, Piece
+from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, LogLines
 from launcher.output.log_writer import LogWriter
 from launcher.output.torchrun_exit_noise import TorchrunExitNoise
 from launcher.wording import count
@@ -151,7 +151,7 @@ class NodeOutput:
             self._stamped_at, self._last_stamp = millis, f"{local_time(at)} ".encode()
         return self._last_stamp
 
-    def _emit(self, local_rank: int | None, stream: int, for_log: Sequence[Piece], for_screen: bytes) -> None:
+    def _emit(self, local_rank: int | None, stream: int, for_log: Sequence[LogLines], for_screen: bytes) -> None:
         at = self._clock()
         rank = None if local_rank is None or not self._has_ranks else self.first_rank + local_rank
         if for_log:

@@ -46,7 +46,7 @@ NOT_LINUX_EXIT_CODE = 119
 # Of launcher.node: what every session needs, and what may have to end a run when the connection is gone.
 _FIRST_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
-    "facts.inspection", "facts.shared_directory",
+    "facts.responder", "facts.shared_directory",
     *(f"processes.{name}" for name in (
         "handover_log", "oom_kills", "proc", "ranks", "run_owner", "run_processes", "shim", "stop_steps", "workers",
     )),
