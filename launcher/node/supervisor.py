@@ -1,7 +1,7 @@
 """The supervisor: the process on a node that starts a run's processes, watches them and stops them.
 
 It serves the launcher over stdin and stdout, in the messages of `launcher.node.messages`. `facts/` answers what the
-launcher asks before the run; `processes/` does the work during the run.
+launcher asks before the run, `code/` takes the code of --sync, and `processes/` does the work during the run.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from launcher.output.torchrun_exit_noise import TorchrunExitNoise
 from launcher.wording import count
 
 RHYTHM_LINES = 3
-CODE_BORDER = "---- code {} ----"  # the same, if launch has sent the code
-RESTART_BORDER = "---- restart {} ----"  # a line of `launch` itself, in the log of each host
+# Lines of `launch` itself, in the log of each host.
+CODE_BORDER = "---- code {} ----"  # if it has sent the code
+RESTART_BORDER = "---- restart {} ----"
 
 
 class NodeOutput:

@@ -102,7 +102,7 @@ class Run:
                 if self._searches(decision):
                     await self._pause(result.lost_host_wait_s)
                     decision = await self._search(decision)
-                self._line_up(result, decision)
+                self._replace_hosts(result, decision)
                 await self._pause(begins_at - boottime())
             except Interrupted as interruption:
                 return await self._conclude_stop(result, interruption.number)
@@ -192,7 +192,7 @@ class Run:
             self._note_incidents(dict.fromkeys(searched.without, "failed test-distributed"))
         return searched
 
-    def _line_up(self, result: Result, decision: Restart) -> None:
+    def _replace_hosts(self, result: Result, decision: Restart) -> None:
         """Replace the hosts that the next attempt does without."""
         if result.ranks:
             self._hosts.note_start()

@@ -2,7 +2,8 @@
 
 A command line is small and works in every shell (bash, dash, zsh, fish, tcsh): single quotes around text without
 single quotes, backslash escapes that no shell touches, and no `!`.
-It prints a marker first. `launch` sends nothing before the marker, since an rc file that reads stdin would consume it.
+It prints a marker first. Except over pdsh, `launch` sends nothing before it, since an rc file that reads stdin would
+consume it.
 """
 
 from __future__ import annotations
