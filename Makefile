@@ -34,7 +34,7 @@ demo: $(VENV)/installed  ## train on loopback SSH hosts of this machine
 test: $(VENV)/installed-dev debian  ## run all tests (PYTEST_ARGS, PYTEST_WORKERS)
 	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-test-quick: $(VENV)/installed-dev  ## run the tests that start no processes, in under a minute
+test-quick: $(VENV)/installed-dev  ## run the tests that need no host, in under a minute
 	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) tests/unit $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck

@@ -8,6 +8,7 @@ On the launch host, from the lowest layer up; each package's docstring says what
     clock            seconds that include suspend, and a time of day that never steps back
     wording          numbers, times and lists as text
     errors           the errors, with their exit codes
+    forms            messages and files, read by the types of frozen values
     concurrency      threads and tasks whose failure is reported
     hosts/           which hosts
     node/            what runs on the nodes
@@ -19,7 +20,7 @@ On the launch host, from the lowest layer up; each package's docstring says what
     session/         the protocol with the supervisors of all nodes
     sync/            the code of a run, from here to every node
     runs/            a run from start to report
-    commands/        every command besides a run
+    commands/        what other commands do: check, clean, exec, sync, stop; plots, and the hosts of the demo
     controller/      the controller of a run on another machine, and what is asked of it
     cli/             the command line
 

@@ -6,7 +6,8 @@
       UnreachableError            69   a host can't be reached (EX_UNAVAILABLE of sysexits.h)
       PreflightError              70   the hosts respond but can't train together (EX_SOFTWARE)
 
-The library raises; `launcher.cli` alone prints and exits.
+The library raises; `launcher.cli` prints the error and exits. Other messages are also printed
+by `output`, and by `commands.run_actions` and `controller.orders`, which answer for the host that controls a run.
 
 How an error reaches the screen: a LauncherError ends the command. What goes wrong on one host of many must not, so
 it is a value. There are five types of such values, and none of them prints or exits:

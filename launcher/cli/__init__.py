@@ -1,4 +1,4 @@
-"""The command line: the only package that uses click and rich, prints on the launch host and reads os.environ there.
+"""The command line: the only package that uses click and rich, and that reads os.environ on the launch host.
 
 One file per command, and the modules that they share.
 """

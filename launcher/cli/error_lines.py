@@ -1,4 +1,4 @@
-"""Print errors and messages while no console is open."""
+"""Print errors and messages of a command while no console is open, on the streams that os.environ describes."""
 
 from __future__ import annotations
 

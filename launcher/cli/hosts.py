@@ -1,4 +1,4 @@
-"""launch hosts: the hosts as `launch` reads them, or the same hosts in another launcher's format."""
+"""launch hosts: the hosts as `launch` reads them, or in another launcher's format; --forget."""
 
 from __future__ import annotations
 

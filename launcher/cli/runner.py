@@ -1,4 +1,4 @@
-"""Run a job on its hosts, shown on the console: what `run`, `singlenode`, `node` and `demo` have in common."""
+"""Run a job on its hosts, shown on the console: what every command that starts ranks has in common."""
 
 from __future__ import annotations
 

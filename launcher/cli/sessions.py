@@ -1,4 +1,4 @@
-"""The sessions of commands that start no ranks: check, sync, clean and exec.
+"""The sessions that start no ranks: those of check, sync, clean and exec, and the one that sends code to a controller.
 
 Apart from `runner`, whose imports take 60 ms: `launch exec` needs none of them.
 """

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launcher import distributed
-from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, Speed, measure_bandwidth
-from launcher.collectives.checks import OK, WRONG, Outcome, agree, run_checks
+from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, BandwidthRow, measure_bandwidth
+from launcher.collectives.checks import OK, WRONG, CheckResult, agree, run_checks
 from launcher.collectives.gradients import compare_gradients
 from launcher.collectives.matrix import Pair, describe_outliers, describe_pairs
 from launcher.collectives.pairs import Hosts, find_hosts, measure_pairs
@@ -39,8 +39,8 @@ class Results:
     backend: str
     device: str
     initialised_s: float
-    checks: Sequence[Outcome]
-    bandwidth: Sequence[Speed]  # bytes per second
+    checks: Sequence[CheckResult]
+    bandwidth: Sequence[BandwidthRow]  # bytes per second
     pairs: Sequence[Pair]
 
     @property
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if results.passed else 1
 
 
-def check_gradients(world: World, watch: Watch) -> Outcome:
+def check_gradients(world: World, watch: Watch) -> CheckResult:
     """Take a DDP step, and print how its gradients compare with those of a single process."""
     with watch.step("DDP step"):
         comparison = compare_gradients(world)
@@ -131,16 +131,16 @@ def check_gradients(world: World, watch: Watch) -> Outcome:
             print(f"rank {world.rank}: DDP step wrong: {comparison}", flush=True)
         is_right = agree(world, right=comparison.is_equal)
     say(world, f"{'DDP step':14} {comparison if is_right else WRONG}")
-    return Outcome("DDP step", "fp32", OK if is_right else WRONG)
+    return CheckResult("DDP step", "fp32", OK if is_right else WRONG)
 
 
-def show_bandwidth(world: World, watch: Watch, names: Sequence[str], largest_mib: int | None) -> list[Speed]:
+def show_bandwidth(world: World, watch: Watch, names: Sequence[str], largest_mib: int | None) -> list[BandwidthRow]:
     """Measure the collectives that passed, and print each row as soon as it is measured."""
     if world.world_size == 1:
         return []
     largest_bytes = largest_mib * MIB if largest_mib else LARGEST_BYTES[world.device.type]
     say(world, HEADING)
-    speeds: list[Speed] = []
+    speeds: list[BandwidthRow] = []
     for name in (name for name in COLLECTIVES if name in names):
         for speed in measure_bandwidth(world, watch, name, largest_bytes):
             is_first = not speeds or speeds[-1].collective != name

@@ -34,7 +34,7 @@ COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_t
 
 
 @dataclass(frozen=True)
-class Speed:
+class BandwidthRow:
     """One row of the table; bandwidths are in bytes per second."""
 
     collective: str
@@ -86,7 +86,7 @@ def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], 
     }
 
 
-def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int) -> Iterator[Speed]:
+def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int) -> Iterator[BandwidthRow]:
     """Measure a collective in growing sizes; all ranks yield the same rows."""
     for size_bytes in list_sizes(largest_bytes):
         with watch.step(f"bandwidth of {name}, {size_words(size_bytes)}"):
@@ -96,7 +96,7 @@ def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int)
             break
 
 
-def measure_speed(world: World, name: str, size_bytes: int) -> Speed:
+def measure_speed(world: World, name: str, size_bytes: int) -> BandwidthRow:
     """Time one collective at one size."""
     operation = prepare_operations(world, size_bytes)[name]
     time_operation(world, operation, 1)  # connects, and allocates memory
@@ -104,7 +104,7 @@ def measure_speed(world: World, name: str, size_bytes: int) -> Speed:
     iterations = int(min(ITERATIONS, max(1, BUDGET_S / once_s)))
     time_s = time_operation(world, operation, iterations)
     algbw = size_bytes / time_s
-    return Speed(name, size_bytes, iterations, time_s, algbw, algbw * bus_factor(name, world.world_size))
+    return BandwidthRow(name, size_bytes, iterations, time_s, algbw, algbw * bus_factor(name, world.world_size))
 
 
 def time_operation(world: World, operation: Callable[[], Any], iterations: int) -> float:

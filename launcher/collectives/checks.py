@@ -35,7 +35,7 @@ class SkippedError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckResult:
     """The result of one check in one dtype: `ok`, `WRONG`, or why it was skipped."""
 
     name: str
@@ -134,7 +134,7 @@ CHECKS: dict[str, Check] = {
 WITHOUT_DTYPE = ("barrier",)
 
 
-def run_checks(world: World, watch: Watch, checks: Mapping[str, Check] = CHECKS) -> list[Outcome]:
+def run_checks(world: World, watch: Watch, checks: Mapping[str, Check] = CHECKS) -> list[CheckResult]:
     """Run each check in each dtype and print a line for each; return the same outcomes on every rank."""
     outcomes = []
     for name, check in checks.items():
@@ -148,7 +148,7 @@ def run_checks(world: World, watch: Watch, checks: Mapping[str, Check] = CHECKS)
     return outcomes
 
 
-def run_check(world: World, name: str, label: str, check: Check) -> Outcome:
+def run_check(world: World, name: str, label: str, check: Check) -> CheckResult:
     """Run one check; each rank prints what is wrong on it."""
     skipped, mismatch = "", ""
     try:
@@ -163,10 +163,10 @@ def run_check(world: World, name: str, label: str, check: Check) -> Outcome:
     if mismatch:
         print(f"rank {world.rank}: {name} {label + ' ' if label else ''}wrong: {mismatch}", flush=True)
     is_right = agree(world, right=not mismatch)
-    return Outcome(name, label, WRONG if not is_right else f"skipped: {skipped}" if skipped else OK)
+    return CheckResult(name, label, WRONG if not is_right else f"skipped: {skipped}" if skipped else OK)
 
 
-def describe_outcomes(outcomes: list[Outcome]) -> str:
+def describe_outcomes(outcomes: list[CheckResult]) -> str:
     """Return `fp32 ok   bf16 ok`, or the one reason why both were skipped."""
     results = {outcome.result for outcome in outcomes}
     if len(results) == 1 and results.isdisjoint({OK, WRONG}):

@@ -11,7 +11,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.job import Job
 from launcher.preflight import packages
-from launcher.preflight.findings import PROBLEM, WARNING, Node
+from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost
 from launcher.preflight.summary import common_traits
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.session.session import Session
@@ -63,7 +63,7 @@ def table(job: Job, inspection: Inspection, width: int | None = None, *, with_pa
     heading = (
         f"{count(asked, 'host')} responded" if answered == asked else f"{answered} of {count(asked, 'host')} responded"
     )
-    nodes = [Node(job, host, fact) for host, fact in zip(inspection.hosts, inspection.facts, strict=True)]
+    nodes = [CheckedHost(job, host, fact) for host, fact in zip(inspection.hosts, inspection.facts, strict=True)]
     listing = packages.tabulate(nodes) if with_packages else []
     return [f"{heading} ({duration(inspection.seconds)})", *_align(rows, width), *listing, _verdict(inspection)]
 

@@ -125,7 +125,7 @@ class _Server:
         self._selector.register(self._accept_until, selectors.EVENT_READ)
         self._acceptor: threading.Thread | None = None
         self._failures: list[Exception] = []
-        self._logins: list[_Login] = []
+        self._logins: list[_ClientConnection] = []
         self.sessions: list[_Session] = []
 
     def listen(self, address: str) -> tuple[str, int, str]:
@@ -177,7 +177,7 @@ class _Server:
                     return
                 try:
                     client, _address = key.fileobj.accept()  # type: ignore[union-attr]  # a listener
-                    self._logins.append(_Login(self, client, key.data))
+                    self._logins.append(_ClientConnection(self, client, key.data))
                 except _GONE:
                     time.sleep(0.1)  # out of descriptors, or a client that left: never spin on it
 
@@ -192,7 +192,7 @@ class _Server:
         return max(0.0, min(left_s.values())) if left_s else None
 
 
-class _Login(paramiko.ServerInterface):
+class _ClientConnection(paramiko.ServerInterface):
     """One client's connection: who may log in, and which requests are allowed."""
 
     def __init__(self, server: _Server, client: socket.socket, host_key: paramiko.PKey) -> None:

@@ -27,7 +27,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class MeasuredPair:
     """What was measured between two hosts, which are given by their positions in the list."""
 
     first: int
@@ -44,7 +44,7 @@ class PairResults:
     ranks: int
     backend: str
     device: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[MeasuredPair, ...]
 
 
 def refuse_picture(path: Path) -> None:
@@ -71,7 +71,7 @@ def read_pairs(path: Path, most_hosts: int) -> PairResults:
             _name(content["backend"]),
             _name(content["device"]),
             tuple(
-                Pair(
+                MeasuredPair(
                     _place(pair["first"], len(hosts)),
                     _place(pair["second"], len(hosts)),
                     _measured(pair["latency_s"]),
@@ -102,7 +102,7 @@ def draw_pairs(results: PairResults, path: Path) -> None:
         figure.savefig(path, dpi=150)
 
 
-def fill_matrix(count: int, values: Sequence[tuple[Pair, float]]) -> list[list[float]]:
+def fill_matrix(count: int, values: Sequence[tuple[MeasuredPair, float]]) -> list[list[float]]:
     """Return a symmetric matrix of values, as rows; NaN on the diagonal."""
     matrix = [[math.nan] * count for _ in range(count)]
     for pair, value in values:

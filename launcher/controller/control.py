@@ -30,7 +30,7 @@ from launcher.output.style import Style
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory
-from launcher.runs.run_list import Entry, RunList
+from launcher.runs.run_list import RunList, RunListEntry
 from launcher.runs.run_request import RunRequest
 from launcher.runs.state_home import find_state, own_state
 from launcher.transports.agents.hub import LEAVE_S, Hub
@@ -157,7 +157,7 @@ def _leave_streams(console: Console, record: RunRecord, last_line: LastLine) -> 
     redirect_streams(record.folder)
 
 
-def _note_agents(entry: Entry, hub: Hub, is_changed: threading.Event) -> None:
+def _note_agents(entry: RunListEntry, hub: Hub, is_changed: threading.Event) -> None:
     """Write down which agents are missing, whenever that changes."""
     while True:
         entry.note_missing(hub.missing())

@@ -50,7 +50,7 @@ def send_logs(run: ListedRun, streams: OutputStreams) -> int:
     return 0
 
 
-class Output(Protocol):
+class RemoteOutput(Protocol):
     """The output of a launcher on a host."""
 
     exit_code: int | None  # once all was read
@@ -59,7 +59,7 @@ class Output(Protocol):
         """Yield pairs of stream and bytes; raise TransportError if it breaks off."""
 
 
-def take_logs(output: Output, way: Way, run_id: str, base: Path) -> tuple[Path | None, str]:
+def take_logs(output: RemoteOutput, way: Way, run_id: str, base: Path) -> tuple[Path | None, str]:
     """Write the archive that a launcher on a host sends to `base`/`run_id`; return that directory, and what it said.
 
     The directory appears whole, and replaces an earlier copy of this run from this host; where another one has that

@@ -124,7 +124,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkQuality:
     """How well a connection between two nodes works, as the kernel of the one that opened it has measured."""
 
     round_trip_s: float  # the quickest
@@ -141,7 +141,7 @@ class Probe:
     port: int
     is_master: bool
     error: str | None = None
-    link: Link | None = None  # None: not measured
+    link: LinkQuality | None = None  # None: not measured
 
 
 @dataclass(frozen=True, slots=True)

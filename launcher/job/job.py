@@ -37,7 +37,7 @@ class Program:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether ranks run in a Python with torch; a plain command needs none, as the supervisor starts it itself."""
+        """Whether ranks run in a Python with torch; a plain command needs none, as the shim starts it."""
         return self.kind is not ProgramKind.COMMAND
 
 
@@ -107,7 +107,7 @@ class Job:
 
     @property
     def uses_torchrun(self) -> bool:
-        """Whether torchrun starts the ranks, rather than the supervisor itself."""
+        """Whether torchrun starts the ranks, rather than the shim."""
         return self.program.needs_torch and not self.legacy
 
     @property

@@ -31,7 +31,7 @@ _FLIGHT_RECORDER_EVENTS = "2000"
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """A rank that the supervisor starts itself, where no torchrun is needed."""
+    """A rank that the shim starts, where no torchrun is needed."""
 
     local_rank: int
     argv: tuple[str, ...]
@@ -282,7 +282,7 @@ def _by_hand_program(program: Program) -> tuple[str, ...]:
 def _rank_processes(
     world: _World, node_rank: int, command: tuple[str, ...], env: Mapping[str, str]
 ) -> tuple[RankProcess, ...]:
-    """Return the ranks that the supervisor starts itself, with the variables that torchrun would give them.
+    """Return the ranks that the shim starts, with the variables that torchrun would give them.
 
     So a plain command needs no torch on the node.
     """

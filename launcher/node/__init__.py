@@ -3,5 +3,7 @@
 Nothing is installed on the nodes: `launcher.transports.bootstrap` sends these modules over the connection.
 The launcher waits until every host has started, so modules import little; what is seldom needed is imported where used.
 
-The launcher imports `messages` too. `controller_code`, `relays/` and `agents/` are sent separately from the rest.
+The launcher imports a few of them too: `messages` and `clock` anywhere, what describes code and directories in `sync`
+and `runs`, and `facts.network` in `controller` (tests/unit/test_house.py lists them). `controller_code`, `relays/` and
+`agents/` are sent separately from the rest.
 """

@@ -1,7 +1,7 @@
 """The supervisor: the process on a node that starts a run's processes, watches them and stops them.
 
 It serves the launcher over stdin and stdout, in the messages of `launcher.node.messages`. `facts/` answers what the
-launcher asks before the run; `processes/` does the work during the run.
+launcher asks before the run, `code/` takes the code of --sync, and `processes/` does the work during the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 
 from launcher.node import clock, messages, signals
-from launcher.node.facts.inspection import Inspection
+from launcher.node.facts.responder import Responder
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, run_owner, stop_steps, workers
 from launcher.node.processes.handover_log import HandoverLog
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from launcher.node.loop import Timer
 
     Handler = Callable[[Dict[str, Any], bytes], object]
-    Ladder = Generator[float, None, List[proc.Process]]
+    StopSteps = Generator[float, None, List[proc.Process]]
 
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 
@@ -71,7 +71,7 @@ class Supervisor:
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._send_queue = SendQueue(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._send_queue, self._handover_log, self._owned, self._end_if_short)
-        self._inspection = Inspection(
+        self._responder = Responder(
             self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
         self._tree: CodeProcess | None = None  # if launch sends the code
@@ -94,7 +94,7 @@ class Supervisor:
         self._started_at = time.time()  # they were
         self._ranks_env: dict[str, str] = {}  # what they got beside this process's environment
         self._reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
-        self._steps: Ladder | None = None  # set once the run is being stopped
+        self._steps: StopSteps | None = None  # set once the run is being stopped
         self._step_timer: Timer | None = None
         self._lease_timer: Timer | None = None
         self._is_short = False  # the run is a command, at whose end the connection is over
@@ -177,16 +177,16 @@ class Supervisor:
         handlers: dict[str, Handler] = {
             messages.MODULES: lambda _, payload: self._take_modules(payload),
             messages.PREPARE: self._prepare,
-            messages.ROUTE: lambda header, _: self._inspection.find_route(header),
-            messages.PROBE: lambda header, _: self._inspection.probe(header),
+            messages.ROUTE: lambda header, _: self._responder.find_route(header),
+            messages.PROBE: lambda header, _: self._responder.probe(header),
             messages.SHARE: self._share,
-            messages.SHARE_OVER: lambda header, _: self._inspection.end_share(),
+            messages.SHARE_OVER: lambda header, _: self._responder.end_share(),
             messages.LISTING: self._take_code,
             messages.PIECE: self._take_code,
             messages.MEET: self._take_code,
             messages.JOIN: self._take_code,
             messages.PLACE: self._take_code,
-            messages.LIST_CODE: lambda header, _: self._inspection.list_code(header),
+            messages.LIST_CODE: lambda header, _: self._responder.list_code(header),
             messages.ADOPT: self._adopt,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
@@ -247,7 +247,7 @@ class Supervisor:
         if header.get("tree"):
             self._keep_tree(header)
         elif header.get("facts"):
-            self._inspection.gather_facts(header, self._env, self._folder)
+            self._responder.gather_facts(header, self._env, self._folder)
 
     def _keep_tree(self, header: dict[str, Any]) -> None:
         """Let the code be put in its place; the facts are gathered there."""
@@ -257,12 +257,12 @@ class Supervisor:
             self._workdir = os.path.join(root, header["tree"]["sub"])
             if header.get("facts") and self._steps is None:
                 assert self._folder is not None  # made before
-                self._inspection.gather_facts(dict(header, workdir=self._workdir), self._env, self._folder)
+                self._responder.gather_facts(dict(header, workdir=self._workdir), self._env, self._folder)
 
         self._tree = CodeProcess(self._loop, self._send_queue, enter)
         self._tree.start(header["tree"], header["run"], self._env)
         if header.get("facts") and not header.get("setup"):
-            self._inspection.search_python(header, self._env)
+            self._responder.search_python(header, self._env)
 
     def _take_code(self, header: dict[str, Any], payload: bytes) -> None:
         if self._tree is not None:
@@ -273,7 +273,7 @@ class Supervisor:
 
     def _share(self, header: dict[str, Any], _: bytes) -> None:
         header = dict(header, workdir=self._workdir or header["workdir"])
-        self._inspection.share(header, lambda path: self._handover_log.note(token=path))
+        self._responder.share(header, lambda path: self._handover_log.note(token=path))
 
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.
@@ -286,7 +286,7 @@ class Supervisor:
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         self._started_at = time.time()
-        self._inspection.stop_listening()
+        self._responder.stop_listening()
         if payload:
             assert self._folder is not None  # PREPARE comes first
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
@@ -305,7 +305,7 @@ class Supervisor:
             self._cwd = header["cwd"] = os.path.expanduser(header["cwd"])
         if header.get("processes"):
             self._is_short = header.get("is_short", False)
-            self._inspection.release_port()
+            self._responder.release_port()
             self._start_processes(header)
         else:
             self._start_torchrun(header)
@@ -314,20 +314,18 @@ class Supervisor:
         from launcher.node.processes import shim
 
         assert self._folder is not None  # PREPARE comes first
-        order = shim.Order(
+        order = shim.ShimSpec(
             header["processes"], self._env, header["cwd"],
             marks=self._owned.marks, folder=self._folder, stop_timeout_s=self._stop_timeout_s,
         )  # fmt: skip
         self._ranks.start_processes(order, self._keepers_fds[0])
 
     def _start_torchrun(self, header: dict[str, Any]) -> None:
-        assert (
-            self._folder is not None and self._inspection.search is not None
-        )  # the plan names the Python, which waits
-        self._ranks.await_torchrun(self._folder, header["local_ranks"], self._inspection.release_port)
+        assert self._folder is not None and self._responder.search is not None  # the plan names the Python, which waits
+        self._ranks.await_torchrun(self._folder, header["local_ranks"], self._responder.release_port)
         order = {"argv": header["torchrun_args"], "env": dict(self._env, **header["env"]), "cwd": header["cwd"]}
         order["lock"] = self._tree.find_lock() if self._tree is not None else None
-        self._inspection.search.give_order(order)
+        self._responder.search.give_order(order)
 
     def _arm_stacks(self) -> None:
         from launcher.node.processes import faulthandler_stacks
@@ -344,11 +342,11 @@ class Supervisor:
             stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder)
 
     def _ask_ras(self, header: dict[str, Any], _: bytes) -> None:
-        self._inspection.ask_ras(dict(self._env, **self._ranks_env))
+        self._responder.ask_ras(dict(self._env, **self._ranks_env))
 
     def _look(self, header: dict[str, Any], _: bytes) -> None:
         folder = os.path.join(self._cwd, os.path.expanduser(header["folder"]))
-        self._inspection.look_for_save(folder, self._started_at, header["least_s"])
+        self._responder.look_for_save(folder, self._started_at, header["least_s"])
 
     def _end_if_short(self) -> None:
         if self._is_short:
@@ -373,7 +371,7 @@ class Supervisor:
                 self._send_queue.send(messages.FAILED, text=reason)
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
-        self._inspection.cancel()
+        self._responder.cancel()
         self._ranks.ending_since = self._ranks.ending_since or time.monotonic()
         self._steps = stop_steps.stop_run(self._owned, timeout_s, wait_s, self._clock)
         self._loop.cancel(self._step_timer)

@@ -19,7 +19,7 @@ BAR_GONE_S = 5.0  # after it, another rank's bar is shown
 _STATES = re.compile(rb"\r*[^\r]+\r*|\r+")  # of a progress bar, with the carriage returns around each
 
 
-class Piece(NamedTuple):
+class LogLines(NamedTuple):
     """Lines for the log: of a stream as they are, or parts of one line of it, to each of which a newline was added."""
 
     is_whole: bool
@@ -70,7 +70,7 @@ class LineStream:
         self.count = 0  # of its first lines, as its feeder says
         self.heard_at = 0.0  # wall-clock: when its last bytes came, as its feeder says
 
-    def feed(self, data: bytes) -> tuple[list[Piece], bytes]:
+    def feed(self, data: bytes) -> tuple[list[LogLines], bytes]:
         """Return the pieces for the log, and the lines for the screen, that `data` completes; each may be empty."""
         self.tail = (self.tail + data)[-TAIL_BYTES:]
         data = self._rest + data
@@ -85,32 +85,32 @@ class LineStream:
             return self._split_progress(block)
         is_whole = block.endswith(b"\n")
         lines = block if is_whole else block + b"\n"
-        return [Piece(is_whole, lines)], lines
+        return [LogLines(is_whole, lines)], lines
 
-    def finish(self) -> tuple[list[Piece], bytes]:
+    def finish(self) -> tuple[list[LogLines], bytes]:
         """Return the rest that never got a newline, for the log and for the screen."""
         rest, self._rest = self._rest, b""
         is_hidden = self._follows_state and not (rest.strip() and self._bars.take_end(self._rank))
         shown = b"" if is_hidden else rest.strip(b"\r").replace(b"\r", b"\n")
-        return ([Piece(False, _join(_STATES.findall(rest)))] if rest else []), shown + b"\n" if shown else b""
+        return ([LogLines(False, _join(_STATES.findall(rest)))] if rest else []), shown + b"\n" if shown else b""
 
-    def _split_progress(self, block: bytes) -> tuple[list[Piece], bytes]:
+    def _split_progress(self, block: bytes) -> tuple[list[LogLines], bytes]:
         """Return the pieces for the log and the lines for the screen of a block with carriage returns.
 
         All states of a progress bar go to the log, and at most one in a second to the screen, if it is its turn.
         """
         *ended, unended = block.split(b"\n")
-        log: list[Piece] = []
+        log: list[LogLines] = []
         screen = []
         for line in ended:
             *states, last = _STATES.findall(line) or [b""]
-            log += [Piece(False, _join(states))] if states else []
-            log.append(Piece(True, last + b"\n"))
+            log += [LogLines(False, _join(states))] if states else []
+            log.append(LogLines(True, last + b"\n"))
             if not self._ends_bar(line) or self._bars.take_end(self._rank):
                 screen.append(_shown(line) or b"")
             self._follows_state = False
         if unended:
-            log.append(Piece(False, _join(_STATES.findall(unended))))
+            log.append(LogLines(False, _join(_STATES.findall(unended))))
             self._follows_state = is_state(unended)
         shown = _shown(unended)
         if shown is not None and self._bars.take(self._rank):

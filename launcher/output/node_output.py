@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 
 from launcher.clock import local_time, wall_clock
 from launcher.output.display import prefix_lines, prefix_of
-from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, Piece
+from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, LogLines
 from launcher.output.log_writer import LogWriter
 from launcher.output.torchrun_exit_noise import TorchrunExitNoise
 from launcher.wording import count
 
 RHYTHM_LINES = 3
-CODE_BORDER = "---- code {} ----"  # the same, if launch has sent the code
-RESTART_BORDER = "---- restart {} ----"  # a line of `launch` itself, in the log of each host
+# Lines of `launch` itself, in the log of each host.
+CODE_BORDER = "---- code {} ----"  # if it has sent the code
+RESTART_BORDER = "---- restart {} ----"
 
 
 class NodeOutput:
@@ -151,7 +152,7 @@ class NodeOutput:
             self._stamped_at, self._last_stamp = millis, f"{local_time(at)} ".encode()
         return self._last_stamp
 
-    def _emit(self, local_rank: int | None, stream: int, for_log: Sequence[Piece], for_screen: bytes) -> None:
+    def _emit(self, local_rank: int | None, stream: int, for_log: Sequence[LogLines], for_screen: bytes) -> None:
         at = self._clock()
         rank = None if local_rank is None or not self._has_ranks else self.first_rank + local_rank
         if for_log:

@@ -1,4 +1,4 @@
-"""Messages and errors of `launch` while no console is open: each error is one line and its fix."""
+"""The text of an error without a console, and how a message is cleaned and broken into lines for stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on the launch host's disk: logs/<run-id>/ with one log per node and run.json, and links to the newest."""
+"""A run on disk, on the machine that controls it: logs/<run-id>/ with a log per node, run.json, links to the newest."""
 
 from __future__ import annotations
 

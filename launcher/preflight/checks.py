@@ -9,7 +9,7 @@ from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
 from launcher.preflight import code, comparison, condition, gpus, links, network, packages, requirements
-from launcher.preflight.findings import WARNING, Finding, Node, fold
+from launcher.preflight.findings import WARNING, CheckedHost, Finding, fold
 
 
 def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
@@ -54,5 +54,5 @@ def warn_of_checkpoints(hosts: Sequence[Host], facts: Sequence[NodeFacts], folde
     return [Finding(names, text, fix, WARNING)] if names else []
 
 
-def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Node]:
-    return [Node(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]
+def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[CheckedHost]:
+    return [CheckedHost(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]

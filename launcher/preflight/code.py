@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from launcher.hosts.ranges import fold_names
 from launcher.preflight.comparison import group_hosts, has_majority
-from launcher.preflight.findings import NOTE, WARNING, Finding, Node
+from launcher.preflight.findings import NOTE, WARNING, CheckedHost, Finding
 from launcher.wording import listed
 
 MOST_ASKED = 16  # hosts
@@ -34,7 +34,7 @@ def choose_asked(hashes: Mapping[int, str]) -> list[int]:
     return [group[0] for group in ordered[:MOST_ASKED]] if len(ordered) > 1 else []
 
 
-def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield which files differ on which hosts; if no version is in the majority, no host is blamed."""
     for node in nodes:
         if node.fact.checks and not node.fact.checks.code_is_complete:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import Checks, Network
 from launcher.job.plan import count_processes
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.wording import count, listed
 
 _CLOCK_S = 2.0
@@ -31,12 +31,12 @@ class _Trait:
     """Something that should be equal on all nodes, and what it means if it is not."""
 
     label: str
-    value_of: Callable[[Node], str | None]  # None: unknown, so this node is skipped
+    value_of: Callable[[CheckedHost], str | None]  # None: unknown, so this node is skipped
     severity: Severity
     fix: str
 
 
-def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield how nodes differ from each other."""
     for trait in _TRAITS:
         yield from _compare(trait, nodes)
@@ -45,9 +45,9 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from _check_faster_network(nodes)
 
 
-def check_spares(nodes: Sequence[Node]) -> Iterator[Finding]:
+def check_spares(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield the spares that are another name of a machine in the run: they would fail together with it."""
-    first: dict[str, Node] = {}
+    first: dict[str, CheckedHost] = {}
     for node in sorted(nodes, key=lambda node: node.host.is_spare):
         machine = node.fact.machine
         other = first.setdefault(machine, node) if machine is not None else node
@@ -56,7 +56,7 @@ def check_spares(nodes: Sequence[Node]) -> Iterator[Finding]:
             yield Finding((node.name,), text, "name another machine as the spare")
 
 
-def _compare(trait: _Trait, nodes: Sequence[Node]) -> Iterator[Finding]:
+def _compare(trait: _Trait, nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     values = {node.name: value for node in nodes if (value := trait.value_of(node)) is not None}
     groups = group_hosts(values)
     if len(groups) < 2:
@@ -93,7 +93,7 @@ def list_values(groups: Mapping[str, Sequence[str]], most: int) -> list[str]:
     return [*words[:most], count(more, "more value")] if more > 0 else words
 
 
-def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:
+def _compare_releases(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Compare the versions of torch, Python and numpy.
 
     torch 2.12 can't communicate with 2.13; another patch release or build can, but may compute different numbers.
@@ -111,15 +111,15 @@ def _compare_releases(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from found or _compare(_Trait("numpy ", _numpy, NOTE, ""), nodes)
 
 
-def _torch(node: Node) -> str | None:
+def _torch(node: CheckedHost) -> str | None:
     return node.fact.torch_version if node.job.program.needs_torch else None
 
 
-def _python(node: Node) -> str | None:
+def _python(node: CheckedHost) -> str | None:
     return node.fact.python_version if node.job.program.needs_torch else None
 
 
-def _numpy(node: Node) -> str | None:
+def _numpy(node: CheckedHost) -> str | None:
     return (node.fact.packages or {}).get("numpy") or node.fact.numpy_version
 
 
@@ -131,21 +131,21 @@ def _release(version: str | None) -> str | None:
     return version and ".".join(version.split(".")[:2])
 
 
-def _of_gpus(value_of: Callable[[Node], str | None]) -> Callable[[Node], str | None]:
+def _of_gpus(value_of: Callable[[CheckedHost], str | None]) -> Callable[[CheckedHost], str | None]:
     return lambda node: value_of(node) if node.job.wants_gpus and node.fact.gpus else None
 
 
-def _of_checks(value_of: Callable[[Checks], str | None]) -> Callable[[Node], str | None]:
+def _of_checks(value_of: Callable[[Checks], str | None]) -> Callable[[CheckedHost], str | None]:
     return lambda node: value_of(node.fact.checks) if node.fact.checks else None
 
 
-def _count_gpus(node: Node) -> str | None:
+def _count_gpus(node: CheckedHost) -> str | None:
     """Count a node's GPUs if it uses all of them; None if a number was requested, as too few are then a problem."""
     is_free = node.job.nproc is None and node.host.slots is None and node.host.gpus is None
     return f"{count_processes(node.job, node.host, node.fact)} GPUs" if is_free else None
 
 
-def _script(node: Node) -> str | None:
+def _script(node: CheckedHost) -> str | None:
     found = node.fact.checks.script_hash if node.fact.checks else None
     return found and found[:6]
 
@@ -169,7 +169,7 @@ _TRAITS = (
 )  # fmt: skip
 
 
-def _check_clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
+def _check_clocks(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     routes = [(node.name, node.fact.route) for node in nodes if node.fact.route is not None]
     offsets = [
         (name, route.clock_offset_s, route.clock_error_s) for name, route in routes if route.clock_offset_s is not None
@@ -186,7 +186,7 @@ def _check_clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
             yield Finding((name,), text, "start NTP there: the times of logs and checkpoints are misleading", WARNING)
 
 
-def _check_faster_network(nodes: Sequence[Node]) -> Iterator[Finding]:
+def _check_faster_network(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Find a subnet that all nodes share and whose slowest link is faster than that of the one in use."""
     if len(nodes) < 2 or any(map(_has_chosen_network, nodes)) or all(map(_has_infiniband, nodes)):
         return
@@ -205,17 +205,17 @@ def _check_faster_network(nodes: Sequence[Node]) -> Iterator[Finding]:
         yield Finding(tuple(node.name for node in nodes), text, fix, WARNING)
 
 
-def _has_chosen_network(node: Node) -> bool:
+def _has_chosen_network(node: CheckedHost) -> bool:
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     return node.host.address is not None or any(node.job.env.get(name) for name in names)
 
 
-def _has_infiniband(node: Node) -> bool:
+def _has_infiniband(node: CheckedHost) -> bool:
     """Tell whether training data uses InfiniBand; NCCL then needs TCP only to connect the ranks."""
     return node.job.wants_gpus and node.fact.checks is not None and bool(node.fact.checks.infiniband)
 
 
-def _is_used(entries: Sequence[Network], nodes: Sequence[Node]) -> bool:
+def _is_used(entries: Sequence[Network], nodes: Sequence[CheckedHost]) -> bool:
     """Tell whether a node reaches the others over a subnet; its interface may have another name on each node."""
     return any(
         node.fact.route is not None and node.fact.route.interface == entry.interface
@@ -227,7 +227,7 @@ def _slowest_mbps(entries: Sequence[Network]) -> int:
     return min(entry.speed_mbps or 0 for entry in entries)
 
 
-def _shared_networks(nodes: Sequence[Node]) -> dict[str, list[Network]]:
+def _shared_networks(nodes: Sequence[CheckedHost]) -> dict[str, list[Network]]:
     """Return the subnets that all nodes are in, with the entry of each node."""
     shared: dict[str, list[Network]] = {}
     tables = [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from launcher.job.facts import Checks
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.wording import count
 
 _SMALL_SHM_MIB = 1024  # docker's default is 64 MB
@@ -20,7 +20,7 @@ _CLEAN = "stop them with `launch clean`"
 _Found = Iterator[tuple[Severity, str, str]]
 
 
-def check(node: Node, *, is_alone: bool) -> Iterator[Finding]:
+def check(node: CheckedHost, *, is_alone: bool) -> Iterator[Finding]:
     """Yield what on this node may break or slow down a run; `is_alone`: no other node takes part."""
     checks = node.fact.checks
     if checks is None:
@@ -49,7 +49,7 @@ def _check_files(checks: Checks) -> _Found:
         yield WARNING, text, "raise nofile in /etc/security/limits.conf"
 
 
-def _check_memlock(node: Node, checks: Checks) -> Iterator[Finding]:
+def _check_memlock(node: CheckedHost, checks: Checks) -> Iterator[Finding]:
     """Check the limit of locked memory: NCCL locks what InfiniBand reads and writes.
 
     Ranks of one node need none, as they use NVLink and /dev/shm.
@@ -92,7 +92,7 @@ def _check_folders(paths: list[str]) -> _Found:
         yield WARNING, f"leftover directory of a run that is over: {paths[0]}{more}", fix
 
 
-def _check_names(node: Node) -> _Found:
+def _check_names(node: CheckedHost) -> _Found:
     probes = node.fact.probes
     if probes is None:
         return

@@ -34,7 +34,7 @@ PROBLEM, WARNING, NOTE = Severity
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class CheckedHost:
     """What a check looks at: the job, one of its hosts, and the facts of that host."""
 
     job: Job

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launcher.diagnosis.signatures import HARDWARE_XIDS
 from launcher.job.facts import Checks, Gpu, GpuProcess
 from launcher.job.plan import count_processes, visible_gpus
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Node, Severity, on_cpus
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity, on_cpus
 from launcher.wording import count, listed
 
 _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail
@@ -16,7 +16,7 @@ _FEW_JOBS = 32
 _IDLE_MIB = 1024  # a driver keeps some hundred MiB for itself
 
 
-def check(node: Node) -> Iterator[Finding]:
+def check(node: CheckedHost) -> Iterator[Finding]:
     """Yield what is wrong with the GPUs that this node would use."""
     if node.fact.checks is None or not node.job.wants_gpus:
         return
@@ -43,13 +43,13 @@ def check(node: Node) -> Iterator[Finding]:
         yield Finding((node.name,), text, "run nvidia-smi -pm 1", NOTE)
 
 
-def _is_built_for_cpus(node: Node) -> bool:
+def _is_built_for_cpus(node: CheckedHost) -> bool:
     fact = node.fact
     is_known = node.job.program.needs_torch and fact.torch_version not in (None, "unknown")
     return is_known and bool(fact.gpus) and fact.cuda_version is None and fact.hip_version is None
 
 
-def _hardware_faults(node: Node, checks: Checks, gpus: list[Gpu]) -> dict[str, list[int]]:
+def _hardware_faults(node: CheckedHost, checks: Checks, gpus: list[Gpu]) -> dict[str, list[int]]:
     """Return the hardware faults (Xids) of GPUs that the run uses, by PCI address.
 
     A GPU that fell off the bus is no longer listed, so a fault of one that is not known counts, unless the user chose
@@ -65,13 +65,13 @@ def _hardware_faults(node: Node, checks: Checks, gpus: list[Gpu]) -> dict[str, l
     return {gpu: list(numbers) for gpu, numbers in faults.items()}
 
 
-def wanted_gpus(node: Node) -> list[Gpu]:
+def wanted_gpus(node: CheckedHost) -> list[Gpu]:
     """Return the GPUs that the plan would use on this node."""
     gpus = list(visible_gpus(node.host, node.fact))
     return gpus if node.host.gpus is not None else gpus[: count_processes(node.job, node.host, node.fact)]
 
 
-def _check_busy(node: Node, gpus: list[Gpu]) -> Iterator[Finding]:
+def _check_busy(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:
     """Yield one finding for all processes of one owner and program, which usually are one job."""
     jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]] = {}
     for gpu in gpus:

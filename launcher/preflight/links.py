@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from launcher.hosts.ranges import fold_names
-from launcher.job.facts import Link
-from launcher.preflight.findings import WARNING, Finding, Node
+from launcher.job.facts import LinkQuality
+from launcher.preflight.findings import WARNING, CheckedHost, Finding
 from launcher.wording import count
 
 _TIMES = 5  # times the usual round trip, and
@@ -37,7 +37,7 @@ class _Apart:
     pairs: tuple[_Pair, ...]
 
 
-def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield which hosts and pairs of hosts are outliers, with the command that measures them."""
     links = join_links(nodes)
     if links:
@@ -46,17 +46,17 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
         yield from _check_losses(links, fix)
 
 
-def join_links(nodes: Sequence[Node]) -> dict[_Pair, Link]:
+def join_links(nodes: Sequence[CheckedHost]) -> dict[_Pair, LinkQuality]:
     """Return one link for each pair of hosts that was measured: its quickest round trip, and all of its packets."""
     places = {node.name: place for place, node in enumerate(nodes)}
-    joined: dict[_Pair, Link] = {}
+    joined: dict[_Pair, LinkQuality] = {}
     for node in nodes:
         for probe in node.fact.probes.tried if node.fact.probes is not None else ():
             if probe.link is None or probe.host == node.name or probe.host not in places:
                 continue
             first, second = sorted((node.name, probe.host), key=places.__getitem__)
-            known = joined.get((first, second), Link(probe.link.round_trip_s, 0, 0))
-            joined[first, second] = Link(
+            known = joined.get((first, second), LinkQuality(probe.link.round_trip_s, 0, 0))
+            joined[first, second] = LinkQuality(
                 min(known.round_trip_s, probe.link.round_trip_s),
                 known.sent + probe.link.sent,
                 known.lost + probe.link.lost,
@@ -111,7 +111,7 @@ def _milliseconds(seconds: float) -> str:
 # ---- losses ---------------------------------------------------------------------------------------------------------
 
 
-def _check_losses(links: Mapping[_Pair, Link], fix: str) -> Iterator[Finding]:
+def _check_losses(links: Mapping[_Pair, LinkQuality], fix: str) -> Iterator[Finding]:
     lossy = [pair for pair, link in links.items() if link.lost >= _LOST and link.lost >= _LOST_SHARE * link.sent]
     apart = _find_lossy(lossy, list(links))
     if apart is None:  # a switch, perhaps
@@ -143,7 +143,7 @@ def _find_lossy(lossy: list[_Pair], pairs: list[_Pair]) -> _Apart | None:
     return _Apart(tuple(hosts), tuple(lossy))
 
 
-def _loss(links: Iterable[Link]) -> str:
+def _loss(links: Iterable[LinkQuality]) -> str:
     lost, sent = map(sum, zip(*((link.lost, link.sent) for link in links), strict=True))
     return f"{lost} of {count(sent, 'packet')}"
 
@@ -168,7 +168,7 @@ def _name_pairs(pairs: Mapping[_Pair, str], fix: str) -> Iterator[Finding]:
         yield Finding(pair, text, fix, WARNING)
 
 
-def _measure(nodes: Sequence[Node]) -> str:
+def _measure(nodes: Sequence[CheckedHost]) -> str:
     """Return the command that measures each pair; hosts that no option names come from a Slurm job."""
     words = nodes[0].job.reach
     if not _NAMES_HOSTS & set(words):

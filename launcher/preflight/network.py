@@ -8,7 +8,7 @@ from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts, Probe
 from launcher.job.job import Job
 from launcher.node.messages import NOT_TRIED
-from launcher.preflight.findings import WARNING, Finding, Node
+from launcher.preflight.findings import WARNING, CheckedHost, Finding
 
 _FEW = 4  # pairs that are named one by one
 _MOST_NAMES = 32  # of interfaces, in a fix
@@ -16,7 +16,7 @@ _OPEN = "open TCP between the hosts"
 _OPEN_ALL = "open all TCP ports between the hosts: some are open, but NCCL and gloo use any free one"
 
 
-def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield which node can't reach which, and which interfaces are missing."""
     for node in nodes:
         yield from _check_interfaces(node)
@@ -43,11 +43,11 @@ def check(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from _check_ring(nodes, [(node, probe) for node, probe in failed if not probe.is_master])
 
 
-def _tried(node: Node) -> tuple[Probe, ...]:
+def _tried(node: CheckedHost) -> tuple[Probe, ...]:
     return node.fact.probes.tried if node.fact.probes is not None else ()
 
 
-def _check_ring(nodes: Sequence[Node], failed: list[tuple[Node, Probe]]) -> Iterator[Finding]:
+def _check_ring(nodes: Sequence[CheckedHost], failed: list[tuple[CheckedHost, Probe]]) -> Iterator[Finding]:
     """Yield which nodes can't reach a free port of the next node.
 
     If the port of node 0 is open and these are not, a firewall allows only listed ports.
@@ -70,7 +70,7 @@ def _lowered(error: str | None) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _check_interfaces(node: Node) -> Iterator[Finding]:
+def _check_interfaces(node: CheckedHost) -> Iterator[Finding]:
     """Check the interfaces named by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
 
     gloo takes a list of names; NCCL a list of prefixes, exact names after `=`, or exclusions after `^`.
@@ -94,7 +94,7 @@ def _check_interfaces(node: Node) -> Iterator[Finding]:
             yield Finding((node.name,), f"{variable}={value} matches no interface", fix)
 
 
-def _check_loopback(node: Node) -> Iterator[Finding]:
+def _check_loopback(node: CheckedHost) -> Iterator[Finding]:
     """Find an NCCL_SOCKET_IFNAME that excludes some interfaces, but not lo.
 
     NCCL connects over the first interface that it may use, which then is lo (findInterfaces in its socket.cc).

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.hosts.ranges import fold_names
 from launcher.preflight.comparison import group_hosts, has_majority, list_values
-from launcher.preflight.findings import NOTE, WARNING, Finding, Node
+from launcher.preflight.findings import NOTE, WARNING, CheckedHost, Finding
 from launcher.wording import count
 
 # pip, setuptools and wheel install packages, and a virtual environment made by another tool or at another time has
@@ -27,7 +27,7 @@ _FIX = "make the environments equal, for example with --setup 'uv sync --locked'
 _Versions = Mapping[str, str | None]  # by the host's name; None: not installed there
 
 
-def check(nodes: Sequence[Node]) -> Iterator[Finding]:
+def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield which packages differ on which hosts, in one finding for each host, or for all if none is in the majority.
 
     So of two hosts neither is blamed.
@@ -69,7 +69,7 @@ def list_versions(versions: _Versions) -> str:
     return ", ".join(list_values(groups, _MAX_VALUES))
 
 
-def tabulate(nodes: Sequence[Node]) -> list[str]:
+def tabulate(nodes: Sequence[CheckedHost]) -> list[str]:
     """Return a line for each package of any node, those that differ first, after a line that counts them."""
     known = [node for node in nodes if node.fact.packages is not None]
     if not known:
@@ -86,13 +86,13 @@ def tabulate(nodes: Sequence[Node]) -> list[str]:
     return [heading, *more, *lines]
 
 
-def _collect(nodes: Sequence[Node]) -> dict[str, _Versions]:
+def _collect(nodes: Sequence[CheckedHost]) -> dict[str, _Versions]:
     """Return the versions of each package on all nodes, by the package's name."""
     names = sorted({name for node in nodes for name in node.fact.packages or ()})
     return {name: {node.name: (node.fact.packages or {}).get(name) for node in nodes} for name in names}
 
 
-def _key(name: str, version: str | None, nodes: Sequence[Node]) -> str | None:
+def _key(name: str, version: str | None, nodes: Sequence[CheckedHost]) -> str | None:
     """Return what is compared of a version: nothing but its presence if `comparison` has a finding for the rest."""
     is_compared = name in _COMPARED or (name.startswith(_NCCL) and nodes[0].job.wants_gpus)
     return "" if is_compared and version is not None else version
@@ -106,7 +106,7 @@ def _describe(name: str, version: str | None, common: str | None, others: str) -
     return f"{name} {version} ({others.removeprefix('the ')} {common})"
 
 
-def _name_editables(nodes: Sequence[Node]) -> Iterator[Finding]:
+def _name_editables(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield the editable packages that are not in the code that is sent."""
     for node in nodes:
         tree, root = node.job.tree, node.fact.tree

@@ -10,11 +10,11 @@ from launcher.job.job import ProgramKind
 from launcher.job.plan import count_processes, count_visible
 from launcher.job.variables import VISIBLE_DEVICES
 from launcher.node import messages
-from launcher.preflight.findings import NOTE, WARNING, Finding, Node, on_cpus
+from launcher.preflight.findings import NOTE, WARNING, CheckedHost, Finding, on_cpus
 from launcher.wording import count
 
 
-def check(node: Node) -> Iterator[Finding]:
+def check(node: CheckedHost) -> Iterator[Finding]:
     """Yield what would make the plan wrong on this node."""
     checks = (_check_environment, _check_python, _check_torchrun, _check_folder, _check_gpus, _check_route)
     for find in checks:
@@ -27,7 +27,7 @@ _WORDS = {messages.NO_PROGRAM: "isn't there", messages.NO_TORCH: "has no torch"}
 _Found = Iterator[tuple[str, str]]
 
 
-def _check_environment(node: Node) -> _Found:
+def _check_environment(node: CheckedHost) -> _Found:
     """Check whether the node could enter the environment of --setup, --venv or --conda."""
     venv, failure = node.job.activation.venv, node.fact.setup_failure
     if not node.fact.venv_found:
@@ -39,7 +39,7 @@ def _check_environment(node: Node) -> _Found:
         yield f"{failure.step} failed ({failure.reason}){_said(failure)}", _hint(failure)
 
 
-def _is_entered(node: Node) -> bool:
+def _is_entered(node: CheckedHost) -> bool:
     """Tell whether the node could enter the environment; only then did it look for a Python."""
     return node.fact.venv_found and node.fact.setup_failure is None
 
@@ -59,7 +59,7 @@ def _hint(failure: SetupFailure) -> str:
     return "name one of them, or its path, with --conda" if has_others else "load conda or add it to PATH with --setup"
 
 
-def _check_python(node: Node) -> _Found:
+def _check_python(node: CheckedHost) -> _Found:
     if not node.job.program.needs_torch or node.fact.torch_version is not None or not _is_entered(node):
         return
     tried = "; ".join(f"{path}: {why}" for path, why in node.fact.pythons_tried)
@@ -73,14 +73,14 @@ def _check_python(node: Node) -> _Found:
         yield f"no Python with torch ({tried})", "install torch, or name a Python that has it with --python PATH"
 
 
-def _check_torchrun(node: Node) -> _Found:
+def _check_torchrun(node: CheckedHost) -> _Found:
     """Refuse torch before 2.0: its torchrun takes no option with dashes (pytorch #94505); before 1.9 there is none."""
     version = node.fact.torch_version
     if node.job.uses_torchrun and version is not None and version.partition(".")[0] in ("0", "1"):
         yield f"torch {version} is too old for torchrun as launch starts it", "start the ranks without it: --legacy"
 
 
-def _check_folder(node: Node) -> _Found:
+def _check_folder(node: CheckedHost) -> _Found:
     job = node.job
     if job.tree is not None:  # launch has looked at what it sends
         return
@@ -96,7 +96,7 @@ def _check_folder(node: Node) -> _Found:
         )
 
 
-def _check_gpus(node: Node) -> _Found:
+def _check_gpus(node: CheckedHost) -> _Found:
     if not node.job.wants_gpus:
         return
     host, fact = node.host, node.fact
@@ -124,7 +124,7 @@ def _check_gpus(node: Node) -> _Found:
         yield f"{wanted} GPUs requested, but {has}", f"{option} (one process per GPU)"
 
 
-def _check_route(node: Node) -> _Found:
+def _check_route(node: CheckedHost) -> _Found:
     route = node.fact.route
     if route is None:
         return
@@ -138,7 +138,7 @@ def _check_route(node: Node) -> _Found:
         yield f"no interface has the address {route.address}", "set NCCL_SOCKET_IFNAME with --env"
 
 
-def find_passed_over(nodes: Sequence[Node]) -> Iterator[Finding]:
+def find_passed_over(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield why ranks don't run in the environment that is active where `launch` was typed.
 
     If no host has that environment, as with a Mac's, the finding is only a note.
@@ -152,7 +152,7 @@ def find_passed_over(nodes: Sequence[Node]) -> Iterator[Finding]:
             yield Finding((node.name,), text, "choose another with --venv, --conda or --python", severity)
 
 
-def _find_reason(node: Node) -> str | None:
+def _find_reason(node: CheckedHost) -> str | None:
     """Return why a node passes over the active environment; None if it doesn't, or none is active."""
     folder = node.job.active_env
     return dict(node.fact.pythons_tried).get(python_of(folder)) if folder else None

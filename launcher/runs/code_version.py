@@ -1,6 +1,7 @@
 """Find the commit of the user's code, and whether its files differ from it, by asking git while the run starts.
 
-Only the end of a run waits for git, and for a second at most: a repository may be large, or on a slow file system.
+A repository may be large, or on a slow file system: `keep_code_version` lets the run start meanwhile, and its end waits
+a second for git at most. A run that gets a controller on a host waits for `ask_code_version` before it starts.
 Without git, outside a repository, or if git refuses a repository of another owner, nothing is known; that's no error.
 
 `git status` may run the filters of the repository's configuration (git-lfs is one), just as the ranks run its code;

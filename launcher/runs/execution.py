@@ -17,7 +17,7 @@ from launcher.runs.culprits import find_between_attempts
 from launcher.runs.notification import Notifier
 from launcher.runs.result import Result
 from launcher.runs.run import Run
-from launcher.runs.run_list import Entry, RunList
+from launcher.runs.run_list import RunList, RunListEntry
 from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.session import SIGNALS
 from launcher.session.signals import catch_signals, outlast_signals
@@ -25,7 +25,7 @@ from launcher.sync.contents import Contents
 
 
 async def execute_job(
-    request: RunRequest, entry: Entry, *, variables: Mapping[str, str], notify: str | None = None,
+    request: RunRequest, entry: RunListEntry, *, variables: Mapping[str, str], notify: str | None = None,
     end_process: Callable[[int], object] | None = None,
 ) -> Result:  # fmt: skip
     """Run a job to its end, and write down how it ended; raise LauncherError if it can't start.
@@ -64,7 +64,7 @@ def _ignore() -> None:
 
 
 @contextlib.contextmanager
-def listed(runs: RunList, record: RunRecord, *, is_needed: bool) -> Iterator[Entry]:
+def listed(runs: RunList, record: RunRecord, *, is_needed: bool) -> Iterator[RunListEntry]:
     """List a run while the block runs, and afterwards if it has started; raise UsageError if it must be and can't."""
     entry = runs.begin(record.run_id, record.name, record.folder)
     try:

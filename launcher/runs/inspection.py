@@ -17,7 +17,7 @@ from launcher.clock import wall_clock
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host
 from launcher.job.activation import setup_order
-from launcher.job.facts import Link, NodeFacts, Probe, Probes
+from launcher.job.facts import LinkQuality, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device
 from launcher.node import messages
@@ -167,7 +167,7 @@ class Inspector:
             if state.probed is not None:
                 answers = zip(targets[index], state.probed["errors"], state.probed["links"], strict=False)
                 tried = tuple(
-                    replace(probe, error=error, link=Link(*link) if link else None)
+                    replace(probe, error=error, link=LinkQuality(*link) if link else None)
                     for probe, error, link in answers
                     if probe.host not in lost
                 )

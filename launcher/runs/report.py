@@ -1,4 +1,6 @@
-"""The messages about a run: its plan, how it ended and the cause. Nothing here does I/O.
+"""The messages about a run: its plan, why it failed, and the last line, with which it ends. Nothing here does I/O.
+
+What is printed about restarts between two attempts is in `runs.run`.
 
 A Cause becomes text here; `launcher.errors` describes how it is found.
 """
@@ -19,9 +21,10 @@ from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.output.style import Line, Style, break_line
 from launcher.preflight.findings import Finding
 from launcher.runs.judge import RankFates
-from launcher.runs.policy import Ending, Outcome, describe
+from launcher.runs.policy import Ending, Outcome, Stop, describe
+from launcher.runs.result import Result
 from launcher.session.node_state import Census
-from launcher.wording import count, listed, plural
+from launcher.wording import count, duration, listed, plural
 
 _MOST_WRITTEN = 5  # names
 _MAX_LEFT = 10
@@ -34,6 +37,7 @@ _COLUMNS = 80
 _MAX_LINE = 150
 _MAX_ERROR = 300
 _MAX_FRAME_LINES = 5
+_SENDERS = {2: "you", 15: "SIGTERM", 1: "SIGHUP"}  # by the number of the signal
 
 
 def plan_line(plan: LaunchPlan, run: str, folder: Path, *, on_cpu: bool, code: str | None = None) -> str:
@@ -102,6 +106,33 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
     if node.nproc == 1:
         return f"rank {node.first_rank}"
     return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
+
+
+def finished_words(result: Result, seconds: float, failed: Sequence[Ending]) -> str:
+    """Return the last line of a run that succeeded; seconds: how long it took; failed: its attempts before that."""
+    ranks = f"{count(result.ranks, 'rank')} succeeded"
+    return f"finished in {duration(seconds)}{attempt_words(failed)}, {ranks}, {result.census.describe()}"
+
+
+def failed_words(result: Result) -> str:
+    """Return the last line of a run that failed; its cause was printed before."""
+    return ", ".join(filter(None, [result.census.describe(), f"exit code {result.exit_code}"]))
+
+
+def stopped_words(number: int, seconds: float, census: Census) -> str:
+    """Return the last line of a run that the signal with this number stopped after so many seconds."""
+    return ", ".join(filter(None, [f"stopped by {_SENDERS[number]} after {duration(seconds)}", census.describe()]))
+
+
+def unstarted_words(number: int, census: Census) -> str:
+    """Return the last line of a run that was stopped before any rank was started; a --setup may leave processes."""
+    return f"stopped by {_SENDERS[number]}, {'nothing was started' if census.is_clean else census.describe()}"
+
+
+def no_restart_words(decision: Stop, attempts: int, seconds: float) -> str:
+    """Return why a run with --restarts isn't restarted after so many attempts and seconds."""
+    after = f" after {count(attempts, 'attempt')} in {duration(seconds)}" if attempts > 1 else ""
+    return f"no restart{after}: {decision.why}"
 
 
 def attempt_words(failed: Sequence[Ending]) -> str:

@@ -28,7 +28,7 @@ from launcher.session.node_state import Census
 from launcher.session.session import SIGNALS, Session
 from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Action, Interrupted, catch_signals
-from launcher.wording import count, duration, span
+from launcher.wording import count, span
 
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
@@ -86,7 +86,8 @@ class Run:
                 return await self._return_unstarted(result)
             if result.exit_code == 0:
                 self._note_attempt(began_at, result, None, None, None)
-                return await self._conclude(result, self._finished_words(result))
+                words = report.finished_words(result, self._elapsed_s(), self._endings)
+                return await self._conclude(result, words)
             ending = self._judge(result, refusal)
             self._endings.append(ending)
             decision = decide(self._endings, self._options.restarts)
@@ -101,7 +102,7 @@ class Run:
                 if self._searches(decision):
                     await self._pause(result.lost_host_wait_s)
                     decision = await self._search(decision)
-                self._line_up(result, decision)
+                self._replace_hosts(result, decision)
                 await self._pause(begins_at - boottime())
             except Interrupted as interruption:
                 return await self._conclude_stop(result, interruption.number)
@@ -191,7 +192,7 @@ class Run:
             self._note_incidents(dict.fromkeys(searched.without, "failed test-distributed"))
         return searched
 
-    def _line_up(self, result: Result, decision: Restart) -> None:
+    def _replace_hosts(self, result: Result, decision: Restart) -> None:
         """Replace the hosts that the next attempt does without."""
         if result.ranks:
             self._hosts.note_start()
@@ -291,37 +292,28 @@ class Run:
         """Return how a dry run ended, or a run that a signal stopped before it was started."""
         await self._discard_record()
         if result.interrupted_by is not None:
-            # No rank was started; what a --setup may have left is printed.
-            left = "nothing was started" if result.census.is_clean else result.census.describe()
-            self._say(f"launch: stopped by {_who(result.interrupted_by)}, {left}")
+            self._say(f"launch: {report.unstarted_words(result.interrupted_by, result.census)}")
         return result
-
-    def _finished_words(self, result: Result) -> str:
-        attempts = report.attempt_words(self._endings)
-        ranks = count(result.ranks, "rank")
-        return f"finished in {self._duration()}{attempts}, {ranks} succeeded, {result.census.describe()}"
 
     async def _conclude_failure(self, result: Result, decision: Stop) -> Result:
         number = result.interrupted_by
         if number is not None and result.cause is None:
             return await self._conclude_stop(result, number)
         if self._options.restarts and self._endings[-1].outcome is not Outcome.STOPPED:
-            attempts = f" after {count(len(self._endings), 'attempt')} in {self._duration()}"
-            self._say(f"launch: no restart{attempts if len(self._endings) > 1 else ''}: {decision.why}", Style.STRONG)
-        words = filter(None, [result.census.describe(), f"exit code {result.exit_code}"])
-        return await self._conclude(result, ", ".join(words))
+            words = report.no_restart_words(decision, len(self._endings), self._elapsed_s())
+            self._say(f"launch: {words}", Style.STRONG)
+        return await self._conclude(result, report.failed_words(result))
 
     async def _conclude_stop(self, result: Result, number: int) -> Result:
-        words = [f"stopped by {_who(number)} after {self._duration()}", result.census.describe()]
         stopped = Result(EXIT_SIGNAL_BASE + number, result.seconds, result.census, interrupted_by=number)
-        return await self._conclude(stopped, ", ".join(filter(None, words)))
+        return await self._conclude(stopped, report.stopped_words(number, self._elapsed_s(), result.census))
 
-    def _duration(self) -> str:
-        return duration(wall_clock() - self._began_at)
+    def _elapsed_s(self) -> float:
+        return wall_clock() - self._began_at
 
     async def _conclude(self, result: Result, words: str) -> Result:
         """Write the record, and then print how the run ended: the disk may be full."""
-        values = {**result.as_record(), "seconds": round(wall_clock() - self._began_at, 3)}
+        values = {**result.as_record(), "seconds": round(self._elapsed_s(), 3)}
         self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
         unwritten = await self._close_disk()
         if unwritten is not None:
@@ -341,10 +333,6 @@ class Run:
             await asyncio.to_thread(self._request.notify, "end", result)
             await asyncio.to_thread(self._home_disk.wait, STALLED_S)  # it may have said something
         return result
-
-
-def _who(number: int) -> str:
-    return {2: "you", 15: "SIGTERM", 1: "SIGHUP"}[number]
 
 
 def _ignore(*args: object) -> None:

@@ -192,7 +192,7 @@ class RemoteRun:
         return None if self.row is None else False
 
 
-class Entry:
+class RunListEntry:
     """The entry of this process's run, until it ends."""
 
     def __init__(self, place: Path | None, lock: IO[str] | None, error: OSError | None = None) -> None:
@@ -252,7 +252,7 @@ class RunList:
         with contextlib.suppress(OSError):  # it was never taken, or is the launch host's
             (self.base / run_id).rmdir()
 
-    def begin(self, run_id: str, name: str | None, folder: Path) -> Entry:
+    def begin(self, run_id: str, name: str | None, folder: Path) -> RunListEntry:
         """List a run of this process; a run needs no list, so an unwritable directory is no error."""
         controller = Controller(
             run_id, name, str(folder.absolute()), pid=os.getpid(), stop_signal=_find_stop_signal(),
@@ -278,8 +278,8 @@ class RunList:
                 shutil.rmtree(place, ignore_errors=True)
                 lock.close()
             self.release(run_id)
-            return Entry(None, None, error)
-        return Entry(place, lock)
+            return RunListEntry(None, None, error)
+        return RunListEntry(place, lock)
 
     def take_id(self, now: datetime, token: str) -> str:
         """Take an id for a run that another machine will control; raise OSError if that can't be written.

@@ -42,7 +42,7 @@ class Event:
     at: float  # wall-clock seconds here; of an EXIT or ENDED when it was sent, as far as that is known
 
 
-class Output(Protocol):
+class OutputSink(Protocol):
     """Takes a node's output and files; the node's reader thread calls it, and output waits there for a slow disk."""
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
@@ -69,7 +69,7 @@ class Connection:
     """
 
     def __init__(
-        self, index: int, host: Host, transport: Transport, settings: Settings, output: Output,
+        self, index: int, host: Host, transport: Transport, settings: Settings, output: OutputSink,
         on_events: Callable[[Sequence[Event]], None],
     ) -> None:  # fmt: skip
         self.index = index

@@ -15,7 +15,7 @@ from launcher.concurrency import start_task
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.open_files import allow_open_files
-from launcher.session.connection import Connection, Event, Output
+from launcher.session.connection import Connection, Event, OutputSink
 from launcher.session.settings import Settings
 from launcher.transports.base import Transport
 
@@ -42,7 +42,7 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[Output], settings: Settings, *,
+        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[OutputSink], settings: Settings, *,
         clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
         """clock: seconds, including those for which this machine sleeps."""

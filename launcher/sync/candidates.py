@@ -23,7 +23,6 @@ from launcher.sync.default_exclusions import (
     ENVIRONMENT,
     IGNORED,
     LAUNCHIGNORE,
-    OF_TOOLS,
     SECRET_FILES,
     VERSION_CONTROL,
     classify,
@@ -32,6 +31,12 @@ from launcher.sync.default_exclusions import (
 from launcher.sync.git import Absence, Repository, find_repository, list_ignored, list_names
 from launcher.sync.launchignore import exclude_options, seen_from_above, seen_from_inside
 
+# What tools make for themselves, as .gitignore files for Python name it: no run saves there.
+_OF_TOOLS = (
+    ".*", "__*__", "env", "ENV", "venv", "*.bak", "build", "develop-eggs", "dist", "downloads", "eggs", "lib", "lib64",
+    "parts", "sdist", "var", "wheels", "share", "htmlcov", "cover", "instance", "_build", "target", "profile_default",
+    "cython_debug", "marimo", "site",
+)  # fmt: skip
 _PLAIN_FOLDER = re.compile(rb"/?([^\s\\*?\[\]!#/][^\\*?\[\]/\r\n]*(?:/[^\\*?\[\]/\r\n]+)*)/\s*")
 _GITLINK = "160000"  # the mode of a submodule
 _SKIPPED = "S"  # the tag of a file that a sparse checkout omits
@@ -111,7 +116,7 @@ def _read_folder(line: bytes) -> str:
     found = _PLAIN_FOLDER.fullmatch(line)
     name = os.fsdecode(found[1]) if found else ""
     parts = name.split("/")
-    is_of_tool = any(fnmatchcase(part, pattern) for part in parts for pattern in (*OF_TOOLS, *CACHES))
+    is_of_tool = any(fnmatchcase(part, pattern) for part in parts for pattern in (*_OF_TOOLS, *CACHES))
     return "" if is_of_tool else name
 
 

@@ -23,12 +23,6 @@ CACHES = (
 )  # fmt: skip
 SECRET_FILES = (".env", ".env.*", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk")
 VERSION_CONTROL = (".git", ".hg", ".svn")
-# What tools make for themselves, as .gitignore files for Python name it: no run saves there.
-OF_TOOLS = (
-    ".*", "__*__", "env", "ENV", "venv", "*.bak", "build", "develop-eggs", "dist", "downloads", "eggs", "lib", "lib64",
-    "parts", "sdist", "var", "wheels", "share", "htmlcov", "cover", "instance", "_build", "target", "profile_default",
-    "cython_debug", "marimo", "site",
-)  # fmt: skip
 
 
 def classify(name: str) -> str | None:

@@ -39,7 +39,7 @@ ROUNDS = 6
 FACTORS = (0x85EBCA6B, 0xC2B2AE35)
 
 
-class Order:
+class SampleOrder:
     """The order of an epoch's samples: a permutation of the numbers below `size`, which depends on seed and epoch only.
 
     Up to `MOST_LISTED` numbers it is the permutation of torch's DistributedSampler with the same seed. A longer list
@@ -230,7 +230,7 @@ class Loader:
         Share r of R is every R-th sample of the same order, as torch's DistributedSampler deals them with drop_last.
         So with the same global batch the ranks' batches together hold the same samples for every R.
         """
-        order = Order(self.task.train_size, self.seed, epoch)
+        order = SampleOrder(self.task.train_size, self.seed, epoch)
         starts = range(skip, self.epoch_size - self.batch_size + 1, self.batch_size)
         own = (torch.arange(start, start + self.batch_size) for start in starts)
         return self.load(order.take(places * self.shares + self.share) for places in own)

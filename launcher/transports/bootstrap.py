@@ -2,7 +2,8 @@
 
 A command line is small and works in every shell (bash, dash, zsh, fish, tcsh): single quotes around text without
 single quotes, backslash escapes that no shell touches, and no `!`.
-It prints a marker first. `launch` sends nothing before the marker, since an rc file that reads stdin would consume it.
+It prints a marker first. Except over pdsh, `launch` sends nothing before it, since an rc file that reads stdin would
+consume it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NOT_LINUX_EXIT_CODE = 119
 # Of launcher.node: what every session needs, and what may have to end a run when the connection is gone.
 _FIRST_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
-    "facts.inspection", "facts.shared_directory",
+    "facts.responder", "facts.shared_directory",
     *(f"processes.{name}" for name in (
         "handover_log", "oom_kills", "proc", "ranks", "run_owner", "run_processes", "shim", "stop_steps", "workers",
     )),

@@ -1,8 +1,9 @@
-"""Every transport by its name: how it is opened, what it can't do, and which one is the default.
+"""Every transport that --transport names: how it is opened, what it can't do, and which one is the default.
 
-A new transport needs its module, an opener and a line of TRANSPORTS here, and an entry in tests/faults/ways.py.
-`launch --help` imports this module, so a transport is imported only when it is opened: paramiko alone takes a quarter
-of a second.
+Two others have no name: LocalTransport, for ranks on this machine, and AgentTransport, of a controller on a host.
+A new transport needs its module, an opener and a line of TRANSPORTS here, and an entry in WAYS and GAPS of
+tests/faults/ways.py. `launch --help` imports this module, so a transport is imported only when it is opened: paramiko
+alone takes a quarter of a second.
 """
 
 from __future__ import annotations

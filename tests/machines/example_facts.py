@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Gpu, NodeFacts, Route
 from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
-from launcher.preflight.findings import Finding, Node
+from launcher.preflight.findings import CheckedHost, Finding
 
 H200 = tuple(Gpu(index, "H200", 143771, "580.159") for index in range(8))
 SCRIPT = Program(ProgramKind.SCRIPT, "train.py")
@@ -38,9 +38,9 @@ def checked(**checks: object) -> NodeFacts:
     return facts(checks=Checks(**checks))
 
 
-def nodes_of(job: Job, every_fact: Sequence[NodeFacts]) -> list[Node]:
+def nodes_of(job: Job, every_fact: Sequence[NodeFacts]) -> list[CheckedHost]:
     """Return one node per fact: gpu1, gpu2, ..."""
-    return [Node(job, Host(f"gpu{number}"), fact) for number, fact in enumerate(every_fact, 1)]
+    return [CheckedHost(job, Host(f"gpu{number}"), fact) for number, fact in enumerate(every_fact, 1)]
 
 
 def told(findings: Iterable[Finding]) -> list[str]:

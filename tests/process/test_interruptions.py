@@ -350,8 +350,8 @@ def test_ctrl_c_just_before_a_restart_without_a_pause(tmp_path: Path) -> None:
     """While the run prints and writes what follows: no session is there that would hear it."""
 
     class PressedRun(Run):
-        def _line_up(self, *args: Any) -> None:
-            super()._line_up(*args)
+        def _replace_hosts(self, *args: Any) -> None:
+            super()._replace_hosts(*args)
             os.kill(os.getpid(), signal.SIGINT)
 
     result, words, folder = interrupt_run(

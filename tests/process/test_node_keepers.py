@@ -262,7 +262,7 @@ if child == 0:
     exec(sys.argv[1])
 os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
 os.waitpid = lambda *_: os.kill(os.getpid(), 9)
-shim._Shim(shim.Order([], {}, None, marks=set(), folder="", stop_timeout_s=0), {}, -1, 1)._reap()
+shim._Shim(shim.ShimSpec([], {}, None, marks=set(), folder="", stop_timeout_s=0), {}, -1, 1)._reap()
 """
 
 

@@ -21,7 +21,7 @@ from machines.patience import DEADLINE_S, slowed
 from node_process import WAITS, Message, Node, Nodes, shell
 
 from launcher.node import messages
-from launcher.node.facts import inspection, network
+from launcher.node.facts import network, responder
 from launcher.node.loop import Loop
 from launcher.node.processes import proc
 
@@ -294,11 +294,11 @@ def test_strangers_who_stay_take_no_descriptors(node: Node) -> None:
     way = ask_route(node)
     before = descriptors(node)
     with ExitStack() as strangers:
-        for _ in range(3 * inspection.MAX_ANSWERED):
+        for _ in range(3 * responder.MAX_ANSWERED):
             sock = strangers.enter_context(socket.create_connection((HERE, way["port"]), timeout=60))
             assert sock.recv(len(network.TOKEN)) == network.TOKEN
         assert probe(node, [HERE, way["port"]])["errors"] == [None]
-        assert descriptors(node) <= before + inspection.MAX_ANSWERED + 1  # the child that has just tried
+        assert descriptors(node) <= before + responder.MAX_ANSWERED + 1  # the child that has just tried
         talker = strangers.enter_context(socket.create_connection((HERE, way["probe_port"]), timeout=60))
         talker.sendall(b"GET / HTTP/1.1\r\n\r\n")
         talker.shutdown(socket.SHUT_WR)
@@ -358,9 +358,9 @@ def refuse() -> int:  # a fake: the limit of processes
 
 
 def ask_here(**fields: Any) -> tuple[Message, int]:
-    """Ask an inspection in this process; return its answer, and how often its loop could turn until then."""
+    """Ask a responder in this process; return its answer, and how often its loop could turn until then."""
     heard, loop = Heard(), Loop()
-    asked = inspection.Inspection(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
+    asked = responder.Responder(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
     turns = 0
 
     def turn() -> None:
@@ -396,7 +396,7 @@ def descriptors_here() -> int:
 def test_a_name_that_nobody_looks_up_is_told_and_stalls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats go out meanwhile, so the launcher hears of the name and not of a silence."""
     monkeypatch.setattr(network.socket, "getaddrinfo", hang)
-    monkeypatch.setattr(inspection, "LOOK_UP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(responder, "LOOK_UP_TIMEOUT_S", 0.5)
     answer, turns = ask_here(master="gpu1", port=0, listens=True)
     assert answer["error"] == "the name gpu1 did not resolve in 0.5 s"
     assert (answer["interface"], answer["address"], answer["port"], answer["probe_port"]) == (None,) * 4
@@ -423,7 +423,7 @@ def test_a_holder_that_takes_too_long_to_find_is_not_named(monkeypatch: pytest.M
         return list_directory(path)
 
     monkeypatch.setattr(os, "listdir", hang_in_a_child)
-    monkeypatch.setattr(inspection, "HOLDER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(responder, "HOLDER_TIMEOUT_S", 0.5)
     with listening(b"") as port:
         answer, turns = ask_here(port=port)
     assert answer["error"] == os.strerror(errno.EADDRINUSE)
@@ -445,7 +445,7 @@ def test_a_child_that_is_cut_off_counts_as_silent(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "write", cut_off(os.write))
     monkeypatch.setattr(os, "fdopen", cut_off(os.fdopen))
     heard, loop = Heard(), Loop()
-    asked = inspection.Inspection(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
+    asked = responder.Responder(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
     asked.gather_facts({"pythons": []}, {}, "")
     asked.find_route({"master": "localhost"})
     asked.probe({"targets": [[HERE, 1, True]]})

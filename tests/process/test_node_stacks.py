@@ -434,9 +434,9 @@ def count_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def take_here(rank: proc.Process, path: str) -> tuple[stacks.Answer, int]:
+def take_here(rank: proc.Process, path: str) -> tuple[stacks.RankStack, int]:
     """Take the stack of a process in this one; return the answer, and how many descriptors are left open."""
-    answers: list[stacks.Answer] = []
+    answers: list[stacks.RankStack] = []
     loop = Loop()
     before = count_descriptors()
     stacks._Dump(loop, rank, {"PATH": path}, None, answers.append).begin()

@@ -45,7 +45,7 @@ from launcher.trainer.config import TrainConfig, read_config
 from launcher.trainer.data import (
     MOST_WORKERS,
     Loader,
-    Order,
+    SampleOrder,
     Task,
     TokenSequences,
     build_loader,
@@ -135,11 +135,11 @@ def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> Non
 def test_more_samples_than_a_list_holds_are_shuffled_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "MOST_LISTED", 0)
     places = torch.arange(size)
-    shuffled = Order(size, seed=1, epoch=1).take(places)
+    shuffled = SampleOrder(size, seed=1, epoch=1).take(places)
     assert sorted(shuffled.tolist()) == places.tolist()
-    assert torch.equal(shuffled, Order(size, seed=1, epoch=1).take(places))
+    assert torch.equal(shuffled, SampleOrder(size, seed=1, epoch=1).take(places))
     if size == 1000:
-        assert not torch.equal(shuffled, Order(size, seed=1, epoch=2).take(places))
+        assert not torch.equal(shuffled, SampleOrder(size, seed=1, epoch=2).take(places))
         # Neighbours are as far apart as in any shuffled list: a third of the size on average.
         assert shuffled.diff().abs().float().mean() == pytest.approx(size / 3, rel=0.1)
 

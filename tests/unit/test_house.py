@@ -46,6 +46,11 @@ LIBRARIES = {
 READ_ENVIRONMENT = {"cli", "node", "distributed"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 
+# Pure packages do nothing but compute, and what reads files may still have no process, socket or clock.
+PURE = {"preflight", "diagnosis"}
+READ_FILES = {"hosts", "job"}
+REACHES_OUT = {"subprocess", "socket", "select", "threading", "asyncio", "multiprocessing", "time", "os"}
+
 # What starts something that nobody looks at; launcher.concurrency does it so that somebody does.
 STARTERS = {"Thread", "Timer", "create_task", "ensure_future", "run_coroutine_threadsafe", "start_new_thread"}
 # On a node few imports matter, and a rank's threads are its own.
@@ -175,6 +180,23 @@ def find_environment_faults(module: Module) -> list[str]:
     return [f"{module.path}:{line}: reads the environment" for line in module.environment_reads()]
 
 
+def find_impurities(module: Module) -> list[str]:
+    """Say which imports let a pure module reach a process, a socket or a clock, and what of preflight/ opens a file."""
+    if module.part not in PURE | READ_FILES:
+        return []
+    faults = [
+        f"{module.path}:{found.line}: imports {found.name}"
+        for found in module.imports()
+        if found.library in REACHES_OUT or found.name in ("launcher.clock.wall_clock", "launcher.clock.boottime")
+    ]
+    if module.part in READ_FILES or module.name == "launcher.diagnosis.flight_recorder":
+        return faults
+    names = {getattr(node, "attr", getattr(node, "id", "")): node for node in ast.walk(module.tree)}
+    return faults + [
+        f"{module.path}: uses {name}" for name in sorted({"open", "read_text", "read_bytes"} & names.keys())
+    ]
+
+
 def find_unseen_starts(module: Module) -> list[str]:
     """Say which lines start a thread or task whose failure nobody would see."""
     if module.part in START_UNSEEN:
@@ -198,7 +220,8 @@ def find_node_faults(module: Module) -> list[str]:
 
 
 FIND_FAULTS = (
-    find_layer_faults, find_library_faults, find_environment_faults, find_unseen_starts, find_node_faults,
+    find_layer_faults, find_library_faults, find_environment_faults, find_impurities,
+    find_unseen_starts, find_node_faults,
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The values of a command's options: one frozen value for each group of options, made once per command.
 
-`options.py` declares the options for click; here their values leave click. A command names the groups that it takes
+`table.py` declares the options for click; here their values leave click. A command names the groups that it takes
 as the types of its parameters, and everything below it gets those values, never click's mapping of options.
 """
 

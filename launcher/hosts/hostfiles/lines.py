@@ -52,7 +52,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HostfileEntry:
     """One host or range as written, with the traits that tell dialects apart: its keys, `range`, `:slots` ..."""
 
     text: str
@@ -69,7 +69,7 @@ class _Setting:
     text: str  # as it was written
 
 
-def parse_item(item: Item, colon: Colon | None = None) -> Iterator[Entry]:
+def parse_item(item: Item, colon: Colon | None = None) -> Iterator[HostfileEntry]:
     """Yield the hosts of a line or item; raise UsageError if it is wrong or ambiguous."""
     if item.settings is not None:
         yield _parse_host(item.text, item.settings, colon)
@@ -80,7 +80,7 @@ def parse_item(item: Item, colon: Colon | None = None) -> Iterator[Entry]:
         yield from parse_list(item.text, colon)
 
 
-def parse_list(content: str, colon: Colon | None = None) -> Iterator[Entry]:
+def parse_list(content: str, colon: Colon | None = None) -> Iterator[HostfileEntry]:
     """Yield the hosts of a list without settings, one at a time: a line can name more than memory holds."""
     targets = split_list(content)
     is_list = len(targets) > 1
@@ -91,7 +91,7 @@ def parse_list(content: str, colon: Colon | None = None) -> Iterator[Entry]:
         yield replace(entry, traits=entry.traits | {"list"}) if is_list else entry
 
 
-def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | None) -> Entry:
+def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | None) -> HostfileEntry:
     names, settings = _parse_target(target, colon)
     settings += [_read_setting(key, value) for key, value in pairs]
     by_key: dict[str, _Setting] = {}
@@ -116,7 +116,7 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | No
         traits.add("range")
     if said.slots is None:
         traits.add("no slots")
-    return Entry(target, names, said, frozenset(traits))
+    return HostfileEntry(target, names, said, frozenset(traits))
 
 
 def _parse_target(target: str, colon: Colon | None) -> tuple[tuple[str, ...], list[_Setting]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.errors import HostfileError, UsageError
 from launcher.hosts.host import Host
-from launcher.hosts.hostfiles.lines import SPELLINGS, Colon, Entry, Item, parse_item, parse_list
+from launcher.hosts.hostfiles.lines import SPELLINGS, Colon, HostfileEntry, Item, parse_item, parse_list
 from launcher.hosts.ranges import MAX_HOSTS, name_key, shown
 
 MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of MAX_HOSTS; /dev/zero has no end
@@ -51,7 +51,7 @@ class _Gathered:
     named: dict[str, tuple[str, Host, str, str]] = field(default_factory=dict)
     traits: set[str] = field(default_factory=set)
 
-    def add(self, entry: Entry, source: str, words: str) -> None:
+    def add(self, entry: HostfileEntry, source: str, words: str) -> None:
         if len(self.named) + len(entry.names) > MAX_HOSTS:
             raise UsageError(f"more than {MAX_HOSTS} hosts")
         self.traits |= entry.traits

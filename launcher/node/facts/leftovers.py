@@ -1,7 +1,7 @@
-"""The processes that other runs have on this node.
+"""The processes that other runs have on this node, and the controllers and agents that `launch` has started here.
 
-Each belongs to a run that is still active, or is left over: its guardian and supervisor are gone. For the directories
-of such runs, see `processes.run_folders`.
+Each process of a run belongs to one that is still active, or is left over: its guardian and supervisor are gone. For
+the directories of such runs, see `processes.run_folders`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launcher.node.processes.handover_log import HandoverLog
     from launcher.node.processes.oom_kills import OomKills
     from launcher.node.processes.run_processes import RunProcesses
-    from launcher.node.processes.shim import Order
+    from launcher.node.processes.shim import ShimSpec
     from launcher.node.send_queue import SendQueue
 
 
@@ -68,7 +68,7 @@ class Ranks:
         self._owned.set_starter(process)
         self._handover_log.note(rank=None, pid=process.pid, started=process.started)
 
-    def start_processes(self, order: Order, keepers_fd: int) -> None:
+    def start_processes(self, order: ShimSpec, keepers_fd: int) -> None:
         """Start plain commands as ranks, below a shim; keepers_fd: closes when guardian and supervisor are gone."""
         from launcher.node.processes import shim
 

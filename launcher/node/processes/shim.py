@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _CORE_DUMPED = 0x80  # in a status of wait(2)
 
 
-class Order:
+class ShimSpec:
     """What a shim starts, and what it must know to stop the run without the supervisor."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Order:
 
 
 def start(
-    order: Order, streams: dict[int, dict[int, int]], readers: list[int], keepers_fd: int
+    order: ShimSpec, streams: dict[int, dict[int, int]], readers: list[int], keepers_fd: int
 ) -> tuple[workers.Child, int]:
     """Fork a shim; return it, and the descriptor on which it reports starts and exits as lines of JSON.
 
@@ -82,7 +82,7 @@ def _leave(*kept: int) -> None:
 
 
 class _Shim:
-    def __init__(self, order: Order, streams: dict[int, dict[int, int]], keepers_fd: int, report_fd: int) -> None:
+    def __init__(self, order: ShimSpec, streams: dict[int, dict[int, int]], keepers_fd: int, report_fd: int) -> None:
         self._order = order
         self._streams = streams
         self._keepers_fd = keepers_fd

@@ -50,7 +50,7 @@ def send_stacks(
     for local_rank, process in ranks.items():
         if proc.is_alive(process):
 
-            def send(answer: Answer, local_rank: int = local_rank) -> None:
+            def send(answer: RankStack, local_rank: int = local_rank) -> None:
                 send_queue.send(
                     messages.STACK, answer.text, number=number, local_rank=local_rank, pid=answer.pid,
                     source=answer.source, state=answer.state, wchan=answer.wchan, reason=answer.reason,
@@ -59,7 +59,7 @@ def send_stacks(
             _Dump(loop, process, env, armed_folder, send).begin()
 
 
-class Answer:
+class RankStack:
     """What was found about one rank: its stack as `text`, or the `reason` why there is none."""
 
     def __init__(self, pid: int) -> None:
@@ -84,7 +84,7 @@ class _Dump:
         rank: proc.Process,
         env: dict[str, str],
         armed_folder: str | None,
-        on_done: Callable[[Answer], None],
+        on_done: Callable[[RankStack], None],
     ) -> None:
         self._loop = loop
         self._env = env
@@ -92,7 +92,7 @@ class _Dump:
         self._on_done = on_done
         self._has_python = False
         self._process = rank
-        self._answer = Answer(rank.pid)
+        self._answer = RankStack(rank.pid)
         self._py_spy_reason = "py-spy not found (fix: run pip install py-spy)"
         self._tries = 0
         self._path = ""

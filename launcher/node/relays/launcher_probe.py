@@ -7,7 +7,7 @@ import sys
 from launcher.node import clock
 
 
-class Login:
+class LoginConnection:
     """The TCP connection of the login that started this process.
 
     If the launch host is cut off, sshd closes the connection only when TCP gives up, after 15 minutes. A

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Any, Callable, Iterator, Tuple
 
-    from launcher.node.relays.launcher_probe import Login
+    from launcher.node.relays.launcher_probe import LoginConnection
 
     Wanted = Tuple[int, int, Callable[..., object], Tuple[Any, ...]]
 else:
@@ -73,7 +73,7 @@ class Relay:
         self._sources = {_STDIN: b""}  # where the launcher's lines come from, with the start of an unfinished line
         self._socket: socket | None = None
         self._senders: dict[int, socket] = {}  # by descriptor
-        self._login: Login | None = None
+        self._login: LoginConnection | None = None
         self._look_s = 0.0
         self._kept: dict[int, bytes] = {}
         self._kept_count = 0
@@ -98,7 +98,7 @@ class Relay:
         """Take the launcher's lines from a socket, since pdsh passes only the end of stdin; send `here`."""
         from launcher.node.relays import launcher_probe, relay_socket
 
-        self._login = launcher_probe.Login(self._env.get("SSH_CONNECTION", "").split(), silence_s)
+        self._login = launcher_probe.LoginConnection(self._env.get("SSH_CONNECTION", "").split(), silence_s)
         self._look_s = silence_s / LOOKS_PER_SILENCE
         self._socket = relay_socket.open_socket(nonce, int(self._task))
         pid = os.getpid()

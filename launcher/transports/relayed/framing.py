@@ -32,7 +32,7 @@ class RelayStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ProcessOutput:
     """A piece of a process's stdout or stderr."""
 
     channel: int
@@ -55,7 +55,7 @@ class Noise:
     text: bytes
 
 
-Event = RelayStarted | Output | Exit | Noise
+Event = RelayStarted | ProcessOutput | Exit | Noise
 
 
 def open_line(channel: int, task: int, command: str) -> bytes:
@@ -144,7 +144,7 @@ def _parse(text: bytes) -> Event:
     verb, *words = text.split(b" ")
     if verb in _STREAMS:
         channel, content = words
-        return Output(int(channel), _STREAMS[verb], a2b_base64(content))
+        return ProcessOutput(int(channel), _STREAMS[verb], a2b_base64(content))
     if verb == b"exit":
         channel, code = words
         if not 0 <= int(code) <= _MAX_CODE:
@@ -158,20 +158,20 @@ def _parse(text: bytes) -> Event:
 
 def _join(events: Iterable[Event]) -> Iterator[Event]:
     """Join adjacent pieces of one stream: one read from srun returns hundreds of lines."""
-    first: Output | None = None
+    first: ProcessOutput | None = None
     pieces: list[bytes] = []
     for event in events:
-        if isinstance(event, Output):
+        if isinstance(event, ProcessOutput):
             if first is not None and (first.channel, first.stream) == (event.channel, event.stream):
                 pieces.append(event.data)
                 continue
             if first is not None:
-                yield Output(first.channel, first.stream, b"".join(pieces))
+                yield ProcessOutput(first.channel, first.stream, b"".join(pieces))
             first, pieces = event, [event.data]
             continue
         if first is not None:
-            yield Output(first.channel, first.stream, b"".join(pieces))
+            yield ProcessOutput(first.channel, first.stream, b"".join(pieces))
             first = None
         yield event
     if first is not None:
-        yield Output(first.channel, first.stream, b"".join(pieces))
+        yield ProcessOutput(first.channel, first.stream, b"".join(pieces))

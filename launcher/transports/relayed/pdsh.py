@@ -16,16 +16,16 @@ from launcher.hosts.host import Host
 from launcher.transports import bootstrap
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.relayed.channel import RelayChannel
-from launcher.transports.relayed.framing import Event, Exit, LineDecoder, Output, RelayStarted
+from launcher.transports.relayed.framing import Event, Exit, LineDecoder, ProcessOutput, RelayStarted
 from launcher.transports.relayed.pdsh_command import RANK, Pdsh, make_folder, own_options
 from launcher.transports.relayed.pdsh_input import RelayInput, data_lines
 from launcher.transports.relayed.pdsh_output import PdshOutput, whole_lines
-from launcher.transports.relayed.step_lifecycle import Relay, StepLifecycle
+from launcher.transports.relayed.step_lifecycle import HostRelay, StepLifecycle
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.failures import SSH_PORT, is_passing, pass_on
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
-from launcher.transports.ssh.openssh_config import Answer, Answers, keep_known_keys, login_args
+from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, keep_known_keys, login_args
 from launcher.transports.ssh.this_machine import ThisMachine, is_this_machine
 
 _EXIT_OF_SSH = 255
@@ -51,7 +51,7 @@ class PdshTransport:
 
         PDSH_SSH_ARGS_APPEND of the environment is respected.
         """
-        self._answers = Answers(shutil.which("ssh") or "ssh", settings.ssh_config)
+        self._answers = HostConfigs(shutil.which("ssh") or "ssh", settings.ssh_config)
         self._this_machine = ThisMachine(settings)
         self._here = {host.name for host in hosts if self._is_here(host, own_options(settings.variables))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
@@ -91,7 +91,7 @@ class PdshTransport:
             return False
         return not self._answer(host).is_direct
 
-    def _answer(self, host: Host) -> Answer:
+    def _answer(self, host: Host) -> HostConfig:
         """Return the options of ssh_config for a host; `ssh -G` has run for it when pdsh was started."""
         return self._answers.of(host.name, self._pdsh.login_args(host))
 
@@ -216,7 +216,7 @@ class PdshStep:
             self._lifecycle.give_up(relay, self.why_lost(host))
         raise NotStartedError(self._output.said(host), self._output.exit_code(host), is_late=not is_known)
 
-    def _open(self, relay: Relay, command: str) -> RelayChannel:
+    def _open(self, relay: HostRelay, command: str) -> RelayChannel:
         channel = self._lifecycle.open_channel(relay, self, filter(None, [self._output.said(relay.host)]))
         task = self._tasks[relay.host]
         words = b"open %d %d" % (channel.number, task)
@@ -286,7 +286,7 @@ class PdshStep:
 
     def _take(self, hosts: Sequence[str], event: Event) -> None:
         """Take an event from one of these hosts, as pdsh labels its line; it may be about that host alone."""
-        if isinstance(event, Output | Exit):
+        if isinstance(event, ProcessOutput | Exit):
             self._relays.deliver(event, hosts, _WAITING_BYTES)
         elif isinstance(event, RelayStarted):
             for host in hosts:

@@ -28,7 +28,7 @@ from launcher.transports.relayed.framing import (
     Event,
     Exit,
     LineDecoder,
-    Output,
+    ProcessOutput,
     RelayStarted,
     hang_line,
     open_line,
@@ -36,7 +36,7 @@ from launcher.transports.relayed.framing import (
     took_line,
 )
 from launcher.transports.relayed.srun_output import SrunOutput, is_worth_showing
-from launcher.transports.relayed.step_lifecycle import Relay, StepLifecycle
+from launcher.transports.relayed.step_lifecycle import HostRelay, StepLifecycle
 
 # srun writes much output in pieces of 1 KB, each of which would wake the reader: it lets them gather for a moment.
 _FEW_BYTES = 512
@@ -188,7 +188,7 @@ class SrunStep:
             if relay.started is None and relay.failure is None:
                 self._lifecycle.give_up(relay, self._output.not_started(host, timeout_s))
 
-    def _open(self, relay: Relay, started: RelayStarted, command: str) -> RelayChannel:
+    def _open(self, relay: HostRelay, started: RelayStarted, command: str) -> RelayChannel:
         channel = self._lifecycle.open_channel(relay, self, self._output.lines(relay.host))
         if relay.host in self._lost:
             self._orders.put(hang_line(started.task, self._lost[relay.host]))
@@ -273,7 +273,7 @@ class SrunStep:
         self._finish()
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Output | Exit):
+        if isinstance(event, ProcessOutput | Exit):
             self._relays.deliver(event)
         elif isinstance(event, RelayStarted):
             if event.node in self._hosts:

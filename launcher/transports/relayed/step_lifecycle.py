@@ -19,7 +19,7 @@ from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.transports.base import STDERR
 from launcher.transports.relayed.channel import RelayChannel, RelayLink
-from launcher.transports.relayed.framing import Exit, Output, RelayStarted
+from launcher.transports.relayed.framing import Exit, ProcessOutput, RelayStarted
 
 _REUSE_S = 0.5  # an idle relay gets another process; it is well below LINGER_S, after which the relay ends
 # After the end of a host's task or ssh: what the host printed before may still be in the other pipe, and Slurm may
@@ -28,7 +28,7 @@ _SETTLE_S = 0.2
 
 
 @dataclass(slots=True)
-class Relay:
+class HostRelay:
     """What is known about the relay on one host; `Relays.changed` guards it."""
 
     host: str
@@ -52,16 +52,16 @@ class Relays:
     def __init__(self, hosts: Iterable[str], most_bytes: float = math.inf) -> None:
         """most_bytes: a limit for a channel's unread output that no relay exceeds unless it misbehaves."""
         self.changed = threading.Condition()
-        self._relays = {host: Relay(host) for host in hosts}
+        self._relays = {host: HostRelay(host) for host in hosts}
         self._missing = len(self._relays)  # counted, since every thread that waits asks after every start
         self._channels: dict[int, RelayChannel] = {}
         self._numbers = itertools.count(1)
         self._most_bytes = most_bytes
 
-    def __getitem__(self, host: str) -> Relay:
+    def __getitem__(self, host: str) -> HostRelay:
         return self._relays[host]
 
-    def add_channel(self, relay: Relay, link: RelayLink) -> RelayChannel:
+    def add_channel(self, relay: HostRelay, link: RelayLink) -> RelayChannel:
         """Return a new channel to a relay, which must have started; link: by which the channel reaches the relay."""
         channel = RelayChannel(relay.host, next(self._numbers), link, self._most_bytes)
         self._channels[channel.number] = channel
@@ -117,7 +117,7 @@ class Relays:
             for relay in self._relays.values()
         )
 
-    def wait_for(self, relay: Relay, is_over: Callable[[], object], timeout_s: float) -> bool:
+    def wait_for(self, relay: HostRelay, is_over: Callable[[], object], timeout_s: float) -> bool:
         """Wait until `is_over()` is true, checking it after every change; return whether it came true in time.
 
         `changed` must be held.
@@ -128,7 +128,9 @@ class Relays:
         finally:
             relay.is_awaited = False
 
-    def deliver(self, event: Output | Exit, hosts: Sequence[str] | None = None, most_bytes: int | None = None) -> None:
+    def deliver(
+        self, event: ProcessOutput | Exit, hosts: Sequence[str] | None = None, most_bytes: int | None = None
+    ) -> None:
         """Pass a process's output, or its end, to its channel.
 
         hosts: those that may have sent it, if that is known; another host's channel doesn't get it.
@@ -137,7 +139,7 @@ class Relays:
         channel = self._channels.get(event.channel)
         if channel is None or (hosts is not None and channel.host not in hosts):
             return
-        if isinstance(event, Output):
+        if isinstance(event, ProcessOutput):
             channel.deliver(event.stream, event.data)
             if most_bytes is not None:
                 channel.await_room(most_bytes)
@@ -217,7 +219,7 @@ class StepLifecycle:
         """Run `work` on a stream of the process; an exception in it loses all hosts and ends the process."""
         return start_thread(work, name, self._break)
 
-    def open_channel(self, relay: Relay, link: RelayLink, earlier: Iterable[str]) -> RelayChannel:
+    def open_channel(self, relay: HostRelay, link: RelayLink, earlier: Iterable[str]) -> RelayChannel:
         """Return a new channel to a host, whose stderr begins with what was printed about the host earlier.
 
         `relays.changed` must be held, and the relay must have started.
@@ -227,7 +229,7 @@ class StepLifecycle:
             channel.deliver(STDERR, as_noise(text))
         return channel
 
-    def give_up(self, relay: Relay, failure: HostFailure) -> HostFailure:
+    def give_up(self, relay: HostRelay, failure: HostFailure) -> HostFailure:
         """Count a host as lost and return why: `failure`, if nothing was known before; `relays.changed` is held."""
         relay.failure = relay.failure or failure
         self.relays.changed.notify_all()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from launcher.hosts.host import Host
-from launcher.transports.ssh.config_lines import OPTIONS, LeftToSsh, Line, WrongLine, every_line
+from launcher.transports.ssh.config_lines import OPTIONS, ConfigLine, LeftToSsh, WrongLine, every_line
 from launcher.transports.ssh.known_hosts import matches
 from launcher.transports.ssh.openssh_config import read_seconds, split_jump
 
@@ -67,7 +67,7 @@ class Criterion:
 class Blocks:
     """The lines of all files, in the order in which ssh reads them."""
 
-    def __init__(self, files: Sequence[Sequence[Line]]) -> None:
+    def __init__(self, files: Sequence[Sequence[ConfigLine]]) -> None:
         self.files = files
         self._left = next(filter(None, map(_find_fault, every_line(files))), None)
 
@@ -147,7 +147,7 @@ class _Reading:
         """Return the HostName if one was set, or else the name."""
         return expand_hostname(str(self.options.get("hostname", "%h")), self.name)
 
-    def walk(self, lines: Iterable[Line], *, is_active: bool) -> None:
+    def walk(self, lines: Iterable[ConfigLine], *, is_active: bool) -> None:
         """Read the lines of a file. A block ends with its file, so an Include doesn't affect the lines after it."""
         for line in lines:
             if line.keyword == "host":
@@ -160,7 +160,7 @@ class _Reading:
             elif is_active:
                 self._take(line)
 
-    def _matches(self, line: Line) -> bool:
+    def _matches(self, line: ConfigLine) -> bool:
         criteria = parse_match(line.value)
         answers: dict[str, Callable[[str], bool]] = {
             "all": lambda _: True,
@@ -175,7 +175,7 @@ class _Reading:
             raise LeftToSsh(f"{line.place}: only ssh can tell whether `Match {line.value}` applies", _ASK)
         return True
 
-    def _take(self, line: Line) -> None:
+    def _take(self, line: ConfigLine) -> None:
         """Take the option of a line that applies, if it isn't set yet."""
         options = self.options
         if line.keyword in ("proxyjump", "proxycommand"):
@@ -203,7 +203,7 @@ def _own_user() -> str:
         raise LeftToSsh(text, "add an entry") from None
 
 
-def _find_fault(line: Line) -> LeftToSsh | None:
+def _find_fault(line: ConfigLine) -> LeftToSsh | None:
     """Return why a line leaves all hosts to ssh, even those to which its block doesn't apply; None if it doesn't."""
     if line.keyword == "match":
         criteria = parse_match(line.value)
@@ -222,15 +222,15 @@ def _find_fault(line: Line) -> LeftToSsh | None:
     return None
 
 
-def _wrong(line: Line) -> WrongLine:
+def _wrong(line: ConfigLine) -> WrongLine:
     return WrongLine(f"{line.place}: {line.keyword} can't be {line.value!r}", "correct that line")
 
 
-def _unexpanded(line: Line) -> LeftToSsh:
+def _unexpanded(line: ConfigLine) -> LeftToSsh:
     return LeftToSsh(f"{line.place}: {line.keyword}: only ssh can expand {line.value}", _ASK)
 
 
-def _read_word(line: Line) -> str:
+def _read_word(line: ConfigLine) -> str:
     word, *more = line.words
     if more:
         raise _wrong(line)
@@ -239,20 +239,20 @@ def _read_word(line: Line) -> str:
     return word
 
 
-def _read_choice(line: Line) -> str:
+def _read_choice(line: ConfigLine) -> str:
     value = _CHOICES[line.keyword].get(_read_word(line).lower())
     if value is None:
         raise _wrong(line)
     return value
 
 
-def _read_hostname(line: Line) -> str:
+def _read_hostname(line: ConfigLine) -> str:
     if not is_plain_hostname(word := _read_word(line)):
         raise _unexpanded(line)
     return word
 
 
-def _read_port(line: Line) -> str:
+def _read_port(line: ConfigLine) -> str:
     word = _read_word(line)
     if not _is_port(word):
         raise _wrong(line)
@@ -263,7 +263,7 @@ def _is_port(word: str) -> bool:
     return word.isascii() and word.isdecimal() and 0 < int(word) <= _MAX_PORT
 
 
-def _read_time(line: Line) -> str:
+def _read_time(line: ConfigLine) -> str:
     word = _read_word(line)
     seconds = read_seconds(word)
     if seconds is None and word != _NONE:
@@ -271,7 +271,7 @@ def _read_time(line: Line) -> str:
     return word if seconds is None else str(int(seconds))
 
 
-def _read_paths(line: Line) -> str:
+def _read_paths(line: ConfigLine) -> str:
     """Return the paths as launcher.transports.ssh.known_hosts_paths takes them: in quotes if they contain spaces."""
     if len(line.words) > 1 and _NONE in map(str.lower, line.words):
         raise _wrong(line)
@@ -280,12 +280,12 @@ def _read_paths(line: Line) -> str:
     return " ".join(f'"{word}"' if " " in word else word for word in line.words)
 
 
-def _read_command(line: Line) -> str:
+def _read_command(line: ConfigLine) -> str:
     value = line.value.lstrip(" \t=")
     return _NONE if value.lower() == _NONE else value
 
 
-def _read_jumps(line: Line) -> str:
+def _read_jumps(line: ConfigLine) -> str:
     value, comment, _ = line.value.lstrip(" \t=").partition("#")
     value = value.strip()
     is_none = value.lower() == _NONE
@@ -296,13 +296,13 @@ def _read_jumps(line: Line) -> str:
     return _NONE if is_none else value
 
 
-def _read_canonical(line: Line) -> str:
+def _read_canonical(line: ConfigLine) -> str:
     if _read_word(line).lower() not in ("no", "false"):
         raise LeftToSsh(f"{line.place}: only ssh can look up canonical names", _ASK)
     return "no"
 
 
-_READERS: dict[str, Callable[[Line], str]] = {
+_READERS: dict[str, Callable[[ConfigLine], str]] = {
     **dict.fromkeys(_CHOICES, _read_choice),
     **dict.fromkeys(_KNOWN_HOSTS, _read_paths),
     "hostname": _read_hostname,
@@ -322,7 +322,7 @@ class Groups:
     `Match exec` has a token such as %h, or names are looked up (CanonicalizeHostname).
     """
 
-    def __init__(self, files: Sequence[Sequence[Line]]) -> None:
+    def __init__(self, files: Sequence[Sequence[ConfigLine]]) -> None:
         self._lines = tuple(every_line(files))
         self._is_alike = all(map(_is_alike, self._lines))
         self._hostnames = {"%h", *(line.words[0] for line in self._lines if line.keyword == "hostname")}
@@ -351,7 +351,7 @@ class Groups:
                         yield matches_host(each.argument, name)
 
 
-def _is_alike(line: Line) -> bool:
+def _is_alike(line: ConfigLine) -> bool:
     """Tell whether a line has the same effect on all hosts that match the same patterns."""
     if line.keyword == "match":
         criteria = parse_match(line.value)

@@ -23,13 +23,13 @@ from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Groups, Hos
 from launcher.transports.ssh.config_lines import (
     MAX_DEPTH,
     OPTIONS,
+    ConfigLine,
     LeftToSsh,
-    Line,
     Origin,
     SharedFile,
     read_lines,
 )
-from launcher.transports.ssh.failures import SSH_PORT, Place
+from launcher.transports.ssh.failures import SSH_PORT, Destination
 from launcher.transports.ssh.known_hosts_paths import expand_tokens, find_files
 from launcher.transports.ssh.openssh_config import ask_ssh, jump_circle, login_args, split_jump
 from launcher.transports.ssh.this_machine import own_user
@@ -47,7 +47,7 @@ _Question = tuple[HostGroup, "str | None", "int | None"]  # with the user and th
 class Hop:
     """One login on the way to a host: to one of its jump hosts, or to the host itself."""
 
-    place: Place
+    place: Destination
     settings: Mapping[str, Any]  # what ssh_config sets; tokens are left only in the paths of known_hosts files
 
     @property
@@ -90,7 +90,7 @@ class ConfigFiles:
             self._hops_of[host] = self._find_hops(host)
         return self._hops_of[host]
 
-    def _read_files(self) -> Sequence[Sequence[Line]]:
+    def _read_files(self) -> Sequence[Sequence[ConfigLine]]:
         try:
             return self._read_all(is_checked=True)
         except SharedFile as shared:
@@ -101,7 +101,7 @@ class ConfigFiles:
         ask_ssh(str(self._ssh), self._named, ["--", "localhost"])  # raises UsageError if ssh refuses the file
         return self._read_all(is_checked=False)
 
-    def _read_all(self, *, is_checked: bool) -> Sequence[Sequence[Line]]:
+    def _read_all(self, *, is_checked: bool) -> Sequence[Sequence[ConfigLine]]:
         """Read the files; is_checked: raise SharedFile for one that ssh would check, if others may write it."""
         included = 1 if is_checked else MAX_DEPTH + 1
         users = Origin(_USER_FILE.parent, is_users=True, checked_from=included)
@@ -184,7 +184,7 @@ def _find_ssh() -> str | None:
     return shutil.which("ssh")
 
 
-def _read(path: Path, origin: Origin) -> Sequence[Line]:
+def _read(path: Path, origin: Origin) -> Sequence[ConfigLine]:
     """Return the lines of a file that need not exist; like ssh, treat one that can't be read as empty."""
     try:
         return read_lines(path, origin)
@@ -213,7 +213,7 @@ def _make_hop(host: Host, options: Options) -> Hop:
     found: dict[str, Any] = {key: value for key, value in options.items() if value != []}
     user = found.get("user") or own_user() or ""
     port = int(found.get("port", SSH_PORT))
-    place = Place(host.name, found["hostname"], port, user, found.get("hostkeyalias"))
+    place = Destination(host.name, found["hostname"], port, user, found.get("hostkeyalias"))
     for key in COLLECTED & found.keys():
         found[key] = [expand_tokens(path, place) for path in found[key]]
     for key in _WITH_TOKENS & found.keys():

@@ -61,7 +61,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ConfigLine:
     """An option with its value as written in the file.
 
     words: the words of the value, without quotes and comment; empty for a Match line, a command or ProxyJump.
@@ -72,10 +72,10 @@ class Line:
     keyword: str  # in lower case
     value: str
     words: tuple[str, ...]
-    files: tuple[tuple[Line, ...], ...] = ()
+    files: tuple[tuple[ConfigLine, ...], ...] = ()
 
 
-def read_lines(path: Path, origin: Origin, depth: int = 0) -> tuple[Line, ...]:
+def read_lines(path: Path, origin: Origin, depth: int = 0) -> tuple[ConfigLine, ...]:
     """Return the lines of a file; none if there is no file. Raise LeftToSsh, or OSError if it can't be read."""
     if depth > MAX_DEPTH:
         raise LeftToSsh(f"{path}: Include is nested more than {MAX_DEPTH} files deep", "check if one includes itself")
@@ -91,7 +91,7 @@ def read_lines(path: Path, origin: Origin, depth: int = 0) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def every_line(files: Iterable[Iterable[Line]]) -> Iterator[Line]:
+def every_line(files: Iterable[Iterable[ConfigLine]]) -> Iterator[ConfigLine]:
     """Yield all lines; those of included files follow their Include line."""
     for file in files:
         for line in file:
@@ -133,22 +133,22 @@ def _read(path: Path, *, is_checked: bool) -> list[str]:
         return []
 
 
-def _parse(text: str, place: str) -> Line:
+def _parse(text: str, place: str) -> ConfigLine:
     found = _LINE.fullmatch(text.rstrip(" \t\r\f"))
     if found is None:
         raise WrongLine(f"{place}: {text.strip()!r} is not an option with a value", "correct that line")
     keyword, value = found[1].lower(), found[2]
     if keyword not in _KEYWORDS:
-        return Line(place, keyword, value, ())
+        return ConfigLine(place, keyword, value, ())
     words = split_words(value)
     if keyword in _WITHOUT_WORDS and words is not None:
-        return Line(place, keyword, value, ())
+        return ConfigLine(place, keyword, value, ())
     if not words or "" in words:
         raise WrongLine(f"{place}: {keyword}: no value, or a quote that is not closed", "correct that line")
-    return Line(place, keyword, value, words)
+    return ConfigLine(place, keyword, value, words)
 
 
-def _included(line: Line, origin: Origin, depth: int) -> Iterator[tuple[Line, ...]]:
+def _included(line: ConfigLine, origin: Origin, depth: int) -> Iterator[tuple[ConfigLine, ...]]:
     for pattern in line.words:
         # OpenSSH before 9.9 takes % and ${ literally, as Python's glob does a backslash or a class such as [:alpha:].
         if _FOR_SSH_ALONE.search(pattern):
@@ -160,7 +160,7 @@ def _included(line: Line, origin: Origin, depth: int) -> Iterator[tuple[Line, ..
         yield from (_read_included(Path(path), line, origin, depth) for path in sorted(found, key=os.fsencode))
 
 
-def _read_included(path: Path, line: Line, origin: Origin, depth: int) -> tuple[Line, ...]:
+def _read_included(path: Path, line: ConfigLine, origin: Origin, depth: int) -> tuple[ConfigLine, ...]:
     try:
         return read_lines(path, origin, depth)
     except OSError as error:

@@ -10,7 +10,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.errors import HostFailure
 from launcher.transports.ssh.config_files import Hop
-from launcher.transports.ssh.failures import LET_IT_SIGN, Place
+from launcher.transports.ssh.failures import LET_IT_SIGN, Destination
 from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.packet_limits import OversizedError
@@ -44,7 +44,7 @@ def classify(
     return place.lost() if isinstance(error, EOFError) else place.other(f"{type(error).__name__}: {error}")
 
 
-def _host_key(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
+def _host_key(error: Exception, hop: Hop, place: Destination) -> HostFailure | None:
     if isinstance(error, ChangedHostKey):
         return place.key_changed(error.fingerprint, error.known_fingerprint)
     if isinstance(error, RevokedHostKey):
@@ -56,7 +56,7 @@ def _host_key(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
     return None
 
 
-def _login(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
+def _login(error: Exception, hop: Hop, place: Destination) -> HostFailure | None:
     if not isinstance(error, LoginRefused):
         return None
     if error.locked and not error.tried:
@@ -78,13 +78,13 @@ def _login_hint(error: LoginRefused, hop: Hop) -> str:
     return ""
 
 
-def _silence(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
+def _silence(error: Exception, hop: Hop, place: Destination) -> HostFailure | None:
     if isinstance(error, paramiko.AuthenticationException) and "timeout" in str(error).lower():
         return place.slow_login()
     return place.timed_out() if _is_timeout(error) else None
 
 
-def _network(error: Exception, hop: Hop, place: Place) -> HostFailure | None:
+def _network(error: Exception, hop: Hop, place: Destination) -> HostFailure | None:
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror):

@@ -1,6 +1,6 @@
 """The failures of logins over SSH: the same kind, message and fix, whichever client reports the failure.
 
-`fabric_failures` and `openssh_failures` interpret their client's errors, and get the HostFailure from a Place.
+`fabric_failures` and `openssh_failures` interpret their client's errors, and get the HostFailure from a Destination.
 `launcher.errors` says how it reaches the screen.
 """
 
@@ -51,7 +51,7 @@ SSH_PORT = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Destination:
     """The destination of a login, as ssh_config describes it; its methods make the failures of such a login."""
 
     name: str  # as the user wrote it

@@ -15,7 +15,7 @@ from typing import Any
 import fabric
 import paramiko
 
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.identities import CERTIFICATE
 from launcher.transports.ssh.known_hosts import (
     AUTHORITY,
@@ -86,7 +86,11 @@ class KnownHosts:
         self._lock = threading.Lock()
 
     def guard(
-        self, connection: fabric.Connection, place: Place, settings: Mapping[str, Any], on_untrusted: Callable[[], None]
+        self,
+        connection: fabric.Connection,
+        place: Destination,
+        settings: Mapping[str, Any],
+        on_untrusted: Callable[[], None],
     ) -> None:
         """Make the connection to `place` check its host's key when it opens; settings: what ssh_config sets for it.
 

@@ -19,7 +19,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import Destination
 
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
@@ -30,7 +30,7 @@ _TOKEN = re.compile(r"%(.?)")
 _BEFORE_A_PATH = re.compile(r"\s+(?=[/~%$])")
 
 
-def find_files(settings: Mapping[str, str], place: Place) -> tuple[list[Path], list[Path]]:
+def find_files(settings: Mapping[str, str], place: Destination) -> tuple[list[Path], list[Path]]:
     """Return the user's and the global files that ssh_config sets for a host; only the former may have tokens."""
     own = [_expand(path, place) for path in read_paths(settings.get("userknownhostsfile", _DEFAULT_FILES))]
     return own, read_paths(settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES))
@@ -74,7 +74,7 @@ def has_tokens(path: Path) -> bool:
     return ("%" in str(path) or "${" in str(path)) and not _is_there(path)
 
 
-def _expand(path: Path, place: Place) -> Path:
+def _expand(path: Path, place: Destination) -> Path:
     """Replace tokens like %h as ssh does; `ssh -G` prints them replaced.
 
     A path with any other token stays as it is: the value of %C, for one, depends on the version of ssh.
@@ -82,7 +82,7 @@ def _expand(path: Path, place: Place) -> Path:
     return Path(expand_tokens(str(path), place)) if has_tokens(path) else path
 
 
-def expand_tokens(text: str, place: Place) -> str:
+def expand_tokens(text: str, place: Destination) -> str:
     """Replace tokens like %h in the value of any option; one with a token that isn't known here stays as it is."""
     if "%" not in text:
         return text
@@ -93,7 +93,7 @@ def expand_tokens(text: str, place: Place) -> str:
         return text
 
 
-def _token_values(place: Place) -> dict[str, str]:
+def _token_values(place: Destination) -> dict[str, str]:
     name = socket.gethostname()
     values = {
         "%": "%", "h": place.host.lower(), "k": place.alias.lower() if place.alias else place.name, "n": place.name,

@@ -25,8 +25,8 @@ from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh_config import (
     OPTIONS,
-    Answer,
-    Answers,
+    HostConfig,
+    HostConfigs,
     keep_known_keys,
     later_options,
     login_args,
@@ -109,7 +109,7 @@ class OpenSSHTransport:
         self._may_boot = settings.may_boot
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
-        self._answers = Answers(ssh, settings.ssh_config)
+        self._answers = HostConfigs(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         atexit.register(self._end_connecting)
@@ -137,7 +137,7 @@ class OpenSSHTransport:
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _argv(self, answer: Answer) -> list[str]:
+    def _argv(self, answer: HostConfig) -> list[str]:
         """Return ssh's command line up to the host; only the options for host keys differ between hosts."""
         options = {**_OPTIONS, **later_options(answer.options)}
         if self._accept_new and answer.option("stricthostkeychecking") not in ("no", "false", "off"):
@@ -145,7 +145,7 @@ class OpenSSHTransport:
         settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         return [self._ssh, *(["-F", str(self._ssh_config)] if self._ssh_config else []), *settings]
 
-    def _log_in(self, argv: list[str], answer: Answer, timeout_s: float) -> OpenSSHChannel:
+    def _log_in(self, argv: list[str], answer: HostConfig, timeout_s: float) -> OpenSSHChannel:
         limit = f"ConnectTimeout={max(1, int(timeout_s))}"
         process = start_process([argv[0], "-o", limit, *argv[1:]])
         with self._lock:
@@ -156,7 +156,7 @@ class OpenSSHTransport:
             with self._lock:
                 self._connecting.discard(process)
         if login is not None:
-            return OpenSSHChannel(process, said, is_multiplexed=login is _Login.MULTIPLEXED)
+            return OpenSSHChannel(process, said, is_multiplexed=login is _Connection.MULTIPLEXED)
         is_late = process.poll() is None
         end_process(process)
         text = said.decode("utf-8", "replace")
@@ -170,7 +170,7 @@ class OpenSSHTransport:
                 end_process(process)
 
 
-class _Login(enum.Enum):
+class _Connection(enum.Enum):
     """Which connection a login got."""
 
     OWN = enum.auto()
@@ -182,7 +182,9 @@ def _count_readable(fd: int) -> int:
     return array("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
 
 
-def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: float) -> tuple[_Login | None, bytes]:
+def _await_login(
+    process: subprocess.Popen[bytes], answer: HostConfig, timeout_s: float
+) -> tuple[_Connection | None, bytes]:
     """Wait for the login; return None instead if ssh has ended or the time is over, and always what came on stderr.
 
     Over a ControlMaster ssh doesn't print that it has logged in; the command's first output shows it.
@@ -207,9 +209,9 @@ def _await_login(process: subprocess.Popen[bytes], answer: Answer, timeout_s: fl
                 poll.unregister(fd)
                 open_fds.remove(fd)
         if done.search(said):
-            return _Login.OWN, done.sub(b"", said)
+            return _Connection.OWN, done.sub(b"", said)
         if has_output:
-            return _Login.MULTIPLEXED, said
+            return _Connection.MULTIPLEXED, said
     if not open_fds:
         process.wait()
     return None, said

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.known_hosts import end_last_line
 from launcher.transports.ssh.known_hosts_paths import first_path
 
@@ -42,10 +42,10 @@ _LATER = {"StdinNull": "no", "SessionType": "default"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HostConfig:
     """What `ssh -G` prints for one host: every option by its name in lower case, with all its values in order."""
 
-    place: Place
+    place: Destination
     options: Mapping[str, Sequence[str]]
 
     def option(self, name: str) -> str | None:
@@ -119,7 +119,7 @@ def _refusal(stderr: str) -> str:
     return lines[-1] if lines else ""
 
 
-def read_answer(name: str, lines: Sequence[str]) -> Answer:
+def read_answer(name: str, lines: Sequence[str]) -> HostConfig:
     """Return the answer for the host `name` from the lines that `ssh -G` printed."""
     options: dict[str, list[str]] = {}
     for line in lines:
@@ -128,19 +128,19 @@ def read_answer(name: str, lines: Sequence[str]) -> Answer:
     (host,), (port,), (user,) = options["hostname"], options["port"], options["user"]
     known = first_path(options.get("userknownhostsfile", [None])[0])
     alias = options.get("hostkeyalias", [None])[0]
-    place = Place(name, host, int(port), user, alias, known)
-    return Answer(place, options)
+    place = Destination(name, host, int(port), user, alias, known)
+    return HostConfig(place, options)
 
 
-class Answers:
+class HostConfigs:
     """The answers of `ssh -G` for hosts and their jump hosts; ssh is run once for each."""
 
     def __init__(self, ssh: str, named: Path | None) -> None:
         self._ssh = ssh
         self._named = named
-        self._answers: dict[tuple[str, ...], Answer] = {}
+        self._answers: dict[tuple[str, ...], HostConfig] = {}
 
-    def of(self, name: str, args: Sequence[str]) -> Answer:
+    def of(self, name: str, args: Sequence[str]) -> HostConfig:
         """Return the options for the host `name` and these arguments of ssh; raise UsageError if ssh refuses them."""
         key = tuple(args)
         if key not in self._answers:
@@ -167,14 +167,14 @@ class Answers:
             return error
         return None
 
-    def of_jumps(self, answer: Answer) -> list[Answer]:
+    def of_jumps(self, answer: HostConfig) -> list[HostConfig]:
         """Return the options for each jump host on the way, in the order of the logins; raise UsageError.
 
         ssh reaches the first jump host of ProxyJump as ssh_config describes it, perhaps through jump hosts of its own,
         and each further one from the one before it. If a jump host is reached through itself, ssh would start itself
         for ever: that raises UsageError as well.
         """
-        jump_hosts: list[Answer] = []
+        jump_hosts: list[HostConfig] = []
         asked: set[str] = set()
         jumps = answer.jumps
         while jumps:
@@ -186,7 +186,7 @@ class Answers:
         return jump_hosts
 
 
-def keep_known_keys(answer: Answer, jump_hosts: Iterable[Answer], *, accept_new: bool) -> None:
+def keep_known_keys(answer: HostConfig, jump_hosts: Iterable[HostConfig], *, accept_new: bool) -> None:
     """End the last line of each known_hosts file to which a login may add a key: ssh would append to that line.
 
     jump_hosts: for them ssh_config alone decides whether a new key is accepted, not `accept_new`.

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import HostFailure
-from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, Place
+from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, Destination
 from launcher.transports.ssh.known_hosts import fingerprint
-from launcher.transports.ssh.openssh_config import Answer
+from launcher.transports.ssh.openssh_config import HostConfig
 
 _KEYGEN_TIMEOUT_S = 5
 _LINE_LENGTH = 200
@@ -56,7 +56,7 @@ _DROPPED = re.compile(
 
 
 def classify(
-    text: str, answer: Answer, jump_hosts: Sequence[Answer], *, is_late: bool
+    text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig], *, is_late: bool
 ) -> tuple[HostFailure, str | None]:
     """Return why a login has failed, and the jump host that is to blame; None means the host itself.
 
@@ -72,10 +72,10 @@ def classify(
     return failure, place.name if place.name != answer.place.name else None
 
 
-_Found = tuple[HostFailure, Place] | None
+_Found = tuple[HostFailure, Destination] | None
 
 
-def _connect(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
+def _connect(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -> _Found:
     if found := _CONNECT.search(text):
         place = _blame(f"[{found[1]}]:{found[2]}", text, answer, jump_hosts).place
         return _classify_errno(found[3], place), place
@@ -90,7 +90,7 @@ def _connect(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
     return None
 
 
-def _classify_errno(words: str, place: Place) -> HostFailure:
+def _classify_errno(words: str, place: Destination) -> HostFailure:
     for said, make in (
         ("refused", place.refused),
         ("timed out", place.timed_out),
@@ -104,7 +104,7 @@ def _classify_errno(words: str, place: Place) -> HostFailure:
     return place.other(words)
 
 
-def _talk(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
+def _talk(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -> _Found:
     """Find a server that answers but doesn't speak SSH, or supports no algorithm that this ssh supports."""
     if found := _NEGOTIATE.search(text):
         place = _blame(f"[{found[1]}]:{found[2]}" if found[1] != _UNNAMED else None, text, answer, jump_hosts).place
@@ -115,7 +115,7 @@ def _talk(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
     return None
 
 
-def _host_key(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
+def _host_key(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -> _Found:
     if _KEY_FAILED not in text:
         return None
     if found := _REVOKED_KEY.search(text):
@@ -144,7 +144,7 @@ def _known_fingerprint(text: str) -> str:
     return fingerprint(blob)
 
 
-def _login(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
+def _login(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -> _Found:
     found = _DENIED.search(text)
     if found is None:
         return None
@@ -156,7 +156,7 @@ def _login(text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> _Found:
     return place.login_refused(_tried(text, blamed), _login_hint(text, blamed)), place
 
 
-def _tried(text: str, blamed: Answer) -> list[str]:
+def _tried(text: str, blamed: HostConfig) -> list[str]:
     """Return what ssh has offered to log in with, each with why it could not be used, if ssh has named a reason."""
     if not blamed.options:
         return ["the keys that ssh has for it"]
@@ -172,7 +172,7 @@ def _tried(text: str, blamed: Answer) -> list[str]:
     return [*agent, *files]
 
 
-def _login_hint(text: str, blamed: Answer) -> str:
+def _login_hint(text: str, blamed: HostConfig) -> str:
     own = {str(Path(path).expanduser()) for path in blamed.key_files}
     for path, why in _UNREAD_KEY.findall(text):
         if why == "bad permissions" and (path in own or not blamed.options):  # a jump host may do without it
@@ -196,8 +196,8 @@ def _has_passphrase(path: str) -> bool:
 
 
 def _classify_the_rest(
-    text: str, answer: Answer, jump_hosts: Sequence[Answer], *, is_late: bool
-) -> tuple[HostFailure, Place]:
+    text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig], *, is_late: bool
+) -> tuple[HostFailure, Destination]:
     place = answer.place
     if _SILENT.search(text):
         return place.timed_out(", ".join(jump_host.place.name for jump_host in jump_hosts)), place
@@ -216,7 +216,7 @@ def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2].strip()[:_LINE_LENGTH]
 
 
-def _blame(said: str | None, text: str, answer: Answer, jump_hosts: Sequence[Answer]) -> Answer:
+def _blame(said: str | None, text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -> HostConfig:
     """Return which host on the way a message of ssh is about, a jump host or the host itself.
 
     It is identified by `said`, the address or known_hosts name in the message, and by how many connections through it
@@ -232,4 +232,4 @@ def _blame(said: str | None, text: str, answer: Answer, jump_hosts: Sequence[Ans
             return hop
     named = _NAMED_PORT.fullmatch(said)
     name, port = (named[1], int(named[2])) if named else (said, 22)
-    return Answer(Place(name, name, port, answer.place.user), {})
+    return HostConfig(Destination(name, name, port, answer.place.user), {})

@@ -20,7 +20,7 @@ from launcher.hosts.host import Host
 from launcher.transports.base import Channel
 from launcher.transports.process_channel import LocalTransport
 from launcher.transports.settings import TransportSettings
-from launcher.transports.ssh.failures import SSH_PORT, Place
+from launcher.transports.ssh.failures import SSH_PORT, Destination
 from launcher.transports.ssh.known_hosts import AUTHORITY, REVOKED, KnownHostsFile, KnownKey, read_signer
 from launcher.transports.ssh.known_hosts_paths import find_files, has_tokens
 
@@ -42,7 +42,7 @@ class ThisMachine:
         self._local = LocalTransport()
 
     def open(
-        self, host: Host, command: str, place: Place, ssh_config: Mapping[str, str], *, is_direct: bool
+        self, host: Host, command: str, place: Destination, ssh_config: Mapping[str, str], *, is_direct: bool
     ) -> Channel | None:
         """Start `command` here if a login to `host` would lead here; return None if it takes a login.
 
@@ -50,7 +50,7 @@ class ThisMachine:
         """
         return self.start(host, command) if self.is_meant(place, ssh_config, is_direct=is_direct) else None
 
-    def is_meant(self, place: Place, ssh_config: Mapping[str, str], *, is_direct: bool) -> bool:
+    def is_meant(self, place: Destination, ssh_config: Mapping[str, str], *, is_direct: bool) -> bool:
         """Tell whether a login would lead here: the address is this machine's, and known_hosts has no other key for it.
 
         place, ssh_config: where the login goes, and the options that ssh_config sets for it.
@@ -111,7 +111,7 @@ _NO_KEY = Objection(
 )
 
 
-def find_objection(place: Place, settings: Mapping[str, str]) -> Objection | None:
+def find_objection(place: Destination, settings: Mapping[str, str]) -> Objection | None:
     """Return why a host may be another machine although its address is this one's; None if no key contradicts that.
 
     place, settings: the destination of its login, and the options that ssh_config sets for it.

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.test_distributed import draw
-from launcher.commands.plots import Pair, PairResults, draw_pairs, fill_matrix, read_pairs, refuse_picture
+from launcher.commands.plots import MeasuredPair, PairResults, draw_pairs, fill_matrix, read_pairs, refuse_picture
 from launcher.errors import LauncherError, UsageError
 
 
 def make_results(count: int) -> PairResults:
     pairs = tuple(
-        Pair(first, second, latency_s=(first + 1) * 1e-6, bandwidth=(second + 0.25) * 1e9)
+        MeasuredPair(first, second, latency_s=(first + 1) * 1e-6, bandwidth=(second + 0.25) * 1e9)
         for first, second in combinations(range(count), 2)
     )
     return PairResults(tuple(f"gpu{number}" for number in range(count)), 8 * count, "nccl", "cuda", pairs)
@@ -53,7 +53,7 @@ def test_a_png(tmp_path: Path) -> None:
 
 
 def test_a_host_has_no_pair_with_itself() -> None:
-    matrix = fill_matrix(2, [(Pair(0, 1, 5e-6, 1e9), 5.0)])
+    matrix = fill_matrix(2, [(MeasuredPair(0, 1, 5e-6, 1e9), 5.0)])
     assert matrix[0][1] == matrix[1][0] == 5
     assert math.isnan(matrix[0][0]) and math.isnan(matrix[1][1])
 
@@ -79,7 +79,7 @@ WRITTEN = {
 def test_what_rank_0_wrote_is_read_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, picture = tmp_path / "results.json", tmp_path / "p.svg"
     results.write_text(json.dumps(WRITTEN))
-    assert read_pairs(results, 2) == PairResults(("a$_{", "b$^$"), 2, "gloo", "cpu", (Pair(0, 1, 1e-5, 1e9),))
+    assert read_pairs(results, 2) == PairResults(("a$_{", "b$^$"), 2, "gloo", "cpu", (MeasuredPair(0, 1, 1e-5, 1e9),))
     draw(results, picture, 2)
     assert capsys.readouterr().err == f"test-distributed: plot written to {picture}\n"
     assert "a$_{" in read_texts(picture)

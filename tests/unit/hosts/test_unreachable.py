@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.unreachable import failure_lines, fold_failures
-from launcher.transports.ssh.failures import Place, pass_on
+from launcher.transports.ssh.failures import Destination, pass_on
 
 
-def place(name: str, address: str) -> Place:
-    return Place(name, address, 22, "me")
+def place(name: str, address: str) -> Destination:
+    return Destination(name, address, 22, "me")
 
 
 def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
@@ -41,7 +41,7 @@ def test_what_need_not_be_repeated_is_not_counted() -> None:
 
 def test_what_differs_in_more_stays_apart() -> None:
     changed = [place(name, name).key_changed(f"SHA256:{name}x", "SHA256:old") for name in ("a", "b")]
-    ports = [Place(name, name, port, "me").refused() for name, port in (("a", 22), ("b", 2222))]
+    ports = [Destination(name, name, port, "me").refused() for name, port in (("a", 22), ("b", 2222))]
     assert [names for names, _, _ in fold_failures([*changed, *ports])] == [["a"], ["b"], ["a"], ["b"]]
 
 

@@ -13,7 +13,7 @@ from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Gpu, Network, Route
 from launcher.job.job import Job
 from launcher.preflight.comparison import check
-from launcher.preflight.findings import Node, fold
+from launcher.preflight.findings import CheckedHost, fold
 
 APART = "install the same one everywhere: they can't train together"
 NEAR = "install the same one everywhere: results may differ"
@@ -165,7 +165,7 @@ def test_what_the_job_does_not_use_is_not_compared(job, every_fact):
 def test_gpus_that_were_chosen_are_not_counted():
     hosts = [Host("gpu1"), Host("gpu2", gpus=(0, 1)), Host("gpu3", slots=2)]
     fact_lists = [gpus(8), gpus(4), gpus(2)]
-    assert list(check([Node(JOB, host, fact) for host, fact in zip(hosts, fact_lists, strict=True)])) == []
+    assert list(check([CheckedHost(JOB, host, fact) for host, fact in zip(hosts, fact_lists, strict=True)])) == []
 
 
 @settings(deadline=None)
@@ -265,7 +265,7 @@ def test_who_has_chosen_a_network_is_not_told_of_another(name):
     pair = [networks(SLOW, FAST), networks(SLOW, FAST)]
     assert found(pair, Job(SCRIPT, env={name: "eth0"})) == []
     hosts = [Host("gpu1", address="10.0.0.1"), Host("gpu2")]
-    assert list(check([Node(JOB, host, fact) for host, fact in zip(hosts, pair, strict=True)])) == []
+    assert list(check([CheckedHost(JOB, host, fact) for host, fact in zip(hosts, pair, strict=True)])) == []
 
 
 def test_with_infiniband_the_data_takes_another_way():

@@ -9,14 +9,14 @@ from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Probes, Route, RunFolder, RunProcess
 from launcher.job.job import Job
 from launcher.preflight.condition import check
-from launcher.preflight.findings import Node
+from launcher.preflight.findings import CheckedHost
 
 LIMITS = "in /etc/security/limits.conf"
 CLEAN = "stop them with `launch clean`"
 
 
 def found(fact, job=JOB, *, is_alone=False):
-    return told(check(Node(job, Host("gpu1"), fact), is_alone=is_alone))
+    return told(check(CheckedHost(job, Host("gpu1"), fact), is_alone=is_alone))
 
 
 def run(pid, mark="20261120-091233.ab12.0", *, is_owned=False):

@@ -8,7 +8,7 @@ from machines.example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, t
 from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Gpu, GpuProcess, Xid
 from launcher.job.job import Job
-from launcher.preflight.findings import Node
+from launcher.preflight.findings import CheckedHost
 from launcher.preflight.gpus import check, gigabytes, wanted_gpus
 
 MIB = 143771
@@ -26,7 +26,7 @@ def process(pid, mib=1024, owner="ann", name="python", mark=None):
 
 def found(*gpus, job=JOB, host=None):
     host = host or Host("gpu1")
-    return told(check(Node(job, host, facts(gpus=gpus, checks=Checks()))))
+    return told(check(CheckedHost(job, host, facts(gpus=gpus, checks=Checks()))))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def test_what_is_wrong_with_a_gpu(gpus, findings):
     ],
 )  # fmt: skip
 def test_a_torch_that_uses_no_gpu(more, findings):
-    assert told(check(Node(JOB, Host("gpu1"), facts(checks=Checks(), **more)))) == findings
+    assert told(check(CheckedHost(JOB, Host("gpu1"), facts(checks=Checks(), **more)))) == findings
 
 
 def test_faults_that_the_kernel_has_logged():
     xids = (Xid("0000:3b:00", 79), Xid("0000:3b:00", 31), Xid("0000:5d:00", 48), Xid("0000:3b:00", 94))
-    assert told(check(Node(JOB, Host("gpu1"), facts(checks=Checks(xids=xids))))) == [
+    assert told(check(CheckedHost(JOB, Host("gpu1"), facts(checks=Checks(xids=xids))))) == [
         f"warning: gpu1: the GPU at PCI {gpu} had Xid {numbers} in the last day; "
         "fix: reset it, reboot, or leave it out: it's a hardware or driver fault"
         for gpu, numbers in (("0000:3b:00", "79 and 94"), ("0000:5d:00", "48"))
@@ -192,7 +192,7 @@ def test_faults_of_gpus_that_are_left_out_are_silent(host, bus_ids, warned):
     """As the warning's own fix promises."""
     gpus = tuple(gpu(index, bus_id=bus_id) for index, bus_id in enumerate(bus_ids))
     xids = tuple(Xid(f"0000:{bus}:00", 79) for bus in ("3b", "5d", "9a"))
-    assert told(check(Node(JOB, host, facts(gpus=gpus, checks=Checks(xids=xids))))) == [
+    assert told(check(CheckedHost(JOB, host, facts(gpus=gpus, checks=Checks(xids=xids))))) == [
         f"warning: gpu1: the GPU at PCI 0000:{bus}:00 had Xid 79 in the last day; "
         "fix: reset it, reboot, or leave it out: it's a hardware or driver fault"
         for bus in warned
@@ -213,7 +213,7 @@ BUSY = [gpu(index, process(100 + index, 100 << 10), used=100 << 10) for index in
     ],
 )
 def test_only_gpus_that_the_run_would_use_are_looked_at(job, host, indexes):
-    assert [gpu.index for gpu in wanted_gpus(Node(job, host, facts(gpus=H200)))] == indexes
+    assert [gpu.index for gpu in wanted_gpus(CheckedHost(job, host, facts(gpus=H200)))] == indexes
     assert len(found(*BUSY, job=job, host=host)) == 1
     others = [gpu for gpu in BUSY if gpu.index not in indexes]
     assert found(*others, job=Job(SCRIPT, env=job.env), host=Host("gpu1", gpus=tuple(indexes))) == []
@@ -224,13 +224,13 @@ def test_only_gpus_that_the_run_would_use_are_looked_at(job, host, indexes):
     [(Job(SCRIPT, nproc=2), (4, 5, 6, 7), [4, 5]), (JOB, (5, 4), [5, 4]), (JOB, (), []), (JOB, (-1,), [])],
 )
 def test_only_gpus_that_ranks_see_are_looked_at(job, visible, indexes):
-    assert [gpu.index for gpu in wanted_gpus(Node(job, Host("gpu1"), facts(visible_gpus=visible)))] == indexes
+    assert [gpu.index for gpu in wanted_gpus(CheckedHost(job, Host("gpu1"), facts(visible_gpus=visible)))] == indexes
 
 
 def test_what_the_tool_complains_of_beside_its_table():
     """As of a GPU that is lost, where the others go on."""
     fact = facts(gpus=H200[:7], gpu_error="Unable to determine the device handle for GPU 5", checks=Checks())
-    assert told(check(Node(JOB, Host("gpu1"), fact))) == [
+    assert told(check(CheckedHost(JOB, Host("gpu1"), fact))) == [
         "warning: gpu1: its GPU tool reports an error: Unable to determine the device handle for GPU 5; "
         "fix: look for the cause in dmesg there"
     ]
@@ -242,7 +242,7 @@ def test_a_run_on_cpus_minds_no_gpu(job):
 
 
 def test_nothing_is_said_where_nothing_was_asked():
-    assert told(check(Node(JOB, Host("gpu1"), facts(gpus=tuple(BUSY))))) == []
+    assert told(check(CheckedHost(JOB, Host("gpu1"), facts(gpus=tuple(BUSY))))) == []
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from machines.example_facts import JOB, facts, told
 
 from launcher.hosts.host import Host
-from launcher.job.facts import Link, Probe, Probes
-from launcher.preflight.findings import Node, fold
+from launcher.job.facts import LinkQuality, Probe, Probes
+from launcher.preflight.findings import CheckedHost, fold
 from launcher.preflight.links import check, join_links
 
-USUAL = Link(0.0003, 34, 0)
+USUAL = LinkQuality(0.0003, 34, 0)
 
 
 def nodes(number, links):
@@ -30,7 +30,7 @@ def nodes(number, links):
             )
             for target in targets
         ]  # fmt: skip
-        every.append(Node(JOB, Host(f"gpu{place + 1}"), facts(probes=Probes(tuple(probes)))))
+        every.append(CheckedHost(JOB, Host(f"gpu{place + 1}"), facts(probes=Probes(tuple(probes)))))
     return every
 
 
@@ -47,9 +47,9 @@ def fix(number):
     return f"fix: run `test-distributed 1 --hosts 'gpu[1-{number}]'`"
 
 
-SLOW = Link(0.2013, 34, 0)
-LOSSY = Link(0.0004, 60, 12)
-FAR = Link(0.08, 34, 0)
+SLOW = LinkQuality(0.2013, 34, 0)
+LOSSY = LinkQuality(0.0004, 60, 12)
+FAR = LinkQuality(0.08, 34, 0)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ FAR = Link(0.08, 34, 0)
         (8, every_link(8, [1], LOSSY), ["gpu1: 108 of 540 packets to and from other hosts were lost"]),
         (
             3,
-            every_link(3, [3], Link(0.2, 60, 12)),
+            every_link(3, [3], LinkQuality(0.2, 60, 12)),
             [
                 "gpu3: a round trip to the other hosts takes 200 ms, theirs take 0.3 ms",
                 "gpu3: 36 of 180 packets to and from other hosts were lost",
@@ -107,10 +107,10 @@ FAR = Link(0.08, 34, 0)
         (5, every_link(5, range(1, 6), FAR), ["gpu[1-5]: a round trip between them takes 80 ms"]),
         (5, every_link(5, range(1, 6), LOSSY), ["gpu[1-5]: 108 of 540 packets between them were lost"]),
         # what is no finding: a queue that overflows for once, a wireless card, a lost packet of very many
-        (3, every_link(3, [3], Link(0.0003, 60, 1)), []),
-        (3, every_link(3, [3], Link(0.0095, 34, 0)), []),
-        (3, every_link(3, [1, 2, 3], Link(0.019, 34, 0)), []),
-        (40, every_link(40, [3], Link(0.0003, 300, 3)), []),
+        (3, every_link(3, [3], LinkQuality(0.0003, 60, 1)), []),
+        (3, every_link(3, [3], LinkQuality(0.0095, 34, 0)), []),
+        (3, every_link(3, [1, 2, 3], LinkQuality(0.019, 34, 0)), []),
+        (40, every_link(40, [3], LinkQuality(0.0003, 300, 3)), []),
     ],
 )  # fmt: skip
 def test_who_stands_apart(number, links, findings):
@@ -127,17 +127,19 @@ def test_who_stands_apart(number, links, findings):
     ],
 )
 def test_what_measures_them_can_be_pasted(reach, words):
-    every = [Node(replace(node.job, reach=reach), node.host, node.fact) for node in nodes(3, every_link(3, [3], SLOW))]
+    every = [
+        CheckedHost(replace(node.job, reach=reach), node.host, node.fact) for node in nodes(3, every_link(3, [3], SLOW))
+    ]
     (finding,) = check(every)
     assert finding.fix == f"run `test-distributed 1 {words}`"
 
 
 def test_a_pair_has_the_best_time_and_all_packets_of_both_ways():
     every = nodes(2, {})
-    other = Probes((Probe("gpu2", "10.0.0.2", 1, False, link=Link(0.0001, 50, 2)), Probe("gone", "", 1, False)))
-    every[0] = Node(JOB, every[0].host, facts(probes=other))
-    assert join_links(every) == {("gpu1", "gpu2"): Link(0.0001, 118, 2)}
-    assert join_links([Node(JOB, Host("gpu1"), facts())]) == {}
+    other = Probes((Probe("gpu2", "10.0.0.2", 1, False, link=LinkQuality(0.0001, 50, 2)), Probe("gone", "", 1, False)))
+    every[0] = CheckedHost(JOB, every[0].host, facts(probes=other))
+    assert join_links(every) == {("gpu1", "gpu2"): LinkQuality(0.0001, 118, 2)}
+    assert join_links([CheckedHost(JOB, Host("gpu1"), facts())]) == {}
 
 
 TIMES = st.floats(1e-6, 0.01)
@@ -148,7 +150,7 @@ MANY = st.integers(2, 9)
 def test_what_a_healthy_network_shows_is_no_finding(number, data):
     """Whatever times under 10 ms there are, and one or two packets lost on each link."""
     pairs = [frozenset([one, other]) for one in range(1, number + 1) for other in range(one + 1, number + 1)]
-    links = {pair: Link(data.draw(TIMES), 60, data.draw(st.integers(0, 1))) for pair in pairs}
+    links = {pair: LinkQuality(data.draw(TIMES), 60, data.draw(st.integers(0, 1))) for pair in pairs}
     assert found(number, links) == []
 
 
@@ -156,7 +158,7 @@ def test_what_a_healthy_network_shows_is_no_finding(number, data):
 def test_of_three_and_more_the_one_that_is_sick_is_named_and_nobody_else(number, data):
     sick = data.draw(st.integers(1, number))
     lost = data.draw(st.integers(6, 20))
-    links = every_link(number, [sick], Link(data.draw(st.floats(0.06, 3)), 60, lost))
+    links = every_link(number, [sick], LinkQuality(data.draw(st.floats(0.06, 3)), 60, lost))
     assert [(finding.hosts, finding.severity.value) for finding in check(nodes(number, links))] == [
         ((f"gpu{sick}",), "warning")
     ] * 2

@@ -40,7 +40,7 @@ def node(*, lost_at: float | None = None, has_census: bool = False) -> NodeState
         ([NodeState("gpu1")], 0.0),  # it never got an order
     ],
 )
-def test_the_fence(states: list[NodeState], expected: float) -> None:
+def test_wait_for_lost_hosts(states: list[NodeState], expected: float) -> None:
     assert find_lost_host_wait(JOB, states, NOW) == expected
 
 

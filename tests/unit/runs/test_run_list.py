@@ -21,7 +21,7 @@ from launcher.node.processes import run_owner
 from launcher.output.run_folder import create_record
 from launcher.runs import run_list
 from launcher.runs.result import Result
-from launcher.runs.run_list import End, Entry, ListedRun, RunList
+from launcher.runs.run_list import End, ListedRun, RunList, RunListEntry
 from launcher.session.node_state import Census
 
 NOW = datetime(2026, 11, 20, 9, 12, 33)
@@ -47,7 +47,7 @@ def start(tmp_path: Path, run_id: str) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def held(runs: RunList, run_id: str, name: str | None, folder: Path, *, is_kept: bool = True) -> Iterator[Entry]:
+def held(runs: RunList, run_id: str, name: str | None, folder: Path, *, is_kept: bool = True) -> Iterator[RunListEntry]:
     """List a run of this process while the block runs."""
     entry = runs.begin(run_id, name, folder)
     assert entry.error is None

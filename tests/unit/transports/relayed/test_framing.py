@@ -19,7 +19,7 @@ from launcher.transports.relayed.framing import (
     Exit,
     LineDecoder,
     Noise,
-    Output,
+    ProcessOutput,
     RelayStarted,
     hang_line,
     open_line,
@@ -110,9 +110,9 @@ SAID = (
 READ = [
     RelayStarted(0, "n1", 4711, 1234),
     Noise(b"module noise"),
-    Output(1, STDOUT, b"a\0\xff"),
-    Output(1, STDERR, b"b"),
-    Output(2, STDOUT, b"c"),
+    ProcessOutput(1, STDOUT, b"a\0\xff"),
+    ProcessOutput(1, STDERR, b"b"),
+    ProcessOutput(2, STDOUT, b"c"),
     Exit(1, 137),
 ]
 
@@ -125,8 +125,8 @@ def test_lines_of_relays() -> None:
 def test_lines_in_pieces(size: int) -> None:
     decoder = LineDecoder(NONCE)
     found = [event for start in range(0, len(SAID), size) for event in decoder.feed(SAID[start : start + size])]
-    assert [event for event in found if not isinstance(event, Output)] == [READ[0], READ[1], READ[5]]
-    data = {key: b"".join(event.data for event in found if isinstance(event, Output) and event.channel == key)
+    assert [event for event in found if not isinstance(event, ProcessOutput)] == [READ[0], READ[1], READ[5]]
+    data = {key: b"".join(event.data for event in found if isinstance(event, ProcessOutput) and event.channel == key)
             for key in (1, 2)}  # fmt: skip
     assert data == {1: b"a\0\xffb", 2: b"c"}
 
@@ -135,7 +135,7 @@ def test_lines_in_pieces(size: int) -> None:
     ("text", "events"),
     [
         (line("out 1 ", b"cut off")[:-5] + line("out 2 ", b"on"), [Noise(line("out 1 ", b"cut off")[:-5]),
-                                                                  Output(2, STDOUT, b"on")]),
+                                                                  ProcessOutput(2, STDOUT, b"on")]),
         (b"~" + line("exit 2 0"), [Noise(b"~"), Exit(2, 0)]),
         (b"~ffffffff out 1 aGk=\n", [Noise(b"~ffffffff out 1 aGk=")]),
         (line("out x aGk="), [Noise(line("out x aGk=")[:-1])]),
@@ -166,11 +166,11 @@ def test_a_line_without_end_is_not_hoarded() -> None:
                 | st.binary(max_size=3)).map(b"".join))  # fmt: skip
 def test_any_bytes_are_lines_or_noise(data: bytes) -> None:
     whole = LineDecoder(NONCE).feed(data)
-    assert all(isinstance(event, RelayStarted | Output | Exit | Noise) for event in whole)
+    assert all(isinstance(event, RelayStarted | ProcessOutput | Exit | Noise) for event in whole)
     decoder = LineDecoder(NONCE)
     pieces = [event for byte in data for event in decoder.feed(bytes([byte]))]
-    assert [event for event in pieces if not isinstance(event, Output)] == [
-        event for event in whole if not isinstance(event, Output)
+    assert [event for event in pieces if not isinstance(event, ProcessOutput)] == [
+        event for event in whole if not isinstance(event, ProcessOutput)
     ]
 
 

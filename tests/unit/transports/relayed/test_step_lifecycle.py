@@ -10,7 +10,7 @@ from machines.patience import DEADLINE_S
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.transports.base import STDERR, STDOUT, TransportError
 from launcher.transports.relayed.channel import RelayChannel
-from launcher.transports.relayed.framing import Exit, Output, RelayStarted
+from launcher.transports.relayed.framing import Exit, ProcessOutput, RelayStarted
 from launcher.transports.relayed.step_lifecycle import Relays, StepLifecycle
 
 GONE = "the connection was lost"
@@ -141,9 +141,9 @@ def open_channel(relays: Relays, host: str) -> RelayChannel:
 def test_a_host_can_t_speak_for_another() -> None:
     relays = Relays(["a", "b"])
     channel = open_channel(relays, "a")
-    relays.deliver(Output(channel.number, STDOUT, b"false"), ["b"])
+    relays.deliver(ProcessOutput(channel.number, STDOUT, b"false"), ["b"])
     relays.deliver(Exit(channel.number, 3), ["b"])
-    relays.deliver(Output(channel.number, STDOUT, b"true"), ["a"])
+    relays.deliver(ProcessOutput(channel.number, STDOUT, b"true"), ["a"])
     relays.deliver(Exit(channel.number, 0), ["a"])
     assert channel.read() == (STDOUT, b"true")
     assert channel.read() == (0, b"")
@@ -157,7 +157,7 @@ def test_a_flood_waits_for_its_reader() -> None:
 
     def deliver() -> None:
         for _ in range(3):
-            relays.deliver(Output(channel.number, STDOUT, b"x" * 600), ["a"], 1000)
+            relays.deliver(ProcessOutput(channel.number, STDOUT, b"x" * 600), ["a"], 1000)
         delivered.set()
 
     thread = threading.Thread(target=deliver, daemon=True)
@@ -220,8 +220,8 @@ def test_a_relay_that_sends_more_than_it_may_loses_its_own_channel_alone() -> No
     relays = Relays(["a", "b"], most_bytes=10)
     flooded, other = open_channel(relays, "a"), open_channel(relays, "b")
     for _ in range(1000):
-        relays.deliver(Output(flooded.number, STDOUT, b"123456"))
-    relays.deliver(Output(other.number, STDOUT, b"1234567890"))
+        relays.deliver(ProcessOutput(flooded.number, STDOUT, b"123456"))
+    relays.deliver(ProcessOutput(other.number, STDOUT, b"1234567890"))
     with pytest.raises(TransportError) as error:
         flooded.read()
     assert error.value.failure == HostFailure("a", HostFailureKind.PROTOCOL, "it sent more than its window allows")
@@ -233,7 +233,7 @@ def test_a_flood_of_noise_costs_nobody_its_channel() -> None:
     channel = open_channel(relays, "a")
     for _ in range(1000):
         relays.deliver_noise("x" * 1000)
-    relays.deliver(Output(channel.number, STDOUT, b"said"))
+    relays.deliver(ProcessOutput(channel.number, STDOUT, b"said"))
     assert channel.read() == (STDOUT, b"said")
     stream, noise = channel.read()
     assert (stream, noise[:6]) == (STDERR, b"\nxxxxx")

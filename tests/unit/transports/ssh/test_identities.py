@@ -11,7 +11,7 @@ from machines.patience import DEADLINE_S
 
 from launcher.transports.ssh.config_files import Hop
 from launcher.transports.ssh.fabric_failures import classify
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.identities import (
     Login,
     LoginRefused,
@@ -153,6 +153,6 @@ def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, fix):
     login.tried.append("id")
     login.unusable.extend(unusable)
     login.has_declined = has_declined
-    hop = Hop(Place("node", "10.0.0.2", 22, "ann"), {"gssapiauthentication": "yes"})
+    hop = Hop(Destination("node", "10.0.0.2", 22, "ann"), {"gssapiauthentication": "yes"})
     failure = classify(LoginRefused(login, wanted), hop)
     assert (failure.text, failure.fix) == ("login refused for user ann (tried id)", fix)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from machines.patience import DEADLINE_S
 
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.known_hosts_paths import find_doubt, find_files, first_path, read_paths
 from launcher.transports.ssh.openssh_config import read_answer
 
@@ -76,12 +76,12 @@ def test_tokens_stand_for_what_ssh_makes_of_them(tmp_path: Path, alias: str | No
     argv = ["ssh", "-F", str(config), "-G", "-p", "2222", "E1"]
     said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout.splitlines()
     (text,) = (line.partition(" ")[2] for line in said if line.startswith("userknownhostsfile "))
-    own, _ = find_files({"userknownhostsfile": value}, Place("E1", "e1.Example", 2222, "ann", alias))
+    own, _ = find_files({"userknownhostsfile": value}, Destination("E1", "e1.Example", 2222, "ann", alias))
     assert own == [Path(text)]
 
 
 def test_tokens_that_are_not_known_stay(folder: Path) -> None:
-    place = Place("e1", "e1", 22, "ann")
+    place = Destination("e1", "e1", 22, "ann")
     names = ["%C", "%h%C", "%x", "50%", "${X}"]
     settings = {"userknownhostsfile": " ".join(f"{folder}/{name}" for name in names)}
     assert find_files(settings, place)[0] == [folder / name for name in names]

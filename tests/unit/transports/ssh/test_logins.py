@@ -10,10 +10,10 @@ from machines.patience import DEADLINE_S
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import TransportError
 from launcher.transports.ssh import logins
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.logins import LOGINS_AT_ONCE, LoginError, LoginQueue, LoginQueues, keep_trying
 
-PLACE = Place("node", "10.0.0.2", 22, "ann")
+PLACE = Destination("node", "10.0.0.2", 22, "ann")
 DROPPED = PLACE.dropped()
 REFUSED = PLACE.refused()
 LOGIN_REFUSED = PLACE.login_refused(["id"])

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import this_machine
-from launcher.transports.ssh.failures import Place
+from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, find_objection, is_this_machine
 
 FOREIGN = "192.0.2.1"  # TEST-NET-1, which nobody has (RFC 5737)
@@ -62,7 +62,7 @@ def test_a_user_id_without_a_name_is_nobody(monkeypatch):
 
 
 def objection(name: str, settings: dict[str, str]) -> str:
-    found = find_objection(Place(name, name, 22, "ann"), settings)
+    found = find_objection(Destination(name, name, 22, "ann"), settings)
     return found.text if found else ""
 
 
@@ -190,7 +190,7 @@ def test_each_host_may_have_a_file_of_its_own(known: Known, tmp_path: Path) -> N
 
 
 def test_a_host_whose_keys_can_t_be_compared_has_a_remedy(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Place("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="gpu7")
+    here = Destination("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="gpu7")
     fixes: list[str] = []
     local = ThisMachine(TransportSettings(on_doubt=lambda _name, _text, fix: fixes.append(fix)))
     for more in ({"knownhostscommand": "/keys %H"}, {"userknownhostsfile": "/${KEYS}/kh"}, {}):
@@ -208,13 +208,13 @@ def test_a_host_whose_keys_can_t_be_compared_has_a_remedy(known: Known, monkeypa
 def test_a_host_in_doubt_is_told(known: Known) -> None:
     doubts: list[tuple[str, str]] = []
     local = ThisMachine(TransportSettings(on_doubt=lambda name, doubt, _fix: doubts.append((name, doubt))))
-    here = Place("gpu7", "127.0.0.1", 22, getpass.getuser())
+    here = Destination("gpu7", "127.0.0.1", 22, getpass.getuser())
     assert local.is_meant(here, known("gpu7 OTHER"), is_direct=True)
     assert not local.is_meant(here, known("127.0.0.1 OTHER"), is_direct=True)
     assert not local.is_meant(here, known("gpu7 OTHER"), is_direct=False)  # the jump host's 127.0.0.1
-    aliased = Place("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="far")
+    aliased = Destination("gpu7", "127.0.0.1", 22, getpass.getuser(), alias="far")
     assert not local.is_meant(aliased, known("far OTHER"), is_direct=True)
     assert local.is_meant(aliased, known("127.0.0.1 OTHER"), is_direct=True)
-    elsewhere = Place("gpu8", "127.0.0.1", 2222, getpass.getuser())
+    elsewhere = Destination("gpu8", "127.0.0.1", 2222, getpass.getuser())
     assert not local.is_meant(elsewhere, known(""), is_direct=True)
     assert doubts == [("gpu7", OTHER_KEY), ("gpu7", OTHER_KEY)]

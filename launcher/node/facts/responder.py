@@ -35,7 +35,7 @@ RAS_TIMEOUT_S = 12.0
 HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
-class Inspection:
+class Responder:
     """Gathers the answers to the launcher's questions, and sends each as soon as it is complete.
 
     After `cancel` no answer is sent any more: the run is being stopped, and children may have been killed for that. The
