@@ -46,6 +46,7 @@ class Machine:
     def __init__(self, folder: Path, ends: ExitStack) -> None:
         self.folder = folder
         self._ends = ends
+        self._started = 0
 
     def start(self, script: str = WRITES, *, words: tuple[str, ...] = RUN, **how: object) -> subprocess.Popen[str]:
         """Start a run in the background, and return once its ranks have written."""
@@ -54,6 +55,9 @@ class Machine:
             **how,  # type: ignore[call-overload]
         )  # fmt: skip
         self._ends.callback(self._end, process)
+        self._started += 1
+        if self._started > 1:  # until it is listed, the newest run is another one
+            wait_until(lambda: len(self.runs) == self._started)
         wait_until(lambda: "rank 1" in self.call("logs").stdout)
         return process
 
