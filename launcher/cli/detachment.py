@@ -25,7 +25,7 @@ from launcher.runs.logout import warn_of_logout
 
 _KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # the terminal sends them to the child as well
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-HINTS = {"launch attach": "watch it", "launch stop": "end it", "launch wait": "wait for it, and get its exit code"}
+HINTS = {"launch attach": "watch it", "launch stop": "stop it", "launch wait": "wait for it, and get its exit code"}
 
 
 class Detachment:

@@ -67,7 +67,7 @@ def test_all_commands_without_the_terminal(launch: FaultLaunch) -> None:
     assert said(done)[2:] == [
         "launch: all ranks run; run RUN continues without this terminal",
         "  launch attach   watch it",
-        "  launch stop     end it",
+        "  launch stop     stop it",
         "  launch wait     wait for it, and get its exit code",
         "  launch fetch    copy its logs to this machine",
     ]
