@@ -59,7 +59,7 @@ def control(
         own_state(state, "logs")
     except OSError as error:
         text = f"can't keep the logs in {error.filename or state} on {socket.gethostname()}: {error.strerror}"
-        raise UsageError(text, "set XDG_STATE_HOME in the rc files there to a directory of your own") from None
+        raise UsageError(text, "set XDG_STATE_HOME in its rc files to a directory that only you can write") from None
     runs = RunList(state / "runs", state / "logs", token=request.credentials.fingerprint)
     record = create_record(
         state / "logs", datetime.now(), console.complain, request.known, ids=runs, run_id=request.run_id,

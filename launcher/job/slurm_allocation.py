@@ -88,7 +88,7 @@ def refuse_tasks(environ: Mapping[str, str]) -> None:
     tasks = count_tasks(environ)
     if tasks > 1:
         raise UsageError(
-            f"srun has started launch {tasks} times, and each would start a run of its own",
+            f"srun has started launch {tasks} times, and each would start its own run",
             "start it once, without srun: it reaches every node of the job by itself",
         )
 

@@ -35,7 +35,7 @@ def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
         if probe.is_master:
             place = f"{probe.address} port {probe.port}"
             if node is nodes[0]:
-                fix = "set addr= to an address of its own, at which it can reach itself"
+                fix = "set addr= to its own address, at which it can reach itself"
                 yield Finding((node.name,), f"can't reach itself at {place}: {_lowered(probe.error)}", fix)
             else:
                 text = f"can't reach node 0 ({probe.host}) at {place}: {_lowered(probe.error)}"

@@ -60,7 +60,7 @@ class Notifier:
             )
             if done.returncode:
                 self._say(f"launch: --notify won't run: {first[1]} isn't found on {socket.gethostname()}")
-                self._say("  fix: name it with its absolute path on the host that controls the run")
+                self._say("  fix: name it with its absolute path on the controller host")
 
     def _run(self, env: Mapping[str, str]) -> None:
         """Run it for a minute at most, with the processes that it starts."""

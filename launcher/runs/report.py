@@ -201,7 +201,7 @@ def written_lines(census: Census) -> list[str]:
     for (root, *names), where in hosts.items():
         more = len(names) - _MOST_WRITTEN
         shown = listed([*names[:_MOST_WRITTEN], *([f"{more} more"] if more > 0 else [])])
-        lines.append(f"  {fold_names(where)}: the run wrote {shown} beside its code, in {root}")
+        lines.append(f"  {fold_names(where)}: the run wrote {shown} next to its code, in {root}")
     folders = [name.rstrip("/") for _, *names in hosts for name in names if name.endswith("/")]
     example = next((name for name in folders if ".replaced-" not in name), None)
     link = f"pass --link {example}=DIR, or " if example else ""

@@ -23,7 +23,7 @@ from launcher.node.code.store import Store, find_base
 from launcher.node.messages import PIECE_BYTES
 
 # The controller of a detached run reads what was sent to its host, where it may be removed before that is held.
-CHANGED_FIX = "start again when nothing writes to it and no launch clean --code runs, or leave it out by .launchignore"
+CHANGED_FIX = "try again when nothing writes to it and no launch clean --code runs, or exclude it in .launchignore"
 _MOST_CHARACTERS = 200  # of a path in a message
 _MOST_EACH_BYTES = 256 << 10
 _MOST_TOGETHER_BYTES = 32 << 20

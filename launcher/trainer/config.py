@@ -74,8 +74,8 @@ class TrainConfig:
     )
     keep: int = option(
         2,
-        "newest checkpoints to keep, beside the one with the best validation loss; older ones are removed, unless they "
-        "were saved with a larger --keep",
+        "newest checkpoints to keep, next to the one with the best validation loss; older ones are removed, unless "
+        "they were saved with a larger --keep",
         minimum=1,
     )
 

@@ -155,7 +155,7 @@ def test_by_ssh(launch: SlurmLaunch) -> None:
 
 
 def test_it_refuses_to_nest(launch: SlurmLaunch) -> None:
-    refused = "srun has started launch 2 times, and each would start a run of its own"
+    refused = "srun has started launch 2 times, and each would start its own run"
     done = launch.type("srun", "--ntasks=2", "launch", "--nproc", "1", "--no-python", "true").finish()
     said = [line for line in done.words if line.startswith("launch")]
     assert (done.exit_code, said) == (2, [f"launch: {refused}"] * 2)

@@ -163,7 +163,7 @@ class Worker:
             folders.abandon(folder)
             raise
         if not found.lock(fcntl.LOCK_SH) or found.read_listing() != self._listing:
-            raise GivenUpError("another process has removed the code from %s; start again" % found.path)
+            raise GivenUpError("another process has removed the code from %s; run the command again" % found.path)
         return found, wrong
 
     def _find_changed(self, folder: Folder, before: bytes) -> list[Entry]:

@@ -177,7 +177,7 @@ def test_how_many_tasks_are_beside_us(environ, tasks):
 
 def test_several_tasks_are_refused():
     refuse_tasks({**TASK, "SLURM_STEP_NUM_TASKS": "1"})
-    with pytest.raises(UsageError, match=r"^srun has started launch 8 times, and each would start a run of its own$"):
+    with pytest.raises(UsageError, match=r"^srun has started launch 8 times, and each would start its own run$"):
         refuse_tasks(TASK)
 
 

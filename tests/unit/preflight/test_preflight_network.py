@@ -60,7 +60,7 @@ def found(every_fact, job=JOB):
             [tried(master(REFUSED), ring(2)), tried(master(), ring(1))],
             [
                 "problem: gpu1: can't reach itself at 10.0.0.1 port 29500: connection refused; "
-                "fix: set addr= to an address of its own, at which it can reach itself"
+                "fix: set addr= to its own address, at which it can reach itself"
             ],
         ),
         # a firewall that knows a list of ports

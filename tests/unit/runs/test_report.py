@@ -74,8 +74,8 @@ def test_what_a_run_wrote_beside_its_code() -> None:
     names = ("/c/proj", "a/", "b.txt", "c", "d", "e", "f", "g")
     written = {"gpu1": ("/c/proj", "log.txt"), "gpu2": names, "gpu3": names}
     assert written_lines(Census({}, {}, written)) == [
-        "  gpu1: the run wrote log.txt beside its code, in /c/proj",
-        "  gpu[2-3]: the run wrote a/, b.txt, c, d, e and 2 more beside its code, in /c/proj",
+        "  gpu1: the run wrote log.txt next to its code, in /c/proj",
+        "  gpu[2-3]: the run wrote a/, b.txt, c, d, e and 2 more next to its code, in /c/proj",
         "    fix: pass --link a=DIR, or write to a directory elsewhere: "
         "the next run gets a new directory, without these",
     ]

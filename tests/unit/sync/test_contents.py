@@ -15,7 +15,7 @@ from launcher.node.code.listing import FILE, PROGRAM, Entry, encode
 from launcher.node.code.store import Store, find_base
 from launcher.sync.contents import Contents
 
-FIX = "start again when nothing writes to it and no launch clean --code runs, or leave it out by .launchignore"
+FIX = "try again when nothing writes to it and no launch clean --code runs, or exclude it in .launchignore"
 
 
 def entry_of(path: str, data: bytes, kind: str = FILE) -> Entry:
