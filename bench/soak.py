@@ -128,6 +128,9 @@ class Soak:
     def _read_output(self) -> str:
         return self._output.read_text()
 
+    def _read_messages(self) -> str:
+        return self._errors.read_text()
+
     def _find_pid(self) -> int:
         return self._launch.pid
 
@@ -148,7 +151,7 @@ class Soak:
             if found and max(found) >= least and found.count(max(found)) == HOSTS:
                 return max(found)
             time.sleep(0.05)
-        raise SystemExit(f"soak: the run did not come back:\n{self._errors.read_text()[-3000:]}")
+        raise SystemExit(f"soak: the run did not come back:\n{self._read_messages()[-3000:]}")
 
     def _measure(self) -> tuple[float, int, int]:
         pid = self._find_pid()
@@ -255,6 +258,9 @@ class DetachedSoak(Soak):
 
     def _read_output(self) -> str:
         return "".join(path.read_text() for path in (self._logs / self._id).glob("node_*.log"))
+
+    def _read_messages(self) -> str:
+        return (self._logs / self._id / "launch.log").read_text()
 
     def _find_pid(self) -> int:
         (row,) = (row for row in json.loads(self._ask("ps", "--json").stdout) if row["run"] == self._id)
