@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from launcher.runs.inspection import Inspection
     from launcher.session.session import Session
 
+_SENDS = "Send the code in DIR and check it there.  [default DIR: the repository]"
+
 
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB,
+    CONFIG, *HOSTS, *REACH, SYNC[0].but(help=_SENDS), *SYNC[1:], MASTER_ADDR, *JOB,
     Option(
         ["--packages", "with_packages"], is_flag=True, heading="Checks", is_common=True,
         help="List the packages of each host's Python, those that differ first.",

@@ -82,7 +82,9 @@ def _refuse_logins(hosts: Sequence[Host]) -> Sequence[Host]:
 def _read_allocated() -> tuple[Host, ...]:
     allocation = read_allocation(os.environ)
     if allocation is None:
-        fix = "pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode"
+        fix = "pass --hosts a,b or --hostfile FILE"
+        if click.get_current_context().command.name == "run":
+            fix += "; to use this machine only, run launch singlenode"
         raise missing("no hosts given", fix, NAME_HOSTS)
     click.echo(f"launch: hosts of {allocation.describe()}", err=True)
     return allocation.hosts()

@@ -266,6 +266,8 @@ def _check_all(source: str, content: dict[str, Any]) -> Defaults:
 def _check(file: str, name: str, value: Any) -> Any:
     """Return a value as click takes it; raise UsageError if the name or the type is wrong."""
     option = KEYS.get(name)
+    if option is None and isinstance(value, dict):
+        raise UsageError(f"{file}: no option {shown(name)}", "write the options at the top level, without a table")
     if option is None:
         turned_off = name.removeprefix("no_")
         near = f"{turned_off} = false" if turned_off in KEYS else nearest(name, KEYS)

@@ -141,3 +141,15 @@ def test_a_relative_workdir_is_meant_from_here(project: Path, launch: Launch, ty
     code, out, _ = launch("--dry-run", "--hosts", "a", "--nproc", "1", "--cpu", "--workdir", typed, "t.py")
     here = folder.format(project / "exp" / "deep")
     assert (code, out.splitlines()[1].startswith(f"cd {here} && ")) == (0, True), out
+
+
+def test_a_table_in_the_file_is_no_option(project: Path, launch: Launch) -> None:
+    (project / "launcher.toml").write_text('[run]\nhosts = "a"\n')
+    code, _, err = launch("--dry-run", "--nproc", "1", "--cpu", "t.py")
+    assert (code, err.splitlines()) == (
+        EXIT_USAGE,
+        [
+            "launch: ../../launcher.toml: no option 'run'",
+            "  fix: write the options at the top level, without a table",
+        ],
+    )
