@@ -184,21 +184,20 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
         python_path=python_path,
     )  # fmt: skip
     if not job.uses_torchrun:
-        processes = _rank_processes(world, node_rank, command, env)
+        node = replace(node, processes=_rank_processes(world, node_rank, command, env))
+    if not job.uses_torchrun and not job.starts_warm:
         # torch.distributed.launch knows one size for all nodes.
         has_line = job.program.needs_torch and len(set(world.sizes)) == 1
         write = _legacy_by_hand if has_line else _processes_by_hand
-        node = replace(node, processes=processes)
         return replace(node, by_hand=write(job, world, node, fact))
     options = _torchrun_options(job, world, node_rank, fact)
+    by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
+    node = replace(node, by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact, node), by_hand)]))
+    if job.starts_warm:
+        return node
     log_dir = ("--log-dir", f"{fact.folder}/torchrun")
     wrapped = _escape_macros("/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder, *command)
-    by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
-    return replace(
-        node,
-        argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped),
-        by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact, node), by_hand)]),
-    )
+    return replace(node, argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped))
 
 
 def _torchrun_options(job: Job, world: _World, node_rank: int, fact: NodeFacts) -> tuple[str, ...]:
@@ -378,6 +377,20 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
             port=job.master_port,
         ),
     )
+
+
+def warm_fields(job: Job, host: Host, fact: NodeFacts, attempt: int = 0) -> dict[str, Any] | None:
+    """Return what a supervisor needs to import torch for its ranks; None if too little is known.
+
+    The other hosts aren't known yet; what depends on them, such as an interface, is read long after the import.
+    """
+    job = settle_device(job, [fact])
+    nproc = count_processes(job, host, fact)
+    if not fact.python_is_warmable or fact.python is None or not nproc:
+        return None
+    node = _plan_node(job, _World((nproc,), "", 0), 0, host, fact)
+    env = {**node.env, "LAUNCH_ATTEMPT": str(attempt)}
+    return {"argv": node.processes[0].argv, "env": env, "cwd": node.cwd, "python_path": node.python_path}
 
 
 def start_fields(node: NodePlan, attempt: int = 0) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_
 from launcher.runs.rank_watch import call_when_all_run, say_early_exits
 from launcher.runs.result import Result
 from launcher.runs.run_request import RunRequest
+from launcher.session.connection import Event
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
@@ -121,6 +122,8 @@ class Attempt:
         inspector = Inspector(
             job, session, pythons, with_checks=self._options.with_checks, incidents=self._carried.incidents,
             checkpoints=self._shared_checkpoints(), contents=self._request.contents,
+            warm_hosts=0 if self._options.is_dry else len(session.hosts) - self._spares,
+            attempt=self._carried.attempts,
         )  # fmt: skip
         inspection = await inspector.ask(has_master=not (share and share[1]))
         own, pairs = find_identity(), zip(inspection.hosts, inspection.facts, strict=True)
@@ -235,7 +238,7 @@ class Attempt:
             if number:
                 output.note(RESTART_BORDER.format(number))
             self.session.start_ranks(
-                index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv),
+                index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv) or self._job.starts_warm,
                 with_stacks=self._job.with_stacks, **start_fields(node, number),
             )  # fmt: skip
 
@@ -247,6 +250,7 @@ class Attempt:
             self._stacks.allowed(self._plan),
             say_early_exits(session, self._plan),
             call_when_all_run(session, self._plan, self._note_all_running),
+            session.subscribe(messages.COLD, self._say_cold),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._record, self._job) as watch,
         ):
             self._hang = watch
@@ -262,6 +266,11 @@ class Attempt:
         if judge.has_failed_early():
             await session.pump(judge.has_no_rank, deadline)
         return judge.cause()
+
+    def _say_cold(self, event: Event) -> None:
+        if self._options.is_verbose:
+            host = self.session.hosts[event.index].name
+            self._say(f"launch: {host}: its ranks import torch themselves: {event.fields['reason']}")
 
     def _note_all_running(self) -> None:
         """Tell once that all ranks have run for a while."""

@@ -16,15 +16,9 @@ from __future__ import annotations
 
 KEEPERS_FD = 4  # closes when guardian and supervisor are gone
 
-# Its arguments are the word torchrun, the number of the signal that holds it, and how long ranks may save, in seconds.
-PROGRAM = """\
-import signal, threading, time
-hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
-mark, folder = os.environ["LAUNCH_MARK"], os.path.dirname(os.environ["LAUNCH_FILES"])
-def hold(*_):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.read(4, 1)
-    end_ranks()
+# Also part of warm.SITECUSTOMIZE, which sets the same four globals: mark, folder, stop_timeout_s, and the modules.
+END_RANKS = """\
+import os, signal, time
 def end_ranks():
     ranks = read("/proc/self/task/%d/children" % os.getpid()).split()
     send(signal.SIGTERM, ranks)
@@ -71,7 +65,21 @@ def read(path):
         return open(path, errors="surrogateescape").read()
     except OSError:
         return ""
-def has_children():
+"""
+
+# Its arguments are the word torchrun, the number of the signal that holds it, and how long ranks may save, in seconds.
+PROGRAM = (
+    """\
+import threading
+hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
+mark, folder = os.environ["LAUNCH_MARK"], os.path.dirname(os.environ["LAUNCH_FILES"])
+def hold(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.read(4, 1)
+    end_ranks()
+"""
+    + END_RANKS
+    + """def has_children():
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -101,3 +109,4 @@ if order.endswith("\\n"):  # else it was cut short: the supervisor is gone
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     run.main(order["argv"])
 """
+)
