@@ -184,7 +184,10 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
         python_path=python_path,
     )  # fmt: skip
     if not job.uses_torchrun:
-        node = replace(node, processes=_rank_processes(world, node_rank, command, env))
+        processes = _rank_processes(world, node_rank, command, env)
+        if job.starts_warm:
+            processes = tuple(_add_error_file(process, fact.folder) for process in processes)
+        node = replace(node, processes=processes)
     if not job.uses_torchrun and not job.starts_warm:
         # torch.distributed.launch knows one size for all nodes.
         has_line = job.program.needs_torch and len(set(world.sizes)) == 1
@@ -235,6 +238,8 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
     if fact.has_slow_dns:  # TCPStore looks up a name per connection; only here, since all of the trainer's get it too
         env["RES_OPTIONS"] = "timeout:1 attempts:2"
+    if job.starts_warm:  # as torchrun does (elastic/agent/server/local_elastic_agent.py); torch's own default is 3
+        env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     if job.cpu:
         env["CUDA_VISIBLE_DEVICES"] = ""
     else:
@@ -308,6 +313,12 @@ def _rank_processes(
         )
         for local_rank in range(nproc)
     )  # fmt: skip
+
+
+def _add_error_file(process: RankProcess, folder: str) -> RankProcess:
+    """Return a rank with the file in which torch.distributed.elastic's @record writes why it failed, as torchrun's."""
+    path = f"{folder}/error.{process.local_rank}.json"
+    return replace(process, env={**process.env, "TORCHELASTIC_ERROR_FILE": path})
 
 
 def _processes_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
@@ -389,7 +400,7 @@ def warm_fields(job: Job, host: Host, fact: NodeFacts, attempt: int = 0) -> dict
     if not fact.python_is_warmable or fact.python is None or not nproc:
         return None
     node = _plan_node(job, _World((nproc,), "", 0), 0, host, fact)
-    env = {**node.env, "LAUNCH_ATTEMPT": str(attempt)}
+    env = {**node.processes[0].env, "LAUNCH_ATTEMPT": str(attempt)}
     return {"argv": node.processes[0].argv, "env": env, "cwd": node.cwd, "python_path": node.python_path}
 
 

@@ -299,6 +299,7 @@ class Supervisor:
         if header.get("with_stacks"):
             self._arm_stacks()
         processes = header.get("processes") or [{}]
+        self._owned.global_ranks = {each["rank"]: each["env"].get("RANK") for each in header.get("processes", ())}
         self._ranks_env = dict(header.get("env") or {}, **processes[0].get("env", {}))
         if not header.get("is_short"):
             from launcher.node.facts import nccl_ras  # it imports socket, which takes 6 ms
@@ -318,7 +319,7 @@ class Supervisor:
         if header.get("python_path"):
             self._env["PYTHONPATH"] = header["python_path"]  # what is armed puts its own directory before it
         if header["cwd"] is not None:
-            self._cwd = header["cwd"] = os.path.expanduser(header["cwd"])
+            self._cwd = self._env["PWD"] = header["cwd"] = os.path.expanduser(header["cwd"])
 
     def _warm_up(self, header: dict[str, Any], _: bytes) -> None:
         """Import torch in the Python that was found, in the environment of the ranks as far as it is known."""

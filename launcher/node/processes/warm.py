@@ -34,7 +34,7 @@ LATE_VARIABLES = frozenset((
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "LAUNCH_ATTEMPT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
-    "NCCL_RAS_ADDR", "RES_OPTIONS", "PYTHONPATH",
+    "NCCL_RAS_ADDR", "RES_OPTIONS", "PYTHONPATH", "TORCHELASTIC_ERROR_FILE",
 ))  # fmt: skip
 
 # `is_heard` tells the search for a Python that this file is executed by it: without that, the script itself would run.
@@ -91,7 +91,7 @@ def find_obstacle(before):
     tasks = os.listdir("/proc/self/task")
     if len(tasks) > 1:
         names = sorted({read("/proc/self/task/%s/comm" % task).strip() for task in tasks if task != str(os.getpid())})
-        return "importing torch has started %d threads (%s)" % (len(tasks) - 1, ", ".join(names))
+        return "importing torch starts threads (%s)" % ", ".join(names)
     if getattr(sys.flags, "safe_path", False):
         return None
     argv = getattr(sys, "orig_argv", None) or read("/proc/self/cmdline").split("\\0")
@@ -107,7 +107,7 @@ def find_obstacle(before):
         path = os.path.join(folder, entry)
         is_module = suffix == "py" or suffix.endswith("so") or os.path.exists(os.path.join(path, "__init__.py"))
         if name in loaded and is_module:
-            return "%s would be imported instead of a module that torch has imported" % path
+            return "%s hides a module that torch has imported" % path
 
 
 def start_ranks(order):
