@@ -388,8 +388,8 @@ JOB = (
         heading="Processes", is_rare=True,
     ),
     Option(
-        ["--start"], type=click.Choice(get_args(Start)), default="torchrun", show_default=True,
-        help="Start the ranks by torchrun, or by forks of a Python that has imported torch (warm).",
+        ["--start"], type=click.Choice(get_args(Start)), metavar="MODE", default="torchrun",
+        help="torchrun, or warm: one Python imports torch, then forks the ranks.  [default: torchrun]",
         heading="Processes", anywhere=_PLAN,
     ),
     Option(

@@ -102,10 +102,10 @@ class Ranks:
         if python.child.process is not None:
             self._note_starter(python.child.process)
 
-    def start_warm(self, python: WarmPython, folder: str, local_ranks: list[int]) -> None:
-        """Let a Python that has imported torch start the ranks, as a shim does; folder: the run's."""
+    def start_warm(self, python: WarmPython, run_folder: str, local_ranks: list[int]) -> None:
+        """Let a Python that has imported torch start the ranks, as a shim does."""
         self._has_shim, self._expected = True, len(local_ranks)
-        self._watch_fifos(workers.Fifos(folder), local_ranks)
+        self._watch_fifos(workers.Fifos(run_folder), local_ranks)
         python.go()
         self._watch_shim(python.report_fd)
 

@@ -1,9 +1,9 @@
 """A Python that has imported torch before the ranks start, and then forks one process for each.
 
-It is the ranks' own command line, `PYTHON -u train.py ...`, in their directory, with a sitecustomize of ours first on
-its path: Python runs that before the script. There it imports torch, waits for its order, and forks; each fork returns
-from the sitecustomize, and Python goes on with the script as it does in any process. So a rank's arguments, `__main__`,
-tracebacks, exit and name are those of a Python that was started for it alone.
+It is the ranks' own command line, `PYTHON -u train.py ...`, in their directory, with a sitecustomize of `launch` first
+on its path: Python runs that before the script. There it imports torch, waits for its order, and forks; each fork
+returns from the sitecustomize, and Python continues with the script as in any process. So a rank's arguments,
+`__main__`, tracebacks, exit and name are those of a Python that was started for it alone.
 
 It never has a second thread before it forks (it looks), opens no CUDA context and asks no GPU. Whenever a rank might
 differ from one that has imported torch by itself, it says why and exits, and the shim starts the ranks instead.
@@ -50,13 +50,13 @@ REPORT, KEEPERS, ORDER = 3, 4, 5
 
 def go_on(first=()):
     sys.path[:] = [*first, *(entry for entry in sys.path if entry != FOLDER)]
-    ours = sys.modules.pop("sitecustomize")
+    own = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize
     except ImportError as error:
         if getattr(error, "name", None) != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = ours
+        sys.modules["sitecustomize"] = own
 
 
 def become_rank():
@@ -236,9 +236,9 @@ class WarmPython:
 
     def __init__(
         self, loop: Loop, argv: list[str], env: dict[str, str], cwd: str, output_fds: list[int], keepers_fd: int,
-        folder: str,
+        armed_folder: str,
     ) -> None:  # fmt: skip
-        """Start it; raise OSError. folder: the one that `arm` made; output_fds: its stdout and stderr."""
+        """Start it; raise OSError. armed_folder: what `arm` returned; output_fds: its stdout and stderr."""
         self.report_fd, report_write = os.pipe()
         order_read, self._order_fd = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -249,7 +249,7 @@ class WarmPython:
         fds = {0: null, 1: output_fds[0], 2: output_fds[1], REPORT_FD: report_write, ORDER_FD: order_read}
         fds[torchrun.KEEPERS_FD] = keepers_fd
         try:
-            self.child = workers.spawn(argv, put_first(folder, env), cwd, fds, signals.HOLD)
+            self.child = workers.spawn(argv, put_first(armed_folder, env), cwd, fds, signals.HOLD)
         finally:
             for fd in (null, report_write, order_read):
                 os.close(fd)
@@ -302,7 +302,7 @@ class WarmPython:
 
 
 def arm(run_folder: str) -> str:
-    """Make a directory with our sitecustomize, and return it."""
+    """Make a directory with the sitecustomize, and return it."""
     folder = os.path.join(os.path.realpath(run_folder), "warm-" + os.urandom(16).hex())  # as faulthandler_stacks.arm
     os.mkdir(folder, 0o700)
     with open(os.path.join(folder, "sitecustomize.py"), "w") as file:
