@@ -328,10 +328,13 @@ class Supervisor:
         if self._steps is not None or self._responder.warm_folder is None or self._responder.search is None:
             return
         self._enter_code(header)
-        self._warm = WarmPython(
-            self._loop, header["argv"], dict(self._env, **header["env"]), self._cwd, self._responder.search.output_fds,
-            self._keepers_fds[0], self._responder.warm_folder,
-        )  # fmt: skip
+        env, output_fds = dict(self._env, **header["env"]), self._responder.search.output_fds
+        try:
+            self._warm = WarmPython(
+                self._loop, header["argv"], env, self._cwd, output_fds, self._keepers_fds[0], self._responder.warm_folder
+            )
+        except OSError:  # such as no more processes; START tries it again with a shim
+            return
         self._ranks.await_warm(self._warm)
 
     def _start_warm(self, python: WarmPython, header: dict[str, Any]) -> None:
@@ -355,7 +358,7 @@ class Supervisor:
             start_cold(difference)
             return
         order = {
-            "ranks": [{"rank": each["rank"], "env": dict(self._env, **each["env"])} for each in processes],
+            "ranks": [{"rank": each["rank"], "env": each["env"]} for each in processes], "env": self._env,
             "folder": folder, "stop_timeout_s": self._stop_timeout_s, "hold_signal": signals.HOLD,
             "lock": self._tree.find_lock() if self._tree is not None else None,
             "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],

@@ -108,6 +108,16 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
     return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
 
 
+def start_line(job: Job, connect_s: float, check_s: float, start_s: float) -> str:
+    """Return how long the steps of a start took; torchrun's ranks import torch after that, all others before."""
+    last = "to start them"
+    if job.program.needs_torch:
+        last = "to import torch and fork" if job.starts_warm else "for torchrun, then each imports torch"
+    total = connect_s + check_s + start_s
+    steps = f"{duration(connect_s)} to connect, {duration(check_s)} to check the hosts, {duration(start_s)} {last}"
+    return f"all ranks started after {duration(total)}: {steps}"
+
+
 def finished_words(result: Result, seconds: float, failed: Sequence[Ending]) -> str:
     """Return the last line of a run that succeeded; seconds: how long it took; failed: its attempts before that."""
     ranks = f"{count(result.ranks, 'rank')} succeeded"

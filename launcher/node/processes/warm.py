@@ -9,7 +9,9 @@ It never has a second thread before it forks (it looks), opens no CUDA context a
 differ from one that has imported torch by itself, it says why and exits, and the shim starts the ranks instead.
 
 Once it has forked, it is for its ranks what the shim is: the starter, which reports each start and exit in the same
-words, ignores the signals that mean stop, and ends the ranks if guardian and supervisor are both killed.
+words, ignores the signals that mean stop, and ends the ranks if guardian and supervisor are both killed. On node 0 it
+then also holds the store at the master port, as torchrun does: it outlives rank 0, whose end is then no other rank's
+error.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ import sys
 
 FOLDER = os.path.dirname(__file__)
 REPORT, KEEPERS, ORDER = 3, 4, 5
+DEVICES = "/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/infiniband", "/dev/hl"
 
 
 def go_on(first=()):
@@ -92,6 +95,9 @@ def find_obstacle(before):
     if len(tasks) > 1:
         names = sorted({read("/proc/self/task/%s/comm" % task).strip() for task in tasks if task != str(os.getpid())})
         return "importing torch starts threads (%s)" % ", ".join(names)
+    devices = [path for path in map(read_link, os.listdir("/proc/self/fd")) if path.startswith(DEVICES)]
+    if devices:
+        return "importing torch opens %s" % devices[0]
     if getattr(sys.flags, "safe_path", False):
         return None
     argv = getattr(sys, "orig_argv", None) or read("/proc/self/cmdline").split("\\0")
@@ -114,7 +120,9 @@ def start_ranks(order):
     import select, signal
     global mark, folder, stop_timeout_s
     mark, folder, stop_timeout_s = os.environ["LAUNCH_MARK"], order["folder"], order["stop_timeout_s"]
+    server = listen(order["ranks"][0]["env"])
     libc = __import__("ctypes").CDLL(None)
+    libc.fflush(None)  # what C libraries have printed would otherwise be printed by each rank
     libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: daemons without the mark become children of this process
     ignored = signal.SIGTERM, signal.SIGHUP, signal.SIGINT, order["hold_signal"]
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
@@ -124,8 +132,7 @@ def start_ranks(order):
         try:
             pid = os.fork()
         except OSError as error:  # such as no more processes
-            tell(failure="start: %s" % error)
-            break
+            fail(error)
         if pid == 0:
             os.setsid()
             libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -133,9 +140,14 @@ def start_ranks(order):
                 os._exit(127)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            if server:
+                server.close()
             dress(order, entry)
             return
         tell(rank=entry["rank"], stat=read("/proc/%d/stat" % pid))
+    if server:
+        import threading
+        threading.Thread(target=serve, args=(server, order["ranks"][0]["env"]), daemon=True).start()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -156,6 +168,42 @@ def start_ranks(order):
     end_ranks()
 
 
+def listen(env):
+    if env["GROUP_RANK"] != "0" or not has_store():
+        return None
+    import socket
+    address = "", int(env["MASTER_PORT"])
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
+        return socket.create_server(address, backlog=4096)
+    except OSError as error:
+        fail("the master port %d: %s" % (address[1], error.strerror))
+
+
+def has_store():
+    return hasattr(sys.modules["torch.distributed"], "TCPStore")
+
+
+def serve(server, env):  # in a thread: it connects to itself, at an address that might not respond
+    global store
+    from torch.distributed import TCPStore
+    place = env["MASTER_ADDR"], int(env["MASTER_PORT"]), int(env["WORLD_SIZE"])
+    options = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
+    try:
+        try:
+            store = TCPStore(*place, master_listen_fd=server.detach(), **options)
+        except TypeError:  # an older torch has no such argument
+            store = TCPStore(*place, **options)
+    except Exception as error:
+        fail(error)
+
+
+def fail(error):
+    tell(failure="start: %s" % error)
+    os._exit(1)
+
+
 def dress(order, entry):
     local_rank, folder = entry["rank"], order["folder"]
     for number, name in ((1, "out"), (2, "err")):
@@ -165,11 +213,21 @@ def dress(order, entry):
     for fd in (REPORT, KEEPERS, ORDER):
         os.close(fd)
     os.environ.clear()
-    os.environb.update({encode(name): encode(value) for name, value in entry["env"].items()})
+    own = dict(order["env"], **entry["env"])
+    if has_store():
+        own["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    os.environb.update({encode(name): encode(value) for name, value in own.items()})
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # random reseeds itself
     give_threads()
     go_on([os.fsdecode(encode(entry)) for entry in order["first_on_path"]])
+
+
+def read_link(fd):
+    try:
+        return os.readlink("/proc/self/fd/" + fd)
+    except OSError:
+        return ""
 
 
 def encode(text):  # the supervisor reads all bytes as UTF-8, whatever the encoding is here
