@@ -77,6 +77,7 @@ class Supervisor:
         )
         self._tree: CodeProcess | None = None  # if launch sends the code
         self._warm: WarmPython | None = None  # if it is to start the ranks
+        self._why_cold = "its Python ignores PYTHONPATH"  # if a run that starts warm has none
         self._workdir: str | None = None  # in that code
         self._silence_s = 15.0
         self._echo: tuple[float, float] | None = None  # of launch's last beat: its time, and when it came
@@ -309,6 +310,8 @@ class Supervisor:
             self._is_short = header.get("is_short", False)
             if self._warm is not None:
                 self._start_warm(self._warm, header)
+            elif self._responder.warm_folder is not None:
+                self._start_cold(header, self._why_cold)
             else:
                 self._start_processes(header)
         else:
@@ -331,9 +334,16 @@ class Supervisor:
         env, output_fds = dict(self._env, **header["env"]), self._responder.search.output_fds
         try:
             self._warm = WarmPython(
-                self._loop, header["argv"], env, self._cwd, output_fds, self._keepers_fds[0], self._responder.warm_folder
+                self._loop,
+                header["argv"],
+                env,
+                self._cwd,
+                output_fds,
+                self._keepers_fds[0],
+                self._responder.warm_folder,
             )
-        except OSError:  # such as no more processes; START tries it again with a shim
+        except OSError as error:  # such as no more processes
+            self._why_cold = str(error)
             return
         self._ranks.await_warm(self._warm)
 
@@ -347,15 +357,10 @@ class Supervisor:
                 self._responder.release_port()
                 self._ranks.start_warm(python, folder, header["local_ranks"])
 
-        def start_cold(reason: str) -> None:
-            if self._steps is None:
-                self._send_queue.send(messages.COLD, reason=reason)
-                self._start_processes(header)
-
         difference = python.find_difference(processes, self._env, self._cwd)
         if difference is not None:
             python.end()
-            start_cold(difference)
+            self._start_cold(header, difference)
             return
         order = {
             "ranks": [{"rank": each["rank"], "env": each["env"]} for each in processes], "env": self._env,
@@ -363,7 +368,12 @@ class Supervisor:
             "lock": self._tree.find_lock() if self._tree is not None else None,
             "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
         }  # fmt: skip
-        python.give_order(order, start, start_cold)
+        python.give_order(order, start, lambda reason: self._start_cold(header, reason))
+
+    def _start_cold(self, header: dict[str, Any], reason: str) -> None:
+        if self._steps is None:
+            self._send_queue.send(messages.COLD, reason=reason)
+            self._start_processes(header)
 
     def _start_processes(self, header: dict[str, Any]) -> None:
         from launcher.node.processes import shim

@@ -249,6 +249,26 @@ def test_then_the_shim_starts_the_ranks(
     assert node.stop() == []
 
 
+def test_a_python_that_ignores_the_path_is_not_given_the_script(nodes: Nodes, tmp_path: Path) -> None:
+    """It would run it at once, before the checks, with no rank."""
+    (tmp_path / "torch" / "torch").mkdir(parents=True)
+    (tmp_path / "torch" / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec env PYTHONPATH={tmp_path / "torch"} {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    node = nodes.start()
+    node.prepare(facts=True, warm=True, legacy=True, workdir=str(tmp_path), pythons=[str(wrapper)])
+    facts = read_facts(node.wait_for(messages.FACTS), str(node.folder))
+    assert not facts.python_is_warmable
+    job = Job(Program(ProgramKind.SCRIPT, "train.py"), 1, cpu=True, workdir=str(tmp_path), start="warm", master_port=1)
+    assert warm_fields(job, Host("here"), facts) is None
+    (tmp_path / "train.py").write_text("import os; print(os.environ['RANK'])")
+    node.send(messages.START, **start_fields(build_plan(job, [Host("here")], [facts]).nodes[0]))
+    assert reason(node) == "its Python ignores PYTHONPATH"
+    assert node.wait_for_exits() == {0: (0, None)}, str(node)
+    assert node.stop() == []
+
+
 # ---- the end --------------------------------------------------------------------------------------------------------
 
 
