@@ -40,7 +40,7 @@ for _ in peers[:own]:
 BACKENDS = "test-distributed: NCCL on GPUs, or gloo on CPUs if no host has GPUs"
 
 
-def test_two_hosts_and_their_picture(launch: Launch) -> None:
+def test_two_hosts_and_their_picture(launch: Launch, cluster: Cluster) -> None:
     done = launch.test(1, "--max-size", "1", "--plot", "pairs.png", hosts="node[1-2]").finish()
     assert done.exit_code == 0, done
     assert done.words[0] == BACKENDS
@@ -53,27 +53,21 @@ def test_two_hosts_and_their_picture(launch: Launch) -> None:
     assert results["hosts"] == ["node1", "node2"]
     assert [(pair["first"], pair["second"]) for pair in results["pairs"]] == [(0, 1)]
     assert (launch.folder / "pairs.png").read_bytes().startswith(b"\x89PNG")
+    for number, node in zip((1, 2), done.record["plan"]["nodes"], strict=True):
+        argv = node["argv"]
+        assert argv[argv.index("--local-addr") + 1] == cluster[f"node{number}"].address
+        assert argv[argv.index("--master-addr") + 1] == cluster["node1"].address
 
 
 def test_more_processes_than_gpus(launch: Launch, cluster: Cluster) -> None:
     cluster["node1"].set_gpus(2)
-    done = launch.test(4, hosts="node1").finish()
+    done = launch.test(4, hosts="node[1-2]").finish()
     assert done.exit_code == 70
     # Where torch is a build for CPUs, a line says that too.
-    assert done.words[:4] == [
-        BACKENDS,
-        "launch: nothing was started; these would break the run:",
-        "  node1: 4 GPUs requested, but it has 2",
-        "    fix: request fewer with --gpus (one process per GPU)",
-    ]
-
-
-def test_some_hosts_without_gpus(launch: Launch, cluster: Cluster) -> None:
-    cluster["node1"].set_gpus(2)
-    done = launch.test(1, hosts="node[1-2]").finish()
-    assert done.exit_code == 70
-    assert "  node2: no GPU (neither nvidia-smi nor rocm-smi found)" in done.words
-    assert "    fix: run on CPUs: --cpu" in done.words
+    assert done.words[:2] == [BACKENDS, "launch: nothing was started; these would break the run:"]
+    told = "\n".join(done.words)
+    assert "  node1: 4 GPUs requested, but it has 2\n    fix: request fewer with --gpus (one process per GPU)" in told
+    assert "  node2: no GPU (neither nvidia-smi nor rocm-smi found)\n    fix: run on CPUs: --cpu" in told
 
 
 @pytest.fixture

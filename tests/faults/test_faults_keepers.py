@@ -17,47 +17,31 @@ from machines.processes import send_signal
 from ways import Promise, over_ways
 
 
-@over_ways(Promise.KEEPER)
-def test_the_supervisor_is_killed(launch: FaultLaunch) -> None:
-    running = launch.start_ready(*ranks(**OF_EVERY_KIND))
-    _, supervisor = launch.keepers()
-    supervisor.kill()
-    done = launch.finish(running)
-    assert done.exit_code == 128 + signal.SIGKILL, str(done)
-    assert said(done)[2] == (f"launch: {launch.last.name} helper failed first (killed by SIGKILL), {launch.stopping}")
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137"
-
-
-@over_ways(Promise.KEEPER)
-def test_the_guardian_is_killed(launch: FaultLaunch) -> None:
-    running = launch.start_ready(*ranks(**OF_EVERY_KIND))
-    guardian, _ = launch.keepers()
-    guardian.kill()
-    done = launch.finish(running)
-    assert done.exit_code == 1, str(done)
-    assert said(done)[2] == (
-        f"launch: {launch.last.name} helper failed first (its parent process was killed), {launch.stopping}"
-    )
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
-
-
-@over_ways(Promise.KEEPER)
-def test_both_are_killed_at_once(launch: FaultLaunch) -> None:
-    """The kernel signals the ranks, and a second login finds the others by the run's mark and kills them."""
-    running = launch.start_ready(*ranks(r1=IGNORES, r2=HIDES_WITH_MARK))
+@over_ways(
+    Promise.KEEPER,
+    "killed, others, exit_code, told",
+    {
+        "supervisor": ((1,), OF_EVERY_KIND, 128 + signal.SIGKILL, "killed by SIGKILL"),
+        "guardian": ((0,), OF_EVERY_KIND, 1, "its parent process was killed"),
+        # The kernel signals the ranks, and a second login finds the others by the run's mark and kills them.
+        "both at once": ((0, 1), {"r1": IGNORES, "r2": HIDES_WITH_MARK}, 1, "its parent process was killed"),
+    },
+)
+def test_a_helper_is_killed(
+    launch: FaultLaunch, killed: tuple[int, ...], others: dict[str, str], exit_code: int, told: str
+) -> None:
+    running = launch.start_ready(*ranks(**others))
     keepers = launch.keepers()
     for number in (signal.SIGSTOP, signal.SIGKILL):  # neither sees the other die
-        for keeper in keepers:
-            send_signal(keeper.pid, number)
+        for place in killed:
+            send_signal(keepers[place].pid, number)
     done = launch.finish(running)
-    assert done.exit_code == 1, str(done)
-    assert said(done)[2] == (
-        f"launch: {launch.last.name} helper failed first (its parent process was killed), {launch.stopping}"
-    )
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1"
+    assert done.exit_code == exit_code, str(done)
+    assert said(done)[2] == f"launch: {launch.last.name} helper failed first ({told}), {launch.stopping}"
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code {exit_code}"
 
 
-@over_ways(Promise.KILLED)
+@over_ways(Promise.KILLED, form=1, forms=3)
 def test_the_launcher_and_both_are_killed_at_once(launch: FaultLaunch) -> None:
     """As with `pkill -9 -f launch`: the process that started the ranks stops them."""
     with launch.while_there_is("held"):

@@ -8,7 +8,7 @@ from fault_launch import FAILS, IS_KILLED, OF_EVERY_KIND, READY, FaultLaunch, ra
 from ways import Promise, over_ways
 
 
-@over_ways(Promise.RANK)
+@over_ways(Promise.RANK, form=0, forms=3)
 def test_a_rank_fails(launch: FaultLaunch) -> None:
     running = launch.start_ready(*ranks(r3=FAILS))
     running.go()
@@ -31,7 +31,7 @@ def test_a_rank_fails(launch: FaultLaunch) -> None:
     assert (cause["host"], cause["rank"], cause["local_rank"], cause["exit_code"]) == (host, 3, local_rank, 7)
 
 
-@over_ways(Promise.RANK)
+@over_ways(Promise.RANK, form=1, forms=3)
 def test_a_rank_is_killed(launch: FaultLaunch) -> None:
     """Of the other ranks, one obeys, one ignores all signals but SIGKILL, and one has hidden children."""
     running = launch.start_ready(*ranks(**OF_EVERY_KIND, r3=IS_KILLED))
@@ -42,7 +42,7 @@ def test_a_rank_is_killed(launch: FaultLaunch) -> None:
     assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137"
 
 
-@over_ways(Promise.RANK)
+@over_ways(Promise.RANK, form=2, forms=3)
 def test_a_rank_that_ends_well_ends_nobody_but_its_daemon(launch: FaultLaunch) -> None:
     watch = "while kill -0 $1 2>/dev/null; do sleep 0.02; done; touch ended; exec sleep 300"
     daemon = f"setsid sh -c '{watch}' sh $$ >/dev/null 2>&1 & {READY}; exit"

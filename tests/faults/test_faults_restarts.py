@@ -27,7 +27,7 @@ def comes_back(done: Done, launch: FaultLaunch) -> None:
     assert attempts[0]["master_port"] != attempts[1]["master_port"]
 
 
-@over_ways(Promise.RESTART)
+@over_ways(Promise.RESTART, form=0, forms=2)
 def test_a_rank_fails_and_the_run_comes_back(launch: FaultLaunch) -> None:
     """Of the other ranks, one obeys, one ignores all signals but SIGKILL, and one has hidden children."""
     others = {name: first(script) for name, script in OF_EVERY_KIND.items()}
@@ -36,7 +36,7 @@ def test_a_rank_fails_and_the_run_comes_back(launch: FaultLaunch) -> None:
     comes_back(launch.finish(running), launch)
 
 
-@over_ways(Promise.RESTART)
+@over_ways(Promise.RESTART, form=1, forms=2)
 def test_both_helpers_are_killed_and_the_run_comes_back(launch: FaultLaunch) -> None:
     running = launch.start_ready("--restarts", "1", *ranks(first(OBEYS)))
     for keeper in launch.keepers():
@@ -44,7 +44,7 @@ def test_both_helpers_are_killed_and_the_run_comes_back(launch: FaultLaunch) -> 
     comes_back(launch.finish(running), launch)
 
 
-@over_ways(Promise.KILLED)
+@over_ways(Promise.KILLED, form=2, forms=3)
 def test_launch_is_killed_between_two_attempts(launch: FaultLaunch) -> None:
     """The second failure is another one, so a pause of 5 s follows, in which nothing runs anywhere."""
     running = launch.start_ready("--restarts", "9", *ranks(f"{AT_GO}; exit $((7 + LAUNCH_ATTEMPT))"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -165,26 +166,38 @@ GAPS: Mapping[str, Mapping[Promise, str]] = {
 }
 
 
+TRIED: defaultdict[Promise, set[str]] = defaultdict(set)  # over which ways
+
+
 def over_ways(
-    promise: Promise, names: str = "", rows: Mapping[str, Sequence[object]] | None = None
+    promise: Promise,
+    names: str = "",
+    rows: Mapping[str, Sequence[object]] | None = None,
+    *,
+    form: int = 0,
+    forms: int = 0,
 ) -> pytest.MarkDecorator:
     """Run a test over every way that keeps the promise.
 
-    All rows of parameters are tried over the first and the last way, and one of them, in turn, over each of the others:
-    the rows differ in what happens to a host, which most ways hear of alike. EVERY_PAIR=1 tries all over all.
+    All rows of parameters are tried over the last way, and one of them, in turn, over each of the others: the rows
+    differ in what happens to a host, which most ways hear of alike. EVERY_PAIR=1 tries all over all.
+
+    Tests of one promise may take turns like rows: form is the number of the first row here, of `forms` in all tests.
     """
     ways = [way for way in WAYS if promise not in GAPS.get(way.name, {})]
     rows = rows or {"": ()}
     cases = [
         pytest.param(way, *row, id="-".join(filter(None, [way.name, name])))
         for number, way in enumerate(ways)
-        for place, (name, row) in enumerate(rows.items())
-        if way in (ways[0], ways[-1]) or place == number % len(rows) or os.environ.get("EVERY_PAIR")
+        for place, (name, row) in enumerate(rows.items(), form)
+        if way is ways[-1] or place == number % (forms or len(rows)) or os.environ.get("EVERY_PAIR")
     ]
+    TRIED[promise] |= {way.name for way in ways if any(case.values[0] is way for case in cases)}
     return pytest.mark.parametrize(", ".join(filter(None, ["way", names])), cases)
 
 
 def over_cuts() -> pytest.MarkDecorator:
     """Run a test with each cut of every way."""
+    TRIED[Promise.BROKEN] = {way.name for way in WAYS if way.cuts}
     cases = [pytest.param(way, cut, id=f"{way.name}-{name}") for way in WAYS for name, cut in way.cuts.items()]
     return pytest.mark.parametrize("way, cut", cases)

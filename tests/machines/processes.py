@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from machines.patience import DEADLINE_S
 
@@ -34,7 +33,7 @@ class Process:
 
 def list_pids(namespace: str) -> list[int]:
     """Return the ids of all living processes in a PID namespace, including its first."""
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - see below
     return [pid for pid in pids if read_namespace(pid, "pid") == namespace and read_state(pid) not in _GONE]
 
 
@@ -73,7 +72,7 @@ def read_parent(pid: int) -> int:
 def read_namespace(pid: int, kind: str) -> str:
     """Return the name of a process's namespace, such as `pid:[4026531836]`, or "" if it is gone."""
     try:
-        return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
+        return os.readlink(f"/proc/{pid}/ns/{kind}")  # noqa: PTH115 - polled for all processes, which Path doubles
     except OSError:
         return ""
 
@@ -96,6 +95,7 @@ def wait_until(is_true: Callable[[], object], timeout_s: float = DEADLINE_S, pol
 
 def _read(pid: int, name: str) -> str:
     try:
-        return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace")
+        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123 - see above
+            return file.read().decode("utf-8", "replace")
     except OSError:  # it is gone
         return ""
