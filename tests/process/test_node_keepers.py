@@ -40,7 +40,7 @@ from node_process import (
 
 from launcher.node import messages, signals
 
-GAPS_S = (0, 0.002, 0.006, 0.012, 0.02, 0.05)  # between both deaths: in them the survivor begins its stop
+GAPS_S = (0, 0.006, 0.02, 0.05)  # between both deaths: in them the survivor begins its stop
 any_order = pytest.mark.parametrize("first", ["guardian", "supervisor"])
 
 # The script of ranks 0 and 1 under torchrun: one obeys SIGTERM, and one ignores it.
