@@ -164,7 +164,7 @@ def test_the_user_s_own_options_for_pdsh_s_ssh_count(launch: Launch) -> None:
     assert "127.0.0.9 port" in done.stderr
 
 
-@pytest.mark.parametrize("own", [{}, {"PDSH_SSH_ARGS_APPEND": "-A"}, {"PDSH_SSH_ARGS": "-AX -l%u %h"}])
+@pytest.mark.parametrize("own", [{"PDSH_SSH_ARGS_APPEND": "-A"}, {"PDSH_SSH_ARGS": "-AX -l%u %h"}])
 def test_nothing_of_the_user_s_is_forwarded(launch: Launch, hosts: SshHosts, own: dict[str, str]) -> None:
     place, made = launch.folder / "agent", launch.folder / "made"
     mine = {
