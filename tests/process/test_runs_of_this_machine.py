@@ -109,25 +109,19 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     title = f"run {row['run']}, which {socket.gethostname()} controls; Ctrl-C leaves it running"
     assert watching.stderr.readline().decode() == f"launch: watching {title}\n"
     waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
-    machine.go()
-    assert (waiting.wait(DEADLINE_S), watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0, 0)
-    assert waiting.stderr is not None
-    assert re.search(rb"\[\w+:1\] half and half", watching.stdout.read())
-    assert waiting.stderr.read().startswith("launch: finished in ")
-    (row,) = machine.runs
-    assert (row["state"], row["exit_code"], row["pid"]) == ("finished", 0, None)
-
-
-def test_logs_of_a_rank_are_what_it_wrote(machine: Machine) -> None:
-    running = machine.start()
     following = subprocess.Popen(
         [LAUNCH, "logs", "-f", "--rank", "1"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     machine.go()
     out, err = following.communicate(timeout=DEADLINE_S)
     written = b"rank 1\n\xc3\xa9 \xff\r50%\r100%\nhalf and half\n"
-    assert (digest(out), digest(err)) == (digest(written), digest(b"error 1\n\r"))
-    running.wait(DEADLINE_S)
+    assert (digest(out), digest(err)) == (digest(written), digest(b"error 1\n\r")), "logs are what a rank wrote"
+    assert (waiting.wait(DEADLINE_S), watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0, 0)
+    assert waiting.stderr is not None
+    assert re.search(rb"\[\w+:1\] half and half", watching.stdout.read())
+    assert waiting.stderr.read().startswith("launch: finished in ")
+    (row,) = machine.runs
+    assert (row["state"], row["exit_code"], row["pid"]) == ("finished", 0, None)
 
 
 def test_a_run_that_fails(machine: Machine) -> None:
