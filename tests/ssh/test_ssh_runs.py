@@ -9,8 +9,8 @@ from pathlib import Path
 
 from launching import Launch, every_transport, shell
 
-BURST_LINE = "0123456789" * 9 + "012345678"  # 100 bytes with its newline
-BURST_LINES = 400_000
+BURST_LINE = "0123456789" * 39 + "012345678"  # 400 bytes with its newline
+BURST_LINES = 100_000
 BURST_MEMORY_KIB = 85 << 10  # a launcher has up to 55 MiB by itself, and queues of some MiB
 
 NASTY = [
