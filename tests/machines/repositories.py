@@ -28,7 +28,7 @@ def make_repository(folder: Path, *tracked: str, ignore: str = "") -> Path:
     """Make a repository with one commit of these files, and of a `.gitignore` with these lines, if there are any."""
     folder.mkdir(parents=True, exist_ok=True)
     run_git(folder, "init", "-q")
-    (folder / ".git" / "info").mkdir()  # of git's template; its sample hooks would only be copied
+    (folder / ".git" / "info").mkdir(exist_ok=True)  # of git's template; its sample hooks would only be copied
     write_files(folder, *tracked)
     if ignore:
         (folder / ".gitignore").write_text(ignore)

@@ -203,9 +203,9 @@ def test_nothing_of_the_user_s_is_forwarded(
 
 
 @pytest.mark.parametrize("transport", ["ssh"])
-@pytest.mark.parametrize("mine", [{"StdinNull": "yes"}, {"SessionType": "none"}])
-def test_a_run_needs_its_ends_whatever_one_s_own_logins_do(launch: Launch, hosts: SshHosts, mine: dict) -> None:
-    config = hosts.write_config(launch.folder / "config", node2=mine)
+def test_a_run_needs_its_ends_whatever_one_s_own_logins_do(launch: Launch, hosts: SshHosts) -> None:
+    mine = {"node1": {"StdinNull": "yes"}, "node2": {"SessionType": "none"}}
+    config = hosts.write_config(launch.folder / "config", **mine)
     done = launch.exec("--ssh-config", str(config), "--", "echo in")
     assert (done.exit_code, sorted(done.lines)) == (0, ["[node1] in", "[node2] in"])
 
