@@ -66,8 +66,8 @@ def main() -> None:
         peak = f", peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GB" if gpu else ""
         print(f"saved {args.save}{peak}", flush=True)
     distributed.shutdown()
+    distributed.leave(0)  # with gloo's threads, freeing the model can hang, and Python's normal exit can abort
 
 
 if __name__ == "__main__":
     main()
-    distributed.leave(0)  # gloo's threads can abort Python's normal exit

@@ -5,16 +5,18 @@ If one died unnoticed, what depends on it would stop: the heartbeats of a run, o
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    import asyncio  # takes 15 ms, and most commands have no tasks
 
 OnFailure = Callable[[Exception], object]
 _Result = TypeVar("_Result")
@@ -59,6 +61,8 @@ async def call_in_thread(work: Callable[[], _Result], timeout_s: float | None = 
 
     The thread may hang on: unlike those of asyncio.to_thread, it doesn't delay the end of this process.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 
@@ -89,6 +93,7 @@ def start_timer(delay_s: float, target: Callable[[], object], on_failure: OnFail
 
 def start_task(work: Coroutine[Any, Any, None], on_failure: Callable[[BaseException], object]) -> asyncio.Task[None]:
     """Run `work` concurrently; `on_failure` gets the exception that ends it, unless it was cancelled."""
+    import asyncio
 
     def look(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

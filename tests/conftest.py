@@ -36,7 +36,12 @@ ORDER = ("train", "cluster", "slurm", "ssh", "process", "unit")
 ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
 
 # Property tests: the same examples each time in CI, and no deadline, since a loaded machine isn't a bug.
-settings.register_profile("launcher", deadline=None, derandomize=os.environ.get("CI") == "true")
+settings.register_profile(
+    "launcher",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    max_examples=100 if os.environ.get("EVERY_PAIR") else 30,  # elsewhere each run tries others
+)
 settings.load_profile("launcher")
 
 

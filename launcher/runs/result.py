@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.clock import iso_time
-from launcher.diagnosis.cause import Cause
-from launcher.session.node_state import Census
+
+if TYPE_CHECKING:  # launch ps and others of a list of runs need neither
+    from launcher.diagnosis.cause import Cause
+    from launcher.session.node_state import Census
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from machines.patience import DEADLINE_S
 POLL_S = 0.01
 CENSUS_POLL_S = 0.05  # for polls that read all processes, which takes some milliseconds
 _GONE = ("", "Z", "X")
-_DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
+_DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "warm_python")
 
 
 @dataclass(frozen=True)

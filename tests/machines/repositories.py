@@ -7,7 +7,7 @@ from pathlib import Path
 
 _GIT = (
     "git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always",
-    "-c", "init.defaultBranch=main", "-c", "advice.addEmbeddedRepo=false",
+    "-c", "init.defaultBranch=main", "-c", "advice.addEmbeddedRepo=false", "-c", "init.templateDir=",
 )  # fmt: skip
 
 
@@ -28,6 +28,7 @@ def make_repository(folder: Path, *tracked: str, ignore: str = "") -> Path:
     """Make a repository with one commit of these files, and of a `.gitignore` with these lines, if there are any."""
     folder.mkdir(parents=True, exist_ok=True)
     run_git(folder, "init", "-q")
+    (folder / ".git" / "info").mkdir(exist_ok=True)  # of git's template; its sample hooks would only be copied
     write_files(folder, *tracked)
     if ignore:
         (folder / ".gitignore").write_text(ignore)

@@ -22,6 +22,7 @@ from machines.processes import CENSUS_POLL_S, wait_until
 LOGIN = "login"
 NODES = ("node1", "node2")
 CPUS = 8  # however many this machine has
+ASK_POLL_S = 0.1  # for polls that start a program of Slurm, which takes 20 ms of CPU
 GPUS = 2
 PROGRAMS = {
     "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge",
@@ -129,7 +130,7 @@ class Slurm:
             state = self.run(*asked).stdout.strip()
             return state not in running
 
-        assert wait_until(has_ended), f"job {job_id} is {state}{self._logs()}"
+        assert wait_until(has_ended, poll_s=ASK_POLL_S), f"job {job_id} is {state}{self._logs()}"
 
     def end_started(self) -> None:
         """Kill the processes that a test has started and left."""
@@ -182,7 +183,7 @@ class Slurm:
             states = self.run("sinfo", "--noheader", "--Node", "--format=%t").stdout
             return states.split() == ["idle"] * len(NODES)
 
-        assert wait_until(is_idle), f"{states}{self._logs()}"
+        assert wait_until(is_idle, poll_s=ASK_POLL_S), f"{states}{self._logs()}"
 
     def _logs(self) -> str:
         logs = sorted((self.folder / "slurm").glob("*.log"))

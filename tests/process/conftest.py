@@ -40,6 +40,12 @@ def find_old_python() -> str | None:
     return None
 
 
+@pytest.fixture
+def old_python() -> str:
+    """Return the oldest Python that a node may have, or our own where there is none."""
+    return find_old_python() or sys.executable
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that take `any_python` in our own Python and in a 3.8, where there is one."""
     if "any_python" in metafunc.fixturenames:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -31,10 +32,11 @@ def code() -> Code:
 
 
 @pytest.fixture
-def talks(nodes: Nodes, tmp_path: Path, code: Code, any_python: str) -> list[Talk]:
-    """Return three nodes that each lack all files, with a cache directory of their own."""
+def talks(nodes: Nodes, tmp_path: Path, code: Code, old_python: str) -> list[Talk]:
+    """Return three nodes that each lack all files, with a cache directory of their own; one has the oldest Python."""
     caches = [{"XDG_CACHE_HOME": str(tmp_path / f"cache{number}")} for number in range(3)]
-    talks = [Talk(nodes.start(env=cache, python=any_python), code) for cache in caches]
+    pythons = [sys.executable, old_python, sys.executable]
+    talks = [Talk(nodes.start(env=cache, python=python), code) for cache, python in zip(caches, pythons, strict=True)]
     for talk in talks:
         assert talk.ask() == NAMES
     return talks

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
+from machines.ports import free_port
 from node_process import STAND_IN, STDERR, STDOUT, Nodes
 
 from launcher.hosts.host import Host
@@ -35,9 +35,8 @@ def plan(folder: Path, nnodes: int, node_rank: int) -> NodePlan:
     """Return what a node would start: two ranks that tell their variables and arguments."""
     (folder / "tell me.py").write_text(TELLS)
     program = Program(ProgramKind.SCRIPT, "tell me.py", NASTY)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    job = Job(program, nproc=2, cpu=True, workdir=str(folder), master_addr="127.0.0.1", master_port=port, legacy=True)
+    place = {"master_addr": "127.0.0.1", "master_port": free_port()}
+    job = Job(program, nproc=2, cpu=True, workdir=str(folder), **place, legacy=True)
     fact = NodeFacts(
         "/gone", hostname="n", cpu_count=2, home="/", python=sys.executable, route=Route("lo", "127.0.0.1")
     )

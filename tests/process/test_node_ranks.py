@@ -147,7 +147,7 @@ def test_a_working_folder_that_is_not_there(node: Node) -> None:
 # ---- beginnings -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)))
 def test_any_argument_arrives(nodes: Nodes, words: list[str]) -> None:
     check_arguments(nodes, words)

@@ -94,13 +94,12 @@ def test_what_travels_needs_the_standard_library_only(tmp_path: Path) -> None:
 DAMAGES = {
     "other code": lambda path: path.write_bytes(path.read_bytes().replace(b"print(json.dumps", b"print(repr('x') or")),
     "cut off": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "a link": lambda path: (path.rename(path.with_name("it")), path.symlink_to("it")),
+    "a link": lambda path: (path.rename(path.with_name("it")), path.symlink_to("it")),  # to what was sent
     "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_only_what_was_sent_runs(cache: Path, damage: Callable[[Path], object]) -> None:
+def test_only_what_was_sent_runs(cache: Path) -> None:
     """The code is sent once, and again if the file's content is another, whoever has put it there."""
     cache.mkdir(parents=True, mode=0o775)
     cache.chmod(0o775)  # of an earlier version, with a umask of 002
@@ -110,10 +109,11 @@ def test_only_what_was_sent_runs(cache: Path, damage: Callable[[Path], object]) 
     before = kept.stat().st_ino
     assert ask(print_rows) == (b"[]\n", 0)
     assert kept.stat().st_ino == before, "it was not sent again"
-    damage(kept)
-    assert ask(print_rows) == (b"[]\n", 0)
-    assert kept.read_bytes() == pack_code().archive
-    assert sorted(path.name for path in cache.iterdir() if path.suffix) == []
+    for name, damage in DAMAGES.items():
+        damage(kept)
+        assert ask(print_rows) == (b"[]\n", 0), name
+        assert kept.read_bytes() == pack_code().archive, name
+        assert sorted(path.name for path in cache.iterdir() if path.suffix) == [], name
 
 
 def test_what_is_removed_while_it_runs_is_not_missed(cache: Path) -> None:
@@ -215,8 +215,9 @@ def make_read_only(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is full")
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("spoil", [fill, fill_with_files, make_read_only])
+@pytest.mark.parametrize(
+    ("spoil", "is_known"), [(fill, True), (fill_with_files, False), (fill_with_files, True), (make_read_only, False)]
+)
 def test_a_cache_that_takes_nothing(tmp_path: Path, spoil: Callable[[Path], object], is_known: bool) -> None:
     """A run on that host can be stopped all the same."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "none", str(tmp_path)], check=True)

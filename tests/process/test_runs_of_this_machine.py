@@ -46,20 +46,22 @@ class Machine:
     def __init__(self, folder: Path, ends: ExitStack) -> None:
         self.folder = folder
         self._ends = ends
-        self._started = 0
 
     def start(self, script: str = WRITES, *, words: tuple[str, ...] = RUN, **how: object) -> subprocess.Popen[str]:
         """Start a run in the background, and return once its ranks have written."""
+        before = self._latest_log()
         process = subprocess.Popen(
             [LAUNCH, *words, script], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             **how,  # type: ignore[call-overload]
         )  # fmt: skip
         self._ends.callback(self._end, process)
-        self._started += 1
-        if self._started > 1:  # until it is listed, the newest run is another one
-            wait_until(lambda: len(self.runs) == self._started)
-        wait_until(lambda: "rank 1" in self.call("logs").stdout)
+        wait_until(lambda: self._latest_log() != before and self._latest_log().read_bytes().count(b"] rank ") == 2)
         return process
+
+    def _latest_log(self) -> Path:
+        """Return the log of the newest run, or /dev/null: to poll `launch logs` would cost a start each time."""
+        log = self.folder / "logs" / "latest" / "node_0.log"
+        return log.resolve() if log.exists() else Path(os.devnull)
 
     def call(self, *words: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -107,25 +109,19 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     title = f"run {row['run']}, which {socket.gethostname()} controls; Ctrl-C leaves it running"
     assert watching.stderr.readline().decode() == f"launch: watching {title}\n"
     waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
-    machine.go()
-    assert (waiting.wait(DEADLINE_S), watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0, 0)
-    assert waiting.stderr is not None
-    assert re.search(rb"\[\w+:1\] half and half", watching.stdout.read())
-    assert waiting.stderr.read().startswith("launch: finished in ")
-    (row,) = machine.runs
-    assert (row["state"], row["exit_code"], row["pid"]) == ("finished", 0, None)
-
-
-def test_logs_of_a_rank_are_what_it_wrote(machine: Machine) -> None:
-    running = machine.start()
     following = subprocess.Popen(
         [LAUNCH, "logs", "-f", "--rank", "1"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     machine.go()
     out, err = following.communicate(timeout=DEADLINE_S)
     written = b"rank 1\n\xc3\xa9 \xff\r50%\r100%\nhalf and half\n"
-    assert (digest(out), digest(err)) == (digest(written), digest(b"error 1\n\r"))
-    running.wait(DEADLINE_S)
+    assert (digest(out), digest(err)) == (digest(written), digest(b"error 1\n\r")), "logs are what a rank wrote"
+    assert (waiting.wait(DEADLINE_S), watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0, 0)
+    assert waiting.stderr is not None
+    assert re.search(rb"\[\w+:1\] half and half", watching.stdout.read())
+    assert waiting.stderr.read().startswith("launch: finished in ")
+    (row,) = machine.runs
+    assert (row["state"], row["exit_code"], row["pid"]) == ("finished", 0, None)
 
 
 def test_a_run_that_fails(machine: Machine) -> None:
@@ -142,24 +138,27 @@ def test_a_run_that_fails(machine: Machine) -> None:
     assert shown[-1] == last
 
 
-@pytest.mark.parametrize("is_ignored", [False, True])
-def test_stop(machine: Machine, is_ignored: bool) -> None:
-    """Also a run that a script has started with `&`, which ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_ignored else None
+def test_stop(machine: Machine) -> None:
+    running = machine.start()
+    assert machine.call("stop", code=0).stderr.startswith("launch: stopped by you after ")
+    (row,) = machine.runs
+    assert (running.wait(DEADLINE_S), row["state"]) == (130, "stopped")
+    done = machine.call("stop", code=2)
+    assert done.stderr.splitlines()[0] == "launch: no run is running on this machine"
+    again = machine.call("stop", str(row["run"]), code=0)  # as if it had been typed at the same time
+    assert again.stderr.startswith(f"launch: run {row['run']} was stopped before\nlaunch: stopped by you after ")
+
+
+def test_stop_a_run_that_a_script_has_started_with_an_ampersand(machine: Machine) -> None:
+    """It ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         running = machine.start()
     finally:
-        if is_ignored:
-            signal.signal(signal.SIGINT, before)
-    done = machine.call("stop", code=0)
-    who, code = ("SIGTERM", 143) if is_ignored else ("you", 130)
-    assert done.stderr.startswith(f"launch: stopped by {who} after ")
-    assert (running.wait(DEADLINE_S), machine.runs[0]["state"]) == (code, "stopped")
-    done = machine.call("stop", code=2)
-    assert done.stderr.splitlines()[0] == "launch: no run is running on this machine"
-    run_id = str(machine.runs[0]["run"])
-    again = machine.call("stop", run_id, code=0)  # as if it had been typed at the same time
-    assert again.stderr.startswith(f"launch: run {run_id} was stopped before\nlaunch: stopped by {who} after ")
+        signal.signal(signal.SIGINT, before)
+    assert machine.call("stop", code=0).stderr.startswith("launch: stopped by SIGTERM after ")
+    (row,) = machine.runs
+    assert (running.wait(DEADLINE_S), row["state"]) == (143, "stopped")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is full")

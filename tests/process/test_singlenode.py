@@ -59,9 +59,10 @@ def test_torchruns_page_at_the_end_of_a_good_run_goes_to_the_log(launch: Launch,
 
 
 def test_without_a_script_and_without_gpus_the_trainer_runs_on_cpus(launch: Launch, tmp_path: Path) -> None:
-    short = ("--steps-per-epoch", "1", "--layers", "1", "--dim", "8")
-    done = launch("singlenode", "--no-check", "-m", "launcher.trainer", *short, PATH=str(tmp_path))  # no nvidia-smi
-    assert done.returncode == 0, done.stderr
+    """tests/train shows that it can; for its help the stand-in for torch is enough."""
+    words = ("--no-check", "--python", sys.executable, "--env", f"PYTHONPATH={STAND_IN}")
+    done = launch("singlenode", *words, "-m", "launcher.trainer", "--help", PATH=str(tmp_path))  # no nvidia-smi
+    assert (done.returncode, "--steps-per-epoch" in done.stdout) == (0, True), done.stderr
     said = even(done.stderr)
     assert said[:2] == [
         "launch: 1 host without GPUs, so the run uses CPUs: 1 process per host (--nproc N for more)",

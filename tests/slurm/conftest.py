@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines.slurm import Slurm, find_obstacle
+from machines.slurm import NODES, Slurm, find_obstacle
+from machines.warm import WarmPython, write_client
 from slurm_launch import SlurmLaunch
 
 TORCH_CACHE = "torchinductor_root"  # torch makes it now and then, and keeps it for the next run
@@ -20,6 +21,26 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         pytest.skip(obstacle)
     with Slurm(tmp_path_factory.mktemp("slurm")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def warm_nodes() -> Iterator[dict[str, WarmPython]]:
+    """The Pythons that have imported torch, by the name of their node."""
+    running: dict[str, WarmPython] = {}
+    yield running
+    for python in running.values():
+        python.close()
+
+
+@pytest.fixture
+def python(slurm: Slurm, warm_nodes: dict[str, WarmPython], tmp_path: Path) -> Path:
+    """Return a Python that has torch at once, on each node."""
+    for name in NODES:
+        if name not in warm_nodes or not warm_nodes[name].is_running:  # it dies with its node
+            host = slurm.cluster[name]
+            warm_nodes[name] = WarmPython(host.folder / "bin", host.enter(Path("/")))
+    (tmp_path / "warm").mkdir()
+    return write_client(tmp_path / "warm" / "python", slurm.folder / "bin" / WarmPython.NAME)  # each node has its own
 
 
 @pytest.fixture

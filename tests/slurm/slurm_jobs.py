@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from machines.processes import wait_until
-from machines.slurm import Slurm
+from machines.slurm import ASK_POLL_S, Slurm
 
 
 def read_log(folder: Path, job_id: str, end: str) -> str:
@@ -28,7 +28,7 @@ def wait_until_requeued(slurm: Slurm, job_id: str) -> None:
 
     But for the first two seconds: a credential that is made in the second of the old one's end is refused as well.
     """
-    assert wait_until(lambda: shown(slurm, job_id, "JobState") == "PENDING")
+    assert wait_until(lambda: shown(slurm, job_id, "JobState") == "PENDING", poll_s=ASK_POLL_S)
     assert shown(slurm, job_id, "Restarts") == "1"
     ended_s = time.time()
     wait_until(lambda: time.time() > ended_s + 2)

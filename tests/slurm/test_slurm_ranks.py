@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from machines.slurm import Slurm
 
 HERE = Path(__file__).parent
-PLACE = [sys.executable, str(HERE / "place.py")]
+PLACE = str(HERE / "place.py")
 
 
-def test_tasks_are_ranks(slurm: Slurm, tmp_path: Path) -> None:
+def test_tasks_are_ranks(slurm: Slurm, python: Path, tmp_path: Path) -> None:
     """Nobody limits their threads, as Slurm doesn't: each of them would take all CPUs."""
     said, places = tmp_path / "said", tmp_path / "places"
     srun = ["env", "--unset=OMP_NUM_THREADS", "srun", "--nodes=2", "--ntasks-per-node=2"]
-    done = slurm.run(*srun, *PLACE, str(said), str(places))
+    done = slurm.run(*srun, str(python), PLACE, str(said), str(places))
     assert done.returncode == 0, done.stderr
     where = re.findall(r"^rank (\d)  SLURMD_NODENAME=(node\d), cpu, pid \d+$", places.read_text(), re.MULTILINE)
     assert where == [("0", "node1"), ("1", "node1"), ("2", "node2"), ("3", "node2")]
@@ -35,12 +34,12 @@ def test_tasks_are_ranks(slurm: Slurm, tmp_path: Path) -> None:
     ]
 
 
-def test_tasks_that_are_dealt_out_in_turns_and_unevenly(slurm: Slurm, tmp_path: Path) -> None:
+def test_tasks_that_are_dealt_out_in_turns_and_unevenly(slurm: Slurm, python: Path, tmp_path: Path) -> None:
     """With variables as many scripts export them, here with a WORLD_SIZE for a node each."""
     said = tmp_path / "said"
     exported = ("RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1")
     srun = ["env", "MASTER_ADDR=node1", "MASTER_PORT=23456", *exported, "srun", "--nodes=2", "--ntasks=3"]
-    done = slurm.run(*srun, "--distribution=cyclic", *PLACE, str(said))
+    done = slurm.run(*srun, "--distribution=cyclic", str(python), PLACE, str(said))
     assert done.returncode == 0, done.stderr
     assert said.read_text().splitlines() == [
         "rank 0 of 3 (srun) on node1, local rank 0 of 2, cpu, gloo, node 0 of 2, mean 1.0",
@@ -73,11 +72,13 @@ def test_tasks_that_are_dealt_out_in_turns_and_unevenly(slurm: Slurm, tmp_path: 
         ),
     ],
 )
-def test_a_script_that_was_submitted(slurm: Slurm, tmp_path: Path, command: str, first: str, error: str) -> None:
+def test_a_script_that_was_submitted(
+    slurm: Slurm, python: Path, tmp_path: Path, command: str, first: str, error: str
+) -> None:
     said, log, errors = tmp_path / "said", tmp_path / "log", tmp_path / "errors"
     script = f"{HERE / 'place.py'} {said}"
-    torchrun = f"{sys.executable} -m torch.distributed.run --log-dir={tmp_path}"
-    line = command.format(place=f"{sys.executable} {script}", torchrun=torchrun, script=script)
+    torchrun = f"{python} -m torch.distributed.run --log-dir={tmp_path}"
+    line = command.format(place=f"{python} {script}", torchrun=torchrun, script=script)
     wrap = f"export OMP_NUM_THREADS=1; {line}"
     slurm.wait_for_job(slurm.submit("--nodes=2", "--ntasks=4", f"--output={log}", f"--error={errors}", "--wrap", wrap))
     assert not error or errors.read_text().count(error) == 1  # torch warns where addresses have no names
@@ -91,18 +92,18 @@ def test_a_script_that_was_submitted(slurm: Slurm, tmp_path: Path, command: str,
         ("{node1}", ""),
     ],
 )
-def test_rank_zero_must_be_at_the_address(slurm: Slurm, tmp_path: Path, address: str, error: str) -> None:
+def test_rank_zero_must_be_at_the_address(slurm: Slurm, python: Path, tmp_path: Path, address: str, error: str) -> None:
     address = address.format(node1=slurm.cluster["node1"].address)
     srun = ["env", f"MASTER_ADDR={address}", "srun", "--nodes=2", "--kill-on-bad-exit"]
-    done = slurm.run(*srun, *PLACE, str(tmp_path / "said"))
+    done = slurm.run(*srun, str(python), PLACE, str(tmp_path / "said"))
     assert (done.returncode == 0) is (not error), done.stderr
     assert f"WorldError: {error}\n" in done.stderr if error else (tmp_path / "said").exists()
 
 
-def test_the_line_that_continues_a_run_can_be_pasted(slurm: Slurm, tmp_path: Path) -> None:
+def test_the_line_that_continues_a_run_can_be_pasted(slurm: Slurm, python: Path, tmp_path: Path) -> None:
     small = ("--steps-per-epoch=1", "--layers=1", "--dim=8", "--context=8", "--save-dir=out")
     job = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1"]
-    first = slurm.run(*job, "srun", sys.executable, "-m", "launcher.trainer", *small, cwd=tmp_path)
+    first = slurm.run(*job, "srun", str(python), "-m", "launcher.trainer", *small, cwd=tmp_path)
     line = re.search(r"^to train longer: (srun .*)$", first.stdout, re.MULTILINE)
     assert line, first.stderr
     assert "--nodes=2 --ntasks-per-node=1 " in line[1]

@@ -87,11 +87,13 @@ def test_a_script_of_ones_own_can_tell_that_it_was_requeued(slurm: Slurm, tmp_pa
 
 
 def test_a_trainer_whose_time_is_over_saves_and_goes_on_where_it_was(
-    slurm: Slurm, tmp_path: Path, sbatch: Sbatch
+    slurm: Slurm, python: Path, tmp_path: Path, sbatch: Sbatch
 ) -> None:
     (tmp_path / "text").write_text("To be, or not to be, that is the question. " * 20)
     (tmp_path / "small.json").write_text(json.dumps({"data": "text", **SMALL}))
-    words = ("--requeue", "--nproc=1", "--cpu", "-m", "launcher.trainer", "--config", "small.json")
+    # Without torchrun, whose imports would take half of the time.
+    words = ("--requeue", "--nproc=1", "--cpu", "--legacy", f"--python={python}")
+    words += ("-m", "launcher.trainer", "--config", "small.json")
     job_id = sbatch(*words).stdout.strip()
 
     def steps() -> list[int]:

@@ -240,16 +240,21 @@ def test_what_can_t_start_says_why_in_one_line(slurm: Slurm, checkout: Path) -> 
 # ---- real runs ------------------------------------------------------------------------------------------------------
 
 
-def test_one_node_trains_with_as_many_ranks_as_it_is_told(slurm: Slurm, checkout: Path) -> None:
-    job_id = submit(slurm, checkout, "slurm_train_single_node.sh", "small.json", *SMALL, NPROC="1", OMP_NUM_THREADS="1")
+def quick(python: Path) -> dict[str, str]:
+    """Return the environment in which a script and its torchrun start forks of what has imported torch."""
+    return {"OMP_NUM_THREADS": "1", "PYTHON": str(python)}
+
+
+def test_one_node_trains_with_as_many_ranks_as_it_is_told(slurm: Slurm, checkout: Path, python: Path) -> None:
+    job_id = submit(slurm, checkout, "slurm_train_single_node.sh", "small.json", *SMALL, NPROC="1", **quick(python))
     code, out, err = finish(slurm, checkout, job_id)
     assert code == "0:0", err
     assert [line for line in out if re.match(r"ranks +1,.* from torchrun$", line)], out
     assert (checkout / "saved" / "metrics.jsonl").exists()
 
 
-def test_several_nodes_train_together(slurm: Slurm, checkout: Path) -> None:
-    job_id = submit(slurm, checkout, "slurm_train.sh", "small.json", *SMALL, NPROC="1", OMP_NUM_THREADS="1")
+def test_several_nodes_train_together(slurm: Slurm, checkout: Path, python: Path) -> None:
+    job_id = submit(slurm, checkout, "slurm_train.sh", "small.json", *SMALL, NPROC="1", **quick(python))
     code, out, err = finish(slurm, checkout, job_id)
     assert code == "0:0", err
     assert [line for line in out if re.match(r"ranks +2,.* from torchrun$", line)], out
@@ -257,12 +262,14 @@ def test_several_nodes_train_together(slurm: Slurm, checkout: Path) -> None:
     assert {path.name for path in (checkout / "logs").iterdir()} == {f"slurm-{job_id}.{end}" for end in ("out", "err")}
 
 
-def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(slurm: Slurm, checkout: Path) -> None:
+def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(
+    slurm: Slurm, checkout: Path, python: Path
+) -> None:
     (checkout / "data" / "tinyshakespeare.txt").rename(checkout / "mine.txt")  # nothing is downloaded then
     words = ("small.json", *SMALL, "--data=mine.txt", "--parallel=tp", "--heads=2", "--steps-per-epoch=0")
     words += ("--epochs=100000",)
     options = ("--ntasks-per-node=1",)
-    job_id = submit(slurm, checkout, "slurm_train_tp.sh", *words, options=options, OMP_NUM_THREADS="1")
+    job_id = submit(slurm, checkout, "slurm_train_tp.sh", *words, options=options, **quick(python))
     assert wait_until(lambda: "step 3 " in read_log(checkout, job_id, "out")), read_log(checkout, job_id, "err")
     look = slurm.run("srun", f"--jobid={job_id}", "--ntasks=1", "--nodes=1", "uname", "-n", timeout=DEADLINE_S)
     assert look.stdout == "node1\n"  # the step of the training has all CPUs, and does not hold it up
@@ -277,14 +284,15 @@ def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(slurm: S
 # As people have it in their batch scripts.
 BATCH = """\
 #!/bin/bash
+export PATH={folder}:$PATH
 export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
 export MASTER_PORT=29500
 srun python train.py --config small.json --distributed-backend gloo --save-dir outputs {small}
 """
 
 
-def test_srun_python_train_py(slurm: Slurm, checkout: Path) -> None:
-    (checkout / "job.sh").write_text(BATCH.format(small=" ".join(SMALL)))
+def test_srun_python_train_py(slurm: Slurm, checkout: Path, python: Path) -> None:
+    (checkout / "job.sh").write_text(BATCH.format(folder=python.parent, small=" ".join(SMALL)))
     options = ("--nodes=2", "--ntasks-per-node=1", "--output=%j", "--export=ALL,OMP_NUM_THREADS=1")
     job_id = slurm.submit(f"--chdir={checkout}", *options, str(checkout / "job.sh"))
     slurm.wait_for_job(job_id)
@@ -294,10 +302,10 @@ def test_srun_python_train_py(slurm: Slurm, checkout: Path) -> None:
     assert (checkout / "outputs" / "model.pt").exists()
 
 
-def test_the_example(slurm: Slurm, checkout: Path) -> None:
+def test_the_example(slurm: Slurm, checkout: Path, python: Path) -> None:
     """By its batch script in another folder: a rank per task, averages that go down, and a checkpoint."""
     words = ("--epochs", "2", "--batch_size", "16", "--data_size", "1000", "--lr", "0.05", "--save", "out/example.pt")
-    options = ("--ntasks=3", "--export=ALL,OMP_NUM_THREADS=1")
+    options = ("--ntasks=3", f"--export=ALL,OMP_NUM_THREADS=1,PYTHON={python}")
     script, folder = checkout / "examples" / "train_distributed_example.sh", checkout / "logs"
     job_id = slurm.submit(f"--chdir={folder}", *options, str(script), *words)
     slurm.wait_for_job(job_id)

@@ -29,12 +29,6 @@ TRANSPORTS = ("fabric", "ssh")
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
-def over_transports(names: str, rows: Sequence[tuple[object, ...]]) -> pytest.MarkDecorator:
-    """Run a test with each row of parameters over the first transport, and with the first row over the others."""
-    others = [(transport, *rows[0]) for transport in TRANSPORTS[1:]]
-    return pytest.mark.parametrize(f"transport, {names}", [*((TRANSPORTS[0], *row) for row in rows), *others])
-
-
 def shell(script: str) -> list[str]:
     """Return the words that make each rank a shell script."""
     return ["--no-python", "sh", "-c", script]
@@ -42,7 +36,7 @@ def shell(script: str) -> list[str]:
 
 def rank(*behaviours: str) -> list[str]:
     """Return the words that make each rank behave as rank.py says: `rank("wait", "2=fail")`."""
-    return ["--no-python", sys.executable, str(RANK_FILE), *behaviours]
+    return ["--no-python", sys.executable, "-IS", str(RANK_FILE), *behaviours]
 
 
 def read_exact(path: Path) -> str:

@@ -101,22 +101,6 @@ def test_ctrl_backslash_shows_the_odd_rank_and_the_run_goes_on(launch: Launch, t
     assert terminal.screen.count("(node2 rank 2 differs from 3 others)") == 2
 
 
-def test_the_whole_block_and_the_full_texts(launch: Launch) -> None:
-    running = launch.start(*hang(launch))
-    running.wait_for_ranks()
-    running.signal(signal.SIGQUIT)
-    running.wait_for("launch: full text in")
-    assert all(map(is_alive, running.pids()))
-    open_gate(launch, running)
-    done = running.finish()
-    assert done.exit_code == 0
-    assert done.words[2:-1] == BLOCK
-    assert done.words[-1] == "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts"
-    text = (done.logs / "stacks-1.txt").read_text()
-    heads = [f"==== node{1 + number // 2} rank {number}, pid {running.pid_of(number)}, by " for number in range(4)]
-    assert [head for head in heads if head in text] == heads
-
-
 def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:
     running = launch.start(*hang_timeout(PYTHONS_S), *hang(launch))
     done = running.finish()
@@ -135,18 +119,6 @@ def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:
         "launch: 0 processes left on 2 hosts, exit code 124",
     ]
     assert done.record["result"]["cause"]["what"] == "hang"
-
-
-def test_equal_stacks_name_nobody(launch: Launch) -> None:
-    done = launch.run(*hang_timeout(PYTHONS_S), *hang(launch, odd=9))
-    assert done.exit_code == 124
-    start = done.words.index("launch: FAILED after N s")
-    assert done.words[start + 1 :] == [
-        "  all ranks at HH:MM:SS:",
-        "    no output for N s (--hang-timeout)",
-        "  full log: logs/RUN/node_0.log",
-        "launch: 0 processes left on 2 hosts, exit code 124",
-    ]
 
 
 def test_a_progress_bar_is_a_sign_of_life(launch: Launch) -> None:
@@ -170,9 +142,17 @@ def test_a_progress_bar_is_a_sign_of_life(launch: Launch) -> None:
 
 
 def test_a_hang_before_the_first_line_counts(launch: Launch) -> None:
+    """All ranks are alike, so nobody is named."""
     done = launch.run(*hang_timeout(SHELLS_S), *shell("exec sleep 300"))
     assert done.exit_code == 124
     assert "    no stack: the rank runs sleep, not Python" in done.words
+    start = done.words.index("launch: FAILED after N s")
+    assert done.words[start + 1 :] == [
+        "  all ranks at HH:MM:SS:",
+        "    no output for N s (--hang-timeout)",
+        "  full log: logs/RUN/node_0.log",
+        "launch: 0 processes left on 2 hosts, exit code 124",
+    ]
 
 
 def test_ctrl_backslash_before_there_is_a_rank(launch: Launch, hosts: SshHosts) -> None:
@@ -201,14 +181,15 @@ def test_a_node_that_is_frozen_is_named_as_silent(launch: Launch, hosts: SshHost
     assert running.finish().exit_code == 0
 
 
-@pytest.mark.parametrize("nohup", [(), ("nohup",)], ids=["", "nohup"])
-def test_a_run_in_a_scripts_background_shows_its_stacks(launch: Launch, nohup: tuple[str, ...]) -> None:
+IN_BACKGROUND = ("sh", "-c", '"$@" & echo $! >launcher.pid; wait $!', "sh")
+
+
+def test_a_run_in_a_scripts_background_shows_its_stacks(launch: Launch) -> None:
     """There SIGINT and SIGQUIT come ignored, under nohup SIGHUP as well; neither of the other two may end it."""
-    script = '"$@" & echo $! >launcher.pid; wait $!'
-    running = launch.start(*hang(launch), prefix=("sh", "-c", script, "sh", *nohup))
+    running = launch.start(*hang(launch), prefix=(*IN_BACKGROUND, "nohup"))
     running.wait_for_ranks()
     pid = int((launch.folder / "launcher.pid").read_text())
-    for number in (signal.SIGINT, *[signal.SIGHUP for _ in nohup], signal.SIGQUIT):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         send_signal(pid, number)
     running.wait_for("launch: full text in")
     assert all(map(is_alive, running.pids()))
@@ -216,10 +197,13 @@ def test_a_run_in_a_scripts_background_shows_its_stacks(launch: Launch, nohup: t
     done = running.finish()
     assert done.exit_code == 0
     assert done.words[2:] == [*BLOCK, "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts"]
+    text = (done.logs / "stacks-1.txt").read_text()
+    heads = [f"==== node{1 + number // 2} rank {number}, pid {running.pid_of(number)}, by " for number in range(4)]
+    assert [head for head in heads if head in text] == heads
 
 
 def test_a_run_in_a_scripts_background_ends_by_sigterm(launch: Launch) -> None:
-    running = launch.start(*rank("wait"), prefix=("sh", "-c", '"$@" & echo $! >launcher.pid; wait $!', "sh"))
+    running = launch.start(*rank("wait"), prefix=IN_BACKGROUND)
     running.wait_for_ranks()
     send_signal(int((launch.folder / "launcher.pid").read_text()), signal.SIGTERM)
     assert running.finish().exit_code == 143

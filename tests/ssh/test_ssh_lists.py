@@ -44,9 +44,9 @@ def call(launch: Launch, *words: str, code: int) -> list[str]:
 
 
 def test_the_host_of_a_controller_was_reinstalled(launch: Launch, runs: RunList) -> None:
-    """Each command knows the id that `launch ps` lists, and says what is known."""
+    """Commands know the id that `launch ps` lists, and say what is known."""
     fix = f"  fix: stop what is left of it with launch clean --hosts LIST; {FORGET}"
-    for command in ("stop", "logs", "wait", "attach", "fetch"):
+    for command in ("stop", "attach", "fetch"):
         assert call(launch, command, "base", code=2) == [SAYS, fix]
     (launch.folder / "logs" / "20261120-091233").mkdir(parents=True)
     assert call(launch, "logs", code=2) == [f"{SAYS}; a copy of its logs is in logs/20261120-091233", fix]

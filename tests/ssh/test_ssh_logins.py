@@ -203,9 +203,9 @@ def test_nothing_of_the_user_s_is_forwarded(
 
 
 @pytest.mark.parametrize("transport", ["ssh"])
-@pytest.mark.parametrize("mine", [{"StdinNull": "yes"}, {"SessionType": "none"}])
-def test_a_run_needs_its_ends_whatever_one_s_own_logins_do(launch: Launch, hosts: SshHosts, mine: dict) -> None:
-    config = hosts.write_config(launch.folder / "config", node2=mine)
+def test_a_run_needs_its_ends_whatever_one_s_own_logins_do(launch: Launch, hosts: SshHosts) -> None:
+    mine = {"node1": {"StdinNull": "yes"}, "node2": {"SessionType": "none"}}
+    config = hosts.write_config(launch.folder / "config", **mine)
     done = launch.exec("--ssh-config", str(config), "--", "echo in")
     assert (done.exit_code, sorted(done.lines)) == (0, ["[node1] in", "[node2] in"])
 
@@ -360,8 +360,9 @@ def accept_new(settings: TransportSettings) -> FabricTransport:
 
 
 NEW_KEYS = [
-    *((transport, wish) for transport in (*CLIENTS, "pdsh") for wish in ("typed", "accept-new")),
-    *((transport, "no") for transport in ("ssh", "pdsh")),  # fabric records none that nobody asked it to record
+    *((transport, wish) for transport in CLIENTS for wish in ("typed", "accept-new")),
+    ("ssh", "no"),  # fabric records none that nobody asked it to record
+    ("pdsh", "no"),  # its ssh has the same options as ours
 ]
 
 
@@ -381,8 +382,9 @@ def test_a_new_key_takes_no_other_s_place(
     assert (done.exit_code, done.lines) == (0, ["[node1] in"]), done.stderr
     first, second = (tmp_path / "known_hosts").read_text().splitlines()
     assert (first.split()[0][:12], second.split()[0][:12]) == ("[127.0.0.2]:", "[127.0.0.1]:")
-    done = launch.exec("--hosts", "node2", *login)
-    assert (done.exit_code, "its host key has changed" in done.stderr) == (69, True), done.stderr
+    if wish == "typed":
+        done = launch.exec("--hosts", "node2", *login)
+        assert (done.exit_code, "its host key has changed" in done.stderr) == (69, True), done.stderr
 
 
 @pytest.mark.parametrize("transport", ["ssh", "pdsh"])

@@ -7,11 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
 from launching import Launch, every_transport, shell
 
-BURST_LINE = "0123456789" * 9 + "012345678"  # 100 bytes with its newline
-BURST_LINES = 400_000
+BURST_LINE = "0123456789" * 39 + "012345678"  # 400 bytes with its newline
+BURST_LINES = 100_000
 BURST_MEMORY_KIB = 85 << 10  # a launcher has up to 55 MiB by itself, and queues of some MiB
 
 NASTY = [
@@ -20,9 +19,11 @@ NASTY = [
 ]  # fmt: skip
 PRINT_ARGUMENTS = "import json, sys; print(json.dumps(sys.argv[1:]))"
 
-# Prints the values that came, and every command line of this machine that shows one of them.
+FORWARDED = {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "k", "MY_OWN": None, "CUDA_VISIBLE_DEVICES": "", "SET": "a=b c"}
+
+# Prints the values that came, every command line of this machine that shows one of them, and the rest of the variables.
 SHOW_SECRETS = """
-import json, os, pathlib
+import json, os, pathlib, sys
 values = [os.environ[name] for name in ("FROM_HERE", "FROM_FILE")]
 shown = []
 for path in pathlib.Path("/proc").glob("[0-9]*"):
@@ -31,12 +32,13 @@ for path in pathlib.Path("/proc").glob("[0-9]*"):
     except OSError:
         continue
     shown += [words for value in values if value in words]
-print(json.dumps([values, shown]))
+print(json.dumps([values, shown, {name: os.environ.get(name) for name in sys.argv[1:]}]))
 """
 
 
-def test_a_run_from_its_plan_to_its_census(launch: Launch) -> None:
-    done = launch.run(*shell('echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK here"'))
+@every_transport
+def test_a_run_from_its_plan_to_its_record(launch: Launch) -> None:
+    done = launch.run(*shell('echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK here"; echo oops >&2'))
     assert done.exit_code == 0
     assert done.words == [
         "launch: 2 hosts x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
@@ -49,14 +51,11 @@ def test_a_run_from_its_plan_to_its_census(launch: Launch) -> None:
         "[node2:2] rank 2 of 4, 0 here",
         "[node2:3] rank 3 of 4, 1 here",
     ]
-
-
-def test_logs_and_record(launch: Launch) -> None:
-    done = launch.run(*shell("echo hello; echo oops >&2; exit 0"))
+    assert done.stderr.count("] oops\n") == 4
     assert sorted(done.log(1).splitlines()) == [
-        "[node2:2] hello",
+        "[node2:2] rank 2 of 4, 0 here",
         "[node2:2]! oops",
-        "[node2:3] hello",
+        "[node2:3] rank 3 of 4, 1 here",
         "[node2:3]! oops",
     ]
     logs = launch.folder / "logs"
@@ -77,17 +76,13 @@ def test_logs_and_record(launch: Launch) -> None:
     assert record["result"]["cause"] is None
 
 
-def test_ranks_follow_the_order_in_which_hosts_were_written(launch: Launch) -> None:
-    done = launch.run("--hosts", "node2,node1", *shell("echo $RANK $GROUP_RANK"))
-    assert sorted(done.lines) == ["[node1:2] 2 1", "[node1:3] 3 1", "[node2:0] 0 0", "[node2:1] 1 0"]
-
-
-def test_slots_of_a_hostfile(launch: Launch) -> None:
-    (launch.folder / "hosts").write_text("node1 slots=1  # the small one\nnode2 slots=3\n")
-    done = launch.run_command(
-        "run", "--hostfile", "hosts", "--ssh-config", str(launch.ssh_config), "--cpu", *shell("echo of $WORLD_SIZE")
-    )
-    assert sorted(done.lines) == [f"[{name}] of 4" for name in ("node1:0", "node2:1", "node2:2", "node2:3")]
+def test_ranks_follow_the_order_of_a_hostfile_and_its_slots(launch: Launch) -> None:
+    (launch.folder / "hosts").write_text("node2 slots=3\nnode1 slots=1  # the small one\n")
+    words = ("--hostfile", "hosts", "--ssh-config", str(launch.ssh_config), "--cpu")
+    done = launch.run_command("run", *words, *shell("echo $RANK $GROUP_RANK of $WORLD_SIZE"))
+    assert sorted(done.lines) == [
+        "[node1:3] 3 1 of 4", "[node2:0] 0 0 of 4", "[node2:1] 1 0 of 4", "[node2:2] 2 0 of 4"
+    ]  # fmt: skip
 
 
 def test_quiet_shows_nothing_and_logs_all(launch: Launch) -> None:
@@ -119,54 +114,41 @@ def test_json_is_one_object_a_line(launch: Launch) -> None:
 def test_environment_arrives_and_stands_in_no_command_line(launch: Launch) -> None:
     values = ["s3cret of 'the' $HOME", "f1le with spaces"]
     (launch.folder / "vars.env").write_text(f"# tokens\nFROM_FILE='{values[1]}'\n")
+    here = {"FROM_HERE": values[0], "NCCL_DEBUG": "INFO", "WANDB_API_KEY": "k", "MY_OWN": "x"}
     done = launch.run(
-        "--env", "FROM_HERE", "--env-file", "vars.env", "--no-python", sys.executable, "-c", SHOW_SECRETS,
-        env={"FROM_HERE": values[0]},
+        "--env", "FROM_HERE", "--env-file", "vars.env", "--env", "SET=a=b c",
+        "--no-python", sys.executable, "-c", SHOW_SECRETS, *FORWARDED,
+        env={**here, "CUDA_VISIBLE_DEVICES": "7"},
     )  # fmt: skip
-    assert [json.loads(line.partition("] ")[2]) for line in done.lines] == [[values, []]] * 4
-
-
-def test_what_is_forwarded(launch: Launch) -> None:
-    env = {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "k", "MY_OWN": "x", "CUDA_VISIBLE_DEVICES": "7"}
-    script = 'echo "$NCCL_DEBUG,$WANDB_API_KEY,$MY_OWN,$CUDA_VISIBLE_DEVICES,$SET"'
-    done = launch.run("--env", "SET=a=b c", *shell(script), env=env)
-    assert {line.partition("] ")[2] for line in done.lines} == {"INFO,k,,,a=b c"}
+    assert [json.loads(line.partition("] ")[2]) for line in done.lines] == [[values, [], FORWARDED]] * 4
 
 
 @every_transport
 def test_nasty_arguments_come_back_equal(launch: Launch) -> None:
-    done = launch.run("--no-python", sys.executable, "-c", PRINT_ARGUMENTS, *NASTY)
-    assert [json.loads(line.partition("] ")[2]) for line in done.lines] == [NASTY] * 4
+    """Also one that is no text."""
+    done = launch.run("--no-python", sys.executable, "-c", PRINT_ARGUMENTS, *NASTY, b"caf\xe9")
+    assert [json.loads(line.partition("] ")[2]) for line in done.lines] == [[*NASTY, "caf\udce9"]] * 4
 
 
-def test_an_argument_that_is_no_text_comes_back_equal(launch: Launch) -> None:
-    done = launch.run("--no-python", sys.executable, "-c", PRINT_ARGUMENTS, b"caf\xe9")
-    assert {line.partition("] ")[2] for line in done.lines} == {'["caf\\udce9"]'}
+# What each rank prints, what of it is shown on the screen, and what stands in the log.
+LINES = [
+    # UTF-8 in pieces
+    (r"printf '\303'; sleep 0.1; printf '\251\342\230'; sleep 0.1; printf '\203\n'", ["é☃"], [" é☃"]),
+    (r"printf '10%%\r55%%\r100%%\n'", ["100%"], ["~ 10%\r", "~ 55%\r", " 100%"]),
+    (r"printf 'Windows\r\n'", ["Windows"], [" Windows\r"]),
+    (r"printf 'first\nlast'", ["first", "last"], [" first", "~ last"]),
+    (r"printf '\n\nx\n'", ["", "", "x"], [" ", " ", " x"]),
+]
 
 
-@every_transport
-def test_stdout_and_stderr_stay_apart(launch: Launch) -> None:
-    done = launch.run(*shell("echo to stdout; echo to stderr >&2"))
-    assert {line.partition("] ")[2] for line in done.lines} == {"to stdout"}
-    assert done.stderr.count("] to stderr\n") == 4
-
-
-@pytest.mark.parametrize(
-    ("script", "screen", "log"),
-    [
-        (r"printf '\303'; sleep 0.1; printf '\251\342\230'; sleep 0.1; printf '\203\n'", ["é☃"], [" é☃"]),
-        (r"printf '10%%\r55%%\r100%%\n'", ["100%"], ["~ 10%\r", "~ 55%\r", " 100%"]),
-        (r"printf 'Windows\r\n'", ["Windows"], [" Windows\r"]),
-        (r"printf 'first\nlast'", ["first", "last"], [" first", "~ last"]),
-        (r"printf '\n\nx\n'", ["", "", "x"], [" ", " ", " x"]),
-    ],
-    ids=["utf-8 in pieces", "progress bar", "carriage returns", "no newline at the end", "empty lines"],
-)
-def test_lines_of_every_kind(launch: Launch, script: str, screen: list[str], log: list[str]) -> None:
-    done = launch.run("--nproc", "1", *shell(script))
-    for number, name in enumerate(("node1:0", "node2:1")):
-        assert [line for line in done.lines if line.startswith(f"[{name}]")] == [f"[{name}] {text}" for text in screen]
-        assert done.log(number).split("\n")[:-1] == [f"[{name}]{text}" for text in log]
+def test_lines_of_every_kind(launch: Launch) -> None:
+    cases = " ".join(f"{number}) {script};;" for number, (script, _, _) in enumerate(LINES))
+    done = launch.run("--hosts", "node1", "--nproc", str(len(LINES)), *shell(f"case $RANK in {cases} esac"))
+    logged = done.log(0).split("\n")[:-1]
+    for number, (_, screen, log) in enumerate(LINES):
+        name = f"[node1:{number}]"
+        assert [line for line in done.lines if line.startswith(name)] == [f"{name} {text}" for text in screen]
+        assert [line for line in logged if line.startswith(name)] == [f"{name}{text}" for text in log]
 
 
 @every_transport

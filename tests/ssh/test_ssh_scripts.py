@@ -8,13 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from launching import PROGRAM, TIMES, Launch, Running
 from machines.patience import DEADLINE_S
-from ssh_hosts import find_free_port
+from machines.ports import free_port
+from machines.warm import WarmPython, write_client
 
 ROOT = Path(__file__).parents[2]
 TRAINER = ("-m", "launcher.trainer", "--config", "my runs/a b.json")
@@ -182,6 +184,15 @@ def project(launch: Launch) -> Path:
     return launch.folder
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a program that does what `python` does, in a process that is forked and has torch at once."""
+    folder = tmp_path_factory.mktemp("warm")
+    running = WarmPython(folder)
+    yield write_client(folder / "python", running.place)
+    running.close()
+
+
 def start(launch: Launch, name: str, *words: str, options: str) -> Running:
     """Start a script of this checkout, whose `launch` is the tests' own where it has no .venv."""
     env = {"PATH": f"{PROGRAM.parent}:{os.environ['PATH']}"}
@@ -189,15 +200,16 @@ def start(launch: Launch, name: str, *words: str, options: str) -> Running:
     return launch.start_command(TRAINER[-1], *words, program=ROOT / "scripts" / "ssh" / name, env=env)
 
 
-def test_without_gpus_they_train_on_cpus(launch: Launch, project: Path) -> None:
-    """Without an option that says so."""
-    done = start(launch, "launch_singlenode.sh", "1", "--layers", "1", options="").finish()
+def test_without_gpus_they_train_on_cpus(launch: Launch, project: Path, python: Path) -> None:
+    """Without an option that says so, and without torchrun, whose import would take most of the time."""
+    options = f"--legacy --python {python}"
+    done = start(launch, "launch_singlenode.sh", "1", "--layers", "1", options=options).finish()
     assert done.exit_code == 0, done
     assert done.words[0] == "launch: 1 host without GPUs, so the run uses CPUs"
 
 
-def test_hosts_train_as_torch_distributed_launch_has_them(launch: Launch, project: Path) -> None:
-    options = f"--cpu --ssh-config {launch.ssh_config}"
+def test_hosts_train_as_torch_distributed_launch_has_them(launch: Launch, project: Path, python: Path) -> None:
+    options = f"--cpu --ssh-config {launch.ssh_config} --python {python}"
     done = start(launch, "launch_multinode.sh", "1", "node1", "node2", "--layers", "1", options=options).finish()
     assert done.exit_code == 0, done
     assert "[node1:0] ranks   2, 1 per node, from torchrun" in done.lines
@@ -205,11 +217,11 @@ def test_hosts_train_as_torch_distributed_launch_has_them(launch: Launch, projec
     assert [node["argv"][1] for node in done.record["plan"]["nodes"]] == ["-u", "-u"]
 
 
-def test_nodes_that_are_started_by_hand_train_together(launch: Launch, project: Path) -> None:
+def test_nodes_that_are_started_by_hand_train_together(launch: Launch, project: Path, python: Path) -> None:
     """Without torchrun, whose imports on both nodes would take most of the time."""
-    port = str(find_free_port("127.0.0.1"))
+    port, options = str(free_port()), f"--cpu -q --legacy --python {python}"
     shares = [
-        start(launch, "launch_torchrun_multinode.sh", "1", "2", rank, "127.0.0.1", port, options="--cpu -q --legacy")
+        start(launch, "launch_torchrun_multinode.sh", "1", "2", rank, "127.0.0.1", port, options=options)
         for rank in "01"
     ]
     for rank, share in enumerate(shares):

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import venv
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,26 +17,22 @@ STAND_IN = Path(__file__).parents[1] / "process" / "stand_in" / "torch"
 HINT = "    fix: test it there: it runs in the working directory, in bash, without a terminal"
 
 
-def test_the_ranks_have_the_environment_of_the_setup(launch: Launch) -> None:
-    """Also what a login on each host makes, and nothing that it leaves behind."""
-    setup = "echo noise; sleep 300 & export LINES_OF_MINE=$'one\\ntwo' && export ON=${TMPDIR#*/node}"
-    done = launch.run("--nproc", "1", "--setup", setup, *shell('echo "$LINES_OF_MINE in ${ON%/*}"'))
+def test_the_ranks_have_the_environment_of_the_setup(launch: Launch, hosts: SshHosts) -> None:
+    """Also what a login on each host makes and the setup needs, and nothing that it leaves behind."""
+    profiles = [host.folder / "home" / ".bash_profile" for host in hosts]
+    for profile in profiles:
+        profile.write_text("echo welcome\nmodule() { export LOADED=$2; }\n")
+    setup = "echo noise; sleep 300 & module load cuda; export LINES_OF_MINE=$'one\\ntwo' && export ON=${TMPDIR#*/node}"
+    try:
+        done = launch.run("--nproc", "1", "--setup", setup, *shell('echo "$LINES_OF_MINE, $LOADED in ${ON%/*}"'))
+    finally:
+        for profile in profiles:
+            profile.unlink()
     assert (done.exit_code, sorted(done.lines)) == (
         0,
-        ["[node1:0] one", "[node1:0] two in 1", "[node2:1] one", "[node2:1] two in 2"],
+        ["[node1:0] one", "[node1:0] two, cuda in 1", "[node2:1] one", "[node2:1] two, cuda in 2"],
     )
     assert done.words[-1] == "launch: finished in N s, 2 ranks succeeded, 0 processes left on 2 hosts"
-
-
-def test_a_setup_needs_what_a_login_makes(launch: Launch, hosts: SshHosts) -> None:
-    for name in ("node1", "node2"):
-        (hosts[name].folder / "home" / ".bash_profile").write_text("echo welcome\nmodule() { export LOADED=$2; }\n")
-    try:
-        done = launch.run("--nproc", "1", "--setup", "module load cuda", *shell("echo $LOADED"))
-    finally:
-        for name in ("node1", "node2"):
-            (hosts[name].folder / "home" / ".bash_profile").unlink()
-    assert sorted(done.lines) == ["[node1:0] cuda", "[node2:1] cuda"]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +61,10 @@ def test_an_environment_that_is_missing(launch: Launch) -> None:
 
 
 def test_torchrun_runs_in_a_virtual_environment(launch: Launch) -> None:
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        pytest.skip("no torch: pip install torch==2.13.0")
     folder = launch.folder / "my env"
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
-    (packages / "torch.pth").write_text(f"{Path(spec.origin).parents[1]}\n")
+    (packages / "torch.pth").write_text(f"{STAND_IN.parent}\n")
     (launch.folder / "train.py").write_text("import os, sys; print(sys.prefix, os.environ['VIRTUAL_ENV'])")
     words = ("--hosts", "node2", "--nproc", "1", "--venv", "my env")
     done = launch.run(*words, "train.py")

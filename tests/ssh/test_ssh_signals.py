@@ -27,16 +27,6 @@ def terminal() -> Iterator[Terminal]:
 # ---- signals --------------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_that_was_ignored_from_the_start_stays_ignored(launch: Launch) -> None:
-    """As under nohup."""
-    running = launch.start(*rank("wait"), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    running.wait_for_ranks()
-    running.signal(signal.SIGHUP)
-    running.signal(signal.SIGTERM)
-    done = running.finish()
-    assert done.exit_code == 128 + signal.SIGTERM
-
-
 @every_transport
 def test_ctrl_c_while_a_host_does_not_answer(launch: Launch, hosts: SshHosts) -> None:
     with socket.create_server(("127.0.0.2", 0)) as mute:

@@ -2,81 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 from machines.patience import DEADLINE_S
+from machines.ports import free_port
+from machines.warm import WarmProcess, WarmPython, write_client
 
 ROOT = Path(__file__).parents[2]
 
 # Two cores hold two ranks: more threads than that wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-FIXED_PORTS = (10_000, 32_000)  # below those that Linux gives to connections
 WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-class WarmProcess:
-    """A process that a `WarmPython` has forked, with what the tests use of `subprocess.Popen`."""
-
-    def __init__(self, pid: int, python: WarmPython) -> None:
-        self.pid = pid
-        self._python = python
-        self._exit_code: int | None = None
-
-    def poll(self) -> int | None:
-        if self._exit_code is None:
-            self._exit_code = self._python.ask({"pid": self.pid})
-        return self._exit_code
-
-    def wait(self, timeout_s: float = DEADLINE_S) -> int:
-        deadline = time.monotonic() + timeout_s
-        while (exit_code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout_s)
-            time.sleep(0.01)
-        return exit_code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-class WarmPython:
-    """A process that has imported torch, and forks others (see warm_python.py); it ends with the tests."""
-
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, str(Path(__file__).with_name("warm_python.py")), str(theirs.fileno())]
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-        with theirs:
-            self._process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-
-    def start(self, argv: list[str], env: Mapping[str, str], cwd: Path, *outputs: IO[bytes]) -> WarmProcess:
-        order = {"argv": argv, "env": dict(env), "cwd": str(cwd)}
-        return WarmProcess(self.ask(order, *(output.fileno() for output in outputs)), self)
-
-    def ask(self, order: Mapping[str, object], *descriptors: int) -> Any:
-        socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
-        return json.loads(self._socket.recv(1 << 16))
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.wait(DEADLINE_S)
 
 
 @dataclass
@@ -119,19 +64,15 @@ class Rank:
 
 @dataclass
 class Starter:
-    """Start processes in a folder of their own; `isolated` ones can't import this checkout, `warm` ones are forked."""
+    """Start processes in a folder of their own; `warm` ones are forked."""
 
     folder: Path
     warm_python: Callable[[], WarmPython]
     ranks: list[Rank] = field(default_factory=list)
 
-    def start(
-        self, argv: list[str], env: Mapping[str, str] | None = None, *, isolated: bool = False, warm: bool = False
-    ) -> Rank:
+    def start(self, argv: list[str], env: Mapping[str, str] | None = None, *, warm: bool = False) -> Rank:
         base = {name: value for name, value in os.environ.items() if name not in WORLD_VARIABLES}
-        base.pop("PYTHONPATH", None)
-        if not isolated:
-            base["PYTHONPATH"] = str(ROOT)
+        base["PYTHONPATH"] = str(ROOT)
         number = len(self.ranks)
         stdout_path, stderr_path = self.folder / f"stdout.{number}", self.folder / f"stderr.{number}"
         variables = {**base, "CUDA_VISIBLE_DEVICES": "", **(env or {})}
@@ -150,6 +91,12 @@ class Starter:
                 )
         self.ranks.append(Rank(process, stdout_path, stderr_path))
         return self.ranks[-1]
+
+    def start_torchrun(self, *words: str, env: Mapping[str, str] | None = None) -> Rank:
+        """Start torchrun on this machine alone, itself and its ranks forked."""
+        program = write_client(self.folder / "python", self.warm_python().place)
+        argv = ["-m", "torch.distributed.run", "--standalone", *words]
+        return self.start(argv, {"PYTHON_EXEC": str(program), **(env or {})}, warm=True)
 
     def start_ranks(self, world_size: int, argv: Callable[[int], list[str]]) -> list[Rank]:
         """Start the ranks by hand, as torch's tutorials do: without LOCAL_WORLD_SIZE, which they count themselves."""
@@ -178,39 +125,25 @@ class Starter:
         return [self.start([script, str(rank), json.dumps(turns)], warm=True) for rank in range(most)]
 
 
-_given: set[int] = set()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, and that nobody else gets before it is used: neither from the kernel, nor
-    from the tests of this or another worker.
-    """
-    low, high = FIXED_PORTS
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    while True:
-        port = random.randrange(low + own, high, workers)
-        if port in _given:
-            continue
-        with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.bind(("127.0.0.1", port))
-            _given.add(port)
-            return port
-
-
 @pytest.fixture(scope="session")
-def warm_python() -> Iterator[Callable[[], WarmPython]]:
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], WarmPython]]:
     """Return a function that starts the warm Python when the first test needs it."""
     started: list[WarmPython] = []
 
     def get() -> WarmPython:
         if not started:
-            started.append(WarmPython())
+            started.append(WarmPython(tmp_path_factory.mktemp("warm")))
         return started[0]
 
     yield get
     for python in started:
         python.close()
+
+
+@pytest.fixture
+def forking_python(tmp_path: Path, warm_python: Callable[[], WarmPython]) -> Path:
+    """Return a program that does what `python` does, in a process that the warm Python forks."""
+    return write_client(tmp_path / "python", warm_python().place)
 
 
 @pytest.fixture

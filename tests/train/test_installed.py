@@ -19,12 +19,12 @@ BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.ar
 # Root may write whatever modes say, unless it gives that up.
 AS_A_USER = ["setpriv", "--bounding-set", "-dac_override", "--"] if os.geteuid() == 0 else []
 WHERE = "import sys, launcher; print(*sys.path, launcher.__file__, sep='\\n')"
-# As `launch demo`, in a few steps.
+# As `launch demo`, in a few steps, and without torchrun, whose import would take half of the time.
 TRAIN_OVER_SSH = """
 import subprocess, sys
 from launcher.commands.demo_hosts import demo_hosts
 with demo_hosts(1) as hosts:
-    reach = ["--ssh-config", str(hosts.ssh_config), "--hosts", *hosts.names, "--cpu", "--nproc", "1"]
+    reach = ["--ssh-config", str(hosts.ssh_config), "--hosts", *hosts.names, "--cpu", "--nproc", "1", "--legacy"]
     trainer = ["-m", "launcher.trainer", "--data", "regression", "--data-size", "64", "--steps-per-epoch", "2"]
     sys.exit(subprocess.call([sys.argv[1], *reach, *trainer]))
 """

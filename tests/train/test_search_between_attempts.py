@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 from machines.patience import DEADLINE_S
@@ -29,13 +28,13 @@ class Screen(MuteConsole):
         self.words.append(text)
 
 
-def test_healthy_hosts_pass_whatever_the_job_is(tmp_path: Path) -> None:
+def test_healthy_hosts_pass_whatever_the_job_is(tmp_path: Path, forking_python: Path) -> None:
     """A test needs neither the job's directory, nor its port, and it may be silent for longer than the job.
 
     Without torchrun, whose imports would take most of the time.
     """
     job = Job(
-        Program(ProgramKind.SCRIPT, "missing.py"), nproc=1, cpu=True, python=sys.executable, workdir="/nowhere",
+        Program(ProgramKind.SCRIPT, "missing.py"), nproc=1, cpu=True, python=str(forking_python), workdir="/nowhere",
         master_addr="192.0.2.1", master_port=1, hang_timeout_s=0.1, on_hang=OnHang.END,
         timeouts=Timeouts(DEADLINE_S, stop_timeout_s=600), legacy=True,
     )  # fmt: skip

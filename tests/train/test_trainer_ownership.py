@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,13 +222,26 @@ leave(1 if is_first else exit_code)
 
 def test_a_torchrun_that_starts_its_ranks_again_goes_on(starter: Any, tmp_path: Path) -> None:
     (tmp_path / "fails_once.py").write_text(FAILS_ONCE)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "--max-restarts", "1"]
-    run = starter.start([*torchrun, "fails_once.py"])
+    env = {"PYTHON_EXEC": sys.executable}  # a rank that knows its torchrun by being its child
+    run = starter.start_torchrun("--nproc-per-node", "1", "--max-restarts", "1", "fails_once.py", env=env)
     assert run.wait() == 0, run.stderr
     (folder,) = (tmp_path / "outputs").iterdir()
     saves = [line for line in run.stdout.splitlines() if line.startswith(("saves", "resume"))]
     name = f"outputs/{folder.name}"
     assert saves == [f"saves   {name}", f"saves   {name}", f"resume  {name}/checkpoints/step_2, step 2 of epoch 2"]
+
+
+# Two runs, whose processes are children of the script.
+TRAINS_TWICE = f"""
+import os
+import launcher.trainer.loop  # once for both
+from launcher.distributed import leave
+from launcher.trainer.__main__ import main
+for _ in range(2):
+    if os.fork() == 0:
+        leave(main({SHORT!r}))
+    os.wait()
+"""
 
 
 def test_each_run_of_a_script_under_torchrun_has_its_own_folder(
@@ -241,8 +255,7 @@ def test_each_run_of_a_script_under_torchrun_has_its_own_folder(
     assert again.line("resume") == f"{first.line('saves')}/checkpoints/step_2, step 2 of epoch 2"
 
     shutil.rmtree(OUTPUTS)
-    command = f"subprocess.run([sys.executable, '-m', 'launcher.trainer', *{SHORT!r}])"
-    sweep = starter.start(["-c", f"import subprocess, sys; {command}; {command}"], {"TORCHELASTIC_RUN_ID": "none"})
+    sweep = starter.start(["-c", TRAINS_TWICE], {"TORCHELASTIC_RUN_ID": "none"})
     assert sweep.wait() == 0
     assert sweep.stdout.count("final loss") == len(list(OUTPUTS.iterdir())) == 2
 
@@ -324,6 +337,6 @@ def test_in_slurm_the_command_that_goes_on_is_an_srun(launched_by: str, ranks: i
 
 def test_the_script_that_was_typed_goes_on(starter: Any, tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parents[2] / "train.py", tmp_path)
-    run = starter.start(["train.py", *SHORT])
+    run = starter.start(["train.py", *SHORT], warm=True)
     assert run.wait() == 0, run.stderr
     assert run.stdout.splitlines()[-1].partition(" --")[0] == f"to train longer: {PYTHON} train.py"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from machines.patience import slowed
+from machines.ports import free_port
 from machines.processes import wait_until
 
 from launcher.trainer import __main__ as trainer
@@ -22,7 +23,6 @@ from launcher.trainer.config import TrainConfig
 from launcher.trainer.curve import read_losses
 from launcher.trainer.journal import name_python
 from launcher.trainer.model import build_model
-from tests.train.conftest import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -125,9 +125,9 @@ def test_a_run_that_was_killed_and_resumed_ends_as_one_that_was_not(
     """Killed on two ranks in the middle of an epoch, resumed on one."""
     monkeypatch.chdir(tmp_path)
     shape = ["--layers", "1", "--dim", "32", "--context", "16", "--global-batch", "8"]
-    options = [*shape, "--epochs", "2", "--steps-per-epoch", "40", "--save-every", "7", "--log-every", "10"]
+    options = [*shape, "--epochs", "2", "--steps-per-epoch", "20", "--save-every", "4", "--log-every", "5"]
     ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", *options, "--save-dir", "killed"])
-    ranks[0].wait_for("step 20 ")
+    ranks[0].wait_for("step 10 ")
     for rank in ranks:
         rank.process.kill()
     assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
@@ -156,8 +156,7 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
             "import sys\nimport launcher\nassert 'trainer.pyz' in launcher.__file__\n"
             "from launcher.trainer.__main__ import main\nsys.exit(main())\n",
         )
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = starter.start([*torchrun, "trainer.pyz", "--save_dir", "out", "--steps_per_epoch", "2"], isolated=True)
+    run = starter.start_torchrun("--nproc-per-node", "2", "trainer.pyz", "--save_dir", "out", "--steps_per_epoch", "2")
     assert run.wait() == 0, run.stderr
     lines = run.stdout.splitlines()
     assert lines[1] == "ranks   2, from torchrun"
@@ -256,7 +255,8 @@ def test_work_of_rank_0_may_take_longer_than_the_time_limit(starter: Any, tmp_pa
     argv = [*SMALL, "--steps-per-epoch", "2", "--evaluate-on", "main"]
     turns = [(2, free_port(), ".", ["--save-dir", "fast", *argv])]
     turns.append((2, free_port(), ".", ["--save-dir", "slow", *argv, "--timeout", str(limit_s)]))
-    ranks = [starter.start(["-c", SLOW_MAIN_RANK, str(rank), json.dumps(turns), str(delay_s)]) for rank in range(2)]
+    argv = ["-c", SLOW_MAIN_RANK]
+    ranks = [starter.start([*argv, str(rank), json.dumps(turns), str(delay_s)], warm=True) for rank in range(2)]
     assert [(rank.wait(), rank.stderr) for rank in ranks] == [(0, "")] * 2
     times_s = [line["elapsed_s"] for line in read_metrics(tmp_path / "slow")]
     assert times_s[-1] - times_s[-2] >= delay_s  # of the validation

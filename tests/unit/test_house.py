@@ -78,7 +78,7 @@ class Module:
 
     name: str
     path: str
-    tree: ast.Module
+    nodes: list[ast.AST]
 
     @property
     def part(self) -> str:
@@ -91,7 +91,7 @@ class Module:
 
     def imports(self) -> Iterator[Import]:
         """Yield every import, also those inside functions and under TYPE_CHECKING, by its full name."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from (Import(alias.name, node.lineno) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -106,7 +106,7 @@ class Module:
 
     def environment_reads(self) -> Iterator[int]:
         """Yield the lines that take the environment from `os`, under whatever name."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT_NAMES:
                 yield node.lineno
             elif isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -115,7 +115,7 @@ class Module:
 
 def parse_module(name: str, path: str, text: str) -> Module:
     version = NODE_PYTHON if _part(name) == "node" else None
-    return Module(name, path, ast.parse(text, path, feature_version=version))
+    return Module(name, path, list(ast.walk(ast.parse(text, path, feature_version=version))))
 
 
 def read_modules() -> list[Module]:
@@ -191,7 +191,7 @@ def find_impurities(module: Module) -> list[str]:
     ]
     if module.part in READ_FILES or module.name == "launcher.diagnosis.flight_recorder":
         return faults
-    names = {getattr(node, "attr", getattr(node, "id", "")): node for node in ast.walk(module.tree)}
+    names = {getattr(node, "attr", getattr(node, "id", "")): node for node in module.nodes}
     return faults + [
         f"{module.path}: uses {name}" for name in sorted({"open", "read_text", "read_bytes"} & names.keys())
     ]
@@ -201,7 +201,7 @@ def find_unseen_starts(module: Module) -> list[str]:
     """Say which lines start a thread or task whose failure nobody would see."""
     if module.part in START_UNSEEN:
         return []
-    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    calls = [node for node in module.nodes if isinstance(node, ast.Call)]
     names = [(call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", ""), call.lineno)
              for call in calls]  # fmt: skip
     return [f"{module.path}:{line}: {name} is for launcher.concurrency" for name, line in names if name in STARTERS]

@@ -30,26 +30,28 @@ ALLOWED = {
 }
 
 
-def read_trees() -> dict[str, ast.Module]:
-    files = sorted((ROOT / "launcher").rglob("*.py"))
-    trees = {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text("utf-8")) for file in files}
-    return {path: tree for path, tree in trees.items() if not path.startswith(ON_LINUX)}
+def read_trees() -> Iterator[tuple[str, list[ast.AST]]]:
+    """Parse what a launch host may run: yield each path and the nodes of its tree."""
+    for file in sorted((ROOT / "launcher").rglob("*.py")):
+        path = file.relative_to(ROOT).as_posix()
+        if not path.startswith(ON_LINUX):
+            yield path, list(ast.walk(ast.parse(file.read_text("utf-8"))))
 
 
 Found = Iterator[tuple[int, str]]  # each with its line
 
 
-def find_uses(tree: ast.Module) -> list[tuple[int, str]]:
+def find_uses(nodes: list[ast.AST]) -> list[tuple[int, str]]:
     """Return everything that macOS lacks, or numbers in another way."""
-    return [found for find in (find_names, find_files, find_programs, find_error_numbers) for found in find(tree)]
+    return [found for find in (find_names, find_files, find_programs, find_error_numbers) for found in find(nodes)]
 
 
-def find_names(tree: ast.Module) -> Found:
+def find_names(nodes: list[ast.AST]) -> Found:
     foreign = {module: names | OWN_NUMBERS.get(module, set()) for module, names in missing_names().items()}
-    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     modules = {alias.asname or alias.name: alias.name for alias in imports}
-    guarded = set(_guarded(tree))
-    for node in ast.walk(tree):
+    guarded = set(_guarded(nodes))
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names if alias.name in foreign.get(node.module or "", ())]
             yield from ((node.lineno, f"{node.module}.{name}") for name in names)
@@ -59,23 +61,23 @@ def find_names(tree: ast.Module) -> Found:
                 yield node.lineno, f"{module}.{node.attr}".lstrip(".")
 
 
-def find_files(tree: ast.Module) -> Found:
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+def find_files(nodes: list[ast.AST]) -> Found:
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
     for node in texts:
         if isinstance(node.value, str) and node.value.startswith(FILES) and " " not in node.value:
             yield node.lineno, repr(node.value)
 
 
-def find_programs(tree: ast.Module) -> Found:
-    argvs = [node.elts for node in ast.walk(tree) if isinstance(node, ast.List | ast.Tuple) and node.elts]
+def find_programs(nodes: list[ast.AST]) -> Found:
+    argvs = [node.elts for node in nodes if isinstance(node, ast.List | ast.Tuple) and node.elts]
     for first, *_ in argvs:
         if isinstance(first, ast.Constant) and first.value in PROGRAMS:
             yield first.lineno, f"the program {first.value}"
 
 
-def find_error_numbers(tree: ast.Module) -> Found:
-    for node in ast.walk(tree):
+def find_error_numbers(nodes: list[ast.AST]) -> Found:
+    for node in nodes:
         if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "errno":
             sides = [part for side in node.comparators for part in ast.walk(side)]
             yield from ((part.lineno, "the number of an error") for part in sides if _is_number(part))
@@ -85,9 +87,9 @@ def _is_number(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int)
 
 
-def _guarded(tree: ast.Module) -> Iterator[int]:
+def _guarded(nodes: list[ast.AST]) -> Iterator[int]:
     """Yield what is only reached where a `hasattr` has found the name, or `sys.platform` is Linux's."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.If | ast.IfExp):
             inside = node.body if isinstance(node.body, list) else [node.body]
             yield from _named_by(node.test, inside)
@@ -109,7 +111,7 @@ def _named_by(test: ast.expr, inside: list[ast.stmt] | list[ast.expr]) -> Iterat
 @pytest.fixture(scope="module")
 def uses() -> list[tuple[str, int, str]]:
     """Everything that is found, each with its file and line."""
-    return [(path, *found) for path, tree in read_trees().items() for found in find_uses(tree)]
+    return [(path, *found) for path, nodes in read_trees() for found in find_uses(nodes)]
 
 
 def test_a_launch_host_needs_nothing_of_linux(uses: list[tuple[str, int, str]]) -> None:

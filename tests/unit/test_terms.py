@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -132,22 +133,28 @@ def _comments(text: str) -> str:
 
 def _literals(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
     """Yield the line, the text and whether it is a docstring, of each string that is prose: one with a space."""
+    nodes = list(ast.walk(tree))
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text and " " in node.value.strip() and not node.value.startswith("import "):  # a program
             yield node.lineno, inspect.cleandoc(node.value), id(node) in docstrings
 
 
+@functools.cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+
+
 def _find(text: str, words: dict[str, str], first_line: int = 1) -> Iterator[tuple[int, str]]:
     for pattern, better in words.items():
-        for match in re.finditer(pattern, text, re.IGNORECASE | re.MULTILINE):
+        for match in _compile(pattern).finditer(text):
             yield first_line + text.count("\n", 0, match.start()), f"{match.group()!r}: {better}"
 
 

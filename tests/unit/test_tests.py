@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 MOCK_LIBRARIES = {"mock", "unittest.mock", "pytest_mock"}
+# What a file holds that replaces something; the others need not be parsed.
+REPLACES = re.compile(r"setattr|mock|\.\w+ = ")
 
 # What may be replaced nevertheless: the file, the name as it stands there, and why there is no seam for it.
 CLICK_FINDS_IT = "click calls a command by its name, and gives it nothing but what was typed"
@@ -37,11 +39,12 @@ class Replacement:
     name: str | None
 
 
-def read_trees(folder: Path) -> dict[str, ast.Module]:
-    """Parse all Python files below a folder, by their paths from the root of the repository."""
-    return {
-        file.relative_to(ROOT).as_posix(): ast.parse(file.read_text("utf-8")) for file in sorted(folder.rglob("*.py"))
-    }
+def read_tests() -> Iterator[tuple[str, ast.Module]]:
+    """Parse the Python files in tests/ that may replace something, each with its path from the root."""
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        text = file.read_text("utf-8")
+        if REPLACES.search(text):
+            yield file.relative_to(ROOT).as_posix(), ast.parse(text)
 
 
 # ---- what the tests replace -----------------------------------------------------------------------------------------
@@ -98,38 +101,36 @@ def _text(node: ast.expr) -> str | None:
 # ---- what is ours ---------------------------------------------------------------------------------------------------
 
 
-class OurCode:
-    """What the modules of launcher/ define, by ast: importing them would need torch, and take its time."""
-
-    def __init__(self, trees: dict[str, ast.Module]) -> None:
-        self._modules = {_module_name(path): tree for path, tree in trees.items()}
-        self._imported = {name: dict(imported_names(tree)) for name, tree in self._modules.items()}
-
-    def has_callable(self, name: str) -> bool:
-        """Tell whether a dotted name leads to a function or class of ours, or into one, by whatever imports."""
-        module, names = self._split(name)
-        if not module or not names:
-            return False
-        for node in _top_level(self._modules[module]):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == names[0]:
-                return True
-            if isinstance(node, ast.Assign) and not names[0].isupper() and names[0] in _assigned_names(node):
-                return True
-        source = self._imported[module].get(names[0])
-        return source is not None and self.has_callable(".".join([source, *names[1:]]))
-
-    def _split(self, name: str) -> tuple[str, list[str]]:
-        """Return the module with which a dotted name begins, the longest that there is or "", and the names in it."""
-        parts = name.split(".")
-        for count in range(len(parts), 0, -1):
-            module = ".".join(parts[:count])
-            if module in self._modules:
-                return module, parts[count:]
-        return "", parts
+@functools.cache
+def read_module(name: str) -> ast.Module | None:
+    """Parse a module of launcher/, by its dotted name: importing it would need torch, and take its time."""
+    path = ROOT.joinpath(*name.split("."))
+    files = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+    return ast.parse(files[0].read_text("utf-8")) if files else None
 
 
-def _module_name(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+def has_callable(name: str) -> bool:
+    """Tell whether a dotted name leads to a function or class of ours, or into one, by whatever imports."""
+    module, names = _split(name)
+    if module is None or not names:
+        return False
+    for node in _top_level(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == names[0]:
+            return True
+        if isinstance(node, ast.Assign) and not names[0].isupper() and names[0] in _assigned_names(node):
+            return True
+    source = dict(imported_names(module)).get(names[0])
+    return source is not None and has_callable(".".join([source, *names[1:]]))
+
+
+def _split(name: str) -> tuple[ast.Module | None, list[str]]:
+    """Return the module with which a dotted name begins, the longest that there is, and the names in it."""
+    parts = name.split(".") if name.startswith("launcher") else []
+    for count in range(len(parts), 0, -1):
+        module = read_module(".".join(parts[:count]))
+        if module is not None:
+            return module, parts[count:]
+    return None, parts
 
 
 def _top_level(node: ast.AST) -> Iterator[ast.AST]:
@@ -156,30 +157,22 @@ def find_mock_libraries(path: str, tree: ast.Module) -> list[str]:
     ]
 
 
-def find_faults(replacement: Replacement, our_code: OurCode) -> list[str]:
+def find_faults(replacement: Replacement) -> list[str]:
     """Say what is wrong with a replacement that is not on the list."""
     place = f"{replacement.path}:{replacement.line}"
     if replacement.name is None:
         return [f"{place}: name what is replaced, as an imported module and a text, so that it can be judged"]
-    if (replacement.path, replacement.name) in ALLOWED or not our_code.has_callable(replacement.name):
+    if (replacement.path, replacement.name) in ALLOWED or not has_callable(replacement.name):
         return []
     return [f"{place}: {replacement.name} is ours: pass a fake in at a seam, or let the real one meet the fault"]
 
 
-@pytest.fixture(scope="module")
-def our_code() -> OurCode:
-    return OurCode(read_trees(ROOT / "launcher"))
-
-
-@pytest.fixture(scope="module")
-def tests() -> dict[str, ast.Module]:
-    return read_trees(ROOT / "tests")
-
-
-def test_no_test_replaces_a_function_or_class_of_ours(tests: dict[str, ast.Module], our_code: OurCode) -> None:
-    found = [replacement for path, tree in tests.items() for replacement in find_replacements(path, tree)]
-    faults = [fault for replacement in found for fault in find_faults(replacement, our_code)]
-    faults += [fault for path, tree in tests.items() for fault in find_mock_libraries(path, tree)]
+def test_no_test_replaces_a_function_or_class_of_ours() -> None:
+    found, faults = [], []
+    for path, tree in read_tests():
+        found += find_replacements(path, tree)
+        faults += find_mock_libraries(path, tree)
+    faults += [fault for replacement in found for fault in find_faults(replacement)]
     assert not faults, "\n".join(faults)
     gone = ALLOWED.keys() - {(replacement.path, replacement.name) for replacement in found}
     assert not gone, f"no longer replaced, so no longer allowed: {gone}"

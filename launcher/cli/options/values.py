@@ -12,10 +12,12 @@ from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from inspect import get_annotations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.cli.options.sources import settle
-from launcher.hosts.hostfiles import Colon
+
+if TYPE_CHECKING:
+    from launcher.hosts.hostfiles import Colon
 
 Group = TypeVar("Group")
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +35,18 @@ PLAN = ("--dry-run", "--hosts", "a", "--nproc", "1", "--cpu")
 FILES = ("train.py", "sub/eval.py", "sub/here/x")
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the repository of which each test has a copy."""
+    return make_repository(tmp_path_factory.mktemp("template"), *FILES, ignore="/data\n/empty\n/outputs\n")
+
+
 @pytest.fixture(autouse=True)
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a repository with a few files, in an environment of which nothing is forwarded."""
     env = {"COLUMNS": "100", "HOME": str(tmp_path), "PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1"}
     monkeypatch.setattr("os.environ", env)
-    root = make_repository(tmp_path / "proj", *FILES, ignore="/data\n/empty\n/outputs\n")
+    root = shutil.copytree(template, tmp_path / "proj")
     monkeypatch.chdir(root)
     return root
 

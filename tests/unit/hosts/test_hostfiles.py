@@ -627,7 +627,7 @@ hosts_of_a_file = st.lists(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(unhurried, max_examples=40)
+@unhurried
 @given(hosts=hosts_of_a_file)
 def test_what_is_written_and_read_again_is_what_was_not_called_lost(target, hosts):
     text, lost = write_hosts(hosts, target)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli.main import main
@@ -75,7 +75,6 @@ def test_no_nasty_name_gets_through(read: Callable[[str], Sequence[Host]]) -> No
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@settings(max_examples=40)
 @given(text=st.lists(st.sampled_from([*NASTY, "a", "-", "1", ",", "[1-2]", ":", "=", " "]), max_size=4).map("".join))
 def test_no_text_gives_a_name_that_is_not_safe(read: Callable[[str], Sequence[Host]], text: str) -> None:
     check(read, text)

@@ -263,7 +263,7 @@ def test_a_secret_stands_in_no_line():
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
-@settings(unhurried, max_examples=40)
+@unhurried
 @given(st.dictionaries(st.from_regex(r"X_[a-z0-9]{0,4}", fullmatch=True), words, max_size=4), words)
 def test_values_come_through_a_shell(env, token):
     line = " ".join(["env", "-i", *shell_assignments({**env, "X_TOKEN": token}), "env", "-0"])

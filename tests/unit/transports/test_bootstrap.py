@@ -267,10 +267,10 @@ def test_the_archive_is_small():
     assert {entry.compress_type for entry in entries} == {zipfile.ZIP_DEFLATED}
 
 
-@pytest.mark.parametrize(("module", "option"), [("launcher.trainer", "--epochs"), ("launcher.collectives", "--names")])
-def test_the_archive_runs_alone(tmp_path, module, option):
+def test_the_archive_runs_alone(tmp_path):
+    """tests/train/test_installed.py runs launcher.collectives from it, which takes an import of torch."""
     path = tmp_path / "launcher.pyz"
     path.write_bytes(trainer_archive())
-    argv = [sys.executable, "-I", str(path), module, "--help"]
+    argv = [sys.executable, "-I", str(path), "launcher.trainer", "--help"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, option in done.stdout) == (0, "", True)
+    assert (done.returncode, done.stderr, "--epochs" in done.stdout) == (0, "", True)

@@ -142,7 +142,7 @@ def defaults():
     return answer_of_ssh(Path("/dev/null"), "a")
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**9))
 def test_a_tree_of_files_is_read_as_ssh_reads_it(defaults, asked, seed):
     tree = make_tree(seed)
@@ -161,7 +161,7 @@ def test_a_tree_of_files_is_read_as_ssh_reads_it(defaults, asked, seed):
         assert found == expected
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**9), st.lists(st.sampled_from(ONLY_SSH), min_size=1, max_size=2))
 def test_what_only_ssh_can_tell_is_what_ssh_tells_of_each_host(defaults, seed, lines):
     tree = make_tree(seed)

@@ -1,0 +1,36 @@
+"""Stands for a Python: the process that it starts is forked by a `warm_python`, on the same host."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+place, program, *argv = sys.argv[1:]
+descriptors = [number for number in range(10) if is_open(number)]
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    server.connect(place)
+    order = {"program": program, "argv": argv, "env": dict(os.environ), "descriptors": descriptors}
+    order["cwd"] = os.getcwd()  # noqa: PTH109 - to import pathlib takes as long as all the rest
+    socket.send_fds(server, [json.dumps(order).encode()], descriptors)
+    pid = json.loads(server.recv(100))
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: os.kill(pid, number))
+    exit_code = json.loads(server.recv(100))
+if exit_code < 0:
+    signal.signal(-exit_code, signal.SIG_DFL)
+    os.kill(os.getpid(), -exit_code)
+sys.exit(exit_code)
