@@ -39,7 +39,7 @@ LATE_VARIABLES = frozenset((
     "NCCL_RAS_ADDR", "RES_OPTIONS", "PYTHONPATH", "TORCHELASTIC_ERROR_FILE",
 ))  # fmt: skip
 
-# `is_heard` tells the search for a Python that this file is executed by it: without that, the script itself would run.
+# `launch_is_heard` tells the search for a Python that it runs this file: without it, the script itself would be run.
 # numpy's OpenBLAS starts its threads when it is loaded; with one it starts none, and each rank asks for its others.
 SITECUSTOMIZE = (
     """\
@@ -63,6 +63,19 @@ def go_on(first=()):
 
 
 def become_rank():
+    own = os.getpid()
+    try:
+        order, entry = await_fork(import_torch())
+        dress(order, entry)
+    except BaseException as error:  # never continue with the script: this is no rank
+        if os.getpid() == own:
+            fail("%s: %s" % (type(error).__name__, error))
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    go_on([os.fsdecode(encode(path)) for path in order["first_on_path"]])
+
+
+def import_torch():
     sys.path.remove(FOLDER)
     before = set(sys.modules)
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
@@ -74,23 +87,25 @@ def become_rank():
     del os.environ["OPENBLAS_NUM_THREADS"]
     if threads is not None:
         os.environ["OPENBLAS_NUM_THREADS"] = threads
+    return set(sys.modules) - before
+
+
+def await_fork(loaded):
     import json
     with os.fdopen(os.dup(ORDER), "rb") as file:
         line = file.readline()
     if not line.endswith(b"\\n"):  # cut short: the supervisor is gone
         os._exit(0)
-    order = json.loads(line.decode())
-    obstacle = find_obstacle(before)
+    obstacle = find_obstacle(loaded)
     if obstacle:
         leave(obstacle)
     tell(is_ready=True)
-    if os.read(ORDER, 1):
-        start_ranks(order)
-    else:
+    if not os.read(ORDER, 1):
         os._exit(0)
+    return start_ranks(json.loads(line.decode()))
 
 
-def find_obstacle(before):
+def find_obstacle(loaded):
     tasks = os.listdir("/proc/self/task")
     if len(tasks) > 1:
         names = sorted({read("/proc/self/task/%s/comm" % task).strip() for task in tasks if task != str(os.getpid())})
@@ -107,12 +122,10 @@ def find_obstacle(before):
         entries = os.listdir(folder)
     except OSError:
         return None
-    loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
-    for entry in sorted(entries):
-        name, _, suffix = entry.partition(".")
-        path = os.path.join(folder, entry)
-        is_module = suffix == "py" or suffix.endswith("so") or os.path.exists(os.path.join(path, "__init__.py"))
-        if name in loaded and is_module:
+    names = {name.partition(".")[0] for name in loaded}
+    for entry in sorted(entry for entry in entries if entry.partition(".")[0] in names):
+        path, suffix = os.path.join(folder, entry), entry.partition(".")[2]
+        if suffix == "py" or suffix.endswith("so") or os.path.exists(os.path.join(path, "__init__.py")):
             return "%s hides a module that torch has imported" % path
 
 
@@ -129,21 +142,17 @@ def start_ranks(order):
     handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
     starter = os.getpid()
     for entry in order["ranks"]:
-        try:
-            pid = os.fork()
-        except OSError as error:  # such as no more processes
-            fail(error)
+        pid = os.fork()  # an error, such as no more processes, ends this process and so the ranks
         if pid == 0:
             os.setsid()
             libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
             if os.getppid() != starter:
                 os._exit(127)
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
             if server:
                 server.close()
-            dress(order, entry)
-            return
+            return order, entry
         tell(rank=entry["rank"], stat=read("/proc/%d/stat" % pid))
     if server:
         import threading
@@ -200,7 +209,7 @@ def serve(server, env):  # in a thread: it connects to itself, at an address tha
 
 
 def fail(error):
-    tell(failure="start: %s" % error)
+    tell(failure="start: %s" % (error,))
     os._exit(1)
 
 
@@ -220,7 +229,6 @@ def dress(order, entry):
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # random reseeds itself
     give_threads()
-    go_on([os.fsdecode(encode(entry)) for entry in order["first_on_path"]])
 
 
 def read_link(fd):
@@ -336,20 +344,22 @@ class WarmPython:
             if data and not report.endswith(b"\n"):
                 return
             self._loop.forget(self.report_fd)
-            ended: dict[str, Any] = {"is_ready": False, "reason": "the Python that imports torch has ended"}
-            answer = fast_json.loads(report.decode()) if data else ended
-            if answer["is_ready"]:
+            answer = fast_json.loads(report.decode()) if data else {"reason": "the Python that imports torch has ended"}
+            if answer.get("is_ready"):
                 on_ready()
             else:
                 self.end()
-                on_refusal(answer["reason"])
+                on_refusal(answer.get("reason") or answer["failure"])
 
         self._loop.watch(self.report_fd, take)
         self._loop.write_all(os.dup(self._order_fd), fast_json.dumps(order).encode() + b"\n")
 
     def go(self) -> None:
         """Let it start the ranks; it reports them on `report_fd`."""
-        os.write(self._order_fd, b"g")
+        try:
+            os.write(self._order_fd, b"g")
+        except OSError:  # it was killed, and its reports end
+            pass
         os.close(self._order_fd)
 
     def end(self) -> None:
