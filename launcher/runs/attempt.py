@@ -173,6 +173,8 @@ class Attempt:
         assert self._plan is not None
         for line in report.plan_lines(self._plan):
             self._say(line)
+        if self._job.start == "warm" and not self._job.starts_warm:
+            self._say("launch: --start warm has no effect: the ranks run a command, and import nothing")
         for index, host in enumerate(self.session.hosts):
             for line in self.session.noise(index).splitlines():
                 self._say(f"launch: {host.name}'s login shell printed: {line}")

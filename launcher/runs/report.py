@@ -113,9 +113,10 @@ def start_line(job: Job, connect_s: float, check_s: float, start_s: float) -> st
     last = "to start them"
     if job.program.needs_torch:
         last = "to import torch and fork" if job.starts_warm else "for torchrun, then each imports torch"
-    total = connect_s + check_s + start_s
-    steps = f"{duration(connect_s)} to connect, {duration(check_s)} to check the hosts, {duration(start_s)} {last}"
-    return f"all ranks started after {duration(total)}: {steps}"
+    seconds = [round(each, 1) for each in (connect_s, check_s, start_s)]  # so that what is shown adds up
+    connect, check, start = map(duration, seconds)
+    total = duration(sum(seconds))
+    return f"all ranks started after {total}: {connect} to connect, {check} to check the hosts, {start} {last}"
 
 
 def finished_words(result: Result, seconds: float, failed: Sequence[Ending]) -> str:
