@@ -6,7 +6,6 @@ import contextlib
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +92,7 @@ class FaultLaunch:
         assert shell == "sh"
         rank = self.folder / "rank.py"
         rank.write_text("import os, sys\nos.execvp('sh', ['sh', '-c', sys.argv[1]])\n")
-        python = ("--start", "warm", "--python", sys.executable, "--env", f"PYTHONPATH={STAND_IN}")
+        python = ("--start", "warm", "--env", f"PYTHONPATH={STAND_IN}")
         return (*words[:place], *python, str(rank), script)
 
     def start_ready(self, *words: str) -> Running:
