@@ -99,6 +99,8 @@ class FaultLaunch:
         """Start a run and wait until all ranks are ready."""
         running = self.start(*words)
         running.wait_for(r"\] ready \d$", RANKS)
+        if self.way.is_warm and "--no-python" in words:  # each rank has become a shell
+            assert any("rank.py" in process.command for process in self.ranks()), "no Python has forked the ranks"
         return running
 
     @property
