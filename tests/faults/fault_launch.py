@@ -83,9 +83,13 @@ class FaultLaunch:
         self.started.append(Running(process, self.folder, number, self.slurm.cluster, self.logs))
         return self.started[-1]
 
+    def is_warm(self, words: tuple[str, ...]) -> bool:
+        """Return whether a Python forks the ranks: their script isn't part of the code of --sync."""
+        return self.way.is_warm and "--no-python" in words and not any(word.startswith("--sync") for word in words)
+
     def warm(self, words: tuple[str, ...]) -> tuple[str, ...]:
         """Return the words, for a warm way with the same ranks as Python scripts, which are forked."""
-        if not self.way.is_warm or "--no-python" not in words:
+        if not self.is_warm(words):
             return words
         place = words.index("--no-python")
         _, shell, _, script = words[place:]
@@ -99,7 +103,7 @@ class FaultLaunch:
         """Start a run and wait until all ranks are ready."""
         running = self.start(*words)
         running.wait_for(r"\] ready \d$", RANKS)
-        if self.way.is_warm and "--no-python" in words:  # each rank has become a shell
+        if self.is_warm(words):  # each rank has become a shell
             assert any("rank.py" in process.command for process in self.ranks()), "no Python has forked the ranks"
         return running
 
