@@ -318,7 +318,7 @@ class Supervisor:
             self._start_torchrun(header)
 
     def _enter_code(self, header: dict[str, Any]) -> None:
-        """Take the directory of the ranks, and the path on which their Python finds the code of --sync."""
+        """Take the directory of the ranks (and its name, as a shell does), and Python's path for the code of --sync."""
         if header.get("python_path"):
             self._env["PYTHONPATH"] = header["python_path"]  # what is armed puts its own directory before it
         if header["cwd"] is not None:
@@ -351,24 +351,41 @@ class Supervisor:
         """Let the Python that has imported torch start the ranks; if it can't, say why, and let a shim start them."""
         assert self._folder is not None  # PREPARE comes first
         folder, processes = self._folder, header["processes"]
-
-        def start() -> None:
-            if self._steps is None:
-                self._responder.release_port()
-                self._ranks.start_warm(python, folder, header["local_ranks"])
-
         difference = python.find_difference(processes, self._env, self._cwd)
         if difference is not None:
             python.end()
             self._start_cold(header, difference)
             return
+
+        def give_up() -> None:
+            if self._steps is None:
+                text = "torch was still being imported after %g s (--rdzv-timeout)" % header["import_timeout_s"]
+                self._send_queue.send(messages.FAILED, text=text)
+
+        timer = self._loop.call_later(header["import_timeout_s"], give_up)
+
+        def start() -> None:
+            self._loop.cancel(timer)
+            if self._steps is None:
+                self._responder.release_port()
+                self._ranks.start_warm(python, folder, header["local_ranks"])
+
+        envs = [dict(self._env, **each["env"]) for each in processes]
         order = {
-            "ranks": [{"rank": each["rank"], "env": each["env"]} for each in processes], "env": self._env,
+            "ranks": [
+                {"rank": each["rank"], "env": python.find_changes(env)} for each, env in zip(processes, envs)
+            ],
+            "world": {name: envs[0][name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")},
             "folder": folder, "stop_timeout_s": self._stop_timeout_s, "hold_signal": signals.HOLD,
             "lock": self._tree.find_lock() if self._tree is not None else None,
             "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
         }  # fmt: skip
-        python.give_order(order, start, lambda reason: self._start_cold(header, reason))
+
+        def start_cold(reason: str) -> None:
+            self._loop.cancel(timer)
+            self._start_cold(header, reason)
+
+        python.give_order(order, start, start_cold)
 
     def _start_cold(self, header: dict[str, Any], reason: str) -> None:
         if self._steps is None:

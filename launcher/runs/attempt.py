@@ -245,7 +245,8 @@ class Attempt:
                 output.note(RESTART_BORDER.format(number))
             self.session.start_ranks(
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv) or self._job.starts_warm,
-                with_stacks=self._job.with_stacks, **start_fields(node, number),
+                with_stacks=self._job.with_stacks, import_timeout_s=self._job.rendezvous_timeout_s,
+                **start_fields(node, number),
             )  # fmt: skip
 
     async def _watch(self) -> Cause | None:

@@ -86,7 +86,7 @@ def start(
     order = start_fields(build_plan(job, [Host("here")], [facts]).nodes[0])
     for process in order["processes"]:
         process["env"].update(late or {})
-    node.send(messages.START, **order, **fields)
+    node.send(messages.START, **{"import_timeout_s": NEVER_S, **order, **fields})
     return node
 
 
@@ -94,6 +94,16 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     return port
+
+
+def write_torch(folder: Path, code: str) -> Path:
+    """Return a directory with a torch that runs this code when it is imported."""
+    own = folder / "own" / "torch"
+    (own / "distributed").mkdir(parents=True)
+    (own / "version.py").write_text("__version__ = '2.13.0'\n")
+    (own / "__init__.py").write_text(code + "\n")
+    (own / "distributed" / "__init__.py").touch()
+    return own.parent
 
 
 def reason(node: Node) -> str:
@@ -189,6 +199,7 @@ import multiprocessing
 def work(queue):
     queue.put(torch.ones(2).sum().item())
 if __name__ == "__main__":
+    drawn = torch.initial_seed(), numpy.random.rand()
     dist.init_process_group("gloo")
     number = torch.ones(1)
     dist.all_reduce(number)
@@ -199,7 +210,7 @@ if __name__ == "__main__":
     blas = numpy.ones((300, 300)) @ numpy.ones((300, 300))
     print(number.item(), torch.get_num_threads(), torch.rand(1).item(), queue.get(), blas[0, 0])
     worker.join()
-    print(numpy.random.rand(), file=__import__("sys").stderr)
+    print(*drawn, file=__import__("sys").stderr)
     dist.destroy_process_group()
 """
 
@@ -212,10 +223,30 @@ def test_real_ranks_compute_the_same(nodes: Nodes, tmp_path: Path) -> None:
         node = start(nodes, tmp_path, REAL, nproc=2, how=how, torch=None, env={"OMP_NUM_THREADS": "2"})
         assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
         assert not node.find(messages.COLD)
-        assert node.output[0, STDERR] != node.output[1, STDERR]
+        drawn = [bytes(node.output[rank, STDERR]).split() for rank in (0, 1)]
+        assert not {*drawn[0]} & {*drawn[1]}, drawn
         said.append([bytes(node.output[rank, STDOUT]) for rank in (0, 1)])
         assert node.stop() == []
     assert said[0] == said[1]
+
+
+def test_what_torch_does_while_it_is_imported_is_kept(nodes: Nodes, tmp_path: Path) -> None:
+    """It sets a variable, starts a Python, which must not become a warm one, and blocks what tells of ranks' ends."""
+    (tmp_path / "probe.py").write_text(f"import os; os.mkdir({str(tmp_path / 'probed')!r})\n")  # works once
+    torch = f"""
+import os, signal, subprocess, sys
+os.environ["SET_BY_TORCH"] = "1"
+subprocess.run([sys.executable, {str(tmp_path / "probe.py")!r}], check=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+"""
+    env = {"PYTHONWARNINGS": "error"}
+    code = "import os; print(os.environ['SET_BY_TORCH'])"
+    node = start(nodes, tmp_path, code, nproc=2, torch=write_torch(tmp_path, torch), env=env)
+    assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
+    assert not node.find(messages.COLD)
+    assert [bytes(node.output[rank, stream]) for rank in (0, 1) for stream in (STDOUT, STDERR)] == [b"1\n", b""] * 2
+    assert not node.output[None, STDERR]
+    assert node.stop() == []
 
 
 # ---- what speaks against it -----------------------------------------------------------------------------------------
@@ -236,13 +267,9 @@ def test_real_ranks_compute_the_same(nodes: Nodes, tmp_path: Path) -> None:
 def test_then_the_shim_starts_the_ranks(
     nodes: Nodes, tmp_path: Path, torch: str, early: dict[str, str], late: dict[str, str], told: str
 ) -> None:
-    own = tmp_path / "own" / "torch"
-    (own / "distributed").mkdir(parents=True)
-    (own / "version.py").write_text("__version__ = '2.13.0'\n")
-    (own / "__init__.py").write_text(torch + "\n")
-    (own / "distributed" / "__init__.py").touch()
+    own = write_torch(tmp_path, torch)
     (tmp_path / "colorsys.py").write_text("print('mine')\n")
-    node = start(nodes, tmp_path, "import colorsys", nproc=2, torch=own.parent, env=early, late=late)
+    node = start(nodes, tmp_path, "import colorsys", nproc=2, torch=own, env=early, late=late)
     assert reason(node) == told.format(folder=tmp_path), str(node)
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
     assert node.output[1, STDOUT] == b"mine\n"
@@ -296,13 +323,17 @@ def test_if_the_warm_python_is_killed_so_are_its_ranks(nodes: Nodes, tmp_path: P
     assert node.stop() == []
 
 
+def test_an_import_that_hangs_ends_the_run(nodes: Nodes, tmp_path: Path) -> None:
+    own = write_torch(tmp_path, "import time; time.sleep(300)")
+    node = start(nodes, tmp_path, WAITS, torch=own, import_timeout_s=0.1)
+    assert node.wait_for(messages.FAILED)["text"] == "torch was still being imported after 0.1 s (--rdzv-timeout)"
+    assert node.stop() == []
+
+
 def test_a_stop_before_the_start_leaves_nothing(nodes: Nodes, tmp_path: Path) -> None:
     """While torch is imported, and while an order waits for that."""
-    own = tmp_path / "own" / "torch"
-    (own / "distributed").mkdir(parents=True)
-    (own / "version.py").write_text("__version__ = '2.13.0'\n")
-    (own / "__init__.py").write_text(f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(300)\n")
-    node = start(nodes, tmp_path, WAITS, torch=own.parent)
+    own = write_torch(tmp_path, f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(300)")
+    node = start(nodes, tmp_path, WAITS, torch=own)
     node.wait_until((tmp_path / "begun").exists)
     assert node.stop(timeout_s=NEVER_S) == []
     assert not node.find(messages.STARTED)

@@ -34,7 +34,8 @@ told["is_warmable"] = hasattr(sys, "launch_is_heard")
 told["site"] = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")][:64]
 if folder:
     try:
-        text = open(os.path.join(folder, "version.py")).read()
+        with open(os.path.join(folder, "version.py")) as file:
+            text = file.read()
     except OSError:
         text = ""
     def read(name):  # as in: cuda: Optional[str] = '12.8'

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 KEEPERS_FD = 4  # closes when guardian and supervisor are gone
 
-# Also part of warm.SITECUSTOMIZE, which sets the same four globals: mark, folder, stop_timeout_s, and the modules.
+# Also part of warm.SITECUSTOMIZE; both set its globals mark, folder and stop_timeout_s.
 END_RANKS = """\
 import os, signal, time
 def end_ranks():
@@ -62,7 +62,8 @@ def is_marked(environment):  # as proc.read_mark does
     return env.get("LAUNCH_MARK") == mark and env.get("SLURM_JOB_ID", "") in ("", env.get("LAUNCH_SLURM_JOB", ""))
 def read(path):
     try:
-        return open(path, errors="surrogateescape").read()
+        with open(path, errors="surrogateescape") as file:
+            return file.read()
     except OSError:
         return ""
 """

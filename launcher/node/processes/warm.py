@@ -77,6 +77,11 @@ def become_rank():
 
 def import_torch():
     sys.path.remove(FOLDER)
+    path = os.environ["PYTHONPATH"].partition(os.pathsep)[2]  # a Python that torch starts must not come here
+    if path:
+        os.environ["PYTHONPATH"] = path
+    else:
+        del os.environ["PYTHONPATH"]
     before = set(sys.modules)
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -133,7 +138,7 @@ def start_ranks(order):
     import select, signal
     global mark, folder, stop_timeout_s
     mark, folder, stop_timeout_s = os.environ["LAUNCH_MARK"], order["folder"], order["stop_timeout_s"]
-    server = listen(order["ranks"][0]["env"])
+    server = listen(order["world"])
     libc = __import__("ctypes").CDLL(None)
     libc.fflush(None)  # what C libraries have printed would otherwise be printed by each rank
     libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: daemons without the mark become children of this process
@@ -156,7 +161,8 @@ def start_ranks(order):
         tell(rank=entry["rank"], stat=read("/proc/%d/stat" % pid))
     if server:
         import threading
-        threading.Thread(target=serve, args=(server, order["ranks"][0]["env"]), daemon=True).start()
+        threading.Thread(target=serve, args=(server, order["world"]), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # whatever torch has imported
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -177,27 +183,28 @@ def start_ranks(order):
     end_ranks()
 
 
-def listen(env):
-    if env["GROUP_RANK"] != "0" or not has_store():
+def listen(world):
+    if world["GROUP_RANK"] != "0" or not may_hold_store():
         return None
     import socket
-    address = "", int(env["MASTER_PORT"])
+    address = "", int(world["MASTER_PORT"])
     try:
         if socket.has_dualstack_ipv6():
             return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
         return socket.create_server(address, backlog=4096)
     except OSError as error:
-        fail("the master port %d: %s" % (address[1], error.strerror))
+        fail("the master port %d: %s" % (address[1], os.strerror(error.errno)))
 
 
-def has_store():
-    return hasattr(sys.modules["torch.distributed"], "TCPStore")
+def may_hold_store():  # an older torch puts a prefix before the keys of its clients, and hosts with a shim would not
+    connect = getattr(sys.modules.get("torch.distributed.rendezvous"), "_create_c10d_store", None)
+    return connect is not None and not any("/attempt_" in str(each) for each in connect.__code__.co_consts)
 
 
-def serve(server, env):  # in a thread: it connects to itself, at an address that might not respond
+def serve(server, world):  # in a thread: it connects to itself, at an address that might not respond
     global store
     from torch.distributed import TCPStore
-    place = env["MASTER_ADDR"], int(env["MASTER_PORT"]), int(env["WORLD_SIZE"])
+    place = world["MASTER_ADDR"], int(world["MASTER_PORT"]), int(world["WORLD_SIZE"])
     options = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
     try:
         try:
@@ -221,11 +228,13 @@ def dress(order, entry):
         os.close(fd)
     for fd in (REPORT, KEEPERS, ORDER):
         os.close(fd)
-    os.environ.clear()
-    own = dict(order["env"], **entry["env"])
-    if has_store():
-        own["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    os.environb.update({encode(name): encode(value) for name, value in own.items()})
+    # Only what differs: Python's .pth files and what torch imports may have set variables, too.
+    os.environb.update({encode(name): encode(value) for name, value in entry["env"].items()})
+    if may_hold_store():
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    torch = sys.modules["torch"]
+    if hasattr(torch, "default_generator"):
+        torch.default_generator.seed()  # torch.seed() would also change CUDA's, which is the same in every process
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # random reseeds itself
     give_threads()
@@ -331,6 +340,10 @@ class WarmPython:
             if names:
                 return "%s was set after torch was imported" % ", ".join(sorted(names))
         return None
+
+    def find_changes(self, env: dict[str, str]) -> dict[str, str]:
+        """Return the variables that this Python wasn't started with, or not with this value."""
+        return {name: value for name, value in env.items() if self._env.get(name) != value}
 
     def give_order(
         self, order: dict[str, Any], on_ready: Callable[[], object], on_refusal: Callable[[str], object]
