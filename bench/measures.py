@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,16 +15,15 @@ from pathlib import Path
 
 from bench.detached import detached
 from bench.ends import ends
-from bench.farm import Farm, farm
+from bench.farm import farm
 from bench.includes import includes
 from bench.restarts import restarts
+from bench.start import checks, first_all_reduce, warm_start
 from bench.sync import sync
 from bench.timing import Row, compare_turns, run, spread_of, take_turns
 from bench.training import scaling, trainer
 from bench.transports import transports
 from bench.ways import LAUNCH
-
-FIRST_ALL_REDUCE = Path(__file__).parent / "first_all_reduce.py"
 
 
 def help_time() -> list[Row]:
@@ -34,53 +31,6 @@ def help_time() -> list[Row]:
     (seconds,) = take_turns(11, lambda: run([*LAUNCH, "--help"]).seconds)
     spread = spread_of(seconds)
     return [Row("launch --help", statistics.median(seconds), "s", 0.2, "median of 11", spread=spread)]
-
-
-def first_all_reduce() -> list[Row]:
-    """Measure 2 hosts x 2 processes until the first all-reduce, against torchrun by hand over parallel ssh."""
-    with farm(2) as hosts:
-        ours, by_hand = take_turns(5, lambda: _ours(hosts), lambda: _by_hand(hosts))
-    return [compare_turns("first all-reduce / by hand", ours, by_hand, 1.10)]
-
-
-def checks() -> list[Row]:
-    """Measure what the comparison of the hosts and their probes add to the time until the first all-reduce."""
-    with farm(2) as hosts:
-        checked, bare = take_turns(7, lambda: _ours(hosts), lambda: _ours(hosts, "--no-check"))
-    return [compare_turns("with checks / --no-check", checked, bare, 1.05)]
-
-
-def _ours(hosts: Farm, *options: str) -> float:
-    with tempfile.TemporaryDirectory() as logs:
-        argv = [*LAUNCH, "--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--nproc", "2", "--cpu"]
-        argv += ["--python", sys.executable, "--workdir", "/", "--log-dir", logs, *options, FIRST_ALL_REDUCE]
-        return _time_to_mark(argv)
-
-
-def _by_hand(hosts: Farm) -> float:
-    """Start what a user would type: parallel ssh, a fixed port and OMP_NUM_THREADS, as torchrun advises."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-    torchrun += ["--master-addr", "127.0.0.1", "--master-port", "29577"]
-    lines = []
-    for rank, name in enumerate(hosts.names):
-        command = shlex.join([*torchrun, "--node-rank", str(rank), str(FIRST_ALL_REDUCE)])
-        remote = f"GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1 {command}"
-        lines.append(shlex.join(["ssh", "-F", str(hosts.ssh_config), name, remote]))
-    return _time_to_mark(["/bin/sh", "-c", " & ".join(lines) + " & wait"])
-
-
-def _time_to_mark(argv: Sequence[str | Path]) -> float:
-    started = time.monotonic()
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    seconds = None
-    for line in process.stdout:
-        if b"first all-reduce done" in line and seconds is None:
-            seconds = time.monotonic() - started
-    _, stderr = process.communicate()
-    if seconds is None or process.returncode:
-        raise RuntimeError(f"{argv}: exit code {process.returncode}\n{stderr.decode()}")
-    return seconds
 
 
 def flood() -> list[Row]:
@@ -165,6 +115,7 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "help": (help_time, ()),
     "first-all-reduce": (first_all_reduce, ("sshd", "ssh")),
     "checks": (checks, ("sshd",)),
+    "start": (warm_start, ("sshd", "ssh")),
     "ends": (ends, ("sshd",)),
     "restarts": (restarts, ("sshd",)),
     "detached": (detached, ("sshd",)),

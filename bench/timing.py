@@ -72,11 +72,11 @@ def take_turns(repeats: int, *measures: Callable[[], float]) -> list[list[float]
     return values
 
 
-def compare_turns(name: str, ours: Sequence[float], theirs: Sequence[float], limit: float) -> Row:
+def compare_turns(name: str, ours: Sequence[float], theirs: Sequence[float], limit: float, unit: str = "s") -> Row:
     """Return the row of a ratio: of two medians, with the spread of the ratios of single turns."""
     mine, other = statistics.median(ours), statistics.median(theirs)
     spread = spread_of([own / their for own, their in zip(ours, theirs, strict=True)])
-    return Row(name, mine / other, "ratio", limit, f"{mine:.2f} s against {other:.2f} s", spread=spread)
+    return Row(name, mine / other, "ratio", limit, f"{mine:.2f} {unit} against {other:.2f} {unit}", spread=spread)
 
 
 def spread_of(values: Sequence[float]) -> float:

@@ -7,8 +7,8 @@ A training script needs three lines and then runs unchanged under torchrun, `sru
     distributed.shutdown()
 
 `shutdown()` leaves the process group; Python then exits as usual. With gloo that exit has been seen to abort with
-SIGABRT, in gloo's threads (torch 2.13). If the exit code matters, call `distributed.leave(0)` after `shutdown()`, as
-`examples/train_distributed_example.py` does.
+SIGABRT, in gloo's threads, and to hang while a DDP model is freed (torch 2.13). On CPUs, call `distributed.leave(0)`
+after `shutdown()`, before the function with the model returns, as `examples/train_distributed_example.py` does.
 
 This file needs only torch and the standard library, so you can copy it into another project.
 It uses plain dataclasses and no syntax beyond Python 3.9, to run on whatever Python has torch on the hosts.

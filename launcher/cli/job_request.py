@@ -100,6 +100,8 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
         raise UsageError("-m and --no-python are both given", "omit --no-python: a module needs Python")
     if request.legacy and no_python:
         raise UsageError("--legacy and --no-python are both given", "omit --legacy: a command never uses torchrun")
+    if request.legacy and request.start == "warm":
+        raise UsageError("--legacy and --start warm are both given", "omit --legacy: a warm start uses no torchrun")
     typed = words
     words = [*_default_script(words), *words]
     if not words:

@@ -190,6 +190,8 @@ class NodeFacts:
     conda: Annotated[str | None, SentAs("setup.conda")] = None  # the program that entered --conda
     python: Annotated[str | None, SentAs("search.python")] = None
     python_version: Annotated[str | None, SentAs("search.version")] = None
+    # Whether it runs a sitecustomize that `launch` puts on its path; known only if it is to start the ranks warm.
+    python_is_warmable: Annotated[bool, SentAs("search.is_warmable")] = False
     python_source: Annotated[str | None, SentAs("search.candidate")] = None  # which candidate it was
     torch_version: Annotated[str | None, SentAs("search.torch")] = None
     # That torch was built with; None: for CPUs, or for ROCm.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from launcher.job.tree import Tree
 
@@ -66,6 +67,9 @@ class OnHang(Enum):
     RESTART = "restart"  # the same, and with --restarts it is started again
 
 
+Start = Literal["torchrun", "warm"]  # what starts the ranks: torchrun, or forks of a Python that has imported torch
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long to wait for a connection to a host, for its heartbeat, and for ranks to stop."""
@@ -97,6 +101,7 @@ class Job:
     master_port: int | None = None
     rendezvous_timeout_s: int = 120
     timeouts: Timeouts = field(default_factory=Timeouts)
+    start: Start = "torchrun"
     legacy: bool = False  # without torchrun, for a torch whose torchrun is missing or too old
     with_stacks: bool = (
         True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path
@@ -108,7 +113,12 @@ class Job:
     @property
     def uses_torchrun(self) -> bool:
         """Whether torchrun starts the ranks, rather than the shim."""
-        return self.program.needs_torch and not self.legacy
+        return self.program.needs_torch and not self.legacy and self.start == "torchrun"
+
+    @property
+    def starts_warm(self) -> bool:
+        """Whether a Python that has imported torch starts the ranks, where nothing speaks against it."""
+        return self.program.needs_torch and self.start == "warm"
 
     @property
     def wants_gpus(self) -> bool:

@@ -185,20 +185,22 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     )  # fmt: skip
     if not job.uses_torchrun:
         processes = _rank_processes(world, node_rank, command, env)
+        if job.starts_warm:
+            processes = tuple(_add_error_file(process, fact.folder) for process in processes)
+        node = replace(node, processes=processes)
+    if not job.uses_torchrun and not job.starts_warm:
         # torch.distributed.launch knows one size for all nodes.
         has_line = job.program.needs_torch and len(set(world.sizes)) == 1
         write = _legacy_by_hand if has_line else _processes_by_hand
-        node = replace(node, processes=processes)
         return replace(node, by_hand=write(job, world, node, fact))
     options = _torchrun_options(job, world, node_rank, fact)
+    by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
+    node = replace(node, by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact, node), by_hand)]))
+    if job.starts_warm:
+        return node
     log_dir = ("--log-dir", f"{fact.folder}/torchrun")
     wrapped = _escape_macros("/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder, *command)
-    by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
-    return replace(
-        node,
-        argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped),
-        by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact, node), by_hand)]),
-    )
+    return replace(node, argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped))
 
 
 def _torchrun_options(job: Job, world: _World, node_rank: int, fact: NodeFacts) -> tuple[str, ...]:
@@ -236,6 +238,8 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
     if fact.has_slow_dns:  # TCPStore looks up a name per connection; only here, since all of the trainer's get it too
         env["RES_OPTIONS"] = "timeout:1 attempts:2"
+    if job.starts_warm:  # as torchrun does (elastic/agent/server/local_elastic_agent.py); torch's own default is 3
+        env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     if job.cpu:
         env["CUDA_VISIBLE_DEVICES"] = ""
     else:
@@ -311,6 +315,12 @@ def _rank_processes(
     )  # fmt: skip
 
 
+def _add_error_file(process: RankProcess, folder: str) -> RankProcess:
+    """Return a rank with the file in which torch.distributed.elastic's @record writes why it failed, as torchrun's."""
+    path = f"{folder}/error.{process.local_rank}.json"
+    return replace(process, env={**process.env, "TORCHELASTIC_ERROR_FILE": path})
+
+
 def _processes_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
     lines = [_line(_shown(job, process.env, fact, node), process.argv) for process in node.processes]
     if not lines:
@@ -378,6 +388,20 @@ def placeholder_facts(job: Job, host: Host) -> NodeFacts:
             port=job.master_port,
         ),
     )
+
+
+def warm_fields(job: Job, host: Host, fact: NodeFacts, attempt: int = 0) -> dict[str, Any] | None:
+    """Return what a supervisor needs to import torch for its ranks; None if too little is known.
+
+    The other hosts aren't known yet; what depends on them, such as an interface, is read long after the import.
+    """
+    job = settle_device(job, [fact])
+    nproc = count_processes(job, host, fact)
+    if not fact.python_is_warmable or fact.python is None or not nproc:
+        return None
+    node = _plan_node(job, _World((nproc,), "", 0), 0, host, fact)
+    env = {**node.processes[0].env, "LAUNCH_ATTEMPT": str(attempt)}
+    return {"argv": node.processes[0].argv, "env": env, "cwd": node.cwd, "python_path": node.python_path}
 
 
 def start_fields(node: NodePlan, attempt: int = 0) -> dict[str, Any]:

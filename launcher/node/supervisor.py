@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from launcher.node.code.code_process import CodeProcess
     from launcher.node.loop import Timer
+    from launcher.node.processes.warm import WarmPython
 
     Handler = Callable[[Dict[str, Any], bytes], object]
     StopSteps = Generator[float, None, List[proc.Process]]
@@ -75,6 +76,8 @@ class Supervisor:
             self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
         self._tree: CodeProcess | None = None  # if launch sends the code
+        self._warm: WarmPython | None = None  # if it is to start the ranks
+        self._why_cold = "its Python ignores PYTHONPATH"  # if a run that starts warm has none
         self._workdir: str | None = None  # in that code
         self._silence_s = 15.0
         self._echo: tuple[float, float] | None = None  # of launch's last beat: its time, and when it came
@@ -188,6 +191,7 @@ class Supervisor:
             messages.PLACE: self._take_code,
             messages.LIST_CODE: lambda header, _: self._responder.list_code(header),
             messages.ADOPT: self._adopt,
+            messages.WARM: self._warm_up,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
             messages.LOOK: self._look,
@@ -262,7 +266,8 @@ class Supervisor:
         self._tree = CodeProcess(self._loop, self._send_queue, enter)
         self._tree.start(header["tree"], header["run"], self._env)
         if header.get("facts") and not header.get("setup"):
-            self._responder.search_python(header, self._env)
+            assert self._folder is not None  # made before
+            self._responder.search_python(header, self._env, self._folder)
 
     def _take_code(self, header: dict[str, Any], payload: bytes) -> None:
         if self._tree is not None:
@@ -291,29 +296,107 @@ class Supervisor:
             assert self._folder is not None  # PREPARE comes first
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
                 file.write(payload)
-        if header.get("python_path"):
-            self._env["PYTHONPATH"] = header["python_path"]  # what is armed puts its own directory before it
+        self._enter_code(header)
         if header.get("with_stacks"):
             self._arm_stacks()
         processes = header.get("processes") or [{}]
+        self._owned.global_ranks = {each["rank"]: each["env"].get("RANK") for each in header.get("processes", ())}
         self._ranks_env = dict(header.get("env") or {}, **processes[0].get("env", {}))
         if not header.get("is_short"):
             from launcher.node.facts import nccl_ras  # it imports socket, which takes 6 ms
 
             nccl_ras.give_address(self._env, self._ranks_env)
-        if header["cwd"] is not None:
-            self._cwd = header["cwd"] = os.path.expanduser(header["cwd"])
         if header.get("processes"):
             self._is_short = header.get("is_short", False)
-            self._responder.release_port()
-            self._start_processes(header)
+            if self._warm is not None:
+                self._start_warm(self._warm, header)
+            elif self._responder.warm_folder is not None:
+                self._start_cold(header, self._why_cold)
+            else:
+                self._start_processes(header)
         else:
             self._start_torchrun(header)
+
+    def _enter_code(self, header: dict[str, Any]) -> None:
+        """Take the directory of the ranks (and its name, as a shell does), and Python's path for the code of --sync."""
+        if header.get("python_path"):
+            self._env["PYTHONPATH"] = header["python_path"]  # what is armed puts its own directory before it
+        if header["cwd"] is not None:
+            self._cwd = self._env["PWD"] = header["cwd"] = os.path.expanduser(header["cwd"])
+
+    def _warm_up(self, header: dict[str, Any], _: bytes) -> None:
+        """Import torch in the Python that was found, in the environment of the ranks as far as it is known."""
+        from launcher.node.processes.warm import WarmPython
+
+        if self._steps is not None or self._responder.warm_folder is None or self._responder.search is None:
+            return
+        self._enter_code(header)
+        env, output_fds = dict(self._env, **header["env"]), self._responder.search.output_fds
+        try:
+            self._warm = WarmPython(
+                self._loop,
+                header["argv"],
+                env,
+                self._cwd,
+                output_fds,
+                self._keepers_fds[0],
+                self._responder.warm_folder,
+            )
+        except OSError as error:  # such as no more processes
+            self._why_cold = str(error)
+            return
+        self._ranks.await_warm(self._warm)
+
+    def _start_warm(self, python: WarmPython, header: dict[str, Any]) -> None:
+        """Let the Python that has imported torch start the ranks; if it can't, say why, and let a shim start them."""
+        assert self._folder is not None  # PREPARE comes first
+        folder, processes = self._folder, header["processes"]
+        difference = python.find_difference(processes, self._env, self._cwd)
+        if difference is not None:
+            python.end()
+            self._start_cold(header, difference)
+            return
+
+        def give_up() -> None:
+            if self._steps is None:
+                text = "torch was still being imported after %g s (--rdzv-timeout)" % header["import_timeout_s"]
+                self._send_queue.send(messages.FAILED, text=text)
+
+        timer = self._loop.call_later(header["import_timeout_s"], give_up)
+
+        def start() -> None:
+            self._loop.cancel(timer)
+            if self._steps is None:
+                self._responder.release_port()
+                self._ranks.start_warm(python, folder, header["local_ranks"])
+
+        envs = [dict(self._env, **each["env"]) for each in processes]
+        order = {
+            "ranks": [
+                {"rank": each["rank"], "env": python.find_changes(env)} for each, env in zip(processes, envs)
+            ],
+            "world": {name: envs[0][name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")},
+            "folder": folder, "stop_timeout_s": self._stop_timeout_s, "hold_signal": signals.HOLD,
+            "lock": self._tree.find_lock() if self._tree is not None else None,
+            "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
+        }  # fmt: skip
+
+        def start_cold(reason: str) -> None:
+            self._loop.cancel(timer)
+            self._start_cold(header, reason)
+
+        python.give_order(order, start, start_cold)
+
+    def _start_cold(self, header: dict[str, Any], reason: str) -> None:
+        if self._steps is None:
+            self._send_queue.send(messages.COLD, reason=reason)
+            self._start_processes(header)
 
     def _start_processes(self, header: dict[str, Any]) -> None:
         from launcher.node.processes import shim
 
         assert self._folder is not None  # PREPARE comes first
+        self._responder.release_port()
         order = shim.ShimSpec(
             header["processes"], self._env, header["cwd"],
             marks=self._owned.marks, folder=self._folder, stop_timeout_s=self._stop_timeout_s,

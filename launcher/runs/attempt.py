@@ -38,9 +38,10 @@ from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge
 from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
-from launcher.runs.rank_watch import call_when_all_run, say_early_exits
+from launcher.runs.rank_watch import call_when_all_run, call_when_all_start, say_early_exits
 from launcher.runs.result import Result
 from launcher.runs.run_request import RunRequest
+from launcher.session.connection import READY, Event
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
@@ -88,7 +89,7 @@ class Attempt:
         self._spares = spares
         self._stacks = StackTaker(session, request.record, request.console)
         self._plan: LaunchPlan | None = None
-        self._began_at = self._started_at = wall_clock()
+        self._began_at = self._connected_at = self._started_at = wall_clock()
         self._hang: HangWatch | None = None
         self._judge: Judge | None = None  # once there is a plan
 
@@ -121,8 +122,11 @@ class Attempt:
         inspector = Inspector(
             job, session, pythons, with_checks=self._options.with_checks, incidents=self._carried.incidents,
             checkpoints=self._shared_checkpoints(), contents=self._request.contents,
+            warm_hosts=0 if self._options.is_dry else len(session.hosts) - self._spares,
+            attempt=self._carried.attempts,
         )  # fmt: skip
-        inspection = await inspector.ask(has_master=not (share and share[1]))
+        with session.subscribe(READY, self._note_connected):
+            inspection = await inspector.ask(has_master=not (share and share[1]))
         own, pairs = find_identity(), zip(inspection.hosts, inspection.facts, strict=True)
         self._carried.here.update(host.name for host, fact in pairs if own and fact.machine == own)
         self._say_code(inspector.delivered)
@@ -142,6 +146,9 @@ class Attempt:
             self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
         self._judge = Judge(session, self._plan, self._outputs, share is None, wall_clock())
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
+
+    def _note_connected(self, event: Event) -> None:
+        self._connected_at = event.at
 
     def _say_code(self, delivered: Delivered | None) -> None:
         """Print what was sent; in a later attempt only if something was."""
@@ -166,6 +173,8 @@ class Attempt:
         assert self._plan is not None
         for line in report.plan_lines(self._plan):
             self._say(line)
+        if self._job.start == "warm" and not self._job.starts_warm:
+            self._say("launch: --start warm has no effect: the ranks run a command, and import nothing")
         for index, host in enumerate(self.session.hosts):
             for line in self.session.noise(index).splitlines():
                 self._say(f"launch: {host.name}'s login shell printed: {line}")
@@ -235,8 +244,9 @@ class Attempt:
             if number:
                 output.note(RESTART_BORDER.format(number))
             self.session.start_ranks(
-                index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv),
-                with_stacks=self._job.with_stacks, **start_fields(node, number),
+                index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv) or self._job.starts_warm,
+                with_stacks=self._job.with_stacks, import_timeout_s=self._job.rendezvous_timeout_s,
+                **start_fields(node, number),
             )  # fmt: skip
 
     async def _watch(self) -> Cause | None:
@@ -247,6 +257,8 @@ class Attempt:
             self._stacks.allowed(self._plan),
             say_early_exits(session, self._plan),
             call_when_all_run(session, self._plan, self._note_all_running),
+            call_when_all_start(session, self._plan, self._say_times),
+            session.subscribe(messages.COLD, self._say_cold),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._record, self._job) as watch,
         ):
             self._hang = watch
@@ -262,6 +274,18 @@ class Attempt:
         if judge.has_failed_early():
             await session.pump(judge.has_no_rank, deadline)
         return judge.cause()
+
+    def _say_times(self) -> None:
+        """Print, for -v, how long each step of the start took."""
+        if self._options.is_verbose:
+            now = wall_clock()
+            steps = self._connected_at - self._began_at, self._started_at - self._connected_at, now - self._started_at
+            self._say(f"launch: {report.start_line(self._job, *steps)}")
+
+    def _say_cold(self, event: Event) -> None:
+        if self._options.is_verbose:
+            host = self.session.hosts[event.index].name
+            self._say(f"launch: {host}: its ranks import torch themselves: {event.fields['reason']}")
 
     def _note_all_running(self) -> None:
         """Tell once that all ranks have run for a while."""

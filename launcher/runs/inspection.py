@@ -19,7 +19,7 @@ from launcher.hosts.host import Host
 from launcher.job.activation import setup_order
 from launcher.job.facts import LinkQuality, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
-from launcher.job.plan import master_address, settle_device
+from launcher.job.plan import master_address, settle_device, warm_fields
 from launcher.node import messages
 from launcher.preflight import code
 from launcher.preflight.checks import find_all, find_problems, warn_of_checkpoints, warn_of_incidents
@@ -59,8 +59,11 @@ class Inspector:
     def __init__(
         self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool,
         incidents: Mapping[str, str] | None = None, checkpoints: str | None = None, contents: Contents | None = None,
+        warm_hosts: int = 0, attempt: int = 0,
     ) -> None:  # fmt: skip
-        """incidents: what went wrong with hosts in earlier runs; checkpoints: a directory that all hosts must share.
+        """warm_hosts: how many, the first ones, import torch meanwhile if the job starts warm; attempt: its number.
+
+        incidents: what went wrong with hosts in earlier runs; checkpoints: a directory that all hosts must share.
 
         contents: of the job's tree; None: it isn't sent.
         """
@@ -70,6 +73,8 @@ class Inspector:
         self._session = session
         self._pythons = pythons  # candidates for a Python with torch
         self._with_checks = with_checks
+        self._warm_hosts = warm_hosts if job.starts_warm else 0
+        self._attempt = attempt
         self._incidents = incidents or {}
         self._checkpoints = checkpoints
         self._began_at = wall_clock()
@@ -114,12 +119,18 @@ class Inspector:
         wanted: dict[str, Any] = {
             "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
             "script": script, "checks": self._with_checks, "setup": setup_order(job), "legacy": job.legacy,
+            "warm": bool(self._warm_hosts),
             "packages": self._with_checks or job.tree is not None, "code": self._find_code(),
         }  # fmt: skip
         silent = await self._open(wanted)
-        await session.pump(
-            lambda: all(state.facts or state.failure or index in silent for index, state in enumerate(session.states))
-        )
+        with session.subscribe(messages.FACTS, lambda event: self._warm_up(event.index)):
+            for index in range(len(session.states)):  # some may have come while the code was sent
+                self._warm_up(index)
+            await session.pump(
+                lambda: all(
+                    state.facts or state.failure or index in silent for index, state in enumerate(session.states)
+                )
+            )
         self._facts = {
             index: state.facts
             for index, state in enumerate(session.states)
@@ -129,6 +140,16 @@ class Inspector:
             if index in self._facts:
                 self._facts[index] = replace(self._facts[index], tree=path)
         self.job = settle_device(job, list(self._facts.values()))
+
+    def _warm_up(self, index: int) -> None:
+        """Let a host import torch, as soon as it is known for which ranks."""
+        facts = self._session.states[index].facts
+        if index >= self._warm_hosts or facts is None:
+            return
+        path = self.delivered.paths.get(index) if self.delivered else None
+        order = warm_fields(self.job, self._session.hosts[index], replace(facts, tree=path), self._attempt)
+        if order is not None:
+            self._session.send(index, messages.WARM, **order)
 
     async def _open(self, wanted: Mapping[str, Any]) -> set[int]:
         """Connect, and bring the code to all nodes if it is sent; return those that can't have it, and ask no more."""

@@ -26,9 +26,8 @@ def call_when_all_run(session: Session, plan: LaunchPlan, call: Callable[[], obj
     """
     timers: list[asyncio.TimerHandle] = []
 
-    def take_started(event: Event) -> None:
-        if [len(state.started) for state in session.states] == [node.nproc for node in plan.nodes]:
-            timers.append(asyncio.get_running_loop().call_later(ALL_RUN_S, call_unless_silent))
+    def begin() -> None:
+        timers.append(asyncio.get_running_loop().call_later(ALL_RUN_S, call_unless_silent))
 
     def call_unless_silent() -> None:
         if session.is_silent():
@@ -37,11 +36,23 @@ def call_when_all_run(session: Session, plan: LaunchPlan, call: Callable[[], obj
             call()
 
     try:
-        with session.subscribe(messages.STARTED, take_started):
+        with call_when_all_start(session, plan, begin):
             yield
     finally:
         for timer in timers:
             timer.cancel()
+
+
+@contextlib.contextmanager
+def call_when_all_start(session: Session, plan: LaunchPlan, call: Callable[[], object]) -> Iterator[None]:
+    """Call it once every rank of the plan has started."""
+
+    def take_started(event: Event) -> None:
+        if [len(state.started) for state in session.states] == [node.nproc for node in plan.nodes]:
+            call()
+
+    with session.subscribe(messages.STARTED, take_started):
+        yield
 
 
 @contextlib.contextmanager

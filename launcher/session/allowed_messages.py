@@ -52,6 +52,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
     messages.UNPLACED: {"text": str, "is_disk": bool, "is_full": bool},
     messages.PRUNED: {"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts},
     messages.CODE: {"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},
+    messages.COLD: {"reason": str},
     messages.STARTED: {"local_rank": LocalRank, "pid": Count},
     messages.OUTPUT: {"local_rank": LocalRank | None, "stream": Literal[1, 2]},
     messages.EXIT: {"local_rank": LocalRank, "age_s": Age, "was_stopping": bool,
@@ -166,6 +167,7 @@ class AllowedMessages:
         elif kind == messages.START:
             self._is_short = header.get("is_short", False)
             processes = header.get("processes", ())
+            self._asked[messages.COLD] += 1
             self._ranks = {*header.get("local_ranks", ()), *(process["rank"] for process in processes)}
         elif kind == messages.STACKS:
             self._numbers.add(header["number"])

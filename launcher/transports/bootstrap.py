@@ -66,6 +66,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "code": ("own_folders", *(f"code.{name}" for name in (
         "chain", "code_process", "folders", "listing", "missing_pieces", "proof", "store",
     ))),
+    "warm": ("processes.warm",),
     "arming": ("processes.faulthandler_stacks",),
     "stacks": ("processes.py_spy", "processes.stacks"),
 }  # fmt: skip
@@ -353,6 +354,7 @@ def find_parts(header: Mapping[str, Any]) -> list[str]:
         "facts": facts,
         "setup": header.get("setup"),
         "code": header.get("tree"),
+        "warm": header.get("warm"),
         "arming": header.get("with_stacks") or kind == messages.STACKS,
         "stacks": kind == messages.STACKS,
     }

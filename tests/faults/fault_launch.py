@@ -35,6 +35,7 @@ FAILS = f"{AT_GO}; echo 'no such data' >&2; exit 7"
 IS_KILLED = f"{AT_GO}; kill -KILL $$"
 
 OF_EVERY_KIND = {"r1": IGNORES, "r2": HIDES}  # the other ranks obey
+STAND_IN = Path(__file__).parents[1] / "process" / "stand_in"  # for torch
 _BARE = "sleep 300 "  # the only sign of a child without environment
 
 # Runs the command line: waits before it while a file `early` exists, and after it while a file `held` exists.
@@ -76,16 +77,34 @@ class FaultLaunch:
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = self.slurm.start(
                 *self.way.before, "sh", "-c", _TYPIST, "sh",
-                "launch", *self.way.words(self.slurm), *TIMES, "--cpu", "--nproc", str(self.nproc), *words,
+                "launch", *self.way.words(self.slurm), *TIMES, "--cpu", "--nproc", str(self.nproc), *self.warm(words),
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=stdout or out_file, stderr=err_file,
             )  # fmt: skip
         self.started.append(Running(process, self.folder, number, self.slurm.cluster, self.logs))
         return self.started[-1]
 
+    def is_warm(self, words: tuple[str, ...]) -> bool:
+        """Return whether a Python forks the ranks: their script isn't part of the code of --sync."""
+        return self.way.is_warm and "--no-python" in words and not any(word.startswith("--sync") for word in words)
+
+    def warm(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words, for a warm way with the same ranks as Python scripts, which are forked."""
+        if not self.is_warm(words):
+            return words
+        place = words.index("--no-python")
+        _, shell, _, script = words[place:]
+        assert shell == "sh"
+        rank = self.folder / "rank.py"
+        rank.write_text("import os, sys\nos.execvp('sh', ['sh', '-c', sys.argv[1]])\n")
+        python = ("--start", "warm", "--env", f"PYTHONPATH={STAND_IN}")
+        return (*words[:place], *python, str(rank), script)
+
     def start_ready(self, *words: str) -> Running:
         """Start a run and wait until all ranks are ready."""
         running = self.start(*words)
         running.wait_for(r"\] ready \d$", RANKS)
+        if self.is_warm(words):  # each rank has become a shell
+            assert any("rank.py" in process.command for process in self.ranks()), "no Python has forked the ranks"
         return running
 
     @property

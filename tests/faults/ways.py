@@ -60,6 +60,7 @@ class Way:
     program: str = ""  # what must be there for it, and is a package of Debian's
     may_leave_folder: bool = False  # on a host that thaws, where Slurm kills all that it finds
     controller: str = LOGIN  # the host that keeps the logs
+    is_warm: bool = False  # ranks are forked by a Python that has imported torch, a stand-in for it; else by a shim
 
 
 # ---- what is typed --------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ WAYS = (
     Way(
         "ssh", NODES, _by_ssh("ssh"),
         {"sshd": _SESSION, "ssh": Cut(_kill(LOGIN, r"\S*ssh "), r"the connection was lost", r"node\d")},
-        _SILENT_PORT,
+        _SILENT_PORT, is_warm=True,
     ),
     Way(
         "pdsh", NODES, _by_ssh("pdsh"),
@@ -137,10 +138,10 @@ WAYS = (
         r"Slurm has not started launch's step there in N s",
         before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True,
     ),
-    Way("local", (LOGIN,), lambda slurm: ("singlenode",)),
+    Way("local", (LOGIN,), lambda slurm: ("singlenode",), is_warm=True),
     Way(
         "detached", NODES, lambda slurm: (*_by_ssh("fabric")(slurm), "--detach"), never_there=_SILENT_PORT,
-        controller=NODES[0],
+        controller=NODES[0], is_warm=True,
     ),
 )  # fmt: skip
 

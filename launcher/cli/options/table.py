@@ -13,13 +13,13 @@ import re
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from launcher.escapes import one_line
 from launcher.hosts.ranges import shown
-from launcher.job.job import OnHang, Timeouts
+from launcher.job.job import OnHang, Start, Timeouts
 from launcher.transports.registry import TRANSPORTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -388,8 +388,13 @@ JOB = (
         heading="Processes", is_rare=True,
     ),
     Option(
+        ["--start"], type=click.Choice(get_args(Start)), metavar="MODE", default="torchrun",
+        help="torchrun, or warm: one Python imports torch, then forks the ranks.  [default: torchrun]",
+        heading="Processes", anywhere=_PLAN,
+    ),
+    Option(
         ["--legacy"], is_flag=True, help="Start the ranks without torchrun, for torch before 2.0.",
-        heading="Processes", anywhere=_PLAN, rivals=["no_python"],
+        heading="Processes", anywhere=_PLAN, rivals=["no_python", "start"],
     ),
     WORKDIR,
     PYTHON,

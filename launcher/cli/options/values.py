@@ -59,6 +59,7 @@ class JobRequest:
     cpu: bool
     is_module: bool
     no_python: bool
+    start: str
     legacy: bool
     workdir: str | None
     env: tuple[str, ...]  # each K=V, or K for the value on the launch host

@@ -30,10 +30,12 @@ found = importlib.util.find_spec("torch")
 folder = found and found.submodule_search_locations and found.submodule_search_locations[0]
 version = None
 told = {"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
+told["is_warmable"] = hasattr(sys, "launch_is_heard")
 told["site"] = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")][:64]
 if folder:
     try:
-        text = open(os.path.join(folder, "version.py")).read()
+        with open(os.path.join(folder, "version.py")) as file:
+            text = file.read()
     except OSError:
         text = ""
     def read(name):  # as in: cuda: Optional[str] = '12.8'
@@ -83,7 +85,7 @@ class Search:
         self._loop = loop
         self._candidates = list(candidates)
         self._env = env
-        self._output_fds = output_fds  # where torchrun's own stdout and stderr go
+        self.output_fds = output_fds  # where stdout and stderr of torchrun, or of a warm Python, go
         self._keepers_fd = keepers_fd
         self._stop_timeout_s = stop_timeout_s
         self._on_found = on_found
@@ -118,7 +120,7 @@ class Search:
     def _start_stub(self, python: str) -> None:
         order_read, self.order_fd = os.pipe()
         status_read, status_write = os.pipe()
-        fds = {0: order_read, 1: self._output_fds[0], 2: self._output_fds[1], STATUS_FD: status_write}
+        fds = {0: order_read, 1: self.output_fds[0], 2: self.output_fds[1], STATUS_FD: status_write}
         fds[torchrun.KEEPERS_FD] = self._keepers_fd
         words = ["torchrun", str(signals.HOLD), str(self._stop_timeout_s)] if self.for_torchrun else []
         self.child = workers.spawn([python, "-c", STUB + torchrun.PROGRAM, *words], self._env, None, fds, signals.HOLD)

@@ -55,6 +55,7 @@ class Responder:
         keepers_fd: passed to the process that imports torchrun; closes when guardian and supervisor are gone.
         """
         self.search: Search | None = None
+        self.warm_folder: str | None = None  # with the sitecustomize of a warm Python, if the run wants one
         self._is_searching = False
         self._loop = loop
         self._send_queue = send_queue
@@ -87,7 +88,7 @@ class Responder:
         # With a hung file system or GPU driver, the child stays in state D and can't even be killed.
         self._ask_child(lambda: gathering.gather_facts(wanted), self._keep_facts, FACTS_TIMEOUT_S)
         if not wanted.get("setup"):
-            self.search_python(wanted, env)
+            self.search_python(wanted, env, folder)
             return
         from launcher.node.facts import setup
 
@@ -96,18 +97,18 @@ class Responder:
             own = [made["python"]] if made.get("python") else []
             rest = [python for python in wanted["pythons"] if python != messages.ENVIRONMENT]
             candidates = [] if made["failure"] else own + rest if wanted["pythons"] else []
-            self.search_python(dict(wanted, pythons=candidates), env)
+            self.search_python(dict(wanted, pythons=candidates), env, folder)
 
         self._setup = setup.Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
         self._setup.run_next()
 
-    def search_python(self, wanted: dict[str, Any], env: dict[str, str]) -> None:
+    def search_python(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
         """Begin the search for a Python with torch, if it has not begun; a setup isn't waited for."""
         if not self._is_searching:
             self._is_searching = True
             self._env = env
             self._wants_packages = wanted.get("packages", False)
-            self._search_python(wanted["pythons"], wanted, env)
+            self._search_python(wanted["pythons"], wanted, env, folder)
 
     def cancel(self) -> None:
         """Start nothing more and send no more answers: the run is being stopped."""
@@ -116,7 +117,7 @@ class Responder:
         if self._setup is not None:
             self._setup.cancel()
 
-    def _search_python(self, candidates: list[str], wanted: dict[str, Any], env: dict[str, str]) -> None:
+    def _search_python(self, candidates: list[str], wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
         if not candidates:  # the run needs no torch, or its setup failed
             self._python = {}
             self._send_facts()
@@ -124,10 +125,14 @@ class Responder:
         from launcher.node.facts import pythons
 
         output_fds = self._open_torchrun_pipes()
-        for_torchrun = not wanted.get("legacy", False)
+        if wanted.get("warm"):
+            from launcher.node.processes import warm
+
+            self.warm_folder = warm.arm(folder)
+            env = warm.put_first(self.warm_folder, env)
         self.search = pythons.Search(
             self._loop, candidates, env, output_fds, self._keepers_fd, wanted["stop_timeout_s"], self._keep_python,
-            for_torchrun=for_torchrun,
+            for_torchrun=not wanted.get("legacy", False) and self.warm_folder is None,
         )  # fmt: skip
         self.search.try_next()
 

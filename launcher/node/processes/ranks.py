@@ -10,13 +10,14 @@ from launcher.node.processes import proc, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Iterable
 
     from launcher.node.loop import Loop
     from launcher.node.processes.handover_log import HandoverLog
     from launcher.node.processes.oom_kills import OomKills
     from launcher.node.processes.run_processes import RunProcesses
     from launcher.node.processes.shim import ShimSpec
+    from launcher.node.processes.warm import WarmPython
     from launcher.node.send_queue import SendQueue
 
 
@@ -49,7 +50,8 @@ class Ranks:
         self._owned = owned
         self._on_ended = on_ended
         self._torchrun: workers.Child | None = None  # set while it still imports
-        self._has_shim = False  # whether a shim starts the ranks and reports each exit; otherwise torchrun starts them
+        # Whether a shim, or a warm Python, starts the ranks and reports each exit; otherwise torchrun starts them.
+        self._has_shim = False
         self._expected = 0  # how many ranks the shim starts
         self._reports: int | None = None  # the descriptor for the shim's reports, until it closes
         self._unfinished = b""  # the start of the shim's last line
@@ -88,16 +90,35 @@ class Ranks:
             os.close(fd)
         if child.process is not None:
             self._note_starter(child.process)
+        self._watch_shim(reports)
+
+    def _watch_shim(self, reports: int) -> None:
         os.set_blocking(reports, False)
         self._reports = reports
         self._loop.watch(reports, self._read_shim)
 
+    def await_warm(self, python: WarmPython) -> None:
+        """Take the Python that imports torch and may start the ranks."""
+        if python.child.process is not None:
+            self._note_starter(python.child.process)
+
+    def start_warm(self, python: WarmPython, run_folder: str, local_ranks: list[int]) -> None:
+        """Let a Python that has imported torch start the ranks, as a shim does."""
+        self._has_shim, self._expected = True, len(local_ranks)
+        self._watch_fifos(workers.Fifos(run_folder), local_ranks)
+        python.go()
+        self._watch_shim(python.report_fd)
+
     def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:
         """Open the FIFOs that torchrun's ranks will write to; `on_started` is called whenever a rank has started."""
-        reports, streams = workers.Fifos(folder).make(local_ranks)
-        for (local_rank, stream), fd in streams.items():
-            self._send_queue.watch(fd, local_rank, stream)
+        fifos = workers.Fifos(folder)
+        self._watch_fifos(fifos, local_ranks)
+        reports = fifos.make_reports()
         self._loop.watch(reports, lambda: self._read_reports(reports, on_started))
+
+    def _watch_fifos(self, fifos: workers.Fifos, local_ranks: Iterable[int]) -> None:
+        for (local_rank, stream), fd in fifos.make_streams(local_ranks).items():
+            self._send_queue.watch(fd, local_rank, stream)
 
     def await_exit(self, child: workers.Child, callback: Callable[[int], object]) -> None:
         """Call `callback(status)`, as wait(2) returns it, when a child that isn't a rank exits."""

@@ -78,6 +78,7 @@ class RunProcesses:
         self.strangers: dict[int, int] = {}
         self.starter: Process | None = None  # of the ranks: torchrun, or a shim
         self.ranks: dict[int, Process] = {}  # by local rank
+        self.global_ranks: dict[int, str | None] = {}  # by local rank, where torchrun doesn't start them
         self._sessions: dict[int, int] = {}  # session id -> start time of its leader
         self._known: dict[int, int] = {}  # process id -> start time, of what the last `living` found
 
@@ -94,7 +95,13 @@ class RunProcesses:
     def note_unfinished(self, living: list[Process]) -> None:
         """Note which files these processes are writing, before they are killed."""
         if living:
-            self.unfinished = _find_unfinished([process.pid for process in living])
+            self.unfinished = _find_unfinished({process.pid: self._find_rank(process) for process in living})
+
+    def _find_rank(self, process: Process) -> str:
+        """Return the rank of a process, as a number; empty if it is unknown."""
+        # A rank that was forked shows the environment of the Python that has forked it.
+        own = {process.pid: self.global_ranks.get(local_rank) for local_rank, process in self.ranks.items()}
+        return own.get(process.session) or proc.read_environment(process.pid, "RANK").get("RANK", "")
 
     def living(self) -> list[Process]:
         """Return every process of the run that is alive, except for the keepers."""
@@ -152,15 +159,14 @@ class RunProcesses:
 # ---- what they are writing when they are killed, such as a checkpoint, which may then be incomplete ------------------
 
 
-def _find_unfinished(pids: Iterable[int]) -> list[list[Any]]:
+def _find_unfinished(ranks: dict[int, str]) -> list[list[Any]]:
     """Return the files that these processes are writing from the start on, each with the rank of its process, or None.
 
     Only /proc is read: to look at a file itself may take for ever if its file system hangs, which may be why the rank
     has not finished. Files that are appended to, or named as logs, do not count.
     """
     found: dict[str, int | None] = {}
-    for pid in pids:
-        rank = proc.read_environment(pid, "RANK").get("RANK", "")
+    for pid, rank in ranks.items():
         for path in _list_written(pid):
             found.setdefault(path, int(rank) if rank.isdigit() and len(rank) < 8 else None)
     return [[rank, path] for path, rank in found.items()][: messages.MOST_NAMES]

@@ -16,15 +16,9 @@ from __future__ import annotations
 
 KEEPERS_FD = 4  # closes when guardian and supervisor are gone
 
-# Its arguments are the word torchrun, the number of the signal that holds it, and how long ranks may save, in seconds.
-PROGRAM = """\
-import signal, threading, time
-hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
-mark, folder = os.environ["LAUNCH_MARK"], os.path.dirname(os.environ["LAUNCH_FILES"])
-def hold(*_):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.read(4, 1)
-    end_ranks()
+# Also part of warm.SITECUSTOMIZE; both set its globals mark, folder and stop_timeout_s.
+END_RANKS = """\
+import os, signal, time
 def end_ranks():
     ranks = read("/proc/self/task/%d/children" % os.getpid()).split()
     send(signal.SIGTERM, ranks)
@@ -68,10 +62,25 @@ def is_marked(environment):  # as proc.read_mark does
     return env.get("LAUNCH_MARK") == mark and env.get("SLURM_JOB_ID", "") in ("", env.get("LAUNCH_SLURM_JOB", ""))
 def read(path):
     try:
-        return open(path, errors="surrogateescape").read()
+        with open(path, errors="surrogateescape") as file:
+            return file.read()
     except OSError:
         return ""
-def has_children():
+"""
+
+# Its arguments are the word torchrun, the number of the signal that holds it, and how long ranks may save, in seconds.
+PROGRAM = (
+    """\
+import threading
+hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
+mark, folder = os.environ["LAUNCH_MARK"], os.path.dirname(os.environ["LAUNCH_FILES"])
+def hold(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.read(4, 1)
+    end_ranks()
+"""
+    + END_RANKS
+    + """def has_children():
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -101,3 +110,4 @@ if order.endswith("\\n"):  # else it was cut short: the supervisor is gone
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     run.main(order["argv"])
 """
+)

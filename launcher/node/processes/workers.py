@@ -2,7 +2,7 @@
 
 Under torchrun, each rank is a `/bin/sh` that opens two FIFOs in that directory and then becomes the trainer. So its
 output arrives unchanged, per rank and stream, and doesn't pass through torchrun, whose `--tee` rewrites carriage
-returns and mixes ranks.
+returns and mixes ranks. The ranks of a warm Python open them too.
 """
 
 from __future__ import annotations
@@ -146,18 +146,20 @@ def widen(fd: int) -> None:
 
 
 class Fifos:
-    """The named pipes that torchrun's ranks write to, in the run's directory."""
+    """The named pipes that the ranks of torchrun, or of a warm Python, write to, in the run's directory."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def make(self, local_ranks: Iterable[int]) -> tuple[int, dict[tuple[int, int], int]]:
-        """Make and open all of them; return (fd, {(local rank, stream): fd}).
+    def make_reports(self) -> int:
+        """Make and open the one to which each of torchrun's ranks writes its local rank and process id."""
+        path = os.path.join(self.folder, "ranks")
+        os.mkfifo(path, 0o600)
+        # Open for reading and writing, it never reaches its end, whatever the writers do.
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
-        To the first one, each rank writes its local rank and process id when it starts.
-        """
-        reports = os.path.join(self.folder, "ranks")
-        os.mkfifo(reports, 0o600)
+    def make_streams(self, local_ranks: Iterable[int]) -> dict[tuple[int, int], int]:
+        """Make and open those for the output; return {(local rank, stream): fd}."""
         streams = {}
         for local_rank in local_ranks:
             for name, stream in (("out", STDOUT), ("err", STDERR)):
@@ -166,8 +168,7 @@ class Fifos:
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 widen(fd)
                 streams[local_rank, stream] = fd
-        # Open for reading and writing, it never reaches its end, whatever the writers do.
-        return os.open(reports, os.O_RDWR | os.O_NONBLOCK), streams
+        return streams
 
 
 def open_pidfd(process: proc.Process) -> int | None:

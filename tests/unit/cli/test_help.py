@@ -197,6 +197,8 @@ Processes:
   --cpu          Train on CPUs with gloo; set --nproc as well.
   -m, --module   Run SCRIPT as a module, as python -m does.
   --no-python    Run SCRIPT as a command, which needs no torch.
+  --start MODE   torchrun, or warm: one Python imports torch, then forks the
+                 ranks.  [default: torchrun]
   --legacy       Start the ranks without torchrun, for torch before 2.0.
   --workdir DIR  Directory to run in.  [default: .]
 

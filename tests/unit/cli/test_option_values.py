@@ -66,8 +66,8 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
 def test_each_field_is_the_option_of_its_name(read: Read) -> None:
     line = (
         "--hostfile f --colon port --exclude b --num-nodes 2 --transport ssh --ssh-config c --ask-password "
-        "--connect-timeout 2 --gpus 4 -m --workdir /w --env A=1 --env B --env-file e --rdzv-timeout 7 --venv d "
-        "--setup s --silence 3s --hang-timeout 10m --no-stacks -q --ranks 0,8 --json --log-dir l "
+        "--connect-timeout 2 --gpus 4 -m --start warm --workdir /w --env A=1 --env B --env-file e --rdzv-timeout 7 "
+        "--venv d --setup s --silence 3s --hang-timeout 10m --no-stacks -q --ranks 0,8 --json --log-dir l "
         "--name base.line-1_2 -v --note"
     )
     assert read(line, words=["a note"]) == Everything(
@@ -75,7 +75,7 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
         TransportSettings("ssh", Path("c"), ask_password=True, silence_s=3.0),
         Timeouts(2.0, 3.0),
         JobRequest(
-            gpus=4, nproc=None, cpu=False, is_module=True, no_python=False, legacy=False, workdir="/w",
+            gpus=4, nproc=None, cpu=False, is_module=True, no_python=False, start="warm", legacy=False, workdir="/w",
             env=("A=1", "B"), env_file=(Path("e"),), rdzv_timeout_s=7,
             environment=PythonEnvironment(setup="s", venv="d"),
             stacks=False, hang_timeout_s=600.0,

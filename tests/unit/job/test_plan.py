@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 from launcher.hosts.host import Host, select_hosts
 from launcher.job.facts import Gpu, NodeFacts, Probes, Route
 from launcher.job.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
-from launcher.job.plan import LaunchPlan, build_plan, master_address, placeholder_facts, settle_device
+from launcher.job.plan import (
+    LaunchPlan,
+    build_plan,
+    master_address,
+    placeholder_facts,
+    settle_device,
+    start_fields,
+    warm_fields,
+)
 from launcher.job.plan_record import as_record
 from launcher.node import messages
+from launcher.node.processes.warm import LATE_VARIABLES
 from launcher.runs.report import plan_lines
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -196,6 +205,38 @@ def test_a_legacy_job_is_started_without_torchrun(program, ranks_run, shown):
     assert (node.argv, [process.argv for process in node.processes]) == ((), [("/usr/bin/python3", *ranks_run)] * 2)
     plain = plan_of(replace(job, program=Program(ProgramKind.COMMAND, "seq")), facts_of("gpu1"), facts_of("gpu2"))
     assert [process.env for process in node.processes] == [process.env for process in plain.nodes[1].processes]
+
+
+@pytest.mark.parametrize(
+    ("job", "gpus"),
+    [
+        (Job(script("--lr", "1"), workdir="/data", start="warm"), 2),
+        (Job(script(), nproc=2, cpu=True, start="warm", env={"OMP_NUM_THREADS": "3"}), 0),
+        (Job(Program(ProgramKind.BUILTIN, TRAINER_MODULE), may_use_cpus=True, start="warm"), 0),
+    ],
+)
+def test_a_warm_job_imports_torch_with_all_that_its_ranks_read_then(job, gpus):
+    """What the other hosts and the network decide later is read by nobody while torch is imported."""
+    error = None if gpus else messages.NO_GPU_TOOL
+    facts = [facts_of(name, gpus=gpus, gpu_error=error, python_is_warmable=True) for name in ADDRESSES]
+    hosts = [Host("gpu1"), Host("gpu2", gpus=(1,) if gpus else None)]
+    early = [warm_fields(job, host, replace(fact, route=None)) for host, fact in zip(hosts, facts, strict=True)]
+    slow = Probes(reverse_dns_s=5.0)
+    plan = build_plan(settle_device(job, facts), hosts, [replace(fact, probes=slow) for fact in facts])
+    for order, node in zip(early, plan.nodes, strict=True):
+        start = start_fields(node)
+        assert {(order["argv"], order["cwd"])} == {(process["argv"], start["cwd"]) for process in start["processes"]}
+        changed = {name for process in start["processes"] for name, _ in process["env"].items() ^ order["env"].items()}
+        assert changed <= LATE_VARIABLES
+        assert {"GLOO_SOCKET_IFNAME", "RES_OPTIONS"} <= changed
+    line = build_plan(replace(settle_device(job, facts), start="torchrun"), hosts, facts).nodes[1].by_hand
+    assert plan_of(job, *facts).nodes[1].argv == ()
+    assert " -m torch.distributed.run " in line
+
+
+def test_a_python_that_can_not_be_warm_gets_no_order():
+    job = Job(script(), nproc=2, cpu=True, start="warm")
+    assert warm_fields(job, Host("gpu1"), facts_of("gpu1")) is None
 
 
 def test_a_legacy_job_knows_the_gpus_of_its_ranks():

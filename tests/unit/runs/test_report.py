@@ -10,7 +10,7 @@ import pytest
 from launcher.diagnosis.cause import find_cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
-from launcher.job.job import Program, ProgramKind
+from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.style import Style, render
 from launcher.preflight.findings import WARNING, Finding
@@ -23,6 +23,7 @@ from launcher.runs.report import (
     left_lines,
     others_lines,
     plan_line,
+    start_line,
     unfinished_lines,
     warning_lines,
     written_lines,
@@ -61,6 +62,19 @@ def test_a_share_of_a_run_by_hand_in_one_line():
 
 
 LEFT = [411, "python", "D"]
+
+
+@pytest.mark.parametrize(
+    ("job", "last"),
+    [
+        (Job(DEFAULT_PROGRAM), "3.0 s for torchrun, then each imports torch"),
+        (Job(DEFAULT_PROGRAM, start="warm"), "3.0 s to import torch and fork"),
+        (Job(Program(ProgramKind.COMMAND, "id"), start="warm"), "3.0 s to start them"),
+    ],
+)
+def test_the_steps_of_a_start_add_up(job, last):
+    line = start_line(job, 0.34, 1.04, 3.04)
+    assert line == f"all ranks started after 4.3 s: 0.3 s to connect, 1.0 s to check the hosts, {last}"
 
 
 def test_each_process_that_can_not_be_ended_is_named():
