@@ -266,6 +266,7 @@ def test_pythons_are_tried_in_order(nodes: Nodes, tmp_path: Path) -> None:
         "version": platform.python_version(),
         "torch": "2.13.0+stand.in",
         **dict.fromkeys(["cuda", "hip", "nccl", "numpy"]),
+        "is_warmable": False,
         "candidate": "python3",
         "tried": [["/nonexistent/python", "not found"], [broken, "it did not start"], [bare, "no torch in it"]],
     }

@@ -30,8 +30,7 @@ found = importlib.util.find_spec("torch")
 folder = found and found.submodule_search_locations and found.submodule_search_locations[0]
 version = None
 told = {"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
-if hasattr(sys, "launch_is_heard"):
-    told["is_warmable"] = True
+told["is_warmable"] = hasattr(sys, "launch_is_heard")
 told["site"] = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")][:64]
 if folder:
     try:
