@@ -18,7 +18,7 @@ def test_tasks_are_ranks(slurm: Slurm, python: Path, tmp_path: Path) -> None:
     """Nobody limits their threads, as Slurm doesn't: each of them would take all CPUs."""
     said, places = tmp_path / "said", tmp_path / "places"
     srun = ["env", "--unset=OMP_NUM_THREADS", "srun", "--nodes=2", "--ntasks-per-node=2"]
-    done = slurm.run(*srun, sys.executable, PLACE, str(said), str(places))
+    done = slurm.run(*srun, str(python), PLACE, str(said), str(places))
     assert done.returncode == 0, done.stderr
     where = re.findall(r"^rank (\d)  SLURMD_NODENAME=(node\d), cpu, pid \d+$", places.read_text(), re.MULTILINE)
     assert where == [("0", "node1"), ("1", "node1"), ("2", "node2"), ("3", "node2")]
