@@ -61,11 +61,10 @@ class Inspector:
         incidents: Mapping[str, str] | None = None, checkpoints: str | None = None, contents: Contents | None = None,
         warm_hosts: int = 0, attempt: int = 0,
     ) -> None:  # fmt: skip
-        """warm_hosts: how many, the first ones, import torch meanwhile if the job starts warm; attempt: its number.
+        """incidents: what went wrong with hosts in earlier runs; checkpoints: a directory that all hosts must share.
 
-        incidents: what went wrong with hosts in earlier runs; checkpoints: a directory that all hosts must share.
-
-        contents: of the job's tree; None: it isn't sent.
+        contents: of the job's tree; None: it isn't sent. warm_hosts: how many, the first ones, import torch meanwhile
+        if the job starts warm. attempt: how many came before this one.
         """
         self.delivered: Delivered | None = None
         self._contents = contents
