@@ -70,7 +70,7 @@ def _run_supervisor(
     gc.enable()
     try:
         become_subreaper()
-        supervisor.Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules).run()
+        supervisor.serve(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules)
         os._exit(0)
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
         import traceback

@@ -74,6 +74,7 @@ SEEN = "seen"  # the answer to LOOK
 RAS_STATUS = "ras_status"  # its text is the payload
 CENSUS = "census"
 FILE = "file"  # one file that a rank left in the directory that LAUNCH_FILES names; sent after the census
+IDLE = "idle"  # all of that was sent, and another PREPARE may come: the next attempt
 FAILED = "failed"
 
 # Who starts an agent -> agent, on its stdin; and one answer, on its stdout.

@@ -6,6 +6,7 @@ launcher asks before the run, `code/` takes the code of --sync, and `processes/`
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Handler = Callable[[Dict[str, Any], bytes], object]
     StopSteps = Generator[float, None, List[proc.Process]]
 
+_HEARD = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 
 
@@ -40,7 +42,7 @@ class Supervisor:
     guardian dies, or SIGTERM or SIGHUP arrives, the supervisor stops the run by itself, as if a STOP had come. It goes
     through the stop's steps once: a later reason to stop changes nothing, unless it gives the ranks no time; then they
     start over with the kill. Once the census is queued, the connection is over (`_is_done`), and no more messages are
-    served.
+    served here; if a Python that has imported torch waits for the next attempt, `serve` makes the supervisor of that.
 
     Everything is a callback of one loop, on one thread, and none of them may wait: a blocked supervisor sends no
     heartbeats, and does not notice that its own lease has expired. What can block runs in a forked child. Only the end
@@ -52,9 +54,9 @@ class Supervisor:
 
     def __init__(
         self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
-        take_modules: Callable[[bytes], object],
+        take_modules: Callable[[bytes], object], kept: Kept | None = None,
     ) -> None:  # fmt: skip
-        """Take what the guardian made before the fork.
+        """Take what the guardian made before the fork, and what the attempt before this one has left.
 
         life_fd: closes when the guardian dies; handover_fd: where the `HandoverLog` is written; keepers_fds: both ends
         of a pipe that closes once guardian and supervisor are gone; strangers: start times, by process id, of the
@@ -69,7 +71,8 @@ class Supervisor:
         self._keepers = [os.getpid(), guardian]
         self._owned = RunProcesses(None, self._keepers)
         self._owned.strangers = strangers
-        self._decoder = messages.Decoder(max_header_bytes=1 << 30)
+        self._kept = kept
+        self._decoder = kept.decoder if kept is not None else messages.Decoder(max_header_bytes=1 << 30)
         self._send_queue = SendQueue(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._send_queue, self._handover_log, self._owned, self._end_if_short)
         self._responder = Responder(
@@ -101,7 +104,9 @@ class Supervisor:
         self._step_timer: Timer | None = None
         self._lease_timer: Timer | None = None
         self._is_short = False  # the run is a command, at whose end the connection is over
+        self._may_stay = False  # for another attempt
         self._is_done = False
+        self.left: Kept | None = None  # for that attempt
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
@@ -128,6 +133,7 @@ class Supervisor:
         signals.signal(signals.SIGINT, signals.SIG_IGN)
         for number in (signals.SIGTERM, signals.SIGHUP):
             signals.signal(number, lambda number, frame: None)
+        signals.pthread_sigmask(signals.SIG_UNBLOCK, _HEARD)  # `serve` may have blocked them
 
         def wake() -> None:  # handle signals here: handlers would interrupt other callbacks
             numbers = os.read(wake_read, 4096)
@@ -224,7 +230,7 @@ class Supervisor:
             raise OSError("%s is not a directory of this run" % self._lost_folder)
         if own is not None and self._lost_folder is None:
             self._owned.born = own.started
-        self._folder = workers.make_folder(header["run"])
+        self._folder = workers.make_folder(header["run"], self._kept.folder if self._kept is not None else None)
         run_owner.sign(self._folder, self._keepers)
         os.mkdir(os.path.join(self._folder, workers.FILES), 0o700)
         self._handover_log.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
@@ -297,6 +303,7 @@ class Supervisor:
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
                 file.write(payload)
         self._enter_code(header)
+        self._end_kept()
         if header.get("with_stacks"):
             self._arm_stacks()
         processes = header.get("processes") or [{}]
@@ -331,21 +338,26 @@ class Supervisor:
         if self._steps is not None or self._responder.warm_folder is None or self._responder.search is None:
             return
         self._enter_code(header)
-        env, output_fds = dict(self._env, **header["env"]), self._responder.search.output_fds
-        try:
-            self._warm = WarmPython(
-                self._loop,
-                header["argv"],
-                env,
-                self._cwd,
-                output_fds,
-                self._keepers_fds[0],
-                self._responder.warm_folder,
-            )
-        except OSError as error:  # such as no more processes
-            self._why_cold = str(error)
-            return
+        argv, env = header["argv"], dict(self._env, **header["env"])
+        if self._kept is not None and self._kept.python.is_for(argv, env, self._cwd):
+            self._warm, self._kept = self._kept.python, None
+        else:
+            self._end_kept()
+            output_fds = self._responder.search.output_fds
+            try:
+                self._warm = WarmPython(
+                    argv, env, self._cwd, output_fds, self._keepers_fds[0], self._responder.warm_folder
+                )
+            except OSError as error:  # such as no more processes
+                self._why_cold = str(error)
+                return
         self._ranks.await_warm(self._warm)
+
+    def _end_kept(self) -> None:
+        """End what the attempt before this one has left, if this one doesn't use it."""
+        if self._kept is not None:
+            self._kept.python.end()
+            self._kept = None
 
     def _start_warm(self, python: WarmPython, header: dict[str, Any]) -> None:
         """Let the Python that has imported torch start the ranks; if it can't, say why, and let a shim start them."""
@@ -379,13 +391,14 @@ class Supervisor:
             "folder": folder, "stop_timeout_s": self._stop_timeout_s, "hold_signal": signals.HOLD,
             "lock": self._tree.find_lock() if self._tree is not None else None,
             "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
+            "has_successor": header.get("may_restart", False),
         }  # fmt: skip
 
         def start_cold(reason: str) -> None:
             self._loop.cancel(timer)
             self._start_cold(header, reason)
 
-        python.give_order(order, start, start_cold)
+        python.give_order(self._loop, order, start, start_cold)
 
     def _start_cold(self, header: dict[str, Any], reason: str) -> None:
         if self._steps is None:
@@ -438,6 +451,10 @@ class Supervisor:
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def _stop(self, header: dict[str, Any], _: bytes) -> None:
+        successor = self._ranks.successor
+        if header.get("may_restart") and successor is not None:
+            self._may_stay = True
+            self._owned.strangers = {**self._owned.strangers, successor.pid: successor.started}
         self._end_run("launch requested it", header["timeout_s"], header.get("wait_s", 0))
 
     def _end_run(self, reason: str, timeout_s: float | None = None, wait_s: float = 0) -> None:
@@ -446,6 +463,7 @@ class Supervisor:
         timeout_s: how long the ranks may take to save. None: take PREPARE's value, and tell the launcher the reason.
         """
         self._loop.forget(self._life_fd)
+        self._end_kept()
         if timeout_s is None:
             timeout_s = self._stop_timeout_s
             self._reason = self._reason or reason
@@ -506,4 +524,51 @@ class Supervisor:
         self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), **cleaned)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
+        self._keep_successor(is_clean=not left and self._reason is None)
         self._is_done = True
+
+    def _keep_successor(self, *, is_clean: bool) -> None:
+        """Let the Python that the next attempt may start from wait for it, if all is well; otherwise end it."""
+        successor, python = self._ranks.successor, self._warm
+        if not self._may_stay or successor is None or python is None or self._folder is None:
+            return
+        now = proc.read_process(successor.pid)
+        # Without prctl it is the child of another process by now, which would be told how it ends.
+        is_ours = now is not None and now.started == successor.started and now.ppid == os.getpid()
+        if not is_clean or not is_ours:
+            proc.send_signal(successor, signals.SIGKILL)
+            return
+        python.child = workers.Child(successor.pid)
+        self.left = Kept(self._decoder, self._folder, python)
+        self._send_queue.send(messages.IDLE)
+
+
+class Kept:
+    """What an attempt leaves to the next one on the same connection."""
+
+    def __init__(self, decoder: messages.Decoder, folder: str, python: WarmPython) -> None:
+        """decoder: may have the first bytes of a message; folder: the run's, whose path is in the environment."""
+        self.decoder = decoder
+        self.folder = folder
+        self.python = python
+
+
+def serve(
+    life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
+    take_modules: Callable[[bytes], object],
+) -> None:  # fmt: skip
+    """Serve a connection: one attempt, or several if a Python that has imported torch waits for the next."""
+    kept: Kept | None = None
+    while True:
+        supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules, kept)
+        supervisor.run()
+        kept = supervisor.left
+        if kept is None:
+            return
+        # Nothing of the attempt may remain open here; a signal that comes meanwhile is for the next one.
+        signals.pthread_sigmask(signals.SIG_BLOCK, _HEARD)
+        signals.set_wakeup_fd(-1)
+        del supervisor
+        gc.collect()
+        used = {0, 1, 2, life_fd, handover_fd, *keepers_fds, kept.python.report_fd, kept.python.order_fd}
+        workers.close_all_but(used)

@@ -246,6 +246,7 @@ class Attempt:
             self.session.start_ranks(
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv) or self._job.starts_warm,
                 with_stacks=self._job.with_stacks, import_timeout_s=self._job.rendezvous_timeout_s,
+                may_restart=self._may_restart,
                 **start_fields(node, number),
             )  # fmt: skip
 
@@ -300,11 +301,16 @@ class Attempt:
 
     # ---- after --------------------------------------------------------------------------------------------------
 
-    async def _end(self, timeout_s: float, *, ended_well: bool = False) -> Census:
+    @property
+    def _may_restart(self) -> bool:
+        """Return whether a Python that has imported torch is to wait for another attempt."""
+        return self._job.starts_warm and self._options.restarts > 0 and self.session.can_keep_connections
+
+    async def _end(self, timeout_s: float, *, ended_well: bool = False, may_restart: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""
         if self._judge is not None:
             self._judge.stopped_at = wall_clock()
-        census = await self.session.stop_all(timeout_s)
+        census = await self.session.stop_all(timeout_s, may_restart=may_restart)
         for output in self._outputs:
             output.finish(ended_well=ended_well)
         return census
@@ -330,7 +336,7 @@ class Attempt:
     async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
         judge = self._judge if interrupted_by is None and not self._is_last_try else None
         if cause is not None and judge is not None and judge.has_lost_port(cause, self._job):
-            census = await self._end(timeout_s=0)
+            census = await self._end(timeout_s=0, may_restart=self._may_restart)
             self._console.release()
             port = judge.plan.master_port
             self._say(f"launch: port {port} of node 0 was taken before torchrun started; retrying on another")
@@ -340,7 +346,8 @@ class Attempt:
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
         is_hurried = cause is not None and await self._look_for_checkpoint()
         timeout_s = 0 if is_hurried else self._job.timeouts.stop_timeout_s
-        census = await self._end(timeout_s, ended_well=cause is None)
+        may_restart = self._may_restart and cause is not None and interrupted_by is None
+        census = await self._end(timeout_s, ended_well=cause is None, may_restart=may_restart)
         if cause is None:
             self._console.release()
         else:  # more may be known by now: the cause itself may have taken longest to die

@@ -24,21 +24,24 @@ from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError
 from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, use_verdict
 from launcher.runs.result import Result
 from launcher.runs.run_request import RunRequest
+from launcher.session.connection import Connection
 from launcher.session.node_state import Census
 from launcher.session.session import SIGNALS, Session
 from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import count, span
 
+IDLE_S = 5.0  # how long hosts are let wait for the next attempt; each gives up after 15 s
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
 
 class Run:
     """One run of a job on its hosts.
 
-    Each attempt has its own connections, port and processes, and the next one begins only when nothing of it is left,
-    or can be alive where nobody could look (docs/decisions/0016). Signals are heard at any time, also between two
-    attempts: then none follows.
+    Each attempt has its own port and processes, and the next one begins only when nothing of it is left, or can be
+    alive where nobody could look (docs/decisions/0016). It has its own connections, too, unless Pythons that have
+    imported torch wait for it (docs/decisions/0022). Signals are heard at any time, also between two attempts: then
+    none follows.
     """
 
     def __init__(self, request: RunRequest) -> None:
@@ -54,6 +57,7 @@ class Run:
         self._carried = CarriedOver(incidents=log.describe(names, self._began_at) if log is not None else {})
         self._endings: list[Ending] = []
         self._attempts: list[dict[str, Any]] = []  # for run.json
+        self._idle: list[Connection] = []  # to hosts that wait for the next attempt
 
     async def execute(self) -> Result:
         """Run the job to its end; raise LauncherError if it can't start."""
@@ -69,6 +73,8 @@ class Run:
             except Exception:
                 await self._close_disk()  # what was logged until then says most about a bug
                 raise
+            finally:
+                self._hang_up()
 
     async def _repeat(self) -> Result:
         while True:
@@ -98,6 +104,8 @@ class Run:
             begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
             if self._request.notify is not None and not result.has_lost_port:
                 self._request.notify("restart", result)
+            if self._searches(decision) or begins_at - boottime() > IDLE_S:
+                self._hang_up()
             try:
                 if self._searches(decision):
                     await self._pause(result.lost_host_wait_s)
@@ -117,14 +125,17 @@ class Run:
         deadline, has_said = boottime() + FREED_S, False
         self._carried.attempts = self._number
         while True:
+            attempt = self._open_attempt()
             try:
-                return await self._open_attempt().execute()
+                return await attempt.execute()
             except GpusInUseError as error:
                 if boottime() > deadline:
                     raise
                 if not has_said:
                     self._say(f"launch: {error.message}; waiting up to {FREED_S:g} s")
                     has_said = True
+            finally:
+                self._idle = attempt.session.idle
             try:
                 await self._pause(LOOK_AGAIN_S)
             except Interrupted as interruption:
@@ -143,10 +154,16 @@ class Run:
         job = self._request.job
         settings = Settings(self._record.run_id, job.env, loader_pythons(job.python), job.timeouts)
         progress = self._request.console.progress
-        session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress)
+        session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress, idle=self._idle)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         is_last_try = len(ports) == MOST_PORTS and all(ports)
         return Attempt(self._request, session, outputs, self._carried, is_last_try=is_last_try, spares=len(spares))
+
+    def _hang_up(self) -> None:
+        """Close the connections that were kept for the next attempt: their hosts then end what waits for it."""
+        for connection in self._idle:
+            connection.close()
+        self._idle = []
 
     @property
     def _number(self) -> int:
@@ -313,6 +330,7 @@ class Run:
 
     async def _conclude(self, result: Result, words: str) -> Result:
         """Write the record, and then print how the run ended: the disk may be full."""
+        self._hang_up()
         values = {**result.as_record(), "seconds": round(self._elapsed_s(), 3)}
         self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
         unwritten = await self._close_disk()

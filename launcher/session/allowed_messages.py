@@ -68,6 +68,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
                      "source": Literal["py-spy", "faulthandler", None], "state": Literal["D", "T", None],
                      "wchan": str | None, "reason": str | None},
     messages.FILE: {"name": Annotated[str, _IS_FILE_NAME]},
+    messages.IDLE: {},
     messages.FAILED: {"text": str, "supervisor": KeeperEnding | None},
 }  # fmt: skip
 _ANSWERS = {
@@ -173,6 +174,7 @@ class AllowedMessages:
             self._numbers.add(header["number"])
         elif kind == messages.STOP:
             self._is_stopped = True
+            self._asked[messages.IDLE] += bool(header.get("may_restart"))
 
     def accept(self, header: Header) -> Header:
         """Return the header of a node's message, its texts cleaned; raise MalformedMessage if it isn't allowed now."""

@@ -64,20 +64,23 @@ class Connection:
     may come earlier. LOST comes exactly once after `start`, as the last event, however the connection ends: even
     after `close`, after a census, or if no thread could be started.
 
-    The lock guarantees one thing: after `recall` has returned False, the node never gets its first message; after
-    True, it may have got it.
+    The lock guarantees two things: after `recall` has returned False, the node never gets its first message; after
+    True, it may have got it. And an attempt that takes the connection over, by `renew`, gets its LOST.
     """
 
     def __init__(
         self, index: int, host: Host, transport: Transport, settings: Settings, output: OutputSink,
-        on_events: Callable[[Sequence[Event]], None],
+        on_events: Callable[[Sequence[Event]], None], mark: str,
     ) -> None:  # fmt: skip
+        """mark: of the processes that are started over it."""
+        self.mark = mark
         self.index = index
         self.host = host
         self.noise = b""  # what came before the marker, and on stderr
         self.heard_at = time.monotonic()  # the pool adds the time for which this process was suspended
         self.sleeps_along = False  # the node is on this machine
         self.is_ready = False
+        self.is_idle = False  # the node waits for another attempt
         self.is_over = False
         self._transport = transport
         self._settings = settings
@@ -85,10 +88,10 @@ class Connection:
         self._on_events = on_events
         self._nonce = secrets.token_hex(8)
         self._expected = AllowedMessages()
-        self._decoder = messages.Decoder(accept=self._expected.accept)
+        self._decoder = messages.Decoder(accept=lambda header: self._expected.accept(header))
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
-        self._outbox: SimpleQueue[tuple[Mapping[str, Any], bytes] | None] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[Sequence[Mapping[str, Any]], bytes] | None] = SimpleQueue()
         self._first_message = b""
         self._first_headers: list[Mapping[str, Any]] = []
         self._code = bootstrap.NodeCode("")
@@ -96,6 +99,7 @@ class Connection:
         self._may_write = threading.Event()  # the node's code comes first
         self._lock = threading.Lock()
         self._has_orders = False
+        self._is_renewed = False
         self._is_busy = False
         self._is_closed = False
         self._opened_at: float | None = None
@@ -103,8 +107,32 @@ class Connection:
         self._trip_s: float | None = None  # the shortest time that a message took there and back
         self._failure: HostFailure | None = None
 
+    def renew(
+        self, index: int, settings: Settings, output: OutputSink, on_events: Callable[[Sequence[Event]], None]
+    ) -> bool:
+        """Take over an idle connection for another attempt, which uses it as if it were new; return whether it lives.
+
+        The node sends nothing between its IDLE and the first message of that attempt.
+        """
+        with self._lock:
+            if self.is_over or not self.is_idle:
+                return False
+            self.index, self._settings, self._output, self._on_events = index, settings, output, on_events
+            self._expected = AllowedMessages()
+            self.heard_at = time.monotonic()
+            self.noise = b""
+            self._first_headers = []
+            self._has_orders = self.is_idle = False
+            self._is_renewed = True
+        return True
+
     def start(self, window: threading.Semaphore) -> None:
         """Connect in a separate thread; READY follows once `order` was called as well, or LOST."""
+        if self._is_renewed:
+            with self._lock:  # never after LOST
+                if not self.is_over:
+                    self._post(READY, {})
+            return
         try:
             start_thread(lambda: self._serve(window), f"read {self.host.name}", self._break)
         except LauncherError as error:
@@ -115,6 +143,11 @@ class Connection:
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
             self._expected.ask(header)
             self._first_headers.append(header)
+        if self._is_renewed:
+            with self._lock:
+                self._has_orders = not self._is_closed
+            self._outbox.put((self._first_headers, first_message))
+            return
         self._first_message = first_message
         self._is_ordered.set()
 
@@ -126,7 +159,7 @@ class Connection:
         self._expected.ask(header)
         if kind == messages.ROUTE and not self._transport.is_terse:  # there, each message starts a program
             self._route_asked_at = time.monotonic()
-        self._outbox.put((header, messages.encode(kind, payload, **fields)))
+        self._outbox.put(([header], messages.encode(kind, payload, **fields)))
 
     def beat(self) -> None:
         """Send a heartbeat, which renews the node's lease, unless several are queued or the transport sends none."""
@@ -304,6 +337,7 @@ class Connection:
             else:
                 if header["type"] == messages.ROUTED:
                     self._note_trip(self._route_asked_at, header.get("held_s"))
+                self.is_idle = header["type"] == messages.IDLE
                 self.sleeps_along = self.sleeps_along or header.get("sleeps_along") is True
                 events.append(Event(self.index, header["type"], header, wall_clock()))
         if events:
@@ -365,8 +399,10 @@ class Connection:
             self._lose(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text))
 
     def _lose(self, failure: HostFailure) -> None:
-        self.is_over = True
-        self._post(LOST, {"failure": failure})
+        with self._lock:
+            self.is_over = True
+            post = self._on_events
+        post([Event(self.index, LOST, {"failure": failure}, wall_clock())])
 
     def _post(self, kind: str, fields: Mapping[str, Any]) -> None:
         self._on_events([Event(self.index, kind, fields, wall_clock())])
@@ -378,8 +414,8 @@ class Connection:
         with contextlib.suppress(OSError):  # the reader meets the end of the connection and reports it
             while self.is_ready and (item := self._outbox.get()) is not None:
                 assert self._channel is not None  # the node has answered
-                header, message = item
-                if parts := self._code.add_for(header):
+                headers, message = item
+                if parts := b"".join(map(self._code.add_for, headers)):
                     self._channel.write(parts)
                 self._channel.write(message)
 

@@ -94,7 +94,7 @@ class NodeState:
     keeper_ending: KeeperEnding | None = None  # of the supervisor, where its guardian says so
     is_lost: bool = False  # the connection broke
     lost_at: float | None = None  # then, wall-clock here
-    is_hung_up: bool = False  # it ended after the census, and what came before that was taken
+    is_hung_up: bool = False  # it ended after the census, or waits for the next attempt; all that it sent was taken
     is_swept: bool = False  # a second connection looked after the first was lost
 
     @property
@@ -137,6 +137,9 @@ class NodeState:
         self.lost_at = event.at
         self.failure = self.failure or event.fields["failure"]
         self.ended = self.ended or event
+
+    def _take_idle(self, event: Event) -> None:
+        self.is_hung_up = True
 
     def _take_hello(self, event: Event) -> None:
         self.folder = event.fields["folder"]
@@ -219,6 +222,7 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
     messages.SEEN: NodeState._take_seen,
     messages.FAILED: NodeState._take_failed,
     messages.CENSUS: NodeState._take_census,
+    messages.IDLE: NodeState._take_idle,
 }
 
 

@@ -42,10 +42,13 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[OutputSink], settings: Settings, *,
-        clock: Callable[[], float] = boottime,
+        self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[OutputSink], settings: Settings, mark: str,
+        *, idle: Sequence[Connection] = (), clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
-        """clock: seconds, including those for which this machine sleeps."""
+        """mark: the start of those of the processes; idle: connections of an earlier attempt, to be used or closed.
+
+        clock: seconds, including those for which this machine sleeps.
+        """
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self._window = threading.Semaphore(CONNECT_WINDOW)
         self._clock = clock
@@ -53,10 +56,17 @@ class ConnectionPool:
         self._transport = transport
         self._outputs = outputs
         self._settings = settings
-        self.connections = [
-            Connection(index, host, transport, settings, output, self.post)
-            for index, (host, output) in enumerate(zip(hosts, outputs, strict=True))
-        ]
+        self.connections: list[Connection] = []
+        found = {connection.host: connection for connection in idle}
+        for index, (host, output) in enumerate(zip(hosts, outputs, strict=True)):
+            connection = found.get(host)
+            if connection is not None and connection.renew(index, settings, output, self.post):
+                del found[host]
+            else:  # two hosts may be one machine, and each supervisor ends its own share only
+                connection = Connection(index, host, transport, settings, output, self.post, f"{mark}.{index}")
+            self.connections.append(connection)
+        for connection in found.values():
+            connection.close()
         self._lease_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,7 +88,7 @@ class ConnectionPool:
         settings = replace(
             self._settings, timeouts=replace(self._settings.timeouts, connect_timeout_s=connect_timeout_s)
         )
-        fresh = Connection(index, lost.host, self._transport, settings, self._outputs[index], self.post)
+        fresh = Connection(index, lost.host, self._transport, settings, self._outputs[index], self.post, lost.mark)
         self.connections[index] = fresh
         fresh.start(self._window)
         fresh.order(first_message)
@@ -105,11 +115,12 @@ class ConnectionPool:
             connection.send(kind, **fields)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections but the idle ones, if another attempt may take these over."""
         if self._lease_task is not None:
             self._lease_task.cancel()
         for connection in self.connections:
-            connection.close()
+            if not connection.is_idle:
+                connection.close()
 
     def post(self, events: Sequence[Event]) -> None:
         """Queue events, from any thread."""

@@ -19,7 +19,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.node import messages
 from launcher.output.node_output import NodeOutput
-from launcher.session.connection import Event
+from launcher.session.connection import Connection, Event
 from launcher.session.node_state import Census, NodeState, Stage, make_census
 from launcher.session.pool import BROKEN, CALL, INTERRUPT, WAKE, ConnectionPool
 from launcher.session.settings import Settings
@@ -52,12 +52,12 @@ class Session:
 
     def __init__(
         self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], settings: Settings, *,
-        say: Callable[[str], None], progress: Callable[[str], None],
+        say: Callable[[str], None], progress: Callable[[str], None], idle: Sequence[Connection] = (),
     ) -> None:  # fmt: skip
+        """idle: connections of an earlier attempt, which are used for these hosts, or closed."""
         self.hosts = list(hosts)
         self.settings = settings
         self.states = [NodeState(host.name) for host in hosts]
-        self._mark = f"{settings.run_id}.{secrets.token_hex(4)}"
         self.say = say
         self.doing = ""  # shown as progress once all hosts have responded
         self._listeners: list[tuple[str, Listener]] = []  # each with the kind of events that it wants
@@ -67,7 +67,9 @@ class Session:
         self._noticed_at = time.monotonic()
         self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
         self._only_connects = False  # nothing is asked of the nodes yet
-        self._pool = ConnectionPool(hosts, transport, outputs, settings)
+        self.idle: list[Connection] = []  # once all is stopped: to the hosts that wait for another attempt
+        mark = f"{settings.run_id}.{secrets.token_hex(4)}"
+        self._pool = ConnectionPool(hosts, transport, outputs, settings, mark, idle=idle)
 
     @property
     def is_terse(self) -> bool:
@@ -78,6 +80,11 @@ class Session:
     def is_slurm_step(self) -> bool:
         """Whether Slurm may kill all that runs on the nodes: one process after another, and it says so afterwards."""
         return self._transport.name == "srun"
+
+    @property
+    def can_keep_connections(self) -> bool:
+        """Whether a connection can outlive this session: one program of Slurm or pdsh serves all hosts at once."""
+        return not self._transport.is_terse and not self.is_slurm_step
 
     def catch_signals(self, on_quit: Callable[[], object] | None = None) -> AbstractContextManager[None]:
         """Let `pump` raise Interrupted for a signal that comes while the block runs; Ctrl-Z is ignored.
@@ -120,8 +127,7 @@ class Session:
         return messages.encode(
             messages.PREPARE,
             run=self.settings.run_id,
-            # Two hosts may be one machine, and each supervisor ends its own share only.
-            mark=f"{self._mark}.{index}",
+            mark=self._pool.connections[index].mark,
             silence_s=self.settings.timeouts.silence_s,
             beats=not self._transport.is_terse,
             boot_id=boot_id(),
@@ -260,21 +266,23 @@ class Session:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    async def stop_all(self, timeout_s: float) -> Census:
+    async def stop_all(self, timeout_s: float, *, may_restart: bool = False) -> Census:
         """Stop everything on all nodes, check what is left, and hang up.
 
         A host whose connection was lost is asked over a new one; its own supervisor is ending the run there.
-        A signal that comes meanwhile kills what is left at once.
+        A signal that comes meanwhile kills what is left at once. may_restart: a Python that has imported torch may wait
+        for another attempt; `idle` then has the connections to such hosts, and the caller closes those it doesn't use.
         """
         for state, connection in zip(self.states, self._pool.connections, strict=False):  # without the released ones
             state.has_orders = connection.recall()
             state.stage = Stage.STOPPING
-        self.send_to_all(messages.STOP, timeout_s=timeout_s)
+        self.send_to_all(messages.STOP, timeout_s=timeout_s, may_restart=may_restart)
         try:
             await self._await_censuses(timeout_s)
             await self._await_hang_ups()
         finally:
             self._pool.close()
+            self.idle = [connection for connection in self._pool.connections if connection.is_idle]
         return make_census(self.states)
 
     async def _await_censuses(self, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from machines.patience import NEVER_S
-from node_process import SAVES, STAND_IN, STDERR, STDOUT, Node, Nodes, is_alive, parent_of
+from node_process import SAVES, STAND_IN, STDERR, STDOUT, Node, Nodes, find_marked, is_alive, parent_of
 from test_node_ranks import NASTY
 
 from launcher.hosts.host import Host
@@ -66,11 +66,15 @@ print(json.dumps(told))
 def start(
     nodes: Nodes, folder: Path, code: str, *args: str, nproc: int = 1, how: str = "warm", torch: Path | None = STAND_IN,
     env: dict[str, str] | None = None, late: dict[str, str] | None = None, kind: ProgramKind = ProgramKind.SCRIPT,
-    name: str = "train.py", **fields: Any,
+    name: str = "train.py", before: Node | None = None, attempt: int = 0, **fields: Any,
 ) -> Node:  # fmt: skip
-    """Start ranks of a script; how: "warm", or "cold" for those of a shim; late: variables that only START has."""
+    """Start ranks of a script; how: "warm", or "cold" for those of a shim; late: variables that only START has.
+
+    before: the node on which an attempt has ended, which then gets this one.
+    """
     (folder / "train.py").write_text(textwrap.dedent(code))
-    node = nodes.start()
+    node = before or nodes.start()
+    node.messages.clear()
     path = {} if torch is None else {"PYTHONPATH": str(torch)}
     wanted = {"facts": True, "warm": how == "warm", "legacy": True, "workdir": str(folder), "pythons": [sys.executable]}
     node.prepare(**wanted, env={**path, **(env or {})})
@@ -79,11 +83,11 @@ def start(
         Program(kind, name, args), nproc, cpu=True, workdir=str(folder), start="warm" if how == "warm" else "torchrun",
         legacy=how == "cold", master_port=free_port(),
     )  # fmt: skip
-    order = warm_fields(job, Host("here"), facts)
+    order = warm_fields(job, Host("here"), facts, attempt)
     assert (order is not None) == (how == "warm")
     if order is not None:
         node.send(messages.WARM, **order)
-    order = start_fields(build_plan(job, [Host("here")], [facts]).nodes[0])
+    order = start_fields(build_plan(job, [Host("here")], [facts]).nodes[0], attempt)
     for process in order["processes"]:
         process["env"].update(late or {})
     node.send(messages.START, **{"import_timeout_s": NEVER_S, **order, **fields})
@@ -337,3 +341,105 @@ def test_a_stop_before_the_start_leaves_nothing(nodes: Nodes, tmp_path: Path) ->
     node.wait_until((tmp_path / "begun").exists)
     assert node.stop(timeout_s=NEVER_S) == []
     assert not node.find(messages.STARTED)
+
+
+# ---- the next attempt -----------------------------------------------------------------------------------------------
+
+COUNTED = "import os; os.mkdir('imported-' + os.environ['LAUNCH_ATTEMPT'])"  # in the working directory
+FAILS_ONCE = """
+import os, sys
+attempt = os.environ["LAUNCH_ATTEMPT"]
+print(f"attempt {attempt} of rank {os.environ['RANK']} in {os.environ['LAUNCH_FILES']}", flush=True)
+sys.exit(3 if attempt == "0" else 0)
+"""
+
+
+def imports(folder: Path) -> list[str]:
+    """Return by which attempts torch was imported."""
+    return sorted(path.name.partition("-")[2] for path in folder.glob("imported-*"))
+
+
+def start_twice(nodes: Nodes, folder: Path) -> Node:
+    """Return a node whose first attempt has failed, and which waits for another one."""
+    node = start(
+        nodes, folder, FAILS_ONCE, nproc=2, torch=write_torch(folder, COUNTED), kind=ProgramKind.MODULE, name="train",
+        may_restart=True,
+    )  # fmt: skip
+    assert node.wait_for_exits(2) == {0: (3, None), 1: (3, None)}, str(node)
+    node.send(messages.STOP, timeout_s=0, may_restart=True)
+    assert node.wait_for(messages.CENSUS)["left"] == []
+    node.wait_for(messages.IDLE)
+    return node
+
+
+def start_again(nodes: Nodes, folder: Path, node: Node, name: str = "train", **fields: Any) -> None:
+    kind = ProgramKind.MODULE if name == "train" else ProgramKind.SCRIPT
+    start(
+        nodes, folder, FAILS_ONCE, nproc=2, torch=folder / "own", kind=kind, name=name, before=node, attempt=1, **fields
+    )
+    assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
+
+
+def waiting(node: Node) -> int:
+    """Return the process id of the Python that waits for the next attempt."""
+    (pid,) = find_marked(node.mark)
+    assert parent_of(pid) == node.supervisor
+    return pid
+
+
+def test_the_next_attempt_is_forked_from_the_same_import(nodes: Nodes, tmp_path: Path) -> None:
+    node = start_twice(nodes, tmp_path)
+    first, pid = node.folder, waiting(node)
+    assert not first.exists() and not list(node.tmpdir.iterdir())
+    start_again(nodes, tmp_path, node, may_restart=True)
+    assert node.wait_for(messages.STARTED, local_rank=0) and not node.find(messages.COLD)
+    assert node.folder == first  # its path is in the environment that torch was imported in
+    for rank in (0, 1):
+        lines = [f"attempt {attempt} of rank {rank} in {first}/files\n" for attempt in (0, 1)]
+        assert node.output[rank, STDOUT].decode() == "".join(lines)
+    assert imports(tmp_path) == ["0"]
+    node.send(messages.STOP, timeout_s=0, may_restart=True)
+    node.wait_for(messages.IDLE)
+    assert waiting(node) != pid and not is_alive(pid)  # that one has started the ranks
+
+
+@pytest.mark.parametrize("change", ["torch", "arguments", "killed"])
+def test_what_has_changed_meanwhile_is_imported_again(nodes: Nodes, tmp_path: Path, change: str) -> None:
+    node = start_twice(nodes, tmp_path)
+    pid = waiting(node)
+    if change == "torch":
+        os.utime(tmp_path / "own" / "torch" / "__init__.py", (0, 0))
+    elif change == "killed":
+        os.kill(pid, signal.SIGKILL)
+        node.wait_until(lambda: not is_alive(pid))
+    start_again(nodes, tmp_path, node, "train" if change != "arguments" else "./train.py")
+    if change == "torch":
+        assert reason(node) == "torch or its Python has changed since it was imported"
+    else:
+        assert imports(tmp_path) == ["0", "1"] and not node.find(messages.COLD)
+    assert not is_alive(pid)
+    assert node.stop() == []
+
+
+@pytest.mark.parametrize("cut", ["launch", "supervisor", "keepers", "SIGTERM"])
+def test_what_waits_for_the_next_attempt_ends_with_those_who_keep_it(nodes: Nodes, tmp_path: Path, cut: str) -> None:
+    node = start_twice(nodes, tmp_path)
+    pid = waiting(node)
+    if cut == "launch":
+        node.hang_up()
+    elif cut == "SIGTERM":
+        os.kill(node.guardian.pid, signal.SIGTERM)
+    else:
+        if cut == "keepers":
+            os.kill(node.guardian.pid, signal.SIGKILL)
+        os.kill(node.supervisor, signal.SIGKILL)
+    node.wait_until(lambda: not is_alive(pid))
+    node.wait_until_gone()
+
+
+def test_nothing_waits_where_something_is_left_to_end(nodes: Nodes, tmp_path: Path) -> None:
+    """A STOP of a run that ends anyway, or that was not told of restarts, ends all."""
+    node = start(nodes, tmp_path, WAITS, nproc=1, may_restart=True)
+    node.wait_for_output("ready", 0)
+    assert node.stop() == []
+    assert not node.find(messages.IDLE)

@@ -48,7 +48,7 @@ class Talk:
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
         self._settings = Settings("test", {}, pythons or [sys.executable], Timeouts(TIMEOUT_S, silence_s, 0.2))
         way = transport or LocalTransport()
-        self._pool = ConnectionPool([Host("here")], way, [self], self._settings, clock=clock)
+        self._pool = ConnectionPool([Host("here")], way, [self], self._settings, "run.mark", clock=clock)
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         self.output[local_rank, stream] += data

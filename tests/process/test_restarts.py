@@ -1,4 +1,4 @@
-"""A run that is started again: attempts on this machine, each with connections, port and processes of its own."""
+"""A run that is started again: attempts on this machine, each with a port and processes of its own."""
 
 from __future__ import annotations
 
@@ -396,3 +396,54 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
     searches = [attempt["search"] for attempt in done.record["attempts"]]
     assert searches == [None, {"alone": ["n3"], "together": [], "is_repeatable": True, "is_complete": True}, None]
     assert list(log.describe(["n1", "n2", "n3", "n4"], time.time())) == ["n3"]
+
+
+# ---- ranks that start warm ------------------------------------------------------------------------------------------
+
+FAILS_TWICE = """
+import os, sys, time
+attempt = int(os.environ["LAUNCH_ATTEMPT"])
+print("rank", os.environ["RANK"], "of attempt", attempt, flush=True)
+sys.exit(3 + attempt if attempt < 2 else 0)
+"""
+
+
+class CountedLogins(LocalTransport):
+    """This machine, and how often it was connected to."""
+
+    logins = 0
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        self.logins += 1
+        return super().open(host, command, timeout_s)
+
+
+def run_warm(folder: Path, transport: Transport, **options: Any) -> Done:
+    """Run what fails twice on two hosts; torch leaves a file for each import."""
+    torch = folder / "own" / "torch"
+    (torch / "distributed").mkdir(parents=True)
+    (torch / "version.py").write_text("__version__ = '2.13.0'\n")
+    (torch / "__init__.py").write_text(f"import os\nopen({str(folder)!r} + '/imported-%d' % os.getpid(), 'w')\n")
+    (torch / "distributed" / "__init__.py").touch()
+    (folder / "train.py").write_text(FAILS_TWICE)
+    env = {"PYTHONPATH": str(torch.parent)}
+    job = {"program": Program(ProgramKind.SCRIPT, "train.py"), "start": "warm", "env": env}
+    return run(folder, "", names=["n1", "n2"], restarts=3, transport=transport, job_values=job, **options)
+
+
+def test_a_warm_run_imports_torch_and_connects_once(tmp_path: Path) -> None:
+    transport = CountedLogins()
+    done = run_warm(tmp_path, transport)
+    assert done.result.exit_code == 0, done.words
+    assert ", 3 attempts (a rank failed twice), 4 ranks succeeded, 0 processes left on 2 hosts" in done.words[-1]
+    log = (done.folder / "node_1.log").read_text()
+    assert [log.count(f"of attempt {attempt}") for attempt in range(3)] == [2, 2, 2]
+    assert (transport.logins, len(list(tmp_path.glob("imported-*")))) == (2, 2)
+
+
+def test_a_long_pause_is_not_waited_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.runs.run.IDLE_S", -1.0)
+    transport = CountedLogins()
+    done = run_warm(tmp_path, transport)
+    assert done.result.exit_code == 0, done.words
+    assert transport.logins == 6

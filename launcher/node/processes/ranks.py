@@ -44,6 +44,7 @@ class Ranks:
         """Start with no ranks; on_ended: called when all ranks of a shim have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
         self.ending_since: float | None = None  # by time.monotonic(): from then on the stop ends ranks, and the shim
+        self.successor: proc.Process | None = None  # of the warm Python, which waits for the next attempt
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log
@@ -141,6 +142,10 @@ class Ranks:
                 self._send_queue.send(messages.ENDED, **workers.describe_status(status))
             self._inherited[pid] = status, time.monotonic()  # from a starter that was killed
             self._take_end(pid, status, time.monotonic())
+            if self.successor is not None and self._owned.starter is not None and pid == self._owned.starter.pid:
+                while self._read_shim():
+                    pass
+                self._end_reports()  # the successor has them open, so they don't come to their end
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         for local_rank, process in self._owned.ranks.items():
@@ -166,6 +171,8 @@ class Ranks:
         for report in map(fast_json.loads, [line.decode() for line in lines]):
             if "failure" in report:
                 self._send_queue.send(messages.FAILED, text=report["failure"])
+            elif "successor" in report:
+                self.successor = proc.parse_stat(report["successor"])
             elif "stat" in report:
                 self.seen.add(report["rank"])
                 process = proc.parse_stat(report["stat"])
@@ -175,12 +182,19 @@ class Ranks:
             else:
                 self._take_end(report["pid"], report["status"], report["ended_at"])
         if not data:
-            self._loop.forget(self._reports)
-            os.close(self._reports)
-            self._reports = None
-            if len(self._owned.ranks) < self._expected and self.ending_since is None:
-                self._send_queue.send(messages.FAILED, text="the helper that starts the commands was killed")
+            fd = self._reports
+            self._end_reports()
+            os.close(fd)
         return bool(data)
+
+    def _end_reports(self) -> None:
+        """Take no more reports: the starter has ended."""
+        if self._reports is None:
+            return
+        self._loop.forget(self._reports)
+        self._reports = None
+        if len(self._owned.ranks) < self._expected and self.ending_since is None:
+            self._send_queue.send(messages.FAILED, text="the helper that starts the commands was killed")
 
     def _read_reports(self, fd: int, on_started: Callable[[], object]) -> None:
         for line in os.read(fd, 1 << 16).split(b"\n"):

@@ -74,7 +74,8 @@ class RunProcesses:
         self.unfinished: list[list[Any]] = []  # what its processes were writing when they were killed
         # A process that started before this can't be part of the run, so its environment isn't read.
         self.born = 0
-        # Start times, by process id, of children that a login's rc files started before the guardian: part of no run.
+        # Start times, by process id, of what is part of no run: children that a login's rc files started before the
+        # guardian, and a Python that waits for the next attempt.
         self.strangers: dict[int, int] = {}
         self.starter: Process | None = None  # of the ranks: torchrun, or a shim
         self.ranks: dict[int, Process] = {}  # by local rank
@@ -109,7 +110,9 @@ class RunProcesses:
         mine = {
             process.pid: process
             for process in everything.values()
-            if process.pid not in self.keepers and self._has_sign(process, everything)
+            if process.pid not in self.keepers
+            and not self._is_stranger(process)
+            and self._has_sign(process, everything)
         }
         self._add_descendants(everything, mine)
         self._known = {process.pid: process.started for process in mine.values()}

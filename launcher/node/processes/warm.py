@@ -11,7 +11,8 @@ differ from one that has imported torch by itself, it says why and exits, and th
 Once it has forked, it is for its ranks what the shim is: the starter, which reports each start and exit in the same
 words, ignores the signals that mean stop, and ends the ranks if guardian and supervisor are both killed. On node 0 it
 then also holds the store at the master port, as torchrun does: it outlives rank 0, whose end is then no other rank's
-error.
+error. If the run may be restarted, it first forks its successor, which waits for the order of the next attempt at the
+same pipes. That one ends when its order's pipe closes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import os
 
 from launcher.node import fast_json, signals
-from launcher.node.processes import torchrun, workers
+from launcher.node.processes import proc, torchrun, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def import_torch():
         import torch.distributed
     except BaseException as error:
         leave("torch can't be imported: %s: %s" % (type(error).__name__, error))
+    global as_imported
+    as_imported = identify_files()
     del os.environ["OPENBLAS_NUM_THREADS"]
     if threads is not None:
         os.environ["OPENBLAS_NUM_THREADS"] = threads
@@ -97,20 +100,47 @@ def import_torch():
 
 def await_fork(loaded):
     import json
-    with os.fdopen(os.dup(ORDER), "rb") as file:
-        line = file.readline()
-    if not line.endswith(b"\\n"):  # cut short: the supervisor is gone
-        os._exit(0)
-    obstacle = find_obstacle(loaded)
-    if obstacle:
-        leave(obstacle)
-    tell(is_ready=True)
-    if not os.read(ORDER, 1):
-        os._exit(0)
-    return start_ranks(json.loads(line.decode()))
+    while True:
+        with os.fdopen(os.dup(ORDER), "rb") as file:
+            line = file.readline()
+        if not line.endswith(b"\\n"):  # cut short: the supervisor is gone
+            os._exit(0)
+        obstacle = find_obstacle(loaded)
+        if obstacle:
+            leave(obstacle)
+        tell(is_ready=True)
+        if not os.read(ORDER, 1):
+            os._exit(0)
+        order = json.loads(line.decode())
+        if not (order["has_successor"] and become_successor()):
+            return start_ranks(order)
+
+
+def become_successor():  # or fork it
+    __import__("ctypes").CDLL(None).fflush(None)
+    pid = os.fork()
+    if pid:
+        tell(successor=read("/proc/%d/stat" % pid))
+        return False
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)  # the pipes of this attempt must end with it
+    for fd in (1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    return True
+
+
+def identify_files():
+    found = [os.stat(path) for path in (sys.modules["torch"].__file__, sys.executable) if path]
+    return [(each.st_dev, each.st_ino, each.st_mtime_ns) for each in found]
 
 
 def find_obstacle(loaded):
+    try:
+        if identify_files() != as_imported:
+            return "torch or its Python has changed since it was imported"
+    except OSError as error:
+        return "torch or its Python has gone: %s" % error
     tasks = os.listdir("/proc/self/task")
     if len(tasks) > 1:
         names = sorted({read("/proc/self/task/%s/comm" % task).strip() for task in tasks if task != str(os.getpid())})
@@ -310,14 +340,12 @@ class WarmPython:
     """A Python that imports torch, and waits for the order to start the ranks."""
 
     def __init__(
-        self, loop: Loop, argv: list[str], env: dict[str, str], cwd: str, output_fds: list[int], keepers_fd: int,
-        armed_folder: str,
-    ) -> None:  # fmt: skip
+        self, argv: list[str], env: dict[str, str], cwd: str, output_fds: list[int], keepers_fd: int, armed_folder: str
+    ) -> None:
         """Start it; raise OSError. armed_folder: what `arm` returned; output_fds: its stdout and stderr."""
         self.report_fd, report_write = os.pipe()
-        order_read, self._order_fd = os.pipe()
+        order_read, self.order_fd = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
-        self._loop = loop
         self._env = env
         self._argv = argv
         self._cwd = cwd
@@ -341,12 +369,17 @@ class WarmPython:
                 return "%s was set after torch was imported" % ", ".join(sorted(names))
         return None
 
+    def is_for(self, argv: list[str], env: dict[str, str], cwd: str) -> bool:
+        """Tell whether it lives and may start ranks with these arguments, in this environment and directory."""
+        is_alive = self.child.process is not None and proc.is_alive(self.child.process)
+        return is_alive and self.find_difference([{"argv": argv, "env": {}}], env, cwd) is None
+
     def find_changes(self, env: dict[str, str]) -> dict[str, str]:
         """Return the variables that this Python wasn't started with, or not with this value."""
         return {name: value for name, value in env.items() if self._env.get(name) != value}
 
     def give_order(
-        self, order: dict[str, Any], on_ready: Callable[[], object], on_refusal: Callable[[str], object]
+        self, loop: Loop, order: dict[str, Any], on_ready: Callable[[], object], on_refusal: Callable[[str], object]
     ) -> None:
         """Send the order; once torch is imported call `on_ready`, or `on_refusal` with the reason against it."""
         report = bytearray()
@@ -356,7 +389,7 @@ class WarmPython:
             report.extend(data)
             if data and not report.endswith(b"\n"):
                 return
-            self._loop.forget(self.report_fd)
+            loop.forget(self.report_fd)
             answer = fast_json.loads(report.decode()) if data else {"reason": "the Python that imports torch has ended"}
             if answer.get("is_ready"):
                 on_ready()
@@ -364,21 +397,20 @@ class WarmPython:
                 self.end()
                 on_refusal(answer.get("reason") or answer["failure"])
 
-        self._loop.watch(self.report_fd, take)
-        self._loop.write_all(os.dup(self._order_fd), fast_json.dumps(order).encode() + b"\n")
+        loop.watch(self.report_fd, take)
+        loop.write_all(os.dup(self.order_fd), fast_json.dumps(order).encode() + b"\n")
 
     def go(self) -> None:
         """Let it start the ranks; it reports them on `report_fd`."""
         try:
-            os.write(self._order_fd, b"g")
+            os.write(self.order_fd, b"g")
         except OSError:  # it was killed, and its reports end
             pass
-        os.close(self._order_fd)
 
     def end(self) -> None:
         """Kill it: no rank needs it."""
         workers.kill(self.child)
-        os.close(self._order_fd)
+        os.close(self.order_fd)
         os.close(self.report_fd)
 
 

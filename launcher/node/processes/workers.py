@@ -215,11 +215,14 @@ def folder_places() -> list[str]:
     return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")) if place]
 
 
-def make_folder(name: str) -> str:
-    """Make the run's private directory in the first place that allows it; it stays locked while this process lives."""
+def make_folder(name: str, again: str | None = None) -> str:
+    """Make the run's private directory in the first place that allows it; it stays locked while this process lives.
+
+    again: where it was in the attempt before this one; there, if it can be made.
+    """
     error = OSError("no place for the run's directory")
-    for base in folder_places():
-        path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
+    wanted = [os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex())) for base in folder_places()]
+    for path in [again, *wanted] if again is not None else wanted:
         try:
             os.mkdir(path, 0o700)
         except OSError as reason:
@@ -228,6 +231,15 @@ def make_folder(name: str) -> str:
             _lock_folder(path)
             return path
     raise error
+
+
+def close_all_but(used: Iterable[int]) -> None:
+    """Close all descriptors of this process but these."""
+    for fd in set(map(int, os.listdir("/proc/self/fd"))).difference(used):
+        try:
+            os.close(fd)
+        except OSError:  # that of the directory itself
+            pass
 
 
 def _lock_folder(path: str) -> None:
