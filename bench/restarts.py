@@ -30,6 +30,7 @@ if os.environ["LAUNCH_ATTEMPT"] == "0":
     time.sleep(0.5)
     print("ended", time.time(), flush=True)
     sys.exit(3)
+dist.destroy_process_group()
 """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -361,6 +362,7 @@ def imports(folder: Path) -> list[str]:
 
 def start_twice(nodes: Nodes, folder: Path) -> Node:
     """Return a node whose first attempt has failed, and which waits for another one."""
+    folder.mkdir()
     node = start(
         nodes, folder, FAILS_ONCE, nproc=2, torch=write_torch(folder, COUNTED), kind=ProgramKind.MODULE, name="train",
         may_restart=True,
@@ -388,42 +390,47 @@ def waiting(node: Node) -> int:
 
 
 def test_the_next_attempt_is_forked_from_the_same_import(nodes: Nodes, tmp_path: Path) -> None:
-    node = start_twice(nodes, tmp_path)
+    node = start_twice(nodes, tmp_path / "code")
     first, pid = node.folder, waiting(node)
     assert not first.exists() and not list(node.tmpdir.iterdir())
-    start_again(nodes, tmp_path, node, may_restart=True)
+    start_again(nodes, tmp_path / "code", node, may_restart=True)
     assert node.wait_for(messages.STARTED, local_rank=0) and not node.find(messages.COLD)
     assert node.folder == first  # its path is in the environment that torch was imported in
     for rank in (0, 1):
         lines = [f"attempt {attempt} of rank {rank} in {first}/files\n" for attempt in (0, 1)]
         assert node.output[rank, STDOUT].decode() == "".join(lines)
-    assert imports(tmp_path) == ["0"]
+    assert imports(tmp_path / "code") == ["0"]
     node.send(messages.STOP, timeout_s=0, may_restart=True)
     node.wait_for(messages.IDLE)
     assert waiting(node) != pid and not is_alive(pid)  # that one has started the ranks
 
 
-@pytest.mark.parametrize("change", ["torch", "arguments", "killed"])
+@pytest.mark.parametrize("change", ["torch", "directory", "arguments", "killed"])
 def test_what_has_changed_meanwhile_is_imported_again(nodes: Nodes, tmp_path: Path, change: str) -> None:
-    node = start_twice(nodes, tmp_path)
+    node = start_twice(nodes, tmp_path / "code")
     pid = waiting(node)
     if change == "torch":
-        os.utime(tmp_path / "own" / "torch" / "__init__.py", (0, 0))
+        os.utime(tmp_path / "code" / "own" / "torch" / "__init__.py", (0, 0))
+    elif change == "directory":
+        (tmp_path / "code").rename(tmp_path / "old")
+        shutil.copytree(tmp_path / "old", tmp_path / "code")
     elif change == "killed":
         os.kill(pid, signal.SIGKILL)
         node.wait_until(lambda: not is_alive(pid))
-    start_again(nodes, tmp_path, node, "train" if change != "arguments" else "./train.py")
+    start_again(nodes, tmp_path / "code", node, "train" if change != "arguments" else "./train.py")
     if change == "torch":
         assert reason(node) == "torch or its Python has changed since it was imported"
+    elif change == "directory":
+        assert reason(node) == "the working directory has been replaced since torch was imported"
     else:
-        assert imports(tmp_path) == ["0", "1"] and not node.find(messages.COLD)
+        assert imports(tmp_path / "code") == ["0", "1"] and not node.find(messages.COLD)
     assert not is_alive(pid)
     assert node.stop() == []
 
 
 @pytest.mark.parametrize("cut", ["launch", "supervisor", "keepers", "SIGTERM"])
 def test_what_waits_for_the_next_attempt_ends_with_those_who_keep_it(nodes: Nodes, tmp_path: Path, cut: str) -> None:
-    node = start_twice(nodes, tmp_path)
+    node = start_twice(nodes, tmp_path / "code")
     pid = waiting(node)
     if cut == "launch":
         node.hang_up()

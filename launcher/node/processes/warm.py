@@ -91,7 +91,7 @@ def import_torch():
     except BaseException as error:
         leave("torch can't be imported: %s: %s" % (type(error).__name__, error))
     global as_imported
-    as_imported = identify_files()
+    as_imported = identify_files(), identify_folder()
     del os.environ["OPENBLAS_NUM_THREADS"]
     if threads is not None:
         os.environ["OPENBLAS_NUM_THREADS"] = threads
@@ -135,12 +135,19 @@ def identify_files():
     return [(each.st_dev, each.st_ino, each.st_mtime_ns) for each in found]
 
 
+def identify_folder():
+    found = os.stat(os.environ.get("PWD", "."))
+    return found.st_dev, found.st_ino
+
+
 def find_obstacle(loaded):
     try:
-        if identify_files() != as_imported:
+        if identify_folder() != as_imported[1]:
+            return "the working directory has been replaced since torch was imported"
+        if identify_files() != as_imported[0]:
             return "torch or its Python has changed since it was imported"
     except OSError as error:
-        return "torch or its Python has gone: %s" % error
+        return str(error)
     tasks = os.listdir("/proc/self/task")
     if len(tasks) > 1:
         names = sorted({read("/proc/self/task/%s/comm" % task).strip() for task in tasks if task != str(os.getpid())})
