@@ -66,8 +66,8 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "code": ("own_folders", *(f"code.{name}" for name in (
         "chain", "code_process", "folders", "listing", "missing_pieces", "proof", "store",
     ))),
-    "warm": ("processes.warm",),
-    "arming": ("processes.faulthandler_stacks",),
+    "warm": ("processes.warm", "processes.sitecustomize"),
+    "arming": ("processes.faulthandler_stacks", "processes.sitecustomize"),
     "stacks": ("processes.py_spy", "processes.stacks"),
 }  # fmt: skip
 _LOCK = threading.Lock()

@@ -126,10 +126,10 @@ class Responder:
 
         output_fds = self._open_torchrun_pipes()
         if wanted.get("warm"):
-            from launcher.node.processes import warm
+            from launcher.node.processes import sitecustomize, warm
 
             self.warm_folder = warm.arm(folder)
-            env = warm.put_first(self.warm_folder, env)
+            env = sitecustomize.put_first(self.warm_folder, env)
         self.search = pythons.Search(
             self._loop, candidates, env, output_fds, self._keepers_fd, wanted["stop_timeout_s"], self._keep_python,
             for_torchrun=not wanted.get("legacy", False) and self.warm_folder is None,

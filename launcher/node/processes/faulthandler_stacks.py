@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 
 from launcher.node import messages
+from launcher.node.processes import sitecustomize
 
 # SIGRTMAX-3: unused by convention. Slurm's scripts use SIGUSR1 and 2, the C library 32 and 33, valgrind 64.
 SIGNAL = 61
@@ -20,7 +21,8 @@ _MEMORY = "launch-stacks"  # the file's name, as /proc/PID/fd shows it
 # The site module imports it when a Python below the rank starts, before any code of the user's.
 # It must be quick (os and sys are loaded already), must not raise, and must then import the user's own sitecustomize.
 # A file in memory takes 4 us, one on a disk up to 0.5 ms; a Python built for an old C library can't make one in memory.
-SITECUSTOMIZE = """\
+SITECUSTOMIZE = (
+    """\
 import os
 import sys
 
@@ -46,20 +48,15 @@ def open_file():
         return fd
 
 
-def go_on():
-    sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
-    ours = sys.modules.pop("sitecustomize")
-    try:
-        import sitecustomize
-    except ImportError as error:
-        if getattr(error, "name", None) != "sitecustomize":
-            raise
-        sys.modules["sitecustomize"] = ours
-
+"""
+    % (SIGNAL, _MEMORY)
+    + sitecustomize.GO_ON
+    + """
 
 listen()
 go_on()
 """
+)
 
 
 def arm(run_folder: str, env: dict[str, str]) -> str:
@@ -67,14 +64,8 @@ def arm(run_folder: str, env: dict[str, str]) -> str:
 
     Return the directory that was made for this.
     """
-    # Its name must not be guessable: a job that a rank submits to Slurm inherits PYTHONPATH, and after the run any user
-    # could create a directory of that name in /tmp, from which that job's Python would import.
-    folder = os.path.join(os.path.realpath(run_folder), "stacks-" + os.urandom(16).hex())
-    os.mkdir(folder, 0o700)
-    with open(os.path.join(folder, "sitecustomize.py"), "w") as file:
-        file.write(SITECUSTOMIZE % (SIGNAL, _MEMORY))
-    users = env.get("PYTHONPATH")
-    env["PYTHONPATH"] = folder + os.pathsep + users if users else folder
+    folder = sitecustomize.make_folder(run_folder, "stacks", SITECUSTOMIZE)
+    env.update(sitecustomize.put_first(folder, env))
     return folder
 
 

@@ -51,11 +51,11 @@ class Ranks:
         self._owned = owned
         self._on_ended = on_ended
         self._torchrun: workers.Child | None = None  # set while it still imports
-        # Whether a shim, or a warm Python, starts the ranks and reports each exit; otherwise torchrun starts them.
-        self._has_shim = False
-        self._expected = 0  # how many ranks the shim starts
-        self._reports: int | None = None  # the descriptor for the shim's reports, until it closes
-        self._unfinished = b""  # the start of the shim's last line
+        # Whether the starter reports each exit, as a shim and a warm Python do; torchrun tells nobody.
+        self._tells_exits = False
+        self._expected = 0  # how many ranks such a starter starts
+        self._reports: int | None = None  # the descriptor for its reports, until it ends
+        self._unfinished = b""  # the start of its last line
         self._exited: set[int] = set()
         self._inherited: dict[int, tuple[int, float]] = {}  # process id -> how and when it ended
         self._others: dict[int, Callable[[int], object]] = {}  # children that aren't ranks
@@ -75,7 +75,7 @@ class Ranks:
         """Start plain commands as ranks, below a shim; keepers_fd: closes when guardian and supervisor are gone."""
         from launcher.node.processes import shim
 
-        self._has_shim, self._expected = True, len(order.entries)
+        self._tells_exits, self._expected = True, len(order.entries)
         null = os.open(os.devnull, os.O_RDONLY)
         fds: dict[int, dict[int, int]] = {}
         readers = []
@@ -91,12 +91,12 @@ class Ranks:
             os.close(fd)
         if child.process is not None:
             self._note_starter(child.process)
-        self._watch_shim(reports)
+        self._watch_starter(reports)
 
-    def _watch_shim(self, reports: int) -> None:
+    def _watch_starter(self, reports: int) -> None:
         os.set_blocking(reports, False)
         self._reports = reports
-        self._loop.watch(reports, self._read_shim)
+        self._loop.watch(reports, self._read_starter)
 
     def await_warm(self, python: WarmPython) -> None:
         """Take the Python that imports torch and may start the ranks."""
@@ -105,10 +105,10 @@ class Ranks:
 
     def start_warm(self, python: WarmPython, run_folder: str, local_ranks: list[int]) -> None:
         """Let a Python that has imported torch start the ranks, as a shim does."""
-        self._has_shim, self._expected = True, len(local_ranks)
+        self._tells_exits, self._expected = True, len(local_ranks)
         self._watch_fifos(workers.Fifos(run_folder), local_ranks)
         python.go()
-        self._watch_shim(python.report_fd)
+        self._watch_starter(python.report_fd)
 
     def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:
         """Open the FIFOs that torchrun's ranks will write to; `on_started` is called whenever a rank has started."""
@@ -143,24 +143,24 @@ class Ranks:
             self._inherited[pid] = status, time.monotonic()  # from a starter that was killed
             self._take_end(pid, status, time.monotonic())
             if self.successor is not None and self._owned.starter is not None and pid == self._owned.starter.pid:
-                while self._read_shim():
+                while self._read_starter():
                     pass
                 self._end_reports()  # the successor has them open, so they don't come to their end
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         for local_rank, process in self._owned.ranks.items():
-            if process.pid == pid and local_rank not in self._exited:  # reported twice if the shim dies before it reaps
+            if process.pid == pid and local_rank not in self._exited:  # as it is if the starter died before it reaped
                 self._report_exit(local_rank, status, ended_at)
                 self._check_all_exited(status)
 
     def settle(self) -> None:
-        """Record the exits of all ranks that are dead by now; the shim's last reports may still be in its pipe."""
+        """Record the exits of all ranks that are dead by now; the starter's last reports may still be in the pipe."""
         self.reap()
-        while self._read_shim():
+        while self._read_starter():
             pass
 
-    def _read_shim(self) -> bool:
-        """Process what the shim has written; tell whether there was anything."""
+    def _read_starter(self) -> bool:
+        """Process what the starter has reported; tell whether there was anything."""
         if self._reports is None:
             return False
         try:
@@ -177,7 +177,7 @@ class Ranks:
                 self.seen.add(report["rank"])
                 process = proc.parse_stat(report["stat"])
                 self._own(report["rank"], process)
-                if process.pid in self._inherited:  # the shim and the rank were killed before this was read
+                if process.pid in self._inherited:  # the starter and the rank were killed before this was read
                     self._take_end(process.pid, *self._inherited[process.pid])
             else:
                 self._take_end(report["pid"], report["status"], report["ended_at"])
@@ -211,8 +211,8 @@ class Ranks:
         self._watch_memory(process.pid)
         self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)
         self._send_queue.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
-        if self._has_shim:
-            return  # the shim reports the exit
+        if self._tells_exits:
+            return  # the starter reports the exit
         pidfd = workers.open_pidfd(process)
         if pidfd is None:
             self._look_again(local_rank, process)
@@ -278,6 +278,6 @@ class Ranks:
         return self._kills.judge(self._owned.ranks[local_rank].pid, was_child=ending["signal"] is None)
 
     def _check_all_exited(self, status: int) -> None:
-        if self._has_shim and len(self._exited) == self._expected:
+        if self._tells_exits and len(self._exited) == self._expected:
             self._send_queue.send(messages.ENDED, **workers.describe_status(status))
             self._on_ended()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 
 from launcher.node import fast_json, signals
-from launcher.node.processes import proc, torchrun, workers
+from launcher.node.processes import proc, sitecustomize, torchrun, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,16 +52,9 @@ REPORT, KEEPERS, ORDER = 3, 4, 5
 DEVICES = "/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/infiniband", "/dev/hl"
 
 
-def go_on(first=()):
-    sys.path[:] = [*first, *(entry for entry in sys.path if entry != FOLDER)]
-    own = sys.modules.pop("sitecustomize")
-    try:
-        import sitecustomize
-    except ImportError as error:
-        if getattr(error, "name", None) != "sitecustomize":
-            raise
-        sys.modules["sitecustomize"] = own
-
+"""
+    + sitecustomize.GO_ON
+    + """
 
 def become_rank():
     own = os.getpid()
@@ -359,7 +352,7 @@ class WarmPython:
         fds = {0: null, 1: output_fds[0], 2: output_fds[1], REPORT_FD: report_write, ORDER_FD: order_read}
         fds[torchrun.KEEPERS_FD] = keepers_fd
         try:
-            self.child = workers.spawn(argv, put_first(armed_folder, env), cwd, fds, signals.HOLD)
+            self.child = workers.spawn(argv, sitecustomize.put_first(armed_folder, env), cwd, fds, signals.HOLD)
         finally:
             for fd in (null, report_write, order_read):
                 os.close(fd)
@@ -423,14 +416,4 @@ class WarmPython:
 
 def arm(run_folder: str) -> str:
     """Make a directory with the sitecustomize, and return it."""
-    folder = os.path.join(os.path.realpath(run_folder), "warm-" + os.urandom(16).hex())  # as faulthandler_stacks.arm
-    os.mkdir(folder, 0o700)
-    with open(os.path.join(folder, "sitecustomize.py"), "w") as file:
-        file.write(SITECUSTOMIZE)
-    return folder
-
-
-def put_first(folder: str, env: dict[str, str]) -> dict[str, str]:
-    """Return the environment with a directory first on Python's path."""
-    users = env.get("PYTHONPATH")
-    return dict(env, PYTHONPATH=folder + os.pathsep + users if users else folder)
+    return sitecustomize.make_folder(run_folder, "warm", SITECUSTOMIZE)
