@@ -1,5 +1,6 @@
-"""python -m bench soak [--runs N] [--seed S] [--detach]: one run on 4 hosts that is made to fail N times, at random.
+"""python -m bench soak [--runs N] [--seed S] [--detach] [--warm]: one run on 4 hosts that is made to fail N times.
 
+The faults are drawn at random. With --warm the ranks are started by `--start warm`, and who starts them is killed, too.
 With --detach, the first host controls the run, and the others are reached through agents. Then faults of other commands
 come too: runs are killed, cut or stopped while they are planted, logs are fetched, terminals attach and are killed.
 
@@ -55,7 +56,15 @@ travelling_code._find_files = find_hurried
 """
 _DRIVER = f"{HURRY}from launcher.cli.main import main\nmain()\n"
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-# Above a rank: the shim, the supervisor, the guardian, and the sshd of the login, or the agent.
+_RANK = "soak-rank"
+_SCRIPT = f"""\
+import os, time
+with open("/proc/self/comm", "w") as file:
+    file.write("{_RANK}")
+print("ready", os.environ["LAUNCH_ATTEMPT"], flush=True)
+time.sleep(600)
+"""
+# Above a rank: the shim or the warm Python, the supervisor, the guardian, and the sshd of the login, or the agent.
 _SUPERVISOR, _GUARDIAN, _SESSION = 2, 3, 4
 
 
@@ -65,12 +74,13 @@ def main(words: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=200, help="number of faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--warm", action="store_true")
     options = parser.parse_args(words)
     # In the background of a script it is ignored, and what is started here must get it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with farm(HOSTS) as hosts, tempfile.TemporaryDirectory(prefix="bench-soak-") as folder:
         kind = DetachedSoak if options.detach else Soak
-        return kind(hosts, Path(folder), random.Random(options.seed)).run(options.runs)
+        return kind(hosts, Path(folder), random.Random(options.seed), is_warm=options.warm).run(options.runs)
 
 
 class Soak:
@@ -78,7 +88,8 @@ class Soak:
 
     words: tuple[str, ...] = ()
 
-    def __init__(self, hosts: Farm, folder: Path, chance: random.Random) -> None:
+    def __init__(self, hosts: Farm, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
+        self._is_warm = is_warm
         self._logs = folder / "logs"
         self._environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
         self._chance = chance
@@ -86,10 +97,12 @@ class Soak:
         self._output = folder / "stdout"
         self._samples: list[tuple[float, int, int]] = []  # MiB, threads, descriptors
         self._last_signal: int | None = None
-        argv = ["--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--no-python", "--nproc", "1"]
-        argv += [*self.words]
+        script = folder / "rank.py"
+        script.write_text(_SCRIPT)
+        argv = ["--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--nproc", "1", "--cpu"]
+        argv += [*self.words, *(("--start", "warm", "--python", sys.executable) if is_warm else ("--no-python",))]
         argv += ["--silence", f"{SILENCE_S:g}", "--stop-timeout", "0.5", "--restarts", "1000000", "--workdir", "/"]
-        argv += ["--log-dir", self._logs, "sh", "-c", "echo ready $LAUNCH_ATTEMPT; exec sleep 600"]
+        argv += ["--log-dir", self._logs, *([] if is_warm else [sys.executable]), script]
         with self._errors.open("wb") as errors, self._output.open("wb") as output:
             self._launch = subprocess.Popen(
                 [sys.executable, "-c", _DRIVER, *argv], stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
@@ -123,7 +136,13 @@ class Soak:
     # ---- what differs for a run that a host controls ----------------------------------------------------------------
 
     def _find_kinds(self) -> list[Callable[[], str]]:
-        return [self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._cut, self._freeze]
+        return [
+            self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._cut, self._freeze,
+            *self._find_warm_kinds(),
+        ]  # fmt: skip
+
+    def _find_warm_kinds(self) -> list[Callable[[], str]]:
+        return [self._kill_starter, self._kill_waiting, self._kill_during_restart] if self._is_warm else []
 
     def _read_output(self) -> str:
         return self._output.read_text()
@@ -194,8 +213,31 @@ class Soak:
             os.kill(pid, signal.SIGCONT)
         return "a connection is silent"
 
+    def _kill_starter(self) -> str:
+        os.kill(_ancestor(self._pick_rank(), 1), signal.SIGKILL)
+        return "the Python that has forked a rank is killed"
+
+    def _kill_waiting(self) -> str:
+        for pid in self._find_waiting(self._pick_rank()):
+            os.kill(pid, signal.SIGKILL)
+        return f"the Python that waits for the next attempt is killed; {self._end_rank()}"
+
+    def _kill_during_restart(self) -> str:
+        """While the hosts wait for the next attempt, or a little earlier or later."""
+        rank = self._pick_rank()
+        supervisor = _ancestor(rank, _SUPERVISOR)
+        said = self._end_rank()
+        time.sleep(self._chance.uniform(0.0, 0.3))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGKILL)
+        return f"{said}, and a supervisor is killed during the restart"
+
+    def _find_waiting(self, rank: int) -> list[int]:
+        starter = _ancestor(rank, 1)
+        return [pid for pid in self._ours() if _parent(pid) == starter and _comm(pid) != _RANK]
+
     def _pick_rank(self) -> int:
-        return self._chance.choice(sorted(pid for pid in self._ours() if _command(pid) == "sleep 600"))
+        return self._chance.choice(sorted(pid for pid in self._ours() if _comm(pid) == _RANK))
 
     def _ours(self) -> list[int]:
         """Return the processes that have this run's mark."""
@@ -236,8 +278,8 @@ class DetachedSoak(Soak):
 
     words = ("--detach",)
 
-    def __init__(self, hosts: Farm, folder: Path, chance: random.Random) -> None:
-        super().__init__(hosts, folder, chance)
+    def __init__(self, hosts: Farm, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
+        super().__init__(hosts, folder, chance, is_warm=is_warm)
         self._logs = hosts.ssh_config.parent / ".local" / "state" / "launch" / "logs"
         self._copies = folder / "copies"
         self._hosts = hosts
@@ -254,6 +296,7 @@ class DetachedSoak(Soak):
         return [
             self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._freeze, self._kill_agent,
             self._kill_planting, self._cut_planting, self._stop_another, self._fetch_during_restart, self._kill_watcher,
+            *self._find_warm_kinds(),
         ]  # fmt: skip
 
     def _read_output(self) -> str:
@@ -367,6 +410,10 @@ def _all() -> Iterator[int]:
 
 def _command(pid: int) -> str:
     return _read(pid, "cmdline").replace(b"\0", b" ").strip().decode("utf-8", "replace")
+
+
+def _comm(pid: int) -> str:
+    return _read(pid, "comm").decode("utf-8", "replace").strip()
 
 
 def _ancestor(pid: int, level: int) -> int:
