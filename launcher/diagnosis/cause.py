@@ -108,6 +108,8 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
     """Explain why the first failure happened; if it is a consequence, what other ranks printed takes precedence."""
     if first.kind is FailureKind.CONNECTION:
         return explain_loss(first.text)
+    if first.kind is FailureKind.SUPERVISOR and (known := next(explain_lines([first.text]), None)):
+        return known
     if first.kind is FailureKind.HANG:  # the stacks show why
         return None
     ending = explain_ending(first.code, first.signal, is_out_of_memory=first.oom is not None)

@@ -339,7 +339,7 @@ class Attempt:
             census = await self._end(timeout_s=0, may_restart=self._may_restart)
             self._console.release()
             port = judge.plan.master_port
-            self._say(f"launch: port {port} of node 0 was taken before torchrun started; retrying on another")
+            self._say(f"launch: port {port} of node 0 was taken by another program; retrying on another")
             return self._make_result(census, cause, has_lost_port=True)
         if cause is not None:
             self._console.withhold()

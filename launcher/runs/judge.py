@@ -67,10 +67,11 @@ class Judge:
         )
 
     def has_lost_port(self, cause: Cause, job: Job) -> bool:
-        """Return whether the port that `launch` chose and held for torchrun was taken when torchrun came."""
+        """Return whether the port that `launch` chose and held was taken when torchrun, or a warm Python, came."""
         failure, known = cause.failure, cause.explanation
-        is_ours = job.master_port is None and failure.kind is FailureKind.TORCHRUN and failure.node_rank == 0
-        has_begun = any(state.started for state in self.session.states)
+        is_starter = failure.kind in (FailureKind.TORCHRUN, FailureKind.SUPERVISOR)  # the one of a warm Python says it
+        is_ours = job.master_port is None and is_starter and failure.node_rank == 0
+        has_begun = bool(self.session.states[0].started)
         return is_ours and not has_begun and known is not None and known.name in _PORT_TAKEN
 
     def cause(self, *, hang: Failure | None = None, told: Failure | None = None) -> Cause | None:

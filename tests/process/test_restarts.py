@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import shlex
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -408,6 +410,14 @@ sys.exit(3 + attempt if attempt < 2 else 0)
 """
 
 
+HOLDS_STORE = """
+import torch.distributed.rendezvous
+class TCPStore:
+    def __init__(self, *place, **options):
+        pass
+"""
+
+
 class CountedLogins(LocalTransport):
     """This machine, and how often it was connected to."""
 
@@ -418,17 +428,18 @@ class CountedLogins(LocalTransport):
         return super().open(host, command, timeout_s)
 
 
-def run_warm(folder: Path, transport: Transport, **options: Any) -> Done:
-    """Run what fails twice on two hosts; torch leaves a file for each import."""
+def run_warm(folder: Path, transport: Transport, script: str = FAILS_TWICE, gate: str = "") -> Done:
+    """Run a script on two hosts; torch leaves a file for each import. gate: Python code, run at its import."""
     torch = folder / "own" / "torch"
     (torch / "distributed").mkdir(parents=True)
     (torch / "version.py").write_text("__version__ = '2.13.0'\n")
-    (torch / "__init__.py").write_text(f"import os\nopen({str(folder)!r} + '/imported-%d' % os.getpid(), 'w')\n")
-    (torch / "distributed" / "__init__.py").touch()
-    (folder / "train.py").write_text(FAILS_TWICE)
+    (torch / "__init__.py").write_text(f"import os\nopen({str(folder)!r} + '/imported-%d' % os.getpid(), 'w')\n{gate}")
+    (torch / "distributed" / "__init__.py").write_text(HOLDS_STORE)
+    (torch / "distributed" / "rendezvous.py").write_text("def _create_c10d_store(): pass")
+    (folder / "train.py").write_text(script)
     env = {"PYTHONPATH": str(torch.parent)}
     job = {"program": Program(ProgramKind.SCRIPT, "train.py"), "start": "warm", "env": env}
-    return run(folder, "", names=["n1", "n2"], restarts=3, transport=transport, job_values=job, **options)
+    return run(folder, "", names=["n1", "n2"], restarts=3, transport=transport, job_values=job)
 
 
 def test_a_warm_run_imports_torch_and_connects_once(tmp_path: Path) -> None:
@@ -447,3 +458,35 @@ def test_a_long_pause_is_not_waited_through(tmp_path: Path, monkeypatch: pytest.
     done = run_warm(tmp_path, transport)
     assert done.result.exit_code == 0, done.words
     assert transport.logins == 6
+
+
+def test_a_port_that_is_taken_during_the_import_is_replaced(tmp_path: Path) -> None:
+    gate = f"import time\nwhile not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.01)\n"
+    taken = []
+
+    def take() -> None:
+        """The supervisor has bound it, but doesn't listen."""
+        record, deadline = tmp_path / "logs" / "latest" / "run.json", time.monotonic() + DEADLINE_S
+        while not (record.exists() and "master_port" in record.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        port = json.loads(record.read_text())["plan"]["master_port"]
+        with socket.socket() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stranger.bind(("127.0.0.1", port))
+            stranger.listen()
+            (tmp_path / "go").touch()
+            taken.append(port)
+            done.wait(DEADLINE_S)
+
+    done = threading.Event()
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        finished = run_warm(tmp_path, CountedLogins(), "import os; print('port', os.environ['MASTER_PORT'])", gate)
+    finally:
+        done.set()
+        thread.join()
+    assert finished.result.exit_code == 0, finished.words
+    told = f"launch: port {taken[0]} of node 0 was taken by another program; retrying on another"
+    assert told in finished.words
+    assert [attempt["outcome"] for attempt in finished.record["attempts"]] == ["port", "succeeded"]

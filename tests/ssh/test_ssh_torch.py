@@ -185,6 +185,6 @@ def test_a_port_that_somebody_takes_in_between_is_replaced(launch: Launch, tmp_p
         (tmp_path / "go").touch()
         done = running.finish()
     assert done.exit_code == 0
-    assert f"launch: port {port} of node 0 was taken before torchrun started; retrying on another" in done.stderr
+    assert f"launch: port {port} of node 0 was taken by another program; retrying on another" in done.stderr
     assert done.record["plan"]["master_port"] != port
     assert {line.split("port ")[1] for line in done.lines} == {str(done.record["plan"]["master_port"])}
