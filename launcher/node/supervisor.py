@@ -451,10 +451,12 @@ class Supervisor:
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def _stop(self, header: dict[str, Any], _: bytes) -> None:
-        successor = self._ranks.successor
-        if header.get("may_restart") and successor is not None:
-            self._may_stay = True
-            self._owned.strangers = {**self._owned.strangers, successor.pid: successor.started}
+        if header.get("may_restart"):
+            self._ranks.settle()
+            successor = self._ranks.successor
+            if successor is not None:
+                self._may_stay = True
+                self._owned.strangers = {**self._owned.strangers, successor.pid: successor.started}
         self._end_run("launch requested it", header["timeout_s"], header.get("wait_s", 0))
 
     def _end_run(self, reason: str, timeout_s: float | None = None, wait_s: float = 0) -> None:

@@ -33,7 +33,7 @@ from launcher.runs.result import Result
 from launcher.runs.run import Run
 from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
 from launcher.transports.base import Channel, Transport, TransportError
-from launcher.transports.process_channel import LocalTransport
+from launcher.transports.process_channel import LocalTransport, ProcessChannel
 
 # Fails once with each of these exit codes, and then succeeds.
 FAILS = (
@@ -402,10 +402,14 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
 
 # ---- ranks that start warm ------------------------------------------------------------------------------------------
 
+# Once all four run: before that, the other host may have no Python yet that could wait for the next attempt.
 FAILS_TWICE = """
-import os, sys, time
+import glob, os, sys, time
 attempt = int(os.environ["LAUNCH_ATTEMPT"])
 print("rank", os.environ["RANK"], "of attempt", attempt, flush=True)
+open("begun-%d-%s" % (attempt, os.environ["RANK"]), "w")
+while len(glob.glob("begun-%d-*" % attempt)) < 4:
+    time.sleep(0.01)
 sys.exit(3 + attempt if attempt < 2 else 0)
 """
 
@@ -421,11 +425,14 @@ class TCPStore:
 class CountedLogins(LocalTransport):
     """This machine, and how often it was connected to."""
 
-    logins = 0
+    def __init__(self) -> None:
+        self.logins = 0
+        self.channels: dict[str, ProcessChannel] = {}  # by host
 
-    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+    def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
         self.logins += 1
-        return super().open(host, command, timeout_s)
+        self.channels[host.name] = super().open(host, command, timeout_s)
+        return self.channels[host.name]
 
 
 def run_warm(folder: Path, transport: Transport, script: str = FAILS_TWICE, gate: str = "") -> Done:
@@ -449,7 +456,26 @@ def test_a_warm_run_imports_torch_and_connects_once(tmp_path: Path) -> None:
     assert ", 3 attempts (a rank failed twice), 4 ranks succeeded, 0 processes left on 2 hosts" in done.words[-1]
     log = (done.folder / "node_1.log").read_text()
     assert [log.count(f"of attempt {attempt}") for attempt in range(3)] == [2, 2, 2]
-    assert (transport.logins, len(list(tmp_path.glob("imported-*")))) == (2, 2)
+    assert (transport.logins, len(list(tmp_path.glob("imported-*")))) == (2, 2), (done.words, done.record)
+
+
+def test_a_host_that_is_lost_while_it_waits_is_connected_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, pause = CountedLogins(), Run._pause
+
+    async def lose_n2(run: Run, seconds: float) -> None:
+        if transport.logins == 2:
+            transport.channels["n2"].close()
+            (lost,) = [each for each in run._idle if each.host.name == "n2"]
+            while not lost.is_over:
+                await asyncio.sleep(0.01)
+        await pause(run, seconds)
+
+    monkeypatch.setattr(Run, "_pause", lose_n2)
+    done = run_warm(tmp_path, transport)
+    assert done.result.exit_code == 0, done.words
+    assert (transport.logins, len(done.record["attempts"])) == (3, 3), done.words
 
 
 def test_a_long_pause_is_not_waited_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
