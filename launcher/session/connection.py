@@ -62,10 +62,11 @@ class Connection:
 
     READY comes at most once, before every message of the supervisor; the guardian writes to stderr, so its messages
     may come earlier. LOST comes exactly once after `start`, as the last event, however the connection ends: even
-    after `close`, after a census, or if no thread could be started.
+    after `close`, after a census, or if no thread could be started. The next attempt may take over a connection that
+    is idle, by `renew`; then all this holds for that attempt, and the one before gets no LOST.
 
     The lock guarantees two things: after `recall` has returned False, the node never gets its first message; after
-    True, it may have got it. And an attempt that takes the connection over, by `renew`, gets its LOST.
+    True, it may have got it. And LOST goes to the attempt that has the connection.
     """
 
     def __init__(
