@@ -15,12 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if ON_GPU else torch.device("cpu")
 
 WARM_ROUNDS = 20
+TRAINED_STEPS = 20
 # A GPU's clock has 1 to 3 GHz, so this kernel takes 30 to 90 s; each part ends its ranks earlier.
 LONG_KERNEL_CYCLES = 90_000_000_000
 LONG_CALL_S = 60
@@ -79,6 +81,26 @@ def run_kernel() -> None:
     wait_for_kernel()
 
 
+def train() -> None:
+    """Train a small network, fail halfway in the first attempt, and tell the last loss."""
+    join()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64, device=DEVICE), device_ids=[DEVICE] if ON_GPU else None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss = torch.zeros(())
+    for step in range(TRAINED_STEPS):
+        numbers = torch.randn(32, 64, generator=torch.Generator().manual_seed(step * WORLD_SIZE + RANK)).to(DEVICE)
+        loss = (model(numbers) - numbers).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step == TRAINED_STEPS // 2 and os.environ["LAUNCH_ATTEMPT"] == "0":
+            sys.exit(3)
+    say_ready(f"after {TRAINED_STEPS} steps, loss {loss.item()!r}")
+    del model  # before its process group: bench/gpu runs on CPUs, too, and gloo could hang
+    dist.destroy_process_group()
+
+
 def wait_for_kernel() -> None:
     """Block in C; the stack shows this name."""
     if ON_GPU:
@@ -110,7 +132,7 @@ def say_ready(what: str) -> None:
     print(f"ready: rank {RANK} pid {os.getpid()} on {DEVICE.type} {what}", flush=True)
 
 
-ACTIONS = (fill_memory, hold_memory, all_reduce, miss_collective, run_kernel, print_duplicate)
+ACTIONS = (fill_memory, hold_memory, all_reduce, miss_collective, run_kernel, train, print_duplicate)
 
 if __name__ == "__main__":
     {action.__name__: action for action in ACTIONS}[sys.argv[1]]()

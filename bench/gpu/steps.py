@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.part import NotRunError, Outcome, require
-from bench.gpu.trial import Trial
+from bench.gpu.trial import RANKS, Trial
 from bench.training import CPU_ONLY, ON_A_GPU, PLAIN_LIMIT, SMALL, Way, find_ratio, take_turn
 from launcher.wording import count
 
@@ -136,6 +136,21 @@ def resume_exactly(trial: Trial) -> Outcome:
             raise NotRunError("the same run twice gives different weights here: its kernels sum in any order")
     require(not different, f"{different} of {total} bytes of the weights differ after step {WHOLE}")
     return Outcome("0 bytes differ", f"of {total} in model.pt, FSDP2, steps {HALF} to {WHOLE} trained twice")
+
+
+def compare_starts(trial: Trial) -> Outcome:
+    """Train by torchrun and with `--start warm`, with a restart: the loss must be the same, and no rank start cold."""
+    ranks = min(trial.gpus, 2) or 2
+    losses = []
+    for start in ("torchrun", "warm"):
+        words = ["singlenode", "-v", *trial.ranks(ranks), "--start", start, "--restarts", "1", RANKS, "train"]
+        done = trial.launch(*words)
+        done.require(r"launch: finished in .*, 2 attempts", 0)
+        losses.append(done.find(rf"on {trial.device} after \d+ steps, loss (.*)")[1])
+    require("import torch themselves" not in done.errors, "the ranks were not forked: " + done.cause)
+    require(losses[0] == losses[1], f"loss {losses[1]} instead of {losses[0]}")
+    again = done.find(r"(?s)restart 1: .*all ranks started after ([\d.]+) s")[1]
+    return Outcome(f"{again} s", f"for the restart; the same loss as under torchrun, {count(ranks, 'rank')}")
 
 
 def compare_weights(trial: Trial, one: str, other: str) -> tuple[int, int]:

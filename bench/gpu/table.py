@@ -22,7 +22,7 @@ from bench.gpu.faults import (
 )
 from bench.gpu.hardware import Hardware, find_hardware
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
-from bench.gpu.steps import compare_ddp, compare_fsdp, measure_mfu, resume_exactly, train_in_fp16
+from bench.gpu.steps import compare_ddp, compare_fsdp, compare_starts, measure_mfu, resume_exactly, train_in_fp16
 from bench.gpu.trial import Trial
 
 TOTAL_S = 480.0
@@ -98,6 +98,13 @@ PARTS = (
         "starts two ranks on one GPU, on two demo hosts",
         "`why:` says that both ranks use the same GPU; 0 processes left",
         explain_shared_gpu,
+    ),
+    Part(
+        "warm",
+        "trains by torchrun and with `--start warm`, each with a restart",
+        "the ranks are forked, and the loss is the same to the last digit; the figure is how long the restart took",
+        compare_starts,
+        limit_s=90,
     ),
     Part(
         "fp16",
