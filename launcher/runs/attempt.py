@@ -91,6 +91,7 @@ class Attempt:
         self._plan: LaunchPlan | None = None
         self._began_at = self._connected_at = self._started_at = wall_clock()
         self._hang: HangWatch | None = None
+        self._is_cold = False  # although it starts warm, ranks of some host import torch themselves
         self._judge: Judge | None = None  # once there is a plan
 
     async def execute(self) -> Result:
@@ -281,9 +282,10 @@ class Attempt:
         if self._options.is_verbose:
             now = wall_clock()
             steps = self._connected_at - self._began_at, self._started_at - self._connected_at, now - self._started_at
-            self._say(f"launch: {report.start_line(self._job, *steps)}")
+            self._say(f"launch: {report.start_line(self._job, *steps, is_cold=self._is_cold)}")
 
     def _say_cold(self, event: Event) -> None:
+        self._is_cold = True
         if self._options.is_verbose:
             host = self.session.hosts[event.index].name
             self._say(f"launch: {host}: its ranks import torch themselves: {event.fields['reason']}")

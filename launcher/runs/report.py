@@ -108,11 +108,11 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
     return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
 
 
-def start_line(job: Job, connect_s: float, check_s: float, start_s: float) -> str:
-    """Return how long the steps of a start took; torchrun's ranks import torch after that, all others before."""
+def start_line(job: Job, connect_s: float, check_s: float, start_s: float, *, is_cold: bool = False) -> str:
+    """Return how long the steps of a start took; is_cold: no warm Python has forked the ranks of some host."""
     last = "to start them"
-    if job.program.needs_torch:
-        last = "to import torch and fork" if job.starts_warm else "for torchrun, then each imports torch"
+    if job.program.needs_torch and not is_cold:
+        last = "to fork them once torch was imported" if job.starts_warm else "for torchrun, then each imports torch"
     seconds = [round(each, 1) for each in (connect_s, check_s, start_s)]  # so that what is shown adds up
     connect, check, start = map(duration, seconds)
     total = duration(sum(seconds))

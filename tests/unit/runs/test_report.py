@@ -68,7 +68,7 @@ LEFT = [411, "python", "D"]
     ("job", "last"),
     [
         (Job(DEFAULT_PROGRAM), "3.0 s for torchrun, then each imports torch"),
-        (Job(DEFAULT_PROGRAM, start="warm"), "3.0 s to import torch and fork"),
+        (Job(DEFAULT_PROGRAM, start="warm"), "3.0 s to fork them once torch was imported"),
         (Job(Program(ProgramKind.COMMAND, "id"), start="warm"), "3.0 s to start them"),
     ],
 )
