@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 import click
+from click.core import ParameterSource
 
 from launcher import __version__
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, EXAMPLES, GROUPS
@@ -156,6 +157,11 @@ def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
         name = str(error.param.name) if error.param is not None else ""
         return missing(f"{_name(error)} is missing", fix, [name], context)
     if isinstance(error, click.BadParameter):
+        source = _find_file(error, context)
+        if source is not None and error.param is not None:
+            text = _describe_value(error)
+            key = str(error.param.name).replace("_", "-") + ("" if text.startswith("must ") else ":")
+            return UsageError(f"{source}: {key} {text}")
         return UsageError(f"{_name(error)}: {_describe_value(error)}", fix)
     if isinstance(error, click.BadOptionUsage):
         needs = "needs a value" if "requires" in error.message else "takes no value"
@@ -166,6 +172,18 @@ def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
     has_hosts = any(option.name == "hosts" for option in context.command.params)
     hosts_fix = f"name hosts with --hosts: {context.command_path} --hosts {extra[1].split()[0]}"
     return UsageError(f"{context.command_path} takes no argument, got {extra[1]!r}", hosts_fix if has_hosts else fix)
+
+
+def _find_file(error: click.BadParameter, context: click.Context | None) -> str | None:
+    """Return the file that a wrong value comes from; None if it was typed."""
+    from launcher.cli.options.launcher_toml import find_source
+
+    name = str(error.param.name) if error.param is not None else ""
+    if context is None or context.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
+        return None
+    with context:
+        defaults = find_source(name)
+    return defaults.source if defaults is not None else None
 
 
 def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -> UsageError:

@@ -15,6 +15,7 @@ from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.tree import Link, Tree
+from launcher.wording import nearest
 
 _EXAMPLE = "write it as --link data=/mnt/data"
 _OUTPUTS = "outputs"  # where the built-in trainer writes
@@ -197,8 +198,10 @@ def _move_program(
         reason = f"; left out: {left_out}" if left_out else ""
         line = f"add a line !{name} to .launchignore, after !D/ and D/* for each ignored directory D above it"
         fix = line if path.exists() and "/" in name else f"add a line !{name} to .launchignore"
+        near = None if path.exists() else nearest(name, sent)
+        guess = f"; did you mean {shown(near)}?" if near is not None else ""
         fix = fix if path.exists() else "correct its path"
-        raise UsageError(f"the script {shown(program.target)} isn't among the files that are sent{reason}", fix)
+        raise UsageError(f"the script {shown(program.target)} isn't among the files that are sent{reason}{guess}", fix)
     return replace(program, target=os.path.relpath(name, inside or "."))
 
 

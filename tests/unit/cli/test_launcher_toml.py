@@ -153,3 +153,20 @@ def test_a_table_in_the_file_is_no_option(project: Path, launch: Launch) -> None
             "  fix: write the options at the top level, without a table",
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("nproc = 'one'", "nproc must be a whole number of at least 1, got one"),
+        ("stop-timeout = 'soon'", "stop-timeout: "),
+        ("transport = 'telnet'", "transport: "),
+    ],
+)
+def test_a_value_that_no_option_takes_is_named_with_its_file(
+    project: Path, launch: Launch, line: str, said: str
+) -> None:
+    (project / "launcher.toml").write_text(line + "\n")
+    code, _, err = launch("--hosts", "a", "train.py")
+    assert code == EXIT_USAGE
+    assert f"launch: ../../launcher.toml: {said}" in err, err

@@ -289,8 +289,10 @@ def test_a_script_that_isn_t_sent(
 def test_a_script_that_is_nowhere(launch: Launch) -> None:
     code, _, err = launch(*PLAN, "--sync", "--workdir", "/srv", "trian.py")
     assert (code, err) == (
-        EXIT_USAGE, "launch: the script 'trian.py' isn't among the files that are sent\n  fix: correct its path\n"
-    )  # fmt: skip
+        EXIT_USAGE,
+        "launch: the script 'trian.py' isn't among the files that are sent; did you mean 'train.py'?\n"
+        "  fix: correct its path\n",
+    )
 
 
 def test_sync_after_the_script_goes_to_the_script(launch: Launch) -> None:
