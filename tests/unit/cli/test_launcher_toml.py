@@ -159,7 +159,7 @@ def test_a_table_in_the_file_is_no_option(project: Path, launch: Launch) -> None
     ("line", "said"),
     [
         ("nproc = 'one'", "nproc must be a whole number of at least 1, got one"),
-        ("stop-timeout = 'soon'", "stop-timeout: "),
+        ("stop-timeout = 'soon'", "stop-timeout must be a time such as "),
         ("transport = 'telnet'", "transport: "),
     ],
 )
