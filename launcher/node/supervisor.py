@@ -230,7 +230,7 @@ class Supervisor:
             raise OSError("%s is not a directory of this run" % self._lost_folder)
         if own is not None and self._lost_folder is None:
             self._owned.born = own.started
-        self._folder = workers.make_folder(header["run"], self._kept.folder if self._kept is not None else None)
+        self._folder = workers.make_folder(header["run"], self._kept.run_folder if self._kept is not None else None)
         run_owner.sign(self._folder, self._keepers)
         os.mkdir(os.path.join(self._folder, workers.FILES), 0o700)
         self._handover_log.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
@@ -548,10 +548,10 @@ class Supervisor:
 class Kept:
     """What an attempt leaves to the next one on the same connection."""
 
-    def __init__(self, decoder: messages.Decoder, folder: str, python: WarmPython) -> None:
-        """decoder: may have the first bytes of a message; folder: the run's, whose path is in the environment."""
+    def __init__(self, decoder: messages.Decoder, run_folder: str, python: WarmPython) -> None:
+        """decoder: may have the first bytes of a message; run_folder: a path that is in the environment."""
         self.decoder = decoder
-        self.folder = folder
+        self.run_folder = run_folder
         self.python = python
 
 

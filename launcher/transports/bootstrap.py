@@ -66,8 +66,9 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "code": ("own_folders", *(f"code.{name}" for name in (
         "chain", "code_process", "folders", "listing", "missing_pieces", "proof", "store",
     ))),
-    "warm": ("processes.warm", "processes.sitecustomize"),
-    "arming": ("processes.faulthandler_stacks", "processes.sitecustomize"),
+    "sitecustomize": ("processes.sitecustomize",),
+    "warm": ("processes.warm",),
+    "arming": ("processes.faulthandler_stacks",),
     "stacks": ("processes.py_spy", "processes.stacks"),
 }  # fmt: skip
 _LOCK = threading.Lock()
@@ -349,13 +350,15 @@ def find_parts(header: Mapping[str, Any]) -> list[str]:
     kind = header["type"]
     facts = header.get("facts") or kind in (messages.LIST_CODE, messages.ADOPT, messages.LOOK, messages.RAS)
     facts = facts or (kind == messages.START and not header.get("is_short"))
+    arming = header.get("with_stacks") or kind == messages.STACKS
     wanted = {
         "network": facts or header.get("tree") or kind in (messages.ROUTE, messages.PROBE, messages.SHARE),
         "facts": facts,
         "setup": header.get("setup"),
         "code": header.get("tree"),
+        "sitecustomize": header.get("warm") or arming,
         "warm": header.get("warm"),
-        "arming": header.get("with_stacks") or kind == messages.STACKS,
+        "arming": arming,
         "stacks": kind == messages.STACKS,
     }
     return [part for part in _PARTS if wanted[part]]

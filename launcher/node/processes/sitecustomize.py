@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 
-# It needs os and sys, and the global FOLDER.
+# A function of the program, which has its own directory's path in a global.
 GO_ON = """\
+import sys
+
+
 def go_on(first=()):
     sys.path[:] = [*first, *(entry for entry in sys.path if entry != FOLDER)]
     own = sys.modules.pop("sitecustomize")

@@ -198,8 +198,8 @@ FACTS = {"type": messages.PREPARE, "facts": True}
         ({"type": messages.SHARE}, ["network"]),
         ({"type": messages.ADOPT}, ["network", "facts"]),
         ({"type": messages.START}, ["network", "facts"]),
-        ({"type": messages.START, "with_stacks": True}, ["network", "facts", "arming"]),
-        ({"type": messages.STACKS}, ["arming", "stacks"]),
+        ({"type": messages.START, "with_stacks": True}, ["network", "facts", "sitecustomize", "arming"]),
+        ({"type": messages.STACKS}, ["sitecustomize", "arming", "stacks"]),
     ],
 )
 def test_a_message_brings_what_it_needs_with_all_that_this_imports(header, parts):
