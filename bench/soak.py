@@ -214,6 +214,10 @@ class Soak:
         return "a connection is silent"
 
     def _kill_starter(self) -> str:
+        """Its rank is then killed by the kernel."""
+        if self._last_signal == signal.SIGKILL:
+            return self._end_rank()
+        self._last_signal = signal.SIGKILL
         os.kill(_ancestor(self._pick_rank(), 1), signal.SIGKILL)
         return "the Python that has forked a rank is killed"
 
