@@ -31,7 +31,7 @@ from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import count, span
 
-IDLE_S = 5.0  # how long hosts are let wait for the next attempt; each gives up after 15 s
+IDLE_S = 1.0  # how long hosts are let wait for the next attempt: during a pause, nothing runs anywhere
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
 

@@ -6,10 +6,10 @@ of the process group, and sends heartbeats there until then. What it shares neve
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from launcher.trainer.options import ConfigError, RunError
 BEATS = "trainer/beats"
 BEAT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
+LAST_S = 1.0  # how long rank 0 waits for others that may hear of its failure
 DONE, WRONG, FAILED = b"done", b"wrong", b"failed"
 DISK_PATIENCE = 6  # times the time limit
 BEATS_MISSED = 2  # after SIGTERM: the time to save is short
@@ -59,9 +60,16 @@ def share_from_main(read: Callable[[], bytes | None], world: World) -> bytes:
         return read() or b""
     store = _get_default_store()  # torch has no public name for it (2.4 to 2.13)
     key = f"trainer/turn/{store.add(f'trainer/turns/{world.rank}', 1)}"
+    heard = f"{key}/heard"
     if world.is_main:
-        return tell(store, key, read, world.timeout_s)
+        try:
+            return tell(store, key, read, world.timeout_s)
+        except Exception:
+            _await_listeners(store, heard, world.world_size - 1)
+            raise
     outcome, _, content = listen(store, key, world.timeout_s).partition(b" ")
+    if outcome != DONE:
+        store.add(heard, 1)
     if outcome == WRONG:
         raise ConfigError("rank 0 could not continue")
     if outcome == FAILED:
@@ -84,7 +92,18 @@ def tell(store: Store, key: str, read: Callable[[], bytes | None], timeout_s: fl
         store.set(key, outcome)  # type: ignore[arg-type]  # bytes too, whatever the stub says
 
 
-@contextmanager
+def _await_listeners(store: Store, heard: str, others: int) -> None:
+    """Wait a moment until the other ranks have heard of a failure: without torchrun, the store ends with this process.
+
+    heard: the key at which they are counted.
+    """
+    deadline = time.monotonic() + LAST_S
+    with contextlib.suppress(RuntimeError):  # the store is gone already
+        while store.add(heard, 0) < others and time.monotonic() < deadline:
+            time.sleep(FIRST_PAUSE_S)
+
+
+@contextlib.contextmanager
 def heartbeats(store: Store, every_s: float) -> Iterator[None]:
     """Count up in the store during the block, from a thread, to show that this process lives."""
     ended = threading.Event()

@@ -95,7 +95,8 @@ class FaultLaunch:
         _, shell, _, script = words[place:]
         assert shell == "sh"
         rank = self.folder / "rank.py"
-        rank.write_text("import os, sys\nos.execvp('sh', ['sh', '-c', sys.argv[1]])\n")
+        notes = f"if 'torch' in sys.modules:\n    open({str(self.forked)!r}, 'w')\n"
+        rank.write_text(f"import os, sys\n{notes}os.execvp('sh', ['sh', '-c', sys.argv[1]])\n")
         python = ("--start", "warm", "--env", f"PYTHONPATH={STAND_IN}")
         return (*words[:place], *python, str(rank), script)
 
@@ -103,9 +104,14 @@ class FaultLaunch:
         """Start a run and wait until all ranks are ready."""
         running = self.start(*words)
         running.wait_for(r"\] ready \d$", RANKS)
-        if self.is_warm(words):  # each rank has become a shell
-            assert any("rank.py" in process.command for process in self.ranks()), "no Python has forked the ranks"
+        if self.is_warm(words):
+            assert self.forked.exists(), "no Python has forked the ranks"
         return running
+
+    @property
+    def forked(self) -> Path:
+        """A file of ranks that a Python has forked which has imported torch."""
+        return self.folder / "forked"
 
     @property
     def logs(self) -> Path:

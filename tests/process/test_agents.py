@@ -150,10 +150,11 @@ def test_a_session_over_agents(fleet: Fleet) -> None:
         rank = {"rank": 0, "argv": shell(WAITS), "env": {}}
         session.send_to_all(messages.START, processes=[rank], cwd=None)
         assert await session.pump(lambda: all(state.started for state in session.states))
-        wait_until(lambda: find_marked(f"{session._mark}.0"))  # once it has become its program
+        mark = session._pool.connections[0].mark
+        wait_until(lambda: find_marked(mark))  # once it has become its program
         assert (await session.stop_all(0)).is_clean
         assert [state.census is not None for state in session.states] == [True, True]
-        assert not find_marked(f"{session._mark}.0")
+        assert not find_marked(mark)
 
     asyncio.run(play())
 
