@@ -1,7 +1,7 @@
 """python -m bench record | compare: keep the results of a commit in record.json, and find what is worse than they are.
 
-They are those of the measures that take eight minutes in all and vary little. Ratios are compared on every machine; what
-has another unit says something only on the machine that the record names.
+They are those of the measures that take eight minutes in all and vary little. Ratios are compared on every machine;
+what has another unit says something only on the machine that the record names.
 """
 
 from __future__ import annotations
