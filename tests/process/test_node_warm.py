@@ -200,23 +200,27 @@ REAL = """
 import os
 import numpy, torch
 import torch.distributed as dist
-import multiprocessing
+drawn = torch.initial_seed(), numpy.random.rand()
+dist.init_process_group("gloo")
+number = torch.ones(1)
+dist.all_reduce(number)
+torch.manual_seed(1)
+blas = numpy.ones((300, 300)) @ numpy.ones((300, 300))
+print(number.item(), torch.get_num_threads(), torch.rand(1).item(), blas[0, 0])
+print(*drawn, file=__import__("sys").stderr)
+dist.destroy_process_group()
+"""
+SPAWNS = """
+import multiprocessing, os, sys
 def work(queue):
-    queue.put(torch.ones(2).sum().item())
+    queue.put([os.environ["RANK"], "torch" in sys.modules, sys.argv])
 if __name__ == "__main__":
-    drawn = torch.initial_seed(), numpy.random.rand()
-    dist.init_process_group("gloo")
-    number = torch.ones(1)
-    dist.all_reduce(number)
-    torch.manual_seed(1)
-    queue = multiprocessing.get_context("spawn").Queue()
-    worker = multiprocessing.get_context("spawn").Process(target=work, args=(queue,))
+    context = multiprocessing.get_context(sys.argv[1])
+    queue = context.Queue()
+    worker = context.Process(target=work, args=(queue,))
     worker.start()
-    blas = numpy.ones((300, 300)) @ numpy.ones((300, 300))
-    print(number.item(), torch.get_num_threads(), torch.rand(1).item(), queue.get(), blas[0, 0])
+    print(queue.get())
     worker.join()
-    print(*drawn, file=__import__("sys").stderr)
-    dist.destroy_process_group()
 """
 
 
@@ -233,6 +237,16 @@ def test_real_ranks_compute_the_same(nodes: Nodes, tmp_path: Path) -> None:
         said.append([bytes(node.output[rank, STDOUT]) for rank in (0, 1)])
         assert node.stop() == []
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_worker_of_a_rank_is_one_of_its_own(nodes: Nodes, tmp_path: Path, method: str) -> None:
+    """As of a data loader: it finds the script again, and imports torch itself unless it is a fork."""
+    node = start(nodes, tmp_path, SPAWNS, method, nproc=2)
+    assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
+    for rank in (0, 1):
+        assert node.output[rank, STDOUT].decode() == f"{[str(rank), method == 'fork', ['train.py', method]]}\n"
+    assert node.stop() == []
 
 
 def test_what_torch_does_while_it_is_imported_is_kept(nodes: Nodes, tmp_path: Path) -> None:
