@@ -130,7 +130,7 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
         left = stop_steps.take_steps(
             stop_steps.stop_run(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat)
         )
-        if not left:  # otherwise `launch clean` needs it
+        if not left and handover_log["folder"] is not None:  # otherwise `launch clean` needs it
             workers.remove_folder(handover_log["folder"])
     found = [[process.pid, process.name, process.state] for process in left]
     _say(nonce, messages.encode(messages.CENSUS, left=found, supervisor=ending))

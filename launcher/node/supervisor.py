@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     Handler = Callable[[Dict[str, Any], bytes], object]
     StopSteps = Generator[float, None, List[proc.Process]]
 
-_HEARD = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 
 
 class Supervisor:
-    """One connection to the launcher: prepare, facts, route, start, output and exits, stop, census.
+    """One attempt on a connection to the launcher: prepare, facts, route, start, output and exits, stop, census.
 
     The run lives on a lease, which everything that the launcher sends renews. If the lease expires, stdin closes, the
     guardian dies, or SIGTERM or SIGHUP arrives, the supervisor stops the run by itself, as if a STOP had come. It goes
@@ -54,7 +53,7 @@ class Supervisor:
 
     def __init__(
         self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
-        take_modules: Callable[[bytes], object], kept: Kept | None = None,
+        take_modules: Callable[[bytes], object], inherited: Kept | None = None,
     ) -> None:  # fmt: skip
         """Take what the guardian made before the fork, and what the attempt before this one has left.
 
@@ -71,8 +70,8 @@ class Supervisor:
         self._keepers = [os.getpid(), guardian]
         self._owned = RunProcesses(None, self._keepers)
         self._owned.strangers = strangers
-        self._kept = kept
-        self._decoder = kept.decoder if kept is not None else messages.Decoder(max_header_bytes=1 << 30)
+        self._inherited = inherited
+        self._decoder = inherited.decoder if inherited is not None else messages.Decoder(max_header_bytes=1 << 30)
         self._send_queue = SendQueue(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._send_queue, self._handover_log, self._owned, self._end_if_short)
         self._responder = Responder(
@@ -99,14 +98,14 @@ class Supervisor:
         self._cwd = "."  # of the ranks
         self._started_at = time.time()  # they were
         self._ranks_env: dict[str, str] = {}  # what they got beside this process's environment
-        self._reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
+        self.reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
         self._steps: StopSteps | None = None  # set once the run is being stopped
         self._step_timer: Timer | None = None
         self._lease_timer: Timer | None = None
         self._is_short = False  # the run is a command, at whose end the connection is over
-        self._may_stay = False  # for another attempt
+        self._keeps_successor = False  # for another attempt
         self._is_done = False
-        self.left: Kept | None = None  # for that attempt
+        self.kept: Kept | None = None  # for that attempt
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class Supervisor:
         signals.signal(signals.SIGINT, signals.SIG_IGN)
         for number in (signals.SIGTERM, signals.SIGHUP):
             signals.signal(number, lambda number, frame: None)
-        signals.pthread_sigmask(signals.SIG_UNBLOCK, _HEARD)  # `serve` may have blocked them
+        signals.pthread_sigmask(signals.SIG_UNBLOCK, workers.CAUGHT)  # `serve` may have blocked them
 
         def wake() -> None:  # handle signals here: handlers would interrupt other callbacks
             numbers = os.read(wake_read, 4096)
@@ -230,7 +229,9 @@ class Supervisor:
             raise OSError("%s is not a directory of this run" % self._lost_folder)
         if own is not None and self._lost_folder is None:
             self._owned.born = own.started
-        self._folder = workers.make_folder(header["run"], self._kept.run_folder if self._kept is not None else None)
+        self._folder = workers.make_folder(
+            header["run"], self._inherited.run_folder if self._inherited is not None else None
+        )
         run_owner.sign(self._folder, self._keepers)
         os.mkdir(os.path.join(self._folder, workers.FILES), 0o700)
         self._handover_log.note(mark=header["mark"], folder=self._folder, stop_timeout_s=self._stop_timeout_s)
@@ -303,7 +304,7 @@ class Supervisor:
             with open(os.path.join(self._folder, header["payload_name"]), "wb") as file:
                 file.write(payload)
         self._enter_code(header)
-        self._end_kept()
+        self._end_inherited()
         if header.get("with_stacks"):
             self._arm_stacks()
         processes = header.get("processes") or [{}]
@@ -339,10 +340,10 @@ class Supervisor:
             return
         self._enter_code(header)
         argv, env = header["argv"], dict(self._env, **header["env"])
-        if self._kept is not None and self._kept.python.is_for(argv, env, self._cwd):
-            self._warm, self._kept = self._kept.python, None
+        if self._inherited is not None and self._inherited.python.is_for(argv, env, self._cwd):
+            self._warm, self._inherited = self._inherited.python, None
         else:
-            self._end_kept()
+            self._end_inherited()
             output_fds = self._responder.search.output_fds
             try:
                 self._warm = WarmPython(
@@ -353,11 +354,11 @@ class Supervisor:
                 return
         self._ranks.await_warm(self._warm)
 
-    def _end_kept(self) -> None:
+    def _end_inherited(self) -> None:
         """End what the attempt before this one has left, if this one doesn't use it."""
-        if self._kept is not None:
-            self._kept.python.end()
-            self._kept = None
+        if self._inherited is not None:
+            self._inherited.python.end()
+            self._inherited = None
 
     def _start_warm(self, python: WarmPython, header: dict[str, Any]) -> None:
         """Let the Python that has imported torch start the ranks; if it can't, say why, and let a shim start them."""
@@ -369,12 +370,14 @@ class Supervisor:
             self._start_cold(header, difference)
             return
 
+        timeout_s = header["import_timeout_s"]
+
         def give_up() -> None:
             if self._steps is None:
-                text = "torch was still being imported after %g s (--rdzv-timeout)" % header["import_timeout_s"]
+                text = "the Python that imports torch has not answered for %g s (--rdzv-timeout)" % timeout_s
                 self._send_queue.send(messages.FAILED, text=text)
 
-        timer = self._loop.call_later(header["import_timeout_s"], give_up)
+        timer = self._loop.call_later(timeout_s, give_up)
 
         def start() -> None:
             self._loop.cancel(timer)
@@ -391,7 +394,7 @@ class Supervisor:
             "folder": folder, "stop_timeout_s": self._stop_timeout_s, "hold_signal": signals.HOLD,
             "lock": self._tree.find_lock() if self._tree is not None else None,
             "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
-            "has_successor": header.get("may_restart", False),
+            "wants_successor": header.get("keeps_python", False),
         }  # fmt: skip
 
         def start_cold(reason: str) -> None:
@@ -451,11 +454,11 @@ class Supervisor:
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def _stop(self, header: dict[str, Any], _: bytes) -> None:
-        if header.get("may_restart"):
+        if header.get("keeps_python"):
             self._ranks.settle()
             successor = self._ranks.successor
             if successor is not None:
-                self._may_stay = True
+                self._keeps_successor = True
                 self._owned.strangers = {**self._owned.strangers, successor.pid: successor.started}
         self._end_run("launch requested it", header["timeout_s"], header.get("wait_s", 0))
 
@@ -465,10 +468,10 @@ class Supervisor:
         timeout_s: how long the ranks may take to save. None: take PREPARE's value, and tell the launcher the reason.
         """
         self._loop.forget(self._life_fd)
-        self._end_kept()
+        self._end_inherited()
         if timeout_s is None:
             timeout_s = self._stop_timeout_s
-            self._reason = self._reason or reason
+            self.reason = self.reason or reason
             workers.complain("stopping the run: %s" % reason)
             if self._steps is None and not self._is_done:  # sent before the exits that it causes
                 self._send_queue.send(messages.FAILED, text=reason)
@@ -523,16 +526,16 @@ class Supervisor:
         if self._owned.unfinished:
             cleaned["unfinished"] = self._owned.unfinished
         found = [[process.pid, process.name, process.state] for process in left]
-        self._send_queue.send(messages.CENSUS, left=found, reason=self._reason, files=len(files), **cleaned)
+        self._send_queue.send(messages.CENSUS, left=found, reason=self.reason, files=len(files), **cleaned)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
-        self._keep_successor(is_clean=not left and self._reason is None)
+        self._keep_successor(is_clean=not left and self.reason is None)
         self._is_done = True
 
     def _keep_successor(self, *, is_clean: bool) -> None:
         """Let the Python that the next attempt may start from wait for it, if all is well; otherwise end it."""
         successor, python = self._ranks.successor, self._warm
-        if not self._may_stay or successor is None or python is None or self._folder is None:
+        if not self._keeps_successor or successor is None or python is None or self._folder is None:
             return
         now = proc.read_process(successor.pid)
         # Without prctl it is the child of another process by now, which would be told how it ends.
@@ -541,7 +544,8 @@ class Supervisor:
             proc.send_signal(successor, signals.SIGKILL)
             return
         python.child = workers.Child(successor.pid)
-        self.left = Kept(self._decoder, self._folder, python)
+        self._handover_log.note(folder=None)  # it is removed: anybody may make one of that name now
+        self.kept = Kept(self._decoder, self._folder, python)
         self._send_queue.send(messages.IDLE)
 
 
@@ -560,17 +564,20 @@ def serve(
     take_modules: Callable[[bytes], object],
 ) -> None:  # fmt: skip
     """Serve a connection: one attempt, or several if a Python that has imported torch waits for the next."""
-    kept: Kept | None = None
+    inherited: Kept | None = None
     while True:
-        supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules, kept)
+        supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules, inherited)
         supervisor.run()
-        kept = supervisor.left
-        if kept is None:
+        inherited = supervisor.kept
+        if inherited is None:
+            return
+        if supervisor.reason is not None:  # a signal, or the end of the connection, came after the census
+            inherited.python.end()
             return
         # Nothing of the attempt may remain open here; a signal that comes meanwhile is for the next one.
-        signals.pthread_sigmask(signals.SIG_BLOCK, _HEARD)
+        signals.pthread_sigmask(signals.SIG_BLOCK, workers.CAUGHT)
         signals.set_wakeup_fd(-1)
         del supervisor
         gc.collect()
-        used = {0, 1, 2, life_fd, handover_fd, *keepers_fds, kept.python.report_fd, kept.python.order_fd}
-        workers.close_all_but(used)
+        python = inherited.python
+        workers.close_all_but({0, 1, 2, life_fd, handover_fd, *keepers_fds, python.report_fd, python.order_fd})

@@ -70,10 +70,11 @@ class Attempt:
 
     def __init__(
         self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver, *,
-        is_last_try: bool, spares: int = 0,
+        is_last_try: bool, may_follow_at_once: bool, spares: int = 0,
     ) -> None:  # fmt: skip
         """carried: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
 
+        may_follow_at_once: another attempt, if this one fails.
         spares: how many of the session's hosts, the last ones, are only checked.
         """
         self._request = request
@@ -86,6 +87,7 @@ class Attempt:
         self._say = request.console.say
         self._options = request.options
         self._is_last_try = is_last_try
+        self._may_follow_at_once = may_follow_at_once
         self._spares = spares
         self._stacks = StackTaker(session, request.record, request.console)
         self._plan: LaunchPlan | None = None
@@ -247,7 +249,7 @@ class Attempt:
             self.session.start_ranks(
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv) or self._job.starts_warm,
                 with_stacks=self._job.with_stacks, import_timeout_s=self._job.rendezvous_timeout_s,
-                may_restart=self._may_restart,
+                keeps_python=self._keeps_python,
                 **start_fields(node, number),
             )  # fmt: skip
 
@@ -304,15 +306,15 @@ class Attempt:
     # ---- after --------------------------------------------------------------------------------------------------
 
     @property
-    def _may_restart(self) -> bool:
+    def _keeps_python(self) -> bool:
         """Return whether a Python that has imported torch is to wait for another attempt."""
-        return self._job.starts_warm and self._options.restarts > 0 and self.session.can_keep_connections
+        return self._job.starts_warm and self._may_follow_at_once and self.session.can_keep_connections
 
-    async def _end(self, timeout_s: float, *, ended_well: bool = False, may_restart: bool = False) -> Census:
+    async def _end(self, timeout_s: float, *, ended_well: bool = False, keeps_python: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""
         if self._judge is not None:
             self._judge.stopped_at = wall_clock()
-        census = await self.session.stop_all(timeout_s, may_restart=may_restart)
+        census = await self.session.stop_all(timeout_s, keeps_python=keeps_python)
         for output in self._outputs:
             output.finish(ended_well=ended_well)
         return census
@@ -338,7 +340,7 @@ class Attempt:
     async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
         judge = self._judge if interrupted_by is None and not self._is_last_try else None
         if cause is not None and judge is not None and judge.has_lost_port(cause, self._job):
-            census = await self._end(timeout_s=0, may_restart=self._may_restart)
+            census = await self._end(timeout_s=0, keeps_python=self._keeps_python)
             self._console.release()
             port = judge.plan.master_port
             self._say(f"launch: port {port} of node 0 was taken by another program; retrying on another")
@@ -348,8 +350,8 @@ class Attempt:
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
         is_hurried = cause is not None and await self._look_for_checkpoint()
         timeout_s = 0 if is_hurried else self._job.timeouts.stop_timeout_s
-        may_restart = self._may_restart and cause is not None and interrupted_by is None
-        census = await self._end(timeout_s, ended_well=cause is None, may_restart=may_restart)
+        keeps_python = self._keeps_python and cause is not None and interrupted_by is None
+        census = await self._end(timeout_s, ended_well=cause is None, keeps_python=keeps_python)
         if cause is None:
             self._console.release()
         else:  # more may be known by now: the cause itself may have taken longest to die

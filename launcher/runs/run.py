@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,6 +15,7 @@ from launcher.clock import boottime, iso_time, wall_clock
 from launcher.diagnosis.failure import FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UnreachableError
 from launcher.job.job import OnHang
+from launcher.node import messages
 from launcher.output.style import Style
 from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited, disk_stalled
 from launcher.runs import report
@@ -21,12 +23,12 @@ from launcher.runs.attempt import Attempt, CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
 from launcher.runs.judge import find_incidents, judge_refusal, judge_result
 from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError
-from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, use_verdict
+from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, may_follow_at_once, use_verdict
 from launcher.runs.result import Result
 from launcher.runs.run_request import RunRequest
 from launcher.session.connection import Connection
 from launcher.session.node_state import Census
-from launcher.session.session import SIGNALS, Session
+from launcher.session.session import HANG_UP_S, SIGNALS, Session
 from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import count, span
@@ -74,7 +76,8 @@ class Run:
                 await self._close_disk()  # what was logged until then says most about a bug
                 raise
             finally:
-                self._hang_up()
+                for connection in self._idle:
+                    connection.close()
 
     async def _repeat(self) -> Result:
         while True:
@@ -99,13 +102,13 @@ class Run:
             decision = decide(self._endings, self._options.restarts)
             self._note_attempt(began_at, result, refusal, ending, decision)
             if isinstance(decision, Stop):
-                return await self._conclude_failure(result, decision)
+                return await self._conclude_failure(await self._hang_up(result), decision)
             self._say_restart(result, decision)
             begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
             if self._request.notify is not None and not result.has_lost_port:
                 self._request.notify("restart", result)
             if self._searches(decision) or begins_at - boottime() > IDLE_S:
-                self._hang_up()
+                await self._hang_up(result)
             try:
                 if self._searches(decision):
                     await self._pause(result.lost_host_wait_s)
@@ -113,7 +116,7 @@ class Run:
                 self._replace_hosts(result, decision)
                 await self._pause(begins_at - boottime())
             except Interrupted as interruption:
-                return await self._conclude_stop(result, interruption.number)
+                return await self._conclude_stop(await self._hang_up(result), interruption.number)
 
     # ---- one attempt --------------------------------------------------------------------------------------------
 
@@ -157,17 +160,32 @@ class Run:
         session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress, idle=self._idle)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         is_last_try = len(ports) == MOST_PORTS and all(ports)
-        return Attempt(self._request, session, outputs, self._carried, is_last_try=is_last_try, spares=len(spares))
+        return Attempt(
+            self._request, session, outputs, self._carried, is_last_try=is_last_try, spares=len(spares),
+            may_follow_at_once=may_follow_at_once(self._endings, self._options.restarts),
+        )  # fmt: skip
 
-    def _hang_up(self) -> None:
-        """Close the connections that were kept for the next attempt: their hosts then end what waits for it."""
-        for connection in self._idle:
+    async def _hang_up(self, result: Result) -> Result:
+        """End what waits on hosts for the next attempt; return the result, with the hosts that don't say so as unasked.
+
+        Such a host ends it by itself once its connection is closed, or it has heard nothing for 15 s.
+        """
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.send(messages.STOP, timeout_s=0)
+        deadline = time.monotonic() + HANG_UP_S
+        while any(not connection.is_over for connection in idle) and time.monotonic() < deadline:
+            await asyncio.sleep(_LISTEN_S)
+        silent = {connection.host.name: 1 for connection in idle if not connection.has_exited}
+        for connection in idle:
             connection.close()
-        self._idle = []
+        left = {name: found for name, found in result.census.left.items() if name not in silent}
+        unasked = {**result.census.unasked, **silent}
+        return replace(result, census=replace(result.census, left=left, unasked=unasked))
 
     @property
     def _number(self) -> int:
-        """How many attempts have ended; one that lost its port has run nothing, and another one takes its number."""
+        """How many attempts have ended; if one lost its port, another one takes its number."""
         return sum(ending.outcome is not Outcome.PORT for ending in self._endings)
 
     @property
@@ -330,7 +348,6 @@ class Run:
 
     async def _conclude(self, result: Result, words: str) -> Result:
         """Write the record, and then print how the run ended: the disk may be full."""
-        self._hang_up()
         values = {**result.as_record(), "seconds": round(self._elapsed_s(), 3)}
         self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
         unwritten = await self._close_disk()

@@ -148,6 +148,7 @@ class AllowedMessages:
             messages.PROBED: self._check_probed,
             messages.CENSUS: self._check_census,
             messages.FILE: self._check_file,
+            messages.IDLE: self._check_idle,
         }
 
     def ask(self, header: Mapping[str, Any]) -> None:
@@ -174,7 +175,7 @@ class AllowedMessages:
             self._numbers.add(header["number"])
         elif kind == messages.STOP:
             self._is_stopped = True
-            self._asked[messages.IDLE] += bool(header.get("may_restart"))
+            self._asked[messages.IDLE] += bool(header.get("keeps_python"))
 
     def accept(self, header: Header) -> Header:
         """Return the header of a node's message, its texts cleaned; raise MalformedMessage if it isn't allowed now."""
@@ -236,6 +237,11 @@ class AllowedMessages:
         self._files_bytes += header.get("size", 0)
         if self._said[messages.FILE] >= self._files or self._files_bytes > messages.MAX_FILES_BYTES:
             raise UnaskedMessage(f"{messages.FILE} {header['name']}")
+
+    def _check_idle(self, header: Header) -> None:
+        has_sent_all = self._said[messages.CENSUS] and self._said[messages.FILE] == self._files
+        if not has_sent_all or self._said[messages.IDLE] >= self._asked[messages.IDLE]:
+            raise UnaskedMessage(messages.IDLE)
 
     def _check_rank(self, header: Header, expected: set[int]) -> None:
         if header["local_rank"] not in expected:

@@ -57,8 +57,8 @@ class Connection:
 
     Three threads use it. The reader thread connects, waits for `order`, sends the first message, reads, and calls
     `on_events` and `output`; from then on only the writer thread writes. The public methods are for the event loop,
-    and none of them waits for the node. The loop reads `is_ready`, `is_over` and `heard_at` without a lock: each may
-    be a moment old, and when `is_over` is seen, events that came before may still be in the loop's queue.
+    and none of them waits for the node. The loop reads `is_ready`, `is_idle`, `is_over` and `heard_at` without a lock:
+    each may be a moment old, and when `is_over` is seen, events that came before may still be in the loop's queue.
 
     READY comes at most once, before every message of the supervisor; the guardian writes to stderr, so its messages
     may come earlier. LOST comes exactly once after `start`, as the last event, however the connection ends: even
@@ -113,10 +113,10 @@ class Connection:
     ) -> bool:
         """Take over an idle connection for another attempt, which uses it as if it were new; return whether it lives.
 
-        The node sends nothing between its IDLE and the first message of that attempt.
+        Whatever the node sends between its IDLE and its answer to the first message of that attempt ends it.
         """
         with self._lock:
-            if self.is_over or not self.is_idle:
+            if self.is_over or self._is_closed or not self.is_idle:
                 return False
             self.index, self._settings, self._output, self._on_events = index, settings, output, on_events
             self._expected = AllowedMessages()
@@ -126,6 +126,11 @@ class Connection:
             self._has_orders = self.is_idle = False
             self._is_renewed = True
         return True
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the node's side is known to have ended as it should."""
+        return self.is_over and self._channel is not None and self._channel.exit_code() == 0
 
     def start(self, window: threading.Semaphore) -> None:
         """Connect in a separate thread; READY follows once `order` was called as well, or LOST."""

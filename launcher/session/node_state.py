@@ -94,7 +94,7 @@ class NodeState:
     keeper_ending: KeeperEnding | None = None  # of the supervisor, where its guardian says so
     is_lost: bool = False  # the connection broke
     lost_at: float | None = None  # then, wall-clock here
-    is_hung_up: bool = False  # it ended after the census, or waits for the next attempt; all that it sent was taken
+    has_sent_all: bool = False  # it ended after the census, or waits for the next attempt; all that it sent was taken
     is_swept: bool = False  # a second connection looked after the first was lost
 
     @property
@@ -128,7 +128,7 @@ class NodeState:
 
     def _take_lost(self, event: Event) -> None:
         if self.census is not None:
-            self.is_hung_up = True
+            self.has_sent_all = True
             return
         if self.is_swept:
             self.stage = Stage.UNREACHABLE
@@ -139,7 +139,7 @@ class NodeState:
         self.ended = self.ended or event
 
     def _take_idle(self, event: Event) -> None:
-        self.is_hung_up = True
+        self.has_sent_all = True
 
     def _take_hello(self, event: Event) -> None:
         self.folder = event.fields["folder"]

@@ -266,17 +266,17 @@ class Session:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    async def stop_all(self, timeout_s: float, *, may_restart: bool = False) -> Census:
+    async def stop_all(self, timeout_s: float, *, keeps_python: bool = False) -> Census:
         """Stop everything on all nodes, check what is left, and hang up.
 
         A host whose connection was lost is asked over a new one; its own supervisor is ending the run there.
-        A signal that comes meanwhile kills what is left at once. may_restart: a Python that has imported torch may wait
-        for another attempt; `idle` then has the connections to such hosts, and the caller closes those it doesn't use.
+        A signal that comes meanwhile kills what is left at once. keeps_python: a Python that has imported torch may
+        wait for another attempt; `idle` then has the connections to such hosts, and the caller uses or closes them.
         """
         for state, connection in zip(self.states, self._pool.connections, strict=False):  # without the released ones
             state.has_orders = connection.recall()
             state.stage = Stage.STOPPING
-        self.send_to_all(messages.STOP, timeout_s=timeout_s, may_restart=may_restart)
+        self.send_to_all(messages.STOP, timeout_s=timeout_s, keeps_python=keeps_python)
         try:
             await self._await_censuses(timeout_s)
             await self._await_hang_ups()
@@ -311,14 +311,14 @@ class Session:
         waiting = [
             host.name
             for host, state in zip(self.hosts, self.states, strict=True)
-            if state.has_files and not state.is_hung_up
+            if state.has_files and not state.has_sent_all
         ]
         if waiting:
             self.say(f"launch: {fold_names(waiting)}: not all of the ranks' files were copied back")
 
     def _all_hung_up(self) -> bool:
         # Not connection.is_over: its thread is ahead of the events, and a file may still be among them.
-        return all(state.is_hung_up for state in self.states if state.census is not None)
+        return all(state.has_sent_all for state in self.states if state.census is not None)
 
     def _has_lost(self) -> bool:
         return any(state.is_to_sweep for state in self.states)

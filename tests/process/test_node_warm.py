@@ -242,7 +242,7 @@ def test_real_ranks_compute_the_same(nodes: Nodes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_worker_of_a_rank_is_one_of_its_own(nodes: Nodes, tmp_path: Path, method: str) -> None:
     """As of a data loader: it finds the script again, and imports torch itself unless it is a fork."""
-    node = start(nodes, tmp_path, SPAWNS, method, nproc=2)
+    node = start(nodes, tmp_path, SPAWNS, method, nproc=2, env={"TMPDIR": "/tmp"})  # for the path of a socket
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
     for rank in (0, 1):
         assert node.output[rank, STDOUT].decode() == f"{[str(rank), method == 'fork', ['train.py', method]]}\n"
@@ -345,7 +345,10 @@ def test_if_the_warm_python_is_killed_so_are_its_ranks(nodes: Nodes, tmp_path: P
 def test_an_import_that_hangs_ends_the_run(nodes: Nodes, tmp_path: Path) -> None:
     own = write_torch(tmp_path, "import time; time.sleep(300)")
     node = start(nodes, tmp_path, WAITS, torch=own, import_timeout_s=0.1)
-    assert node.wait_for(messages.FAILED)["text"] == "torch was still being imported after 0.1 s (--rdzv-timeout)"
+    assert (
+        node.wait_for(messages.FAILED)["text"]
+        == "the Python that imports torch has not answered for 0.1 s (--rdzv-timeout)"
+    )
     assert node.stop() == []
 
 
@@ -379,19 +382,21 @@ def start_twice(nodes: Nodes, folder: Path) -> Node:
     folder.mkdir()
     node = start(
         nodes, folder, FAILS_ONCE, nproc=2, torch=write_torch(folder, COUNTED), kind=ProgramKind.MODULE, name="train",
-        may_restart=True,
+        keeps_python=True,
     )  # fmt: skip
     assert node.wait_for_exits(2) == {0: (3, None), 1: (3, None)}, str(node)
-    node.send(messages.STOP, timeout_s=0, may_restart=True)
+    node.send(messages.STOP, timeout_s=0, keeps_python=True)
     assert node.wait_for(messages.CENSUS)["left"] == []
     node.wait_for(messages.IDLE)
     return node
 
 
-def start_again(nodes: Nodes, folder: Path, node: Node, name: str = "train", **fields: Any) -> None:
+def start_again(
+    nodes: Nodes, folder: Path, node: Node, name: str = "train", path: str = "own", **fields: Any
+) -> None:  # fmt: skip
     kind = ProgramKind.MODULE if name == "train" else ProgramKind.SCRIPT
     start(
-        nodes, folder, FAILS_ONCE, nproc=2, torch=folder / "own", kind=kind, name=name, before=node, attempt=1, **fields
+        nodes, folder, FAILS_ONCE, nproc=2, torch=folder / path, kind=kind, name=name, before=node, attempt=1, **fields
     )
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
 
@@ -407,19 +412,19 @@ def test_the_next_attempt_is_forked_from_the_same_import(nodes: Nodes, tmp_path:
     node = start_twice(nodes, tmp_path / "code")
     first, pid = node.folder, waiting(node)
     assert not first.exists() and not list(node.tmpdir.iterdir())
-    start_again(nodes, tmp_path / "code", node, may_restart=True)
+    start_again(nodes, tmp_path / "code", node, keeps_python=True)
     assert node.wait_for(messages.STARTED, local_rank=0) and not node.find(messages.COLD)
     assert node.folder == first  # its path is in the environment that torch was imported in
     for rank in (0, 1):
         lines = [f"attempt {attempt} of rank {rank} in {first}/files\n" for attempt in (0, 1)]
         assert node.output[rank, STDOUT].decode() == "".join(lines)
     assert imports(tmp_path / "code") == ["0"]
-    node.send(messages.STOP, timeout_s=0, may_restart=True)
+    node.send(messages.STOP, timeout_s=0, keeps_python=True)
     node.wait_for(messages.IDLE)
     assert waiting(node) != pid and not is_alive(pid)  # that one has started the ranks
 
 
-@pytest.mark.parametrize("change", ["torch", "directory", "arguments", "killed"])
+@pytest.mark.parametrize("change", ["torch", "directory", "path", "arguments", "killed"])
 def test_what_has_changed_meanwhile_is_imported_again(nodes: Nodes, tmp_path: Path, change: str) -> None:
     node = start_twice(nodes, tmp_path / "code")
     pid = waiting(node)
@@ -428,10 +433,13 @@ def test_what_has_changed_meanwhile_is_imported_again(nodes: Nodes, tmp_path: Pa
     elif change == "directory":
         (tmp_path / "code").rename(tmp_path / "old")
         shutil.copytree(tmp_path / "old", tmp_path / "code")
+    elif change == "path":
+        (tmp_path / "code" / "own").rename(tmp_path / "code" / "other")
     elif change == "killed":
         os.kill(pid, signal.SIGKILL)
         node.wait_until(lambda: not is_alive(pid))
-    start_again(nodes, tmp_path / "code", node, "train" if change != "arguments" else "./train.py")
+    name, path = "train" if change != "arguments" else "./train.py", "own" if change != "path" else "other"
+    start_again(nodes, tmp_path / "code", node, name, path)
     if change == "torch":
         assert reason(node) == "torch or its Python has changed since it was imported"
     elif change == "directory":
@@ -458,9 +466,30 @@ def test_what_waits_for_the_next_attempt_ends_with_those_who_keep_it(nodes: Node
     node.wait_until_gone()
 
 
-def test_nothing_waits_where_something_is_left_to_end(nodes: Nodes, tmp_path: Path) -> None:
-    """A STOP of a run that ends anyway, or that was not told of restarts, ends all."""
-    node = start(nodes, tmp_path, WAITS, nproc=1, may_restart=True)
+def test_nothing_waits_for_a_run_that_ends(nodes: Nodes, tmp_path: Path) -> None:
+    node = start(nodes, tmp_path, WAITS, nproc=1, keeps_python=True)
     node.wait_for_output("ready", 0)
     assert node.stop() == []
+    node.wait_until_gone()
+    assert not node.find(messages.IDLE)
+
+
+def test_a_signal_that_comes_after_the_census_ends_what_would_wait(nodes: Nodes, tmp_path: Path) -> None:
+    """While a large file of a rank is sent."""
+    code = "import os; open(os.environ['LAUNCH_FILES'] + '/large', 'wb').write(bytes(8 << 20)); os._exit(3)"
+    node = start(nodes, tmp_path, code, nproc=1, keeps_python=True)
+    assert node.wait_for_exits() == {0: (3, None)}, str(node)
+    node.send(messages.STOP, timeout_s=0, keeps_python=True)
+    node.wait_for(messages.CENSUS)
+    os.kill(node.supervisor, signal.SIGTERM)
+    node.wait_until_gone()
+
+
+def test_no_successor_is_forked_where_torch_has_started_a_helper(nodes: Nodes, tmp_path: Path) -> None:
+    """It would be the helper of the first attempt alone."""
+    torch = "import subprocess; helper = subprocess.Popen(['sleep', '300'])"
+    node = start(nodes, tmp_path, FAILS_ONCE, torch=write_torch(tmp_path, torch), keeps_python=True)
+    assert node.wait_for_exits() == {0: (3, None)}, str(node)
+    node.send(messages.STOP, timeout_s=0, keeps_python=True)
+    node.wait_until_gone()
     assert not node.find(messages.IDLE)

@@ -142,10 +142,10 @@ class Ranks:
                 self._send_queue.send(messages.ENDED, **workers.describe_status(status))
             self._inherited[pid] = status, time.monotonic()  # from a starter that was killed
             self._take_end(pid, status, time.monotonic())
-            if self.successor is not None and self._owned.starter is not None and pid == self._owned.starter.pid:
+            if self._reports is not None and self._owned.starter is not None and pid == self._owned.starter.pid:
                 while self._read_starter():
                     pass
-                self._end_reports()  # the successor has them open, so they don't come to their end
+                self._end_reports()  # a successor has them open, so they don't come to their end
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         for local_rank, process in self._owned.ranks.items():
@@ -182,9 +182,7 @@ class Ranks:
             else:
                 self._take_end(report["pid"], report["status"], report["ended_at"])
         if not data:
-            fd = self._reports
             self._end_reports()
-            os.close(fd)
         return bool(data)
 
     def _end_reports(self) -> None:
@@ -192,6 +190,8 @@ class Ranks:
         if self._reports is None:
             return
         self._loop.forget(self._reports)
+        if self.successor is None:
+            os.close(self._reports)
         self._reports = None
         if len(self._owned.ranks) < self._expected and self.ending_since is None:
             self._send_queue.send(messages.FAILED, text="the helper that starts the commands was killed")

@@ -57,6 +57,7 @@ DEVICES = "/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "
     + """
 
 def become_rank():
+    global own
     own = os.getpid()
     try:
         order, entry = await_fork(import_torch())
@@ -64,6 +65,7 @@ def become_rank():
     except BaseException as error:  # never continue with the script: this is no rank
         if os.getpid() == own:
             fail("%s: %s" % (type(error).__name__, error))
+        tell(failure="start: a rank: %s: %s" % (type(error).__name__, error))
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     go_on([os.fsdecode(encode(path)) for path in order["first_on_path"]])
@@ -104,17 +106,24 @@ def await_fork(loaded):
         tell(is_ready=True)
         if not os.read(ORDER, 1):
             os._exit(0)
+        __import__("ctypes").CDLL(None).fflush(None)  # else each fork would print what C libraries have printed
         order = json.loads(line.decode())
-        if not (order["has_successor"] and become_successor()):
+        if not (order["wants_successor"] and fork_successor()):
             return start_ranks(order)
 
 
-def become_successor():  # or fork it
-    __import__("ctypes").CDLL(None).fflush(None)
-    pid = os.fork()
+def fork_successor():  # returns whether this is the successor
+    global own
+    if read("/proc/self/task/%d/children" % os.getpid()):  # a helper of torch would be no child of the next attempt
+        return False
+    try:
+        pid = os.fork()
+    except OSError:  # a run needs none
+        return False
     if pid:
         tell(successor=read("/proc/%d/stat" % pid))
         return False
+    own = os.getpid()
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)  # the pipes of this attempt must end with it
     for fd in (1, 2):
@@ -170,7 +179,6 @@ def start_ranks(order):
     mark, folder, stop_timeout_s = os.environ["LAUNCH_MARK"], order["folder"], order["stop_timeout_s"]
     server = listen(order["world"])
     libc = __import__("ctypes").CDLL(None)
-    libc.fflush(None)  # what C libraries have printed would otherwise be printed by each rank
     libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: daemons without the mark become children of this process
     ignored = signal.SIGTERM, signal.SIGHUP, signal.SIGINT, order["hold_signal"]
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
@@ -251,6 +259,7 @@ def fail(error):
 
 
 def dress(order, entry):
+    global REPORT
     local_rank, folder = entry["rank"], order["folder"]
     for number, name in ((1, "out"), (2, "err")):
         fd = os.open(encode("%s/%s.%d" % (folder, name, local_rank)), os.O_RDWR)
@@ -258,6 +267,7 @@ def dress(order, entry):
         os.close(fd)
     for fd in (REPORT, KEEPERS, ORDER):
         os.close(fd)
+    REPORT = -1
     # Only what differs: Python's .pth files and what torch imports may have set variables, too.
     os.environb.update({encode(name): encode(value) for name, value in entry["env"].items()})
     if may_hold_store():
@@ -372,7 +382,8 @@ class WarmPython:
     def is_for(self, argv: list[str], env: dict[str, str], cwd: str) -> bool:
         """Tell whether it lives and may start ranks with these arguments, in this environment and directory."""
         is_alive = self.child.process is not None and proc.is_alive(self.child.process)
-        return is_alive and self.find_difference([{"argv": argv, "env": {}}], env, cwd) is None
+        has_path = env.get("PYTHONPATH") == self._env.get("PYTHONPATH")  # only START may put something before it
+        return is_alive and has_path and self.find_difference([{"argv": argv, "env": {}}], env, cwd) is None
 
     def find_changes(self, env: dict[str, str]) -> dict[str, str]:
         """Return the variables that this Python wasn't started with, or not with this value."""

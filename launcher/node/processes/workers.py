@@ -22,7 +22,7 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
-_CAUGHT = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)  # by the supervisor
+CAUGHT = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)  # by the supervisor
 _IGNORED = (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, signals.HOLD)  # by Python, the supervisor or the shim
 
 
@@ -40,16 +40,16 @@ def fork(death_signal: int = signals.SIGKILL) -> int:
     A signal that this process catches ends the child, however early it comes, and never wakes this process's loop.
     """
     parent = os.getpid()
-    signals.pthread_sigmask(signals.SIG_BLOCK, _CAUGHT)
+    signals.pthread_sigmask(signals.SIG_BLOCK, CAUGHT)
     pid = -1
     try:
         pid = os.fork()
     finally:
         if pid == 0:
             signals.set_wakeup_fd(-1)
-            for number in _CAUGHT:
+            for number in CAUGHT:
                 signals.signal(number, signals.SIG_DFL)
-        signals.pthread_sigmask(signals.SIG_UNBLOCK, _CAUGHT)
+        signals.pthread_sigmask(signals.SIG_UNBLOCK, CAUGHT)
     if pid == 0 and death_signal:
         _die_with(parent, death_signal)
     return pid

@@ -60,7 +60,7 @@ def test_the_first_failure_is_the_failure() -> None:
 
 def test_a_connection_that_ends_after_the_census_is_no_failure() -> None:
     state = state_after(HELLO, CENSUS, LOSS)
-    assert (state.failure, state.is_lost, state.is_hung_up) == (None, False, True)
+    assert (state.failure, state.is_lost, state.has_sent_all) == (None, False, True)
 
 
 def test_a_stack_changes_nothing() -> None:
