@@ -77,7 +77,7 @@ class RunProcesses:
         # Start times, by process id, of what is part of no run: children that a login's rc files started before the
         # guardian, and a Python that waits for the next attempt.
         self.strangers: dict[int, int] = {}
-        self.starter: Process | None = None  # of the ranks: torchrun, or a shim
+        self.starter: Process | None = None  # of the ranks: torchrun, a shim, or a warm Python
         self.ranks: dict[int, Process] = {}  # by local rank
         self.global_ranks: dict[int, str | None] = {}  # by local rank, where torchrun doesn't start them
         self._sessions: dict[int, int] = {}  # session id -> start time of its leader
