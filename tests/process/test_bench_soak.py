@@ -18,6 +18,7 @@ def test_a_controller_of_the_soak_pauses_for_a_moment() -> None:
     words = [sys.executable, "-c", HURRY + PACKS]
     done = subprocess.run(words, capture_output=True, timeout=DEADLINE_S, check=True)
     archive = zipfile.ZipFile(io.BytesIO(done.stdout))
-    assert b"\nFIRST_PAUSE_S = 0.05\n" in archive.read("launcher/runs/policy.py")
+    policy = archive.read("launcher/runs/policy.py")
+    assert b"\nFIRST_PAUSE_S = 0.05\n" in policy and b"    return True\n" in policy
     assert "launcher/runs/policy.pyc" not in archive.namelist(), "Python would take that"
     assert "launcher/runs/run.py" in archive.namelist()
