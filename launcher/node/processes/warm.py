@@ -86,7 +86,10 @@ def import_torch():
     except BaseException as error:
         leave("torch can't be imported: %s: %s" % (type(error).__name__, error))
     global as_imported
-    as_imported = identify_files(), identify_folder()
+    try:
+        as_imported = identify_files(), identify_folder()
+    except OSError as error:
+        leave(str(error))
     del os.environ["OPENBLAS_NUM_THREADS"]
     if threads is not None:
         os.environ["OPENBLAS_NUM_THREADS"] = threads
