@@ -99,7 +99,7 @@ class Soak:
         self._errors = folder / "stderr"
         self._output = folder / "stdout"
         self._samples: list[tuple[float, int, int]] = []  # MiB, threads, descriptors
-        self._last_signal: int | None = None
+        self._last_signals: set[int] = set()  # the last failure of a rank by itself is one of these
         script = folder / "rank.py"
         script.write_text(_SCRIPT)
         argv = ["--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--nproc", "1", "--cpu"]
@@ -185,8 +185,8 @@ class Soak:
 
     def _end_rank(self) -> str:
         """Not in the same way as the rank before: the same failure twice without progress ends a run."""
-        number = self._chance.choice([each for each in _SIGNALS if each != self._last_signal])
-        self._last_signal = number
+        number = self._chance.choice([each for each in _SIGNALS if each not in self._last_signals])
+        self._last_signals = {number}
         os.kill(self._pick_rank(), number)
         return f"{number.name} to a rank"
 
@@ -218,9 +218,9 @@ class Soak:
 
     def _kill_starter(self) -> str:
         """Its rank is then killed by the kernel."""
-        if self._last_signal == signal.SIGKILL:
+        if signal.SIGKILL in self._last_signals:
             return self._end_rank()
-        self._last_signal = signal.SIGKILL
+        self._last_signals = {signal.SIGKILL}
         os.kill(_ancestor(self._pick_rank(), 1), signal.SIGKILL)
         return "the Python that has forked a rank is killed"
 
@@ -231,9 +231,9 @@ class Soak:
 
     def _kill_during_restart(self) -> str:
         """While the hosts wait for the next attempt, or a little earlier or later."""
-        rank = self._pick_rank()
-        supervisor = _ancestor(rank, _SUPERVISOR)
+        supervisor, before = _ancestor(self._pick_rank(), _SUPERVISOR), self._last_signals
         said = self._end_rank()
+        self._last_signals |= before  # if the supervisor was killed early, it is the failure
         time.sleep(self._chance.uniform(0.0, 0.3))
         with contextlib.suppress(ProcessLookupError):
             os.kill(supervisor, signal.SIGKILL)
