@@ -206,7 +206,7 @@ class Planting:
             "addresses": [[address, self._listening["port"]] for address in self._find_addresses(host)],
             "fingerprint": credentials.fingerprint, "silence_s": job.timeouts.silence_s,
             "redial_s": REDIAL_S if self._request.options.restarts else 0.0,
-            "connect_timeout_s": job.timeouts.connect_timeout_s,
+            "connect_timeout_s": job.timeouts.connect_timeout_s, "is_after_go": False,
         }  # fmt: skip
 
     def _find_addresses(self, host: Host) -> list[str]:

@@ -81,6 +81,7 @@ FAILED = "failed"
 PLANT = "plant"
 DIALLED = "dialled"
 REFUSED = "refused"
+PRESENT = "present"  # another agent of the run is there
 
 # controller -> agent
 WELCOME = "welcome"

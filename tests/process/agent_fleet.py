@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from machines.channels import read_all
 from machines.patience import DEADLINE_S, NEVER_S
 from node_process import is_alive, wait_until
 
+from launcher.clock import boot_id
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.transports import bootstrap
@@ -46,6 +48,7 @@ class Planted:
         """Return what it says to the launch host, without what every answer has."""
         ((header, _),) = messages.Decoder().feed(self._read_line())
         assert header.pop("nonce") == self._nonce
+        assert header.pop("boot_id") == (boot_id() or "")
         return header
 
     def wait_for_end(self) -> int | None:
@@ -72,8 +75,17 @@ class Fleet:
         self.changes = 0
         self._silence_s = silence_s
         self.planted: list[Planted] = []
-        self.hub = Hub(RUN, names, self.credentials, silence_s=silence_s, on_change=self._count)
-        self.port = self.hub.listen()
+        self.state = tempfile.TemporaryDirectory()  # where agents have their locks
+        self._hubs: list[Hub] = []
+        self.hub, self.port = self.open_hub()
+
+    def open_hub(self, port: int = 0, generation: int = 1) -> tuple[Hub, int]:
+        """Return a hub and its port; one after the first is that of a controller that takes the run up."""
+        hub = Hub(
+            RUN, self.names, self.credentials, silence_s=self._silence_s, on_change=self._count, generation=generation
+        )
+        self._hubs.append(hub)
+        return hub, hub.listen(port)
 
     def _count(self) -> None:
         self.changes += 1
@@ -93,12 +105,16 @@ class Fleet:
             "silence_s": self._silence_s,
             "redial_s": NEVER_S,
             "connect_timeout_s": NEVER_S,
+            "is_after_go": False,
         }
-        os.environ[MARK] = self.mark
+        added = {MARK: self.mark, "XDG_STATE_HOME": self.state.name}
+        before = {key: os.environ.get(key) for key in added}
+        os.environ.update(added)
         try:
             self.planted.append(Planted(Host(name), {**order, **fields}, python))
         finally:
-            del os.environ[MARK]
+            for key, value in before.items():
+                os.environ.pop(key) if value is None else os.environ.update({key: value})
         return self.planted[-1]
 
     def start(self, **fields: Any) -> None:
@@ -119,9 +135,14 @@ class Fleet:
                     found.append(int(path.name))
         return found
 
+    def locks(self) -> list[Path]:
+        """Return the files of the agents' locks."""
+        return [*Path(self.state.name, "launch", "agents").glob("*.lock")]
+
     def close(self) -> None:
-        """Close the hub and all logins; then nothing may be left."""
-        self.hub.close(DEADLINE_S)
+        """Close the hubs and all logins; then nothing may be left."""
+        for hub in self._hubs:
+            hub.close(DEADLINE_S)
         for planted in self.planted:
             planted.channel.close()
         try:
@@ -132,13 +153,14 @@ class Fleet:
             for planted in self.planted:
                 planted.channel._process.wait()
                 read_all(planted.channel)
+            self.state.cleanup()
 
 
 class Wire:
     """A way to the hub that can be cut, as a network can."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
+        self.target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -183,7 +205,7 @@ class Wire:
                 continue
             for end in ready:
                 if end is self._listener:
-                    pair = (self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._target)))
+                    pair = (self._listener.accept()[0], socket.create_connection(("127.0.0.1", self.target)))
                     self._pairs.append(pair)
                     others.update([pair, pair[::-1]])
                 elif end in others:

@@ -196,7 +196,7 @@ def read_to_end(sock: socket.socket) -> bytes:
 )
 def test_a_hello_of_nobody(make_fleet: MakeFleet, change: dict[str, object]) -> None:
     fleet = make_fleet("n1", "n2")
-    hello = {"type": "hello", "run": RUN, "index": 0, "token": fleet.credentials.tokens[0], **change}
+    hello = {"type": "hello", "run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "boot_id": "", **change}
     with make_client(fleet.port) as sock:
         sock.sendall(messages.encode(**{"kind" if name == "type" else name: value for name, value in hello.items()}))
         assert read_to_end(sock) == b""
@@ -302,10 +302,10 @@ def test_strangers_leave_files_for_the_run() -> None:
 )
 def test_an_agent_that_misbehaves(make_fleet: MakeFleet, message: bytes, text: str) -> None:
     fleet = make_fleet()
-    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0]}
+    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "boot_id": ""}
     with make_client(fleet.port) as sock:
         sock.sendall(messages.encode("hello", **hello))
-        assert sock.recv(4096) == messages.encode("welcome")
+        assert sock.recv(4096) == messages.encode("welcome", generation=1)
         channel = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
         assert sock.recv(4096) == messages.encode("open", channel=1, attempt=1, command="cat")
         sock.sendall(message)
@@ -527,6 +527,8 @@ def test_an_agent_that_was_cut_off_hears_of_the_end(wire: Callable[[int], Wire],
 
 def test_an_agent_that_comes_again_replaces_the_older_one(fleet: Fleet) -> None:
     older = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
+    for lock in fleet.locks():  # as on a file system without locks
+        lock.unlink()
     newer = fleet.plant("n1", redial_s=0)
     assert fail_of(older) == (HostFailureKind.CONNECTION, "its agent has connected again")
     assert newer.read_answer()["type"] == "dialled"
@@ -535,6 +537,84 @@ def test_an_agent_that_comes_again_replaces_the_older_one(fleet: Fleet) -> None:
         lambda: len(fleet.pids()) == 4
     )  # the older one came again too, and the other one may not; each with its parent
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
+
+
+def test_a_second_agent_of_a_run_ends_at_once(fleet: Fleet) -> None:
+    holds = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
+    agent = int(read_line(holds))
+    second = fleet.plant("n1", is_after_go=True)
+    assert second.read_answer() == {"type": "present"}
+    assert second.wait_for_end() == 0
+    holds.write(b"on\n")
+    assert read_line(holds) == b"on\n"
+    assert [path.stat().st_mode & 0o777 for path in fleet.locks()] == [0o600] * 2
+    os.kill(agent, signal.SIGKILL)
+    fail_of(holds)
+    assert fleet.plant("n1", is_after_go=True).read_answer() == {"type": "present"}, "its parent starts it again"
+    assert fleet.hub.wait_for_all(DEADLINE_S) == []
+    fleet.hub.close(DEADLINE_S)
+    wait_until(lambda: not fleet.pids())
+    assert not fleet.locks()
+
+
+def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
+    """As after a reboot of its host: the controller is only told that it is another boot."""
+    fleet = make_fleet("n1", "n2")
+    fleet.start()
+    first = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
+    agent = int(read_line(first))
+    os.kill(parent_of(agent), signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    fail_of(first)
+    wait_until(lambda: fleet.hub.missing() == ["n1"])
+    assert [(absence.host, absence.has_rebooted) for absence in fleet.hub.find_absences()] == [("n1", False)]
+    fleet.hub.note_boot("n1", "another")
+    assert [(absence.address, absence.has_rebooted) for absence in fleet.hub.find_absences()] == [("127.0.0.1", True)]
+    planted = fleet.plant("n1", is_after_go=True)
+    assert planted.read_answer()["type"] == "dialled"
+    assert planted.wait_for_end() == 0
+    assert fleet.hub.wait_for_all(DEADLINE_S) == []
+    assert [(found.host, found.has_rebooted) for found in fleet.hub.take_returns()] == [("n1", True)]
+    assert fleet.hub.take_returns() == fleet.hub.find_absences() == []
+    second = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
+    os.kill(int(read_line(second)), signal.SIGKILL)
+    fail_of(second)
+    assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0), "it has a parent, too"
+
+
+def test_an_agent_after_go_may_come_before_its_controller(make_fleet: MakeFleet) -> None:
+    """It outlives the login that started it."""
+    fleet = make_fleet()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    planted = fleet.plant("n1", [("127.0.0.1", port)], connect_timeout_s=0.0, is_after_go=True)
+    planted.channel.close()
+    wait_until(lambda: find_agents(fleet))
+    hub, _ = fleet.open_hub(port)
+    hub.go()
+    assert hub.wait_for_all(DEADLINE_S) == []
+    assert run(hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
+
+
+def test_an_agent_refuses_a_controller_that_was_replaced(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    way = wire(fleet.port)
+    planted = fleet.plant("n1", [("127.0.0.1", way.port)])
+    fleet.hub.wait_for_all(DEADLINE_S)
+    fleet.hub.go()
+    assert (planted.read_answer()["type"], planted.wait_for_end()) == ("dialled", 0)
+    newer, way.target = fleet.open_hub(generation=2)
+    newer.go()
+    wait_until(lambda: [(absence.host, absence.address) for absence in newer.find_absences()] == [("n1", "")])
+    way.cut()
+    assert newer.wait_for_all(DEADLINE_S) == []
+    newer_port, way.target = way.target, fleet.port
+    way.cut()
+    wait_until(lambda: fleet.hub.take_returns())
+    wait_until(lambda: fleet.hub.missing() == ["n1"])
+    way.target = newer_port
+    assert newer.wait_for_all(DEADLINE_S) == []
+    fleet.hub.close(leave_s=0)
 
 
 def test_a_frozen_agent_is_dropped_and_hangs_up_when_it_thaws(make_fleet: MakeFleet) -> None:

@@ -2,15 +2,17 @@
 
 It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
 
-    stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s}
-    stdout             dialled {address} or refused {why}, once; both with the nonce of the loader
-    to controller      hello {run, index, token}    out, err {channel} + bytes    exit {channel, code}
+    stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
+                       is_after_go}
+    stdout             dialled {address}, refused {why} or present, once; each with the nonce of the loader and boot_id
+    to controller      hello {run, index, token, boot_id}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    beat
-    from controller    welcome    gone    go    open {channel, attempt, command}    data {channel} + bytes
+    from controller    welcome {generation}    gone    go    open {channel, attempt, command}    data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
 
 Before `go` it ends with its login, since nothing was started. At `go` it leaves the login: its own process exits with
-0, and a fork with a session of its own continues. From then on it depends on the controller alone.
+0, and a fork with a session of its own continues. From then on it depends on the controller alone. One that is started
+for a run that has its `go` (is_after_go), as after a reboot of its host, leaves at once; its answer follows.
 
 If it may dial again (redial_s), that fork is only its parent, which starts it again if it is killed. The new one has
 nothing in its hands, as after a lost connection: what the old one had started has lost its pipes, and ends by itself.
@@ -23,6 +25,7 @@ import select
 from functools import partial
 
 from launcher.node import clock, messages, signals
+from launcher.node.agents.agent_lock import AgentLock, take_lock
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
     Wanted = Tuple[int, int, Callable[[], object]]
 
-_STDIN, _STDOUT = 0, 1
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES = 64 << 10
 _MOST_STARTS = 10  # of an agent that is killed again and again
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 5.0  # between two dials
@@ -46,15 +49,19 @@ class Lifecycle:
     exits once its processes have. Times are seconds of one clock that includes suspend.
     """
 
-    def __init__(self, connect_timeout_s: float, redial_s: float, now: float) -> None:
-        """connect_timeout_s: for the first connection; redial_s: for each later one, 0 to never dial again."""
-        self.has_started = False  # GO has come
+    def __init__(self, connect_timeout_s: float, redial_s: float, now: float, *, is_after_go: bool = False) -> None:
+        """connect_timeout_s: for the first connection; redial_s: for each later one, 0 to never dial again.
+
+        is_after_go: the first connection is a later one of the run.
+        """
+        self.has_started = is_after_go  # GO has come
         self.exit_code: Optional[int] = None
         self.dial_at: Optional[float] = now  # None while it is connected, or ends
         self._redial_s = redial_s
-        self._give_up_at: Optional[float] = now + connect_timeout_s
+        self._give_up_at: Optional[float] = now + (redial_s if is_after_go else connect_timeout_s)
         self._pauses = 0  # since it was last connected
         self._attempt = 0  # the highest that was seen
+        self.generation = 0  # the highest of a controller that was seen
 
     def begin_dial(self, now: float) -> None:
         """Note that all addresses are being tried. The next dial follows even if some of them don't respond."""
@@ -70,10 +77,17 @@ class Lifecycle:
         """Note that the controller was found, which may still refuse this agent."""
         self.dial_at = None
 
-    def connect(self) -> None:
-        """Note that the controller has accepted this agent."""
+    def connect(self, generation: int) -> bool:
+        """Note that a controller has accepted this agent; return False if another one has taken the run up since.
+
+        generation: how many controllers the run has had with this one.
+        """
+        if generation < self.generation:
+            return False
+        self.generation = generation
         self._pauses = 0
         self._give_up_at = None
+        return True
 
     @property
     def may_redial(self) -> bool:
@@ -126,17 +140,30 @@ class Agent:
     by itself. The agent exits only when no process that it has started is left.
     """
 
-    def __init__(self, nonce: str, plant: dict[str, Any], known: str = "") -> None:
-        """Begin to catch signals; plant: the first message; known: where a killed agent was connected, after `go`."""
+    def __init__(
+        self, nonce: str, plant: dict[str, Any], lock: AgentLock, known: str = "", generation: int = 0, *,
+        is_again: bool = False,
+    ) -> None:  # fmt: skip
+        """Begin to catch signals; plant: the first message.
+
+        known, generation: where a killed agent was connected, and to which controller. is_again: this one replaces it.
+        """
         self._nonce = nonce
         self._plant = plant
+        self._lock = lock
         self._silence_s: float = plant["silence_s"]
-        self._lifecycle = Lifecycle(plant["connect_timeout_s"], plant["redial_s"], clock.boottime())
+        self._lifecycle = Lifecycle(
+            plant["connect_timeout_s"],
+            plant["redial_s"],
+            clock.boottime(),
+            is_after_go=is_again or plant["is_after_go"],
+        )
+        self._lifecycle.generation = generation
         addresses = [(str(host), int(port)) for host, port in plant["addresses"]]
         self._dials = Dials(addresses, plant["fingerprint"], known)
         self._children = Children(dict(os.environ), self._send)
         self._link: Optional[ControllerLink] = None
-        self._has_answered = bool(known)
+        self._has_answered = is_again
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write):
             os.set_blocking(fd, False)
@@ -144,9 +171,8 @@ class Agent:
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
         for number in (signals.SIGCHLD, signals.SIGHUP):
             signals.signal(number, lambda number, frame: None)
-        if known:
-            self._lifecycle.start()
-            self._lifecycle.disconnect(clock.boottime())
+        if plant["is_after_go"] and not is_again:
+            self._leave_login()
 
     def run(self) -> int:
         """Serve until the agent may exit; return its exit code."""
@@ -163,6 +189,7 @@ class Agent:
                 callbacks[fd]()
             self._flush()
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
+        self._lock.release()
         return self._lifecycle.exit_code or 0
 
     def _is_done(self) -> bool:
@@ -217,13 +244,15 @@ class Agent:
         """Tell the launch host how dialing went, once; it may be gone."""
         if not self._has_answered:
             self._has_answered = True
-            try:
-                os.write(_STDOUT, messages.encode(kind, nonce=self._nonce, **fields))
-            except OSError:
-                pass
+            _tell(kind, self._nonce, **fields)
+            if self._lifecycle.has_started:
+                _drop(_STDOUT)
 
     def _leave_login(self) -> None:
-        """Let the process that the login knows exit with 0, and continue in a session of its own."""
+        """Let the process that the login knows exit with 0, and continue in a session of its own.
+
+        If the answer is not given yet, stdout is kept for it.
+        """
         try:
             if os.fork():
                 os._exit(0)
@@ -232,18 +261,14 @@ class Agent:
             return
         os.setsid()
         os.chdir("/")
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in range(3):
-            os.dup2(null, fd)
-        os.close(null)
+        _drop(_STDIN, _STDERR, *([_STDOUT] if self._has_answered else []))
         if self._lifecycle.may_redial:
             self._leave_guardian()
         self._lifecycle.start()
 
     def _leave_guardian(self) -> None:
         """Let this process be the agent's parent, and continue in a fork; at first it holds no more than its link."""
-        assert self._link is not None  # `go` came through it
-        known = self._link.name
+        known = self._link.name if self._link is not None else ""
         for number in range(_MOST_STARTS):
             try:
                 pid = os.fork()
@@ -253,13 +278,16 @@ class Agent:
                 return
             if not pid and number:
                 _name_process("launch-agent")
-                os._exit(Agent(self._nonce, self._plant, known).run())
+                generation = self._lifecycle.generation
+                os._exit(Agent(self._nonce, self._plant, self._lock, known, generation, is_again=True).run())
             if not pid:
                 return
             if not number:
                 _name_process("launch-guardian")
                 signals.set_wakeup_fd(-1)
-                self._link.close()
+                _drop(_STDOUT)
+                if self._link is not None:
+                    self._link.close()
             _, status = os.waitpid(pid, 0)
             if not os.WIFSIGNALED(status):
                 break
@@ -272,14 +300,15 @@ class Agent:
         if connected is not None:
             self._link = ControllerLink(connected, dial.name)
             fields = {name: self._plant[name] for name in ("run", "index", "token")}
-            self._send(messages.HELLO, **fields)
+            self._send(messages.HELLO, boot_id=clock.boot_id() or "", **fields)
             self._lifecycle.stop_dialing()
 
     def _serve(self, link: ControllerLink) -> None:
         if link is not self._link:  # it was lost a moment ago
             return
         for header, payload in link.receive():
-            self._obey(link, header, payload)
+            if link is self._link:  # not that of a controller that was replaced
+                self._obey(link, header, payload)
         if link.is_lost:
             self._lose_link("it closed the connection")
 
@@ -317,9 +346,10 @@ class Agent:
             self._open(header["channel"], header["attempt"], header["command"])
         elif kind == messages.SHUT:
             self._children.shut(header["channel"])
+        elif kind == messages.WELCOME and not self._lifecycle.connect(header["generation"]):
+            self._lose_link("its controller was replaced")
         elif kind == messages.WELCOME:
             link.is_welcome = True
-            self._lifecycle.connect()
             self._answer(messages.DIALLED, address=link.name)
         elif kind == messages.GO and not self._lifecycle.has_started:
             self._leave_login()
@@ -342,6 +372,22 @@ class Agent:
     def _take_signals(self) -> None:
         os.read(self._wake_read, 4096)
         self._children.reap()
+
+
+def _tell(kind: str, nonce: str, **fields: Any) -> None:
+    """Write an answer for who has started this process, who may be gone."""
+    try:
+        os.write(_STDOUT, messages.encode(kind, nonce=nonce, boot_id=clock.boot_id() or "", **fields))
+    except OSError:
+        pass
+
+
+def _drop(*fds: int) -> None:
+    """Close standard streams, so that nothing else gets their numbers."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(null, fd)
+    os.close(null)
 
 
 def _name_process(name: str) -> None:
@@ -371,4 +417,10 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     """Serve the controller that the first message names; wait_s: for that message. Never returns."""
     _name_process("launch-agent")
     plant = _read_plant(wait_s)
-    os._exit(1 if plant is None else Agent(nonce, plant).run())
+    if plant is None:
+        os._exit(1)
+    lock = take_lock(plant["run"], plant["index"], plant["fingerprint"])
+    if lock is None:
+        _tell(messages.PRESENT, nonce)
+        os._exit(0)
+    os._exit(Agent(nonce, plant, lock).run())

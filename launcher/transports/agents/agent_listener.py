@@ -26,12 +26,12 @@ _CLIENT_HELLO = b"\x16"  # how a TLS client begins: the type of a handshake's re
 _SITE_BITS = 64  # of an IPv6 address: one host may have all addresses behind them
 
 
-def open_port() -> socket.socket:
-    """Listen on a port that the system chooses, on all addresses, of IPv6 too if this machine has it."""
+def open_port(port: int) -> socket.socket:
+    """Listen on a port (0: one that the system chooses), on all addresses, of IPv6 too if this machine has it."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # it is disabled
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", 0), backlog=_BACKLOG)
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 class AgentListener:

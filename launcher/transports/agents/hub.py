@@ -10,8 +10,10 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from launcher.clock import boottime
 from launcher.concurrency import start_task, start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
@@ -30,23 +32,56 @@ RETURN_S = 6.0  # for agents that were cut off to dial again, which they do ever
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
 
 
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A host whose agent is not connected."""
+
+    host: str
+    missing_s: float
+    has_rebooted: bool  # since then, as far as that is known
+    address: str  # from which its agent was connected last; "" if it never was
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A host whose agent is connected again."""
+
+    host: str
+    missing_s: float  # before that
+    has_rebooted: bool
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of an agent."""
+
+    boot_id: str = ""  # "": unknown
+    address: str = ""
+    lost_at: float | None = None  # of launcher.clock.boottime
+    has_rebooted: bool = False  # since it was lost
+
+
 class Hub:
     """The controller's end of all agents, from `listen` to `close`.
 
     One thread runs an event loop with all connections, and never waits for a caller: what a channel holds is bounded by
     its window. The public methods may be called in any other thread. `_changed` guards `_links`, and is notified of
-    every change; `_links` holds at most one link for each agent, one that was admitted and isn't lost. Only the hub's
-    thread uses `_absent`.
+    every change; `_links` holds at most one link for each agent, one that was admitted and isn't lost. `_changed` also
+    guards `_seen` and `_returns`. Only the hub's thread uses `_absent`.
 
     If the loop fails, which it should not, all connections are lost and the hub is as good as closed.
     """
 
     def __init__(
         self, run_id: str, names: Sequence[str], credentials: Credentials, *, silence_s: float,
-        on_change: Callable[[], object],
+        on_change: Callable[[], object], generation: int = 1,
     ) -> None:  # fmt: skip
-        """names: of the hosts, by the index of their agent; on_change: called in the hub's thread, must not block."""
+        """names: of the hosts, by the index of their agent; on_change: called in the hub's thread, must not block.
+
+        generation: how many controllers the run has had with this one; agents that know a later one refuse it.
+        """
         self._run_id = run_id
+        self._generation = generation
         self._indexes = {name: index for index, name in enumerate(names)}
         self._names = tuple(names)
         self._credentials = credentials
@@ -55,6 +90,8 @@ class Hub:
         self._changed = threading.Condition()
         self._links: dict[int, AgentLink] = {}
         self._absent: set[int] = set()  # agents that were cut off, and may dial again
+        self._seen = [_Seen() for _ in names]
+        self._returns: list[Return] = []
         self._has_started = False
         self._is_closing = False
         self._attempts = itertools.count(1)
@@ -69,8 +106,8 @@ class Hub:
 
     # ---- in any thread --------------------------------------------------------------------------------------------
 
-    def listen(self) -> int:
-        """Listen on all addresses of this machine; return the port.
+    def listen(self, port: int = 0) -> int:
+        """Listen on all addresses of this machine; return the port, which the system chooses if none is given.
 
         Raise LauncherError if this machine has no port or thread left.
         """
@@ -80,7 +117,7 @@ class Hub:
         room = MOST_STRANGERS - wanted + allow_open_files(wanted)
         self._most_strangers = max(room, min(MOST_STRANGERS, LEAST_STRANGERS + len(self._names)))
         try:
-            listener = open_port()
+            listener = open_port(port)
         except OSError as error:
             raise LauncherError(f"this machine can't listen on a port: {error.strerror}") from None
         is_serving = threading.Event()
@@ -89,9 +126,9 @@ class Hub:
         except LauncherError:
             listener.close()
             raise
-        port: int = listener.getsockname()[1]
+        found: int = listener.getsockname()[1]
         is_serving.wait()
-        return port
+        return found
 
     @property
     def refused(self) -> int:
@@ -102,6 +139,28 @@ class Hub:
         """Return the hosts whose agent is not connected now."""
         with self._changed:
             return [name for name, index in self._indexes.items() if index not in self._links]
+
+    def find_absences(self) -> list[Absence]:
+        """Return the hosts whose agent is not connected since GO, or since it was lost."""
+        now = boottime()
+        with self._changed:
+            return [
+                Absence(name, now - seen.lost_at, seen.has_rebooted, seen.address)
+                for name, seen in zip(self._names, self._seen, strict=True)
+                if seen.lost_at is not None
+            ]
+
+    def take_returns(self) -> list[Return]:
+        """Return the hosts whose agents are connected again, each once."""
+        with self._changed:
+            found, self._returns = self._returns, []
+        return found
+
+    def note_boot(self, name: str, boot_id: str) -> None:
+        """Note what a login has seen of a host whose agent is missing."""
+        with self._changed:
+            seen = self._seen[self._indexes[name]]
+            seen.has_rebooted = seen.has_rebooted or _is_another(boot_id, seen.boot_id)
 
     def wait_for_all(self, timeout_s: float) -> list[str]:
         """Block until all agents are connected; return the hosts whose agent is not connected in time."""
@@ -197,6 +256,7 @@ class Hub:
         index, token = hello["index"], str(hello["token"]).encode("utf-8", "replace")
         if hello["run"] != self._run_id or index >= len(self._names):
             return False
+        boot_id = str(hello["boot_id"])
         if not hmac.compare_digest(token, self._credentials.tokens[index].encode()):
             return False
         older = self._links.get(index)
@@ -209,19 +269,28 @@ class Hub:
             return True
         self._absent.discard(index)
         link.admit(self._names[index], index, self._silence_s)
-        link.send(messages.WELCOME)
+        link.send(messages.WELCOME, generation=self._generation)
         if self._has_started:
             link.send(messages.GO)
         with self._changed:
             self._links[index] = link
+            self._note_arrival(index, boot_id, link.peer)
             self._changed.notify_all()
         self._on_change()
         return True
+
+    def _note_arrival(self, index: int, boot_id: str, address: str) -> None:
+        seen = self._seen[index]
+        if seen.lost_at is not None:
+            has_rebooted = seen.has_rebooted or _is_another(boot_id, seen.boot_id)
+            self._returns.append(Return(self._names[index], boottime() - seen.lost_at, has_rebooted))
+        self._seen[index] = _Seen(boot_id, address)
 
     def _lose(self, link: AgentLink) -> None:
         with self._changed:
             if self._links.get(link.index) is link:
                 del self._links[link.index]
+                self._seen[link.index].lost_at = boottime()
             self._changed.notify_all()
         # Before GO an agent ends with its connection; one that was told to end does so too.
         if self._has_started and not self._end.is_set():
@@ -235,6 +304,10 @@ class Hub:
 
     def _go(self) -> None:
         self._has_started = True
+        with self._changed:
+            for index, seen in enumerate(self._seen):  # an earlier controller has said GO to these agents
+                if index not in self._links and seen.lost_at is None:
+                    seen.lost_at = boottime()
         for link in self._links.values():
             link.send(messages.GO)
 
@@ -248,6 +321,11 @@ class Hub:
             self._leave_s = 0.0
             self._changed.notify_all()
         self._call(self._begin_end)
+
+
+def _is_another(boot_id: str, known: str) -> bool:
+    """Tell whether a host has another boot id than before, if both are known."""
+    return bool(boot_id and known) and boot_id != known
 
 
 class AgentTransport:
