@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,9 +26,12 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import carry_out, fetch, find_run
+    from launcher.cli.rejoin import rejoin
     from launcher.commands.run_actions import ask_for_stacks, attach
+    from launcher.concurrency import start_thread
 
     found = find_run(run, controller, ssh_config)
+    start_thread(partial(rejoin, found, may_ask=False), "rejoin", lambda error: None)  # launch rejoin says what fails
     signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, ask_for_stacks))
     try:
         code = carry_out(found, attach, is_of_a_run=True)

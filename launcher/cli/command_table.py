@@ -25,6 +25,7 @@ GROUPS = {
         "logs": ("launcher.cli.logs", "Print the logs of a run."),
         "wait": ("launcher.cli.wait", "Wait until a run ends, and exit with its exit code."),
         "stop": ("launcher.cli.stop", "Stop a run, as Ctrl-C in its terminal does."),
+        "rejoin": ("launcher.cli.rejoin", "Let hosts that a run has lost rejoin it, as after a reboot."),
         "fetch": ("launcher.cli.fetch", "Copy the logs of a run from its controller host."),
     },
     "Hosts": {
@@ -86,6 +87,10 @@ EXAMPLES = {
     "stop": (
         "launch stop",
         "launch stop 20261120-091233 --now",
+    ),
+    "rejoin": (
+        "launch rejoin",
+        "launch rejoin 20261120-091233",
     ),
     "fetch": (
         "launch fetch",

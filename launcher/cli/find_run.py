@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +27,7 @@ from launcher.errors import (
     HostFailure,
     HostFailureKind,
     LauncherError,
+    UnreachableError,
     UsageError,
 )
 from launcher.hosts.ranges import shown
@@ -119,6 +120,33 @@ def carry_out(
         tell(f"launch: {error.message}")
         code = int(row["exit_code"])
     return code
+
+
+def ask_value(run: ListedRun | RemoteRun, find: Callable[[ListedRun], Any], *, may_ask: bool = True) -> Any:
+    """Return what a function says of a run, here or where it is controlled; it must be JSON.
+
+    Raise LauncherError if that can't be had. may_ask: for a password.
+    """
+    if isinstance(run, ListedRun):
+        return find(run)
+    from launcher.commands.run_actions import print_value
+    from launcher.controller.orders import about_run
+    from launcher.transports.base import TransportError
+
+    try:
+        with contextlib.closing(_prepare(run.way, may_ask=may_ask)()) as launcher:
+            launcher.ask(about_run(run.id, partial(print_value, find)), find_streams(os.environ))
+            data = launcher.read_output()
+    except TransportError as error:
+        raise UnreachableError([error.failure]) from None
+    if launcher.is_unknown:
+        raise _describe_unknown(run)
+    if launcher.exit_code:
+        raise click.exceptions.Exit(launcher.exit_code)  # it has said why
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise LauncherError(f"{run.way.name} sent an answer that can't be read") from None
 
 
 def _describe_unknown(run: RemoteRun) -> UsageError:
@@ -279,8 +307,8 @@ def read_answer(data: bytes) -> _Answer:
     return rows, len(all_rows) - len(rows)
 
 
-def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
-    """Return what connects, which any thread may do; this may ask for a password."""
+def _prepare(way: Way, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
+    """Return what connects, which any thread may do; may_ask: this one may ask for a password."""
     from launcher.cli.host_choice import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
     from launcher.session.settings import loader_pythons
@@ -288,6 +316,6 @@ def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
 
     settings = TransportSettings(way.transport, Path(way.ssh_config) if way.ssh_config else None, silence_s=0.0)
     hosts = [way.host]
-    open_transport = choose_opener(settings, hosts, env={}, python=way.python)
+    open_transport = choose_opener(settings, hosts, env={}, python=way.python, may_ask=may_ask)
     transport = open_transport(hosts, lambda text: None)
     return lambda: RemoteLauncher(transport, way.host, loader_pythons(way.python), _CONNECT_TIMEOUT_S)

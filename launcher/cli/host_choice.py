@@ -170,24 +170,26 @@ def choose_controller(
 
 
 def choose_opener(
-    settings: TransportSettings, hosts: Sequence[Host], *, env: Mapping[str, str], python: str | None
-) -> Opener:
+    settings: TransportSettings, hosts: Sequence[Host], *, env: Mapping[str, str], python: str | None,
+    may_ask: bool = True,
+) -> Opener:  # fmt: skip
     """Return what opens the transport to the hosts; raise UsageError, before contacting any, if there is none.
 
-    `env` is what the ranks get; `python`, if given, runs the supervisors.
+    `env` is what the ranks get; `python`, if given, runs the supervisors; may_ask: for the secrets that it needs.
     """
     chosen, settings = choose_way(settings, hosts, env)
-    return make_opener(chosen, settings, hosts, python=python)
+    return make_opener(chosen, settings, hosts, python=python, may_ask=may_ask)
 
 
 def make_opener(
-    chosen: TransportEntry, settings: TransportSettings, hosts: Sequence[Host], *, python: str | None
-) -> Opener:
+    chosen: TransportEntry, settings: TransportSettings, hosts: Sequence[Host], *, python: str | None,
+    may_ask: bool = True,
+) -> Opener:  # fmt: skip
     """Return what opens the chosen transport, as choose_opener does; ask for the secrets that it needs."""
     settings = replace(
         settings,
         may_boot=is_chosen("connect_timeout"),
-        secrets=_ask_secrets(settings, hosts) if chosen.takes_secrets else None,
+        secrets=_ask_secrets(settings, hosts) if chosen.takes_secrets and may_ask else None,
         variables=os.environ,
     )
 

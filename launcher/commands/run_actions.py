@@ -14,7 +14,7 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -174,6 +174,19 @@ def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
 def print_health(run: ListedRun, streams: OutputStreams) -> int:
     """Tell whether the controller of a run lives, which this login has not started, and which agents it misses."""
     print(json.dumps({"is_alive": is_running(run), "missing": run.read_missing()}))
+    return 0
+
+
+def find_orders(run: ListedRun) -> dict[str, Any]:
+    """Return what starts the agents of the hosts that the controller of a run misses."""
+    is_alive = is_running(run)
+    missing = run.read_missing() if is_alive else []
+    return {"is_alive": is_alive, "missing": missing, "orders": run.read_orders() if is_alive else []}
+
+
+def print_value(find: Callable[[ListedRun], object], run: ListedRun, streams: OutputStreams) -> int:
+    """Print as JSON what a function says of a run."""
+    print(json.dumps(find(run)))
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
 from launcher.controller.orders import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
+from launcher.controller.rejoin import watch_agents
 from launcher.errors import UsageError
 from launcher.node import messages
 from launcher.node.facts import network
@@ -30,7 +31,7 @@ from launcher.output.style import Style
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.logout import warn_of_lost_memory
-from launcher.runs.run_list import RunList, RunListEntry
+from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunRequest
 from launcher.runs.state_home import find_state, own_state
 from launcher.transports.agents.hub import LEAVE_S, Hub
@@ -68,15 +69,15 @@ def control(
     is_changed = threading.Event()
     hub = Hub(
         record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.timeouts.silence_s,
-        on_change=is_changed.set,
+        on_change=is_changed.set, may_rejoin=bool(request.options.restarts),
     )  # fmt: skip
     try:
-        _gather(hub, record, request, silence_s)
+        addresses, port = _gather(hub, record, request, silence_s)
         hub.go()
         console.transcribe(record.transcript)
         leave = partial(_leave, console, record, last_line)
         with listed(runs, record, is_needed=True) as entry:
-            start_thread(partial(_note_agents, entry, hub, is_changed), "agents", lambda error: None)
+            watch_agents(request, hub, entry, is_changed, addresses, port, variables=variables, say=console.say)
             host = request.host or socket.gethostname()
             for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, LEAST_FREE_BYTES, host)]:
                 console.say(line, Style.TEXT)
@@ -96,14 +97,18 @@ def control(
         console.close()  # last: a terminal may be blocked for ever
 
 
-def _gather(hub: Hub, record: RunRecord, request: Control, silence_s: float) -> None:
-    """Wait for all agents, and then for `go`; raise BrokenPipeError if the launch host has hung up."""
-    addresses = [address for _, address in network.list_addresses()]
-    _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=hub.listen())
+def _gather(hub: Hub, record: RunRecord, request: Control, silence_s: float) -> tuple[list[str], int]:
+    """Wait for all agents, and then for `go`; return the addresses of this host, and the port.
+
+    Raise BrokenPipeError if the launch host has hung up.
+    """
+    addresses, port = [address for _, address in network.list_addresses()], hub.listen()
+    _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=port)
     inbox = Inbox(partial(_give_up, record), silence_s)
     inbox.start()
     _send(messages.GATHERED, missing=hub.wait_for_all(find_patience(request.job)))
     inbox.wait_for_go()
+    return addresses, port
 
 
 class Inbox:
@@ -155,14 +160,6 @@ def _leave_streams(console: Console, record: RunRecord, last_line: LastLine) -> 
     console.detach()
     last_line.write(LEFT)
     redirect_streams(record.folder)
-
-
-def _note_agents(entry: RunListEntry, hub: Hub, is_changed: threading.Event) -> None:
-    """Write down which agents are missing, whenever that changes."""
-    while True:
-        entry.note_missing(hub.missing())
-        is_changed.wait()
-        is_changed.clear()
 
 
 def _send(kind: str, **fields: Any) -> None:

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher.concurrency import start_thread
+from launcher.controller.agent_start import await_answer, give_order, make_order, open_agent
 from launcher.controller.orders import Control, find_patience
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, UnreachableError
@@ -30,12 +31,9 @@ from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import is_run_id
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
-from launcher.transports import bootstrap
 from launcher.transports.base import Channel, Transport, TransportError
-from launcher.transports.bootstrap import open_python
 
 MARGIN_S = 5.0  # for the answer of a controller that waits for an agent in vain
-REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
 
 _FAILED, _DIALLED, _GATHERED, _SIGNAL, _OVER = "failed", "dialled", "gathered", "signal", "over"
 
@@ -188,56 +186,18 @@ class Planting:
         job = self._request.job
         try:
             with self._window:
-                python = open_python(self._transport, host, self._pythons, job.timeouts.connect_timeout_s)
+                python = open_agent(self._transport, host, self._pythons, job.timeouts.connect_timeout_s)
             self._channels.append(python.channel)
             with contextlib.suppress(OSError):  # reading tells why it has ended
-                python.channel.write(bootstrap.agent_code(python.nonce, python.magic))
                 while not self._is_listening.wait(job.timeouts.connect_timeout_s / messages.BEATS_PER_SILENCE):
                     python.channel.write(messages.encode(messages.BEAT))
-                python.channel.write(messages.encode(messages.PLANT, **self._describe(index, host)))
-            self._read_agent(python.channel, host)
+            addresses, port = self._listening["addresses"], self._listening["port"]
+            order = make_order(self._request, self.run_id, index, host, self._controller, addresses, port)
+            give_order(python.channel, order)
+            await_answer(python.channel, host, self._controller.name)
+            self._events.put((_DIALLED, host.name))  # from now on the controller sees whether it lives
         except TransportError as error:
             self._events.put((_FAILED, error.failure))
-
-    def _describe(self, index: int, host: Host) -> dict[str, Any]:
-        credentials, job = self._request.credentials, self._request.job
-        return {
-            "run": self.run_id, "index": index, "token": credentials.tokens[index],
-            "addresses": [[address, self._listening["port"]] for address in self._find_addresses(host)],
-            "fingerprint": credentials.fingerprint, "silence_s": job.timeouts.silence_s,
-            "redial_s": REDIAL_S if self._request.options.restarts else 0.0,
-            "connect_timeout_s": job.timeouts.connect_timeout_s, "is_after_go": False,
-        }  # fmt: skip
-
-    def _find_addresses(self, host: Host) -> list[str]:
-        """Return the controller's addresses as this host may see them."""
-        is_same = (host.name, host.user, host.port) == (
-            self._controller.name, self._controller.user, self._controller.port
-        )  # fmt: skip
-        found = [self._controller.address] if self._controller.address else []
-        found += [each for each in self._listening["addresses"] if is_same or not _is_local(each)]
-        return list(dict.fromkeys(found))
-
-    def _read_agent(self, channel: Channel, host: Host) -> None:
-        decoder, errors = messages.Decoder(), b""
-        while True:
-            stream, data = channel.read()
-            if not stream:
-                break
-            if stream == STDERR:
-                errors = (errors + data)[-4096:]
-                continue
-            for header, _ in decoder.feed(data):
-                if header["type"] == messages.DIALLED:
-                    self._events.put((_DIALLED, host.name))
-                    return  # from now on the controller sees whether it lives
-                if header["type"] == messages.REFUSED:
-                    text = f"it can't reach {self._controller.name}: {header['why']}"
-                    fix = f"let the hosts connect to {self._controller.name}, or use --controller here"
-                    raise TransportError(HostFailure(host.name, HostFailureKind.NO_ROUTE, text, fix))
-        lines = errors.decode("utf-8", "replace").strip().splitlines()
-        text = f"its agent has ended{f': {lines[-1]}' if lines else ''}"
-        raise TransportError(HostFailure(host.name, HostFailureKind.SUPERVISOR, text))
 
     # ---- failures -----------------------------------------------------------------------------------------------
 
@@ -276,8 +236,3 @@ def _check_id(run_id: object, host: str) -> str:
 def _late(name: str) -> HostFailure:
     text = "its agent has not reached the controller in time"
     return HostFailure(name, HostFailureKind.TIMED_OUT, text, "raise --connect-timeout, or use --controller here")
-
-
-def _is_local(address: str) -> bool:
-    """Tell whether only the machine that has this address can use it."""
-    return address.startswith(("127.", "fe80:")) or address == "::1"

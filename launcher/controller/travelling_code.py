@@ -1,6 +1,6 @@
 """The part of this package that can run on another machine: it needs the standard library and ClusterShell's NodeSet.
 
-What stays here is the command line and SSH, which need packages that are installed on the launch host alone.
+What stays here is the command line and an SSH client, which need packages that are installed on the launch host alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 from launcher.transports.bootstrap import write_archive
 
 _STAYING = (
-    "cli/", "transports/ssh/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py",
-    "commands/plots.py",
+    "cli/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py", "commands/plots.py",
+    *(f"transports/ssh/{name}" for name in (
+        "config_", "fabric", "host_keys.py", "identities.py", "packet_limits.py",
+    )),
 )  # fmt: skip
 _FOR_RANKS = ("launcher/trainer/", "launcher/collectives/", "launcher/distributed.py")  # where they are compiled
 _NODE_SET = ("__init__.py", "Defaults.py", "NodeSet.py", "NodeUtils.py", "RangeSet.py")

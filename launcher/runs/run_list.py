@@ -44,6 +44,7 @@ KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
 CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
+_ORDERS = "orders.json"  # for agents of hosts that come back
 _WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its last row
 _END_BYTES = 256
 _IS_STOPPED = b"1"
@@ -138,6 +139,15 @@ class ListedRun:
             return []
         return [name for name in found if isinstance(name, str)]
 
+    def read_orders(self) -> list[dict[str, Any]]:
+        """Return what starts the agents of the hosts that are missing now; empty if none may be started again."""
+        try:
+            found = json.loads((self.place / _ORDERS).read_text("utf-8"))
+        except (OSError, ValueError):
+            return []
+        missing = self.read_missing()
+        return [each for each in found if each["name"] in missing]
+
     def mark_stop(self) -> bool:
         """Write down that it is being stopped; return whether that was written before.
 
@@ -213,8 +223,17 @@ class RunListEntry:
             with contextlib.suppress(OSError):
                 replace_private(self._place / _AGENTS, json.dumps(hosts))
 
+    def note_orders(self, orders: Sequence[Mapping[str, Any]]) -> None:
+        """Write down what starts the agent of each host again; secrets are among that."""
+        if self._place is not None:
+            with contextlib.suppress(OSError):
+                replace_private(self._place / _ORDERS, json.dumps(orders))
+
     def close(self, *, is_kept: bool) -> None:
         """Release the lock; is_kept: the run was started, so it stays in the list."""
+        if self._place is not None:
+            with contextlib.suppress(OSError):
+                (self._place / _ORDERS).unlink(missing_ok=True)
         if self._place is not None and not is_kept:
             shutil.rmtree(self._place, ignore_errors=True)
         if self._lock is not None:

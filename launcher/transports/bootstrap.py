@@ -159,7 +159,7 @@ def open_python(transport: Transport, host: Host, pythons: Sequence[str], timeou
     for python in pythons:
         command = loader_command(python, nonce, max(MARKER_TIMEOUT_S, timeout_s))
         channel = transport.open(host, command, timeout_s)
-        with _hanging_up(channel, max(MARKER_TIMEOUT_S, timeout_s)) as has_hung_up:
+        with hanging_up(channel, max(MARKER_TIMEOUT_S, timeout_s)) as has_hung_up:
             found = await_marker(channel, nonce, host.name, noise.extend, noise.extend)
         if has_hung_up.is_set():
             raise TransportError(describe_silence(host.name, max(MARKER_TIMEOUT_S, timeout_s)))
@@ -173,7 +173,7 @@ def open_python(transport: Transport, host: Host, pythons: Sequence[str], timeou
 
 
 @contextlib.contextmanager
-def _hanging_up(channel: Channel, timeout_s: float) -> Iterator[threading.Event]:
+def hanging_up(channel: Channel, timeout_s: float) -> Iterator[threading.Event]:
     """Close the channel if the block takes longer; the event tells whether that happened."""
     is_over, has_hung_up = threading.Event(), threading.Event()
 

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.hosts.host import Host
 from launcher.transports.base import READ_BYTES, STDERR, STDOUT
@@ -16,8 +16,11 @@ from launcher.transports.base import READ_BYTES, STDERR, STDOUT
 _CLOSE_WAIT_S = 0.1
 
 
-def start_process(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a process with pipes, in a session of its own, so that the terminal's Ctrl-C reaches `launch` alone."""
+def start_process(argv: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a process with pipes, in a session of its own, so that the terminal's Ctrl-C reaches `launch` alone.
+
+    env: its environment; None: that of this process.
+    """
     return subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -25,6 +28,7 @@ def start_process(argv: Sequence[str]) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         bufsize=0,
         start_new_session=True,
+        env=env,
     )
 
 

@@ -27,13 +27,14 @@ class TransportSettings:
     ssh_config: Path | None = None  # instead of the user's and the system's files
     accept_new_host_keys: bool = False  # record the key of a host that known_hosts doesn't have
     ask_password: bool = False  # one for all hosts, see `secrets`
+    is_unattended: bool = False  # only to hosts that are known, with keys that need no passphrase or agent
     may_boot: bool = False  # wait for a host that isn't up yet, for as long as Transport.open may take
     secrets: Secrets | None = None  # typed once for all hosts; the ssh program asks for its own
     on_local: Callable[[str], None] | None = None  # gets each host that is this machine, which needs no SSH
     # Gets each host that has this machine's address but may be another machine: its name, why, and the fix.
     on_doubt: Callable[[str, str, str], None] | None = None
     pythons: Sequence[str] = ()  # names or paths of Python on the hosts, in the order of trying
-    variables: Mapping[str, str] = field(default_factory=dict)  # the environment of srun and pdsh
+    variables: Mapping[str, str] = field(default_factory=dict)  # the environment of srun, pdsh and an unattended ssh
     silence_s: float = Timeouts().silence_s  # a host ends its ranks when it has not heard from `launch` for this long
     allocation: Allocation | None = None  # the Slurm job that `launch` runs in
 

@@ -19,7 +19,6 @@ from machines.channels import read_all
 from machines.patience import DEADLINE_S, NEVER_S
 from node_process import is_alive, wait_until
 
-from launcher.clock import boot_id
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.transports import bootstrap
@@ -48,7 +47,6 @@ class Planted:
         """Return what it says to the launch host, without what every answer has."""
         ((header, _),) = messages.Decoder().feed(self._read_line())
         assert header.pop("nonce") == self._nonce
-        assert header.pop("boot_id") == (boot_id() or "")
         return header
 
     def wait_for_end(self) -> int | None:
@@ -106,6 +104,7 @@ class Fleet:
             "redial_s": NEVER_S,
             "connect_timeout_s": NEVER_S,
             "is_after_go": False,
+            "machine": "",
         }
         added = {MARK: self.mark, "XDG_STATE_HOME": self.state.name}
         before = {key: os.environ.get(key) for key in added}

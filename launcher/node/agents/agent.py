@@ -3,9 +3,9 @@
 It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
 
     stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
-                       is_after_go}
-    stdout             dialled {address}, refused {why} or present, once; each with the nonce of the loader and boot_id
-    to controller      hello {run, index, token, boot_id}    out, err {channel} + bytes    exit {channel, code}
+                       is_after_go, machine}
+    stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
+    to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    beat
     from controller    welcome {generation}    gone    go    open {channel, attempt, command}    data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
@@ -300,7 +300,7 @@ class Agent:
         if connected is not None:
             self._link = ControllerLink(connected, dial.name)
             fields = {name: self._plant[name] for name in ("run", "index", "token")}
-            self._send(messages.HELLO, boot_id=clock.boot_id() or "", **fields)
+            self._send(messages.HELLO, boot_id=clock.boot_id() or "", machine=_describe_machine(), **fields)
             self._lifecycle.stop_dialing()
 
     def _serve(self, link: ControllerLink) -> None:
@@ -377,7 +377,7 @@ class Agent:
 def _tell(kind: str, nonce: str, **fields: Any) -> None:
     """Write an answer for who has started this process, who may be gone."""
     try:
-        os.write(_STDOUT, messages.encode(kind, nonce=nonce, boot_id=clock.boot_id() or "", **fields))
+        os.write(_STDOUT, messages.encode(kind, nonce=nonce, **fields))
     except OSError:
         pass
 
@@ -388,6 +388,17 @@ def _drop(*fds: int) -> None:
     for fd in fds:
         os.dup2(null, fd)
     os.close(null)
+
+
+def _describe_machine() -> str:
+    """Return what stays the same when this machine boots, and is that of another one at most by mistake."""
+    machine_id = ""
+    try:
+        with open("/etc/machine-id") as file:
+            machine_id = file.read(64).strip()
+    except (OSError, ValueError):
+        pass  # most containers have none
+    return "%s %s" % (os.uname().nodename, machine_id)
 
 
 def _name_process(name: str) -> None:
@@ -418,6 +429,9 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     _name_process("launch-agent")
     plant = _read_plant(wait_s)
     if plant is None:
+        os._exit(1)
+    if plant["machine"] not in ("", _describe_machine()):
+        _tell(messages.ELSEWHERE, nonce, name=os.uname().nodename)
         os._exit(1)
     lock = take_lock(plant["run"], plant["index"], plant["fingerprint"])
     if lock is None:

@@ -24,6 +24,7 @@ from launcher.transports.agents.credentials import Credentials, make_server_cont
 from launcher.transports.agents.link import AgentLink, Header
 from launcher.transports.base import TransportError
 from launcher.transports.relayed.channel import RelayChannel
+from launcher.wording import age
 
 OWN_FILES = 64
 FILES_PER_HOST = 8  # its connection, its log, and more while it starts
@@ -38,8 +39,8 @@ class Absence:
 
     host: str
     missing_s: float
-    has_rebooted: bool  # since then, as far as that is known
     address: str  # from which its agent was connected last; "" if it never was
+    machine: str  # what the agent says of it, the same after a reboot
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,10 @@ class _Seen:
     """What was seen of an agent."""
 
     boot_id: str = ""  # "": unknown
+    machine: str = ""
     address: str = ""
     lost_at: float | None = None  # of launcher.clock.boottime
-    has_rebooted: bool = False  # since it was lost
+    tried: str = ""  # why the controller could not start it again
 
 
 class Hub:
@@ -74,14 +76,16 @@ class Hub:
 
     def __init__(
         self, run_id: str, names: Sequence[str], credentials: Credentials, *, silence_s: float,
-        on_change: Callable[[], object], generation: int = 1,
+        on_change: Callable[[], object], generation: int = 1, may_rejoin: bool = False,
     ) -> None:  # fmt: skip
         """names: of the hosts, by the index of their agent; on_change: called in the hub's thread, must not block.
 
         generation: how many controllers the run has had with this one; agents that know a later one refuse it.
+        may_rejoin: a host that is missing is waited for.
         """
-        self._run_id = run_id
+        self.run_id = run_id
         self._generation = generation
+        self._may_rejoin = may_rejoin
         self._indexes = {name: index for index, name in enumerate(names)}
         self._names = tuple(names)
         self._credentials = credentials
@@ -145,9 +149,9 @@ class Hub:
         now = boottime()
         with self._changed:
             return [
-                Absence(name, now - seen.lost_at, seen.has_rebooted, seen.address)
+                Absence(name, now - seen.lost_at, seen.address, seen.machine)
                 for name, seen in zip(self._names, self._seen, strict=True)
-                if seen.lost_at is not None
+                if seen.lost_at is not None and not self._is_closing
             ]
 
     def take_returns(self) -> list[Return]:
@@ -156,11 +160,10 @@ class Hub:
             found, self._returns = self._returns, []
         return found
 
-    def note_boot(self, name: str, boot_id: str) -> None:
-        """Note what a login has seen of a host whose agent is missing."""
+    def note_try(self, name: str, failure: str) -> None:
+        """Note why the agent of a host that is missing could not be started again."""
         with self._changed:
-            seen = self._seen[self._indexes[name]]
-            seen.has_rebooted = seen.has_rebooted or _is_another(boot_id, seen.boot_id)
+            self._seen[self._indexes[name]].tried = failure
 
     def wait_for_all(self, timeout_s: float) -> list[str]:
         """Block until all agents are connected; return the hosts whose agent is not connected in time."""
@@ -174,7 +177,9 @@ class Hub:
 
     def open_transport(self) -> AgentTransport:
         """Begin a new attempt: agents that have heard of it start nothing for an earlier one any more."""
-        return AgentTransport(next(self._attempts), self._find_link, lambda: next(self._numbers))
+        return AgentTransport(
+            next(self._attempts), self._find_link, lambda: next(self._numbers), self._describe_absence
+        )
 
     def close(self, leave_s: float = LEAVE_S) -> None:
         """End all agents, wait at most `leave_s` for them to leave, and close the port; call it again at any time.
@@ -195,6 +200,18 @@ class Hub:
         with self._changed:
             self._changed.wait_for(lambda: index in self._links or self._is_closing, timeout_s)
             return self._links.get(index)
+
+    def _describe_absence(self, name: str, waited_s: float) -> HostFailure:
+        """Return why nothing can be started on a host whose agent is missing."""
+        with self._changed:
+            seen = self._seen[self._indexes[name]]
+        missing_s = waited_s if seen.lost_at is None else max(waited_s, boottime() - seen.lost_at)
+        text, fix = f"its agent is not connected (for {age(missing_s)})", f"launch rejoin {self.run_id}"
+        if seen.tried:
+            text += f", and launch could not start it again: {seen.tried}"
+        if not self._may_rejoin:
+            fix = "check that the host runs and that its network reaches the controller"
+        return HostFailure(name, HostFailureKind.TIMED_OUT, text, fix)
 
     def _call(self, action: Callable[[], object]) -> None:
         if self._loop is not None:
@@ -254,9 +271,9 @@ class Hub:
     def _admit(self, link: AgentLink, hello: Header) -> bool:
         """Return whether a connection is that of an agent of this run; register it, or end the agent for good."""
         index, token = hello["index"], str(hello["token"]).encode("utf-8", "replace")
-        if hello["run"] != self._run_id or index >= len(self._names):
+        if hello["run"] != self.run_id or index >= len(self._names):
             return False
-        boot_id = str(hello["boot_id"])
+        arrived = _Seen(str(hello["boot_id"]), str(hello["machine"]), link.peer)
         if not hmac.compare_digest(token, self._credentials.tokens[index].encode()):
             return False
         older = self._links.get(index)
@@ -274,17 +291,16 @@ class Hub:
             link.send(messages.GO)
         with self._changed:
             self._links[index] = link
-            self._note_arrival(index, boot_id, link.peer)
+            self._note_arrival(index, arrived)
             self._changed.notify_all()
         self._on_change()
         return True
 
-    def _note_arrival(self, index: int, boot_id: str, address: str) -> None:
-        seen = self._seen[index]
-        if seen.lost_at is not None:
-            has_rebooted = seen.has_rebooted or _is_another(boot_id, seen.boot_id)
-            self._returns.append(Return(self._names[index], boottime() - seen.lost_at, has_rebooted))
-        self._seen[index] = _Seen(boot_id, address)
+    def _note_arrival(self, index: int, arrived: _Seen) -> None:
+        before, self._seen[index] = self._seen[index], arrived
+        if before.lost_at is not None:
+            has_rebooted = bool(arrived.boot_id and before.boot_id) and arrived.boot_id != before.boot_id
+            self._returns.append(Return(self._names[index], boottime() - before.lost_at, has_rebooted))
 
     def _lose(self, link: AgentLink) -> None:
         with self._changed:
@@ -323,11 +339,6 @@ class Hub:
         self._call(self._begin_end)
 
 
-def _is_another(boot_id: str, known: str) -> bool:
-    """Tell whether a host has another boot id than before, if both are known."""
-    return bool(boot_id and known) and boot_id != known
-
-
 class AgentTransport:
     """One attempt's way to the hosts: starts processes through the agents of a hub.
 
@@ -337,24 +348,22 @@ class AgentTransport:
     is_terse = False
 
     def __init__(
-        self, attempt: int, find_link: Callable[[str, float], AgentLink | None], next_number: Callable[[], int]
-    ) -> None:
-        """find_link: waits for a host's agent, at most so many seconds; next_number: of the next channel of a run."""
+        self, attempt: int, find_link: Callable[[str, float], AgentLink | None], next_number: Callable[[], int],
+        describe_absence: Callable[[str, float], HostFailure],
+    ) -> None:  # fmt: skip
+        """find_link: waits for a host's agent, at most so many seconds; next_number: of the next channel of a run.
+
+        describe_absence: of a host whose agent was waited for, for that long.
+        """
         self.attempt = attempt
         self._find_link = find_link
         self._next_number = next_number
+        self._describe_absence = describe_absence
 
     def open(self, host: Host, command: str, timeout_s: float) -> RelayChannel:
         link = self._find_link(host.name, timeout_s)
         if link is None:
-            raise TransportError(
-                HostFailure(
-                    host.name,
-                    HostFailureKind.TIMED_OUT,
-                    f"its agent is not connected (waited {timeout_s:g} s)",
-                    "check that the host runs and that its network reaches the controller",
-                )
-            )
+            raise TransportError(self._describe_absence(host.name, timeout_s))
         return link.open_channel(self._next_number(), self.attempt, command)
 
     def own_messages(self, host: Host) -> Sequence[str]:

@@ -41,6 +41,9 @@ _OPTIONS = {
     # A running ControlMaster is used, but none is started: all sessions would depend on that one process.
     "ControlMaster": "no",
 }
+# Nobody is there to answer, and whoever's agent this process could reach has not agreed to that.
+_UNATTENDED = {"StrictHostKeyChecking": "yes", "IdentityAgent": "none", "ControlPath": "none"}
+_PROMPTS = ("SSH_AUTH_SOCK", "SSH_ASKPASS")  # also for the ssh to a jump host, which doesn't get these options
 _SUMMARY = re.compile(rb"^(?:Transferred: sent|Bytes per second: sent) [^\n]*\n", re.MULTILINE)
 # What ssh prints if the connection was lost. If a signal has killed the command, it prints nothing and exits with 255.
 _LOST = re.compile(
@@ -107,6 +110,10 @@ class OpenSSHTransport:
         self._ssh_config = settings.ssh_config
         self._accept_new = settings.accept_new_host_keys
         self._may_boot = settings.may_boot
+        self._is_unattended = settings.is_unattended
+        self._env = None
+        if settings.is_unattended:
+            self._env = {name: value for name, value in settings.variables.items() if name not in _PROMPTS}
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
         self._answers = HostConfigs(ssh, settings.ssh_config)
@@ -142,12 +149,14 @@ class OpenSSHTransport:
         options = {**_OPTIONS, **later_options(answer.options)}
         if self._accept_new and answer.option("stricthostkeychecking") not in ("no", "false", "off"):
             options["StrictHostKeyChecking"] = "accept-new"
+        if self._is_unattended:
+            options.update(_UNATTENDED)
         settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         return [self._ssh, *(["-F", str(self._ssh_config)] if self._ssh_config else []), *settings]
 
     def _log_in(self, argv: list[str], answer: HostConfig, timeout_s: float) -> OpenSSHChannel:
         limit = f"ConnectTimeout={max(1, int(timeout_s))}"
-        process = start_process([argv[0], "-o", limit, *argv[1:]])
+        process = start_process([argv[0], "-o", limit, *argv[1:]], self._env)
         with self._lock:
             self._connecting.add(process)
         try:

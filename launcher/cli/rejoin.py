@@ -1,0 +1,105 @@
+"""launch rejoin: let hosts that a run misses, as after a reboot, rejoin it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli.find_run import controller_options
+from launcher.cli.options.help import Command
+from launcher.cli.options.values import gather
+from launcher.concurrency import start_thread
+from launcher.errors import EXIT_UNREACHABLE, HostFailure, HostFailureKind, LauncherError, UsageError
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
+from launcher.hosts.unreachable import failure_lines
+from launcher.runs.run_list import ListedRun, RemoteRun, Way
+
+if TYPE_CHECKING:
+    pass
+
+Outcome = tuple[str, HostFailure | None]  # of a host: its name, and why it has not rejoined the run
+
+
+@click.command("rejoin", cls=Command)
+@click.argument("run", metavar="[RUN]", required=False)
+@controller_options
+@gather
+def command(*, run: str | None, controller: str | None, ssh_config: Path | None) -> int:
+    """Let hosts that RUN has lost rejoin it, such as after a reboot.  [default: the newest run]
+
+    RUN must have been started with --detach and --restarts. launch logs in to each host that RUN misses, and starts
+    its helper there. RUN continues by itself once it has its hosts.
+    """
+    from launcher.cli.error_lines import tell
+    from launcher.cli.find_run import find_run
+
+    found = find_run(run, controller, ssh_config)
+    outcomes = rejoin(found, may_ask=True)
+    back = [name for name, failure in outcomes if failure is None]
+    failures = [failure for _, failure in outcomes if failure is not None]
+    if not outcomes:
+        tell(f"launch: no host of run {found.id} is missing")
+    if back:
+        tell(f"launch: {fold_names(back)} rejoined run {found.id}")
+    for line in failure_lines(failures):
+        tell(line)
+    return EXIT_UNREACHABLE if failures else 0
+
+
+def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool) -> list[Outcome]:
+    """Start the agent of each host that a run misses, and return what became of that, host by host.
+
+    Raise LauncherError if the run has no controller that lives, or can't have a host back. may_ask: for passwords.
+    """
+    from launcher.cli.find_run import ask_value
+    from launcher.cli.host_choice import choose_opener
+    from launcher.commands.run_actions import find_orders
+    from launcher.controller.agent_start import start_again
+    from launcher.session.settings import loader_pythons
+    from launcher.transports.settings import TransportSettings
+
+    answer = ask_value(found, find_orders, may_ask=may_ask)
+    if not answer["is_alive"]:
+        raise UsageError(f"run {found.id} has no controller any more", f"see how it ended with launch wait {found.id}")
+    starts = {_read_host(each): each["order"] for each in answer["orders"]}
+    if answer["missing"] and not starts:
+        text = f"run {found.id} was started without --detach and --restarts, and can't have a lost host back"
+        raise UsageError(text, f"launch stop {found.id}")
+    if not starts:
+        return []
+    way = found.way if isinstance(found, RemoteRun) else Way(found.controller.host)
+    config = Path(way.ssh_config) if way.ssh_config else None
+    settings = TransportSettings(way.transport, config, silence_s=0.0)
+    opener = choose_opener(settings, [*starts], env={}, python=way.python, may_ask=may_ask)
+    transport = opener([*starts], lambda text: None)
+    start = partial(start_again, transport, pythons=loader_pythons(way.python), controller=way.name)
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    for host, order in starts.items():
+        start_thread(partial(_start, start, host, order, outcomes), f"rejoin {host.name}", lambda error: None)
+    return sorted(outcomes.get() for _ in starts)
+
+
+def _read_host(value: Mapping[str, Any]) -> Host:
+    return Host(value["name"], user=value["user"], port=value["port"], address=value["address"], source="launch rejoin")
+
+
+def _start(start: Callable[..., object], host: Host, order: Mapping[str, Any], outcomes: SimpleQueue[Outcome]) -> None:
+    """Start one agent; whoever waits gets something."""
+    from launcher.transports.base import TransportError
+
+    try:
+        start(host=host, order=order)
+        failure = None
+    except TransportError as error:
+        failure = error.failure
+    except LauncherError as error:
+        failure = HostFailure(host.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
+    except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
+        failure = HostFailure(host.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
+    outcomes.put((host.name, failure))

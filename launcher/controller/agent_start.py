@@ -1,0 +1,117 @@
+"""Start the agent of a host over any transport: the launch host and the controller do, at the start of a run and later.
+
+An agent gets its order from stdin: where its controller listens, by which certificate it knows it, and its own token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.controller.orders import Control
+from launcher.errors import HostFailure, HostFailureKind
+from launcher.hosts.host import Host
+from launcher.node import messages
+from launcher.output.lines import STDERR
+from launcher.transports import bootstrap
+from launcher.transports.base import Channel, Transport, TransportError
+from launcher.transports.bootstrap import LoadedPython, hanging_up, open_python
+
+REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
+_DIALLING_S = 10.0  # for an agent to reach a controller that listens, and a while for one whose host is busy
+_ERROR_BYTES = 4096
+
+Order = Mapping[str, Any]  # what messages.PLANT has
+
+
+def make_order(
+    request: Control, run_id: str, index: int, host: Host, controller: Host, addresses: Sequence[str], port: int
+) -> Order:
+    """Return what the agent of a host is told at the start of a run; addresses: all of the controller's host."""
+    is_same = (host.name, host.user, host.port) == (controller.name, controller.user, controller.port)
+    found = [controller.address] if controller.address else []
+    found += [each for each in addresses if is_same or not _is_local(each)]
+    timeouts = request.job.timeouts
+    return {
+        "run": run_id, "index": index, "token": request.credentials.tokens[index],
+        "addresses": [[address, port] for address in dict.fromkeys(found)],
+        "fingerprint": request.credentials.fingerprint, "silence_s": timeouts.silence_s,
+        "redial_s": REDIAL_S if request.options.restarts else 0.0,
+        "connect_timeout_s": timeouts.connect_timeout_s, "is_after_go": False, "machine": "",
+    }  # fmt: skip
+
+
+def open_agent(transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float) -> LoadedPython:
+    """Log in and send the agent's code; it waits for its order. Raise TransportError."""
+    python = open_python(transport, host, pythons, timeout_s)
+    with contextlib.suppress(OSError):  # reading tells why it has ended
+        python.channel.write(bootstrap.agent_code(python.nonce, python.magic))
+    return python
+
+
+def give_order(channel: Channel, order: Order) -> None:
+    """Let an agent dial."""
+    with contextlib.suppress(OSError):  # as above
+        channel.write(messages.encode(messages.PLANT, **order))
+
+
+def await_answer(channel: Channel, host: Host, controller: str) -> str:
+    """Return DIALLED, or PRESENT; raise TransportError if the agent has ended, or can't reach its controller."""
+    decoder, errors = messages.Decoder(), b""
+    while True:
+        stream, data = channel.read()
+        if not stream:
+            break
+        if stream == STDERR:
+            errors = (errors + data)[-_ERROR_BYTES:]
+            continue
+        for header, _ in decoder.feed(data):
+            if header["type"] == messages.REFUSED:
+                text = f"it can't reach {controller}: {header['why']}"
+                fix = f"let the hosts connect to {controller}, or use --controller here"
+                raise TransportError(HostFailure(host.name, HostFailureKind.NO_ROUTE, text, fix))
+            if header["type"] == messages.ELSEWHERE:
+                text = f"that name leads to another machine ({header['name']})"
+                raise TransportError(HostFailure(host.name, HostFailureKind.CONFIGURATION, text))
+            if header["type"] in (messages.DIALLED, messages.PRESENT):
+                return str(header["type"])
+    lines = errors.decode("utf-8", "replace").strip().splitlines()
+    text = f"its agent has ended{f': {lines[-1]}' if lines else ''}"
+    raise TransportError(HostFailure(host.name, HostFailureKind.SUPERVISOR, text))
+
+
+def start_again(
+    transport: Transport, host: Host, pythons: Sequence[str], order: Order, controller: str, *, machine: str = ""
+) -> None:
+    """Start the agent of a host that was missing, and return once it has reached the controller.
+
+    Raise TransportError if that isn't so; the agent may still try. machine: that of the host, if a name may by now
+    lead elsewhere.
+    """
+    timeout_s = order["connect_timeout_s"]
+    python = open_agent(transport, host, pythons, timeout_s)
+    with hanging_up(python.channel, timeout_s + _DIALLING_S) as has_hung_up:
+        try:
+            give_order(python.channel, {**order, "is_after_go": True, "machine": machine})
+            answer = await_answer(python.channel, host, controller)
+        except TransportError:
+            if not has_hung_up.is_set():
+                raise
+            answer = messages.PRESENT
+        finally:
+            python.channel.close()
+    if answer == messages.PRESENT:
+        raise TransportError(_describe_deaf(host, controller, order))
+
+
+def _describe_deaf(host: Host, controller: str, order: Order) -> HostFailure:
+    """Return the failure of a host whose agent runs, and doesn't reach the controller."""
+    port = order["addresses"][0][1] if order["addresses"] else 0
+    text = f"its agent runs, but has not reached {controller} yet"
+    return HostFailure(host.name, HostFailureKind.NO_ROUTE, text, f"let it connect to {controller}, port {port}")
+
+
+def _is_local(address: str) -> bool:
+    """Tell whether only the machine that has this address can use it."""
+    return address.startswith(("127.", "fe80:")) or address == "::1"

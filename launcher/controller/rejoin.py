@@ -1,0 +1,237 @@
+"""Let hosts that come back rejoin a run: the controller logs in from its own host and starts their agents again.
+
+It does so only where that works without a prompt: with keys that have no passphrase, to hosts whose key is known, and
+without anybody's SSH agent. What can't rejoin in this way waits for `launch rejoin`.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from launcher.concurrency import start_thread
+from launcher.controller.agent_start import Order, make_order, start_again
+from launcher.controller.orders import Control
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
+from launcher.hosts.host import Host
+from launcher.runs.run_list import RunListEntry
+from launcher.session.settings import loader_pythons
+from launcher.transports.agents.hub import Absence, Hub, Return
+from launcher.transports.base import Transport, TransportError
+from launcher.transports.process_channel import LocalTransport
+from launcher.transports.settings import TransportSettings
+from launcher.transports.ssh.openssh import OpenSSHTransport
+from launcher.wording import age
+
+FIRST_TRY_S = 20.0  # after its loss: an agent that was cut off dials again by itself
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0
+_REFUSED_PAUSES_S = (60.0, 300.0, 1800.0)  # fail2ban bans an address after five refusals in ten minutes
+_LOGINS_AT_ONCE = 8
+# After these another try soon changes nothing.
+_REFUSALS = (
+    HostFailureKind.LOGIN_REFUSED, HostFailureKind.KEY_ENCRYPTED, HostFailureKind.HOST_KEY_UNKNOWN,
+    HostFailureKind.HOST_KEY_CHANGED, HostFailureKind.HOST_KEY_REVOKED, HostFailureKind.CONFIGURATION,
+    HostFailureKind.NO_PYTHON, HostFailureKind.NOT_LINUX,
+)  # fmt: skip
+# After these another name of the same host may still work.
+_OF_THE_NAME = (
+    HostFailureKind.NAME_UNKNOWN, HostFailureKind.TIMED_OUT, HostFailureKind.NO_ROUTE, HostFailureKind.REFUSED,
+    HostFailureKind.HOST_KEY_UNKNOWN, HostFailureKind.NO_SSH, HostFailureKind.CONFIGURATION,
+)  # fmt: skip
+
+
+def find_pause(failures: Sequence[HostFailureKind]) -> float:
+    """Return how long after its loss, or after the last of these failed logins, a host is tried."""
+    if not failures:
+        return FIRST_TRY_S
+    refused = next((number for number, kind in enumerate(reversed(failures)) if kind not in _REFUSALS), len(failures))
+    if refused:
+        return _REFUSED_PAUSES_S[min(refused, len(_REFUSED_PAUSES_S)) - 1]
+    return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(len(failures) - 1, 16)))
+
+
+def find_names(host: Host, seen_address: str) -> list[Host]:
+    """Return the host under each name by which it may be reached; seen_address: its agent was connected from there."""
+    names = dict.fromkeys(name for name in (host.name, host.address, seen_address) if name)
+    return [replace(host, name=name) for name in names]
+
+
+def describe_return(found: Return, own: str | None) -> str | None:
+    """Return the message about a host that is back, or None if that isn't worth one.
+
+    own: the host from which launch has started its agent again, if it has.
+    """
+    if found.missing_s < FIRST_TRY_S and not found.has_rebooted:
+        return None
+    if own is not None:
+        what = "has rebooted" if found.has_rebooted else f"was missing for {age(found.missing_s)}"
+        return f"launch: {found.host} {what}; launch started its agent again from {own}"
+    what = "has rebooted and is connected again" if found.has_rebooted else "is connected again"
+    return f"launch: {found.host} {what} after {age(found.missing_s)}"
+
+
+@dataclass(slots=True)
+class _Tries:
+    """The logins to one host since it is missing."""
+
+    failures: list[HostFailureKind] = field(default_factory=list)
+    due_at_s: float = FIRST_TRY_S  # after its loss
+    is_running: bool = False
+    has_worked: bool = False
+
+
+def watch_agents(
+    request: Control, hub: Hub, entry: RunListEntry, is_changed: threading.Event, addresses: Sequence[str], port: int,
+    *, variables: Mapping[str, str], say: Callable[[str], object],
+) -> None:  # fmt: skip
+    """Write down, in a thread, which agents are missing, and let them rejoin a run that may be restarted.
+
+    is_changed: set when an agent comes or goes; addresses, port: where the hub listens; variables: the environment of
+    this process.
+    """
+    hosts = (*request.hosts, *request.spares)
+    own = next((host for host in hosts if host.name == request.host), Host(request.host or socket.gethostname()))
+    orders = [
+        make_order(request, hub.run_id, index, host, own, addresses, port) for index, host in enumerate(hosts)
+    ]  # fmt: skip
+    settings = TransportSettings(is_unattended=True, variables=variables)
+    rejoining = Rejoining(
+        hub, hosts, orders, loader_pythons(request.job.python), own=own.name,
+        open_ssh=functools.cache(partial(OpenSSHTransport, settings)), say=say,
+    )  # fmt: skip
+    if request.options.restarts:
+        entry.note_orders([describe_start(host, order) for host, order in zip(hosts, orders, strict=True)])
+    else:
+        rejoining.may_log_in = False
+    start_thread(partial(rejoining.serve, is_changed, entry.note_missing), "agents", lambda error: None)
+
+
+def describe_start(host: Host, order: Order) -> dict[str, Any]:
+    """Return as JSON what `launch rejoin` needs to start the agent of a host."""
+    return {"name": host.name, "user": host.user, "port": host.port, "address": host.address, "order": order}
+
+
+class Rejoining:
+    """Watches a hub for hosts that are missing, tries to start their agents, and says when one is back.
+
+    `serve` has a thread, and each login another one; `_lock` guards the tries, which only a login of that host and
+    `serve` change. A host that is back is mentioned once the login that may have caused it has ended.
+    """
+
+    def __init__(
+        self, hub: Hub, hosts: Sequence[Host], orders: Sequence[Order], pythons: Sequence[str], *, own: str,
+        open_ssh: Callable[[], Transport], say: Callable[[str], object],
+    ) -> None:  # fmt: skip
+        """orders: of the hosts' agents; own: the name of this host; open_ssh: raises LauncherError without ssh."""
+        self._hub = hub
+        self._hosts = {host.name: host for host in hosts}
+        self._orders = dict(zip(self._hosts, orders, strict=True))
+        self._pythons = pythons
+        self._own = own
+        self._open_ssh = open_ssh
+        self._say = say
+        self._lock = threading.Lock()
+        self._tries: dict[str, _Tries] = {}
+        self.may_log_in = True
+        self._returns: list[Return] = []  # that were not mentioned yet
+        self._window = threading.Semaphore(_LOGINS_AT_ONCE)
+
+    def serve(self, is_changed: threading.Event, note_missing: Callable[[Sequence[str]], object]) -> None:
+        """Work until this process ends; is_changed: set when an agent comes or goes.
+
+        note_missing: gets the hosts whose agent is missing, whenever that may have changed.
+        """
+        while True:
+            note_missing(self._hub.missing())
+            self._mention()
+            wait_s = self._try_missing(is_changed)
+            is_changed.wait(wait_s)
+            is_changed.clear()
+
+    def _mention(self) -> None:
+        """Say which hosts are back."""
+        with self._lock:
+            self._returns += self._hub.take_returns()
+            ready = [found for found in self._returns if not self._tries.get(found.host, _Tries()).is_running]
+            self._returns = [found for found in self._returns if found not in ready]
+            own = [self._own if self._tries.pop(found.host, _Tries()).has_worked else None for found in ready]
+        for line in map(describe_return, ready, own):
+            if line is not None:
+                self._say(line)
+
+    def _try_missing(self, is_changed: threading.Event) -> float | None:
+        """Begin the logins that are due; return in how many seconds to look again, None: at a change."""
+        waits = []
+        for absence in self._hub.find_absences() if self.may_log_in else ():
+            with self._lock:
+                tries = self._tries.setdefault(absence.host, _Tries())
+                if tries.is_running:
+                    continue
+                left_s = tries.due_at_s - absence.missing_s
+                tries.is_running = left_s <= 0
+            if left_s > 0:
+                waits.append(left_s)
+                continue
+            try:
+                start_thread(partial(self._log_in, absence, is_changed), f"rejoin {absence.host}", lambda error: None)
+            except LauncherError as error:  # no thread is left
+                failure = HostFailure(absence.host, HostFailureKind.THREADS, error.message)
+                waits.append(self._note_failure(absence, failure))
+        return min(waits, default=None)
+
+    def _log_in(self, absence: Absence, is_changed: threading.Event) -> None:
+        with self._window:
+            try:
+                failure = self._start_agent(absence)
+            except LauncherError as error:
+                failure = HostFailure(absence.host, HostFailureKind.CONFIGURATION, error.message)
+            except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
+                failure = HostFailure(absence.host, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
+        if failure is not None:
+            self._note_failure(absence, failure)
+        else:
+            with self._lock:
+                tries = self._tries[absence.host]
+                tries.is_running, tries.has_worked = False, True
+                tries.due_at_s = absence.missing_s + _LONGEST_PAUSE_S  # if it is lost before it is seen
+        is_changed.set()
+
+    def _start_agent(self, absence: Absence) -> HostFailure | None:
+        """Start the agent of a host; return why it isn't connected, if it is not."""
+        host, order = self._hosts[absence.host], self._orders[absence.host]
+        is_own = host.name == self._own
+        transport = LocalTransport() if is_own else self._open_ssh()
+        start = partial(
+            _find_failure, transport, pythons=self._pythons, order=order, controller=self._own, machine=absence.machine
+        )
+        names = [host] if is_own else find_names(host, absence.address)
+        first = failure = start(names.pop(0))
+        while failure is not None and names and failure.kind in _OF_THE_NAME:
+            failure = start(names.pop(0))
+        return None if failure is None else first
+
+    def _note_failure(self, absence: Absence, failure: HostFailure) -> float:
+        """Note that a login has failed, and return how long to wait."""
+        self._hub.note_try(absence.host, failure.text)
+        with self._lock:
+            tries = self._tries[absence.host]
+            tries.failures.append(failure.kind)
+            pause_s = find_pause(tries.failures)
+            now_s = next((now.missing_s for now in self._hub.find_absences() if now.host == absence.host), 0.0)
+            tries.due_at_s = now_s + pause_s
+            tries.is_running = False
+        return pause_s
+
+
+def _find_failure(transport: Transport, host: Host, **values: Any) -> HostFailure | None:
+    """Start the agent of a host; return why it isn't connected, if it is not."""
+    try:
+        start_again(transport, host, **values)
+    except TransportError as error:
+        return error.failure
+    return None
