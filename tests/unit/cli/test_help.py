@@ -30,6 +30,7 @@ Follow:  ps          List the runs that were started on this machine.
          logs        Print the logs of a run.
          wait        Wait until a run ends, and exit with its exit code.
          stop        Stop a run, as Ctrl-C in its terminal does.
+         rejoin      Let hosts that a run has lost rejoin it, as after a reboot.
          fetch       Copy the logs of a run from its controller host.
 Hosts:   check       Compare the hosts and find what would break a run.
          sync        Send the code to every host and verify it, or compare it.
@@ -42,7 +43,7 @@ Examples (options: launch COMMAND --help; version: launch --version):
   launch --hosts gpu1,gpu2 --gpus 8 --sync --detach train.py
 """
 
-WITHOUT_DEFAULTS = ("ps", "attach", "logs", "wait", "stop", "fetch")  # launcher.toml has no defaults for them
+WITHOUT_DEFAULTS = ("ps", "attach", "logs", "wait", "stop", "rejoin", "fetch")  # launcher.toml has no defaults for them
 LONG = ("run", "singlenode", "node", "sbatch", "check")  # -h shows the common options
 
 EXEC = """\
@@ -359,7 +360,7 @@ def test_options_of_the_background_are_together(launch: Launch) -> None:
     assert BACKGROUND in launch("run", "--help")[1]
 
 
-@pytest.mark.parametrize("name", ["attach", "logs", "wait", "stop", "fetch"])
+@pytest.mark.parametrize("name", ["attach", "logs", "wait", "stop", "rejoin", "fetch"])
 def test_where_a_run_is_controlled_is_one_group(launch: Launch, name: str) -> None:
     group = STOP[STOP.index("\nHosts:") : STOP.index("\n\nStopping")]
     assert group in launch(name, "--help")[1]
@@ -420,7 +421,7 @@ def test_help_for_what_is_no_command(launch: Launch) -> None:
 
 def test_the_top_fits_on_a_small_terminal(launch: Launch) -> None:
     lines = launch("--help")[1].splitlines()
-    assert (len(lines), max(map(len, lines)) <= 80) == (22, True)
+    assert (len(lines), max(map(len, lines)) <= 80) == (23, True)
 
 
 def _split(line: str) -> tuple[str, list[str]]:
