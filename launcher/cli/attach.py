@@ -26,12 +26,12 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import carry_out, fetch, find_run
-    from launcher.cli.rejoin import rejoin
+    from launcher.cli.rejoin import rejoin_quietly
     from launcher.commands.run_actions import ask_for_stacks, attach
     from launcher.concurrency import start_thread
 
     found = find_run(run, controller, ssh_config)
-    start_thread(partial(rejoin, found, may_ask=False), "rejoin", lambda error: None)  # launch rejoin says what fails
+    start_thread(partial(rejoin_quietly, found, click.get_current_context()), "rejoin", lambda error: None)
     signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, ask_for_stacks))
     try:
         code = carry_out(found, attach, is_of_a_run=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -65,8 +66,10 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool) -> list[Outcome]:
     from launcher.transports.settings import TransportSettings
 
     answer = ask_value(found, find_orders, may_ask=may_ask)
+    if answer["has_ended"]:
+        raise UsageError(f"run {found.id} has ended", "see launch ps for those that run")
     if not answer["is_alive"]:
-        raise UsageError(f"run {found.id} has no controller any more", f"see how it ended with launch wait {found.id}")
+        raise UsageError(f"the controller of run {found.id} was killed, so the run is over", f"launch wait {found.id}")
     starts = {_read_host(each): each["order"] for each in answer["orders"]}
     if answer["missing"] and not starts:
         text = f"run {found.id} was started without --detach and --restarts, and can't have a lost host back"
@@ -83,6 +86,12 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool) -> list[Outcome]:
     for host, order in starts.items():
         start_thread(partial(_start, start, host, order, outcomes), f"rejoin {host.name}", lambda error: None)
     return sorted(outcomes.get() for _ in starts)
+
+
+def rejoin_quietly(found: ListedRun | RemoteRun, context: click.Context) -> None:
+    """Do that in another thread of a command, without a question; launch rejoin says what fails."""
+    with context.scope(cleanup=False), contextlib.suppress(LauncherError, click.exceptions.Exit):
+        rejoin(found, may_ask=False)
 
 
 def _read_host(value: Mapping[str, Any]) -> Host:

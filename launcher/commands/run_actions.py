@@ -180,8 +180,12 @@ def print_health(run: ListedRun, streams: OutputStreams) -> int:
 def find_orders(run: ListedRun) -> dict[str, Any]:
     """Return what starts the agents of the hosts that the controller of a run misses."""
     is_alive = is_running(run)
-    missing = run.read_missing() if is_alive else []
-    return {"is_alive": is_alive, "missing": missing, "orders": run.read_orders() if is_alive else []}
+    return {
+        "is_alive": is_alive,
+        "has_ended": not is_alive and run.end is not None,
+        "missing": run.read_missing() if is_alive else [],
+        "orders": run.read_orders() if is_alive else [],
+    }
 
 
 def print_value(find: Callable[[ListedRun], object], run: ListedRun, streams: OutputStreams) -> int:

@@ -113,6 +113,38 @@ def test_the_host_of_the_controller_loses_power(launch: FaultLaunch) -> None:
     launch.launcher().kill()
 
 
+def test_a_host_reboots(launch: FaultLaunch) -> None:
+    """It rejoins the run by `launch rejoin`, and by itself once the controller's host can log in there."""
+    running = launch.start("--connect-timeout", "10", "--restarts", "5", *short_silence(), *ranks(AT_GO))
+    assert running.wait().exit_code == 0, str(running)
+    run, log = find_run(launch)["run"], launch.logs / "latest"
+
+    def reboot(boot: int) -> None:
+        launch.last.power_off()
+        launch.last.power_on()
+        launch.last.replace_file("/proc/sys/kernel/random/boot_id", f"boot {boot}\n")  # all hosts have one kernel
+        launch.last.wait_for_sshd()
+
+    def wait_for(words: str, starts: int) -> None:
+        assert wait_until(lambda: words in (log / "launch.log").read_text()), (log / "launch.log").read_text()
+        assert wait_until(lambda: (log / "node_1.log").read_text().count("] ready 3") == starts)
+
+    reboot(1)
+    line = f"launch could not start it again: its host key is not known\n    fix: launch rejoin {run}\n"
+    assert wait_until(lambda: line in re.sub(r"^\S+ \S+ ", "", (log / "launch.log").read_text(), flags=re.MULTILINE)), (
+        log / "launch.log"
+    ).read_text()
+    assert ask(launch, "rejoin").stderr == f"launch: node2 rejoined run {run}\n"
+    wait_for("launch: node2 has rebooted and is connected again after ", 2)
+    assert ask(launch, "rejoin", run).stderr == f"launch: no host of run {run} is missing\n"
+    launch.hosts[0].replace_file("/etc/ssh/ssh_config", launch.slurm.cluster.ssh_config.read_text())
+    reboot(2)
+    wait_for("launch: node2 has rebooted; launch started its agent again from node1\n", 3)
+    running.go()
+    ask(launch, "wait")
+    launch.wait_until_clean()
+
+
 @pytest.mark.parametrize("number, restarts", [(signal.SIGKILL, 2), (signal.SIGSTOP, 0)])
 def test_an_agent_is_killed_or_frozen(launch: FaultLaunch, number: signal.Signals, restarts: int) -> None:
     """The run can't do without its terminal yet, so nothing restarts it."""
