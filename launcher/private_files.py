@@ -59,6 +59,32 @@ def replace_private(path: Path, text: str) -> None:
         raise
 
 
+def replace_durably(path: Path, data: bytes) -> None:
+    """Write bytes as `replace_private` does a text, so that a power cut leaves the old ones or the new ones, too."""
+    fresh = path.with_name(path.name + ".new")
+    try:
+        with open(fresh, "wb", opener=open_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        flush(path.parent)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system that can't
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 @contextmanager
 def lock_directory(path: str) -> Iterator[tuple[int, ...]]:
     """Keep systemd-tmpfiles, which removes files in /tmp that are ten days old, out of a directory.

@@ -34,6 +34,7 @@ from launcher.output.log_reader import (
 from launcher.output.log_writer import TRANSCRIPT, find_live_output
 from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import tell
+from launcher.runs.kept_run import KeptRun, start_controller
 from launcher.runs.run_list import ListedRun
 from launcher.wording import fold_ranks
 
@@ -148,6 +149,8 @@ def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
     that has ended, unless it was stopped, as by another `launch stop` that was typed at the same time.
     """
     has_ended = run.is_alive is False
+    if has_ended and run.end is None and run.is_kept:
+        return _stop_without_controller(run, streams)
     if has_ended and (run.end is None or not run.end.is_stopped):
         raise UsageError(f"run {run.id} has ended", "see launch ps for those that run")
     if not has_ended and not run.is_here:
@@ -168,6 +171,16 @@ def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
             signals, sent_at = signals - 1, time.monotonic()
         time.sleep(LOOK_S)
     _conclude(run, streams, prints=True)
+    return 0
+
+
+def _stop_without_controller(run: ListedRun, streams: OutputStreams) -> int:
+    """Let nothing take up a run whose controller died, and let its agents wait for it no longer."""
+    run.mark_stop()
+    try:
+        start_controller(run, streams)  # which sees the mark
+    finally:
+        KeptRun(run.place).remove()
     return 0
 
 

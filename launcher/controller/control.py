@@ -7,37 +7,50 @@ any other, which shows its output there for as long as it can.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+import traceback
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
 from launcher.controller.orders import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
 from launcher.controller.rejoin import watch_agents
-from launcher.errors import UsageError
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.output.console import Console
 from launcher.output.lines import STDOUT
 from launcher.output.log_writer import redirect_streams, warn_of_little
 from launcher.output.output_streams import OutputStreams
-from launcher.output.run_folder import RunRecord, create_record
+from launcher.output.plain_messages import describe_error, tell
+from launcher.output.run_folder import RunRecord, create_record, reopen_record
 from launcher.output.style import Style
+from launcher.output.write_queue import STALLED_S
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
+from launcher.runs.kept_run import KeptRun
 from launcher.runs.logout import warn_of_lost_memory
-from launcher.runs.run_list import RunList
+from launcher.runs.result import Result
+from launcher.runs.run_list import ListedRun, RunList, RunListEntry
 from launcher.runs.run_request import RunRequest
 from launcher.runs.state_home import find_state, own_state
+from launcher.session.node_state import Census
 from launcher.transports.agents.hub import LEAVE_S, Hub
 
 _READ_BYTES = 4096
 _END_S = 1.0  # for an agent to end that is connected
+_AGAIN_S = 1.0  # between two tries to listen
+PORT_S = 60.0  # for a connection of another program to end that has the port
 LEAST_FREE_BYTES = 1_000_000_000  # others need the disk of the home directories as well
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
 
@@ -56,45 +69,186 @@ def control(
         hosts, streams, is_quiet=request.is_quiet, as_json=request.as_json, ranks=request.options.shown_ranks
     )
     state = find_state(variables)
-    try:
-        own_state(state, "logs")
-    except OSError as error:
-        text = f"can't keep the logs in {error.filename or state} on {socket.gethostname()}: {error.strerror}"
-        raise UsageError(text, "set XDG_STATE_HOME in its rc files to a directory that only you can write") from None
+    _own_logs(state)
     runs = RunList(state / "runs", state / "logs", token=request.credentials.fingerprint)
     record = create_record(
         state / "logs", datetime.now(), console.complain, request.known, ids=runs, run_id=request.run_id,
         least_free_bytes=LEAST_FREE_BYTES, host=request.host,
     )  # fmt: skip
-    is_changed = threading.Event()
-    hub = Hub(
-        record.run_id, [host.name for host in hosts], request.credentials, silence_s=request.job.timeouts.silence_s,
-        on_change=is_changed.set, may_rejoin=bool(request.options.restarts),
-    )  # fmt: skip
+    hub, is_changed = _make_hub(request, record.run_id, 1)
     try:
         addresses, port = _gather(hub, record, request, silence_s)
         hub.go()
         console.transcribe(record.transcript)
-        leave = partial(_leave, console, record, last_line)
         with listed(runs, record, is_needed=True) as entry:
             watch_agents(request, hub, entry, is_changed, addresses, port, variables=variables, say=console.say)
             host = request.host or socket.gethostname()
             for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, LEAST_FREE_BYTES, host)]:
                 console.say(line, Style.TEXT)
+            kept = KeptRun(runs.base / record.run_id, partial(_complain, console))
+            values = Kept(request, dict(variables), str(Path.cwd()), port)
             run = RunRequest(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
-                spares=request.spares, incident_log=IncidentLog(state / "hosts.json"), on_all_running=leave,
+                spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),
+                on_all_running=partial(_leave, console, record, last_line, hub, kept, values),
+                keep=kept.note if request.options.restarts else None,
             )  # fmt: skip
-            end_process = partial(_end, last_line)
-            running = execute_job(run, entry, variables=variables, notify=request.notify, end_process=end_process)
-            result = asyncio.run(running)
+            result = _drive(run, entry, kept, variables, request.notify, partial(_end, last_line))
         return result.exit_code, record.has_begun
     finally:
         if not record.has_begun:
             record.discard()
-        # Without restarts, an agent that was cut off has ended by itself.
-        hub.close(LEAVE_S if request.options.restarts else _END_S)
-        console.close()  # last: a terminal may be blocked for ever
+        _close(hub, console, request)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What another controller needs to drive a run, besides where the run stands."""
+
+    request: Control
+    variables: Mapping[str, str]  # the environment
+    directory: str  # in which the process was started
+    port: int
+
+
+def take_up(place: str, environment: MutableMapping[str, str]) -> NoReturn:
+    """Drive a run whose controller died, in a process that was started for that; never returns.
+
+    place: of the run's entry in the list of runs; environment: that of this process, which becomes that of the first
+    controller.
+    """
+    streams = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
+    try:
+        code = _take_up(Path(place), environment, streams)
+    except LauncherError as error:
+        tell(describe_error(error), streams)
+        code = error.exit_code
+    except Exception:  # noqa: BLE001 - it is in launch.log, or whoever has started this process reads it
+        traceback.print_exc()
+        code = EXIT_FAILED
+    os._exit(code)
+
+
+def _take_up(place: Path, environment: MutableMapping[str, str], streams: OutputStreams) -> int:
+    """Take a run up; return its exit code at its end. Raise LauncherError if it can't be taken up."""
+    for number in (signal.SIGQUIT, signal.SIGTSTP):
+        signal.signal(number, lambda number, frame: None)
+    state = place.parent.parent
+    _own_logs(state)
+    runs = RunList(state / "runs", state / "logs")
+    run, entry = runs.resume(place.name)
+    if run.end is not None:
+        raise UsageError(f"run {run.id} has ended", "see launch ps")
+    kept = KeptRun(place)
+    values, standing, generation = kept.resume()
+    assert isinstance(values, Kept)
+    request, variables = values.request, _drop_login(values.variables)
+    environment.clear()
+    environment.update(variables)
+    with contextlib.suppress(OSError):
+        os.chdir(values.directory)
+    hosts = [*request.hosts, *request.spares]
+    console = Console(hosts, streams, is_quiet=True)
+    record = reopen_record(
+        run.folder, run.id, console.complain, request.known, least_free_bytes=LEAST_FREE_BYTES, host=request.host
+    )
+    console.transcribe(record.transcript)
+    hub, is_changed = _make_hub(request, run.id, generation)
+    try:
+        _listen_again(hub, values.port)
+        hub.go()
+        if run.is_being_stopped or run.read_record().get("result") is not None:
+            return _end_late(run, entry, kept, console)
+        addresses = [address for _, address in network.list_addresses()]
+        watch_agents(
+            request, hub, entry, is_changed, addresses, values.port, variables=variables, say=console.say
+        )  # fmt: skip
+        console.say(f"launch: the controller of run {run.id} died; controller {generation} takes it up", Style.STRONG)
+        console.detach()
+        redirect_streams(record.folder)
+        again = RunRequest(
+            request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
+            spares=request.spares, incident_log=IncidentLog(state / "hosts.json"), keep=kept.note, standing=standing,
+        )  # fmt: skip
+        return _drive(again, entry, kept, variables, request.notify, os._exit).exit_code
+    finally:
+        record.disk.wait(STALLED_S)
+        entry.close(is_kept=True)
+        _close(hub, console, request)
+
+
+def _end_late(run: ListedRun, entry: RunListEntry, kept: KeptRun, console: Console) -> int:
+    """End a run whose controller died while it ended the run; return its exit code."""
+    found = run.read_record().get("result")
+    code = found["exit_code"] if found is not None else EXIT_SIGNAL_BASE + signal.SIGINT
+    number = found["interrupted_by"] if found is not None else signal.SIGINT
+    if found is None:
+        console.say(f"launch: stopped by you; the controller of run {run.id} died before its last process had ended")
+    else:
+        console.say(f"launch: run {run.id} has ended; its controller died before it could say so")
+    entry.end(Result(code, 0.0, Census({}, {}), interrupted_by=number))
+    kept.remove()
+    return int(code)
+
+
+def _listen_again(hub: Hub, port: int) -> None:
+    """Listen where the agents dial; raise LauncherError if another program has the port for longer."""
+    deadline = time.monotonic() + PORT_S
+    while True:
+        try:
+            hub.listen(port)
+            return
+        except LauncherError as error:
+            if time.monotonic() > deadline:
+                text = f"{error.message} (port {port}, which the agents of the run dial)"
+                raise LauncherError(text, f"see who has it with ss -tlnp sport = :{port}, and try again") from None
+        time.sleep(_AGAIN_S)
+
+
+def _drop_login(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what was of a login that is over: its agent's socket may be anybody's by now."""
+    return {name: value for name, value in variables.items() if not name.startswith(("SSH_", "XDG_SESSION_"))}
+
+
+def _own_logs(state: Path) -> None:
+    try:
+        own_state(state, "logs")
+    except OSError as error:
+        text = f"can't keep the logs in {error.filename or state} on {socket.gethostname()}: {error.strerror}"
+        raise UsageError(text, "set XDG_STATE_HOME in its rc files to a directory that only you can write") from None
+
+
+def _make_hub(request: Control, run_id: str, generation: int) -> tuple[Hub, threading.Event]:
+    """Return the hub of a run's agents, and what is set whenever one of them comes or goes."""
+    is_changed = threading.Event()
+    hub = Hub(
+        run_id, [host.name for host in (*request.hosts, *request.spares)], request.credentials,
+        silence_s=request.job.timeouts.silence_s, on_change=is_changed.set, may_rejoin=bool(request.options.restarts),
+        generation=generation,
+    )  # fmt: skip
+    return hub, is_changed
+
+
+def _drive(
+    run: RunRequest, entry: RunListEntry, kept: KeptRun, variables: Mapping[str, str], notify: str | None,
+    end_process: Callable[[int], object],
+) -> Result:  # fmt: skip
+    """Drive a run to its end."""
+    running = execute_job(run, entry, variables=variables, notify=notify, end_process=end_process)
+    result = asyncio.run(running)
+    kept.remove()
+    return result
+
+
+def _close(hub: Hub, console: Console, request: Control) -> None:
+    # Without restarts, an agent that was cut off has ended by itself.
+    hub.close(LEAVE_S if request.options.restarts else _END_S)
+    console.close()  # last: a terminal may be blocked for ever
+
+
+def _complain(console: Console, error: OSError) -> None:
+    text = f"can't write {error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    console.say(f"launch: {text}; if this controller dies, the run can't be taken up", Style.STRONG)
 
 
 def _gather(hub: Hub, record: RunRecord, request: Control, silence_s: float) -> tuple[list[str], int]:
@@ -151,12 +305,16 @@ def _end(last_line: LastLine, exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _leave(console: Console, record: RunRecord, last_line: LastLine) -> None:
-    """Leave the streams of the launch host, once what was said is written."""
-    start_thread(partial(_leave_streams, console, record, last_line), "leave", lambda error: None)
+def _leave(console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun, values: Kept) -> None:
+    """Leave the streams of the launch host, once what was said is written, and a run that may be restarted is kept."""
+    if values.request.options.restarts:
+        kept.begin(values, Path(sys.path[0]))
+    start_thread(partial(_leave_streams, console, record, last_line, hub, kept), "leave", lambda error: None)
 
 
-def _leave_streams(console: Console, record: RunRecord, last_line: LastLine) -> None:
+def _leave_streams(console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun) -> None:
+    if kept.wait():
+        hub.keep()
     console.detach()
     last_line.write(LEFT)
     redirect_streams(record.folder)

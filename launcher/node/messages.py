@@ -88,6 +88,7 @@ ELSEWHERE = "elsewhere"  # this is another machine than the one that is meant
 WELCOME = "welcome"
 GONE = "gone"  # it isn't needed any more; final
 GO = "go"
+KEPT = "kept"  # another controller may take the run up, on the same port
 OPEN = "open"
 DATA = "data"
 # Both ways: how many bytes of a channel were read, so that more may be sent. A supervisor says it of each PIECE.

@@ -9,11 +9,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from launcher.clock import boottime, iso_time, wall_clock
 from launcher.diagnosis.failure import FailureKind
-from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UnreachableError
+from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, LauncherError, UnreachableError
 from launcher.job.job import OnHang
 from launcher.node import messages
 from launcher.output.style import Style
@@ -21,11 +20,12 @@ from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited,
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
-from launcher.runs.judge import find_incidents, judge_refusal, judge_result
-from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError
+from launcher.runs.judge import find_incidents, judge_interruption, judge_refusal, judge_result
+from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError, find_fence
 from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, may_follow_at_once, use_verdict
 from launcher.runs.result import Result
 from launcher.runs.run_request import RunRequest
+from launcher.runs.standing import Standing
 from launcher.session.connection import Connection
 from launcher.session.node_state import Census
 from launcher.session.session import HANG_UP_S, SIGNALS, Session
@@ -48,17 +48,17 @@ class Run:
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
-        self._hosts = HostsAndSpares(request.hosts, request.spares, request.options.min_nodes)
         self._home_disk = WriteQueue("disk", _ignore)  # of the incident log; nothing is lost but the memory
         self._record = request.record
         self._say = request.console.say
         self._options = request.options
-        self._began_at = wall_clock()
         self._signals: asyncio.Queue[int] = asyncio.Queue()
-        log, names = request.incident_log, [host.name for host in (*request.hosts, *request.spares)]
-        self._carried = CarriedOver(incidents=log.describe(names, self._began_at) if log is not None else {})
-        self._endings: list[Ending] = []
-        self._attempts: list[dict[str, Any]] = []  # for run.json
+        standing = request.standing or _begin(request)
+        self._began_at = standing.began_at
+        self._hosts = standing.hosts
+        self._carried = standing.carried
+        self._endings = [*standing.endings]
+        self._attempts = [dict(attempt) for attempt in standing.attempts]  # for run.json
         self._idle: list[Connection] = []  # to hosts that wait for the next attempt
 
     async def execute(self) -> Result:
@@ -80,8 +80,13 @@ class Run:
                     connection.close()
 
     async def _repeat(self) -> Result:
+        if self._request.standing is not None:
+            result = await self._take_up(self._request.standing)
+            if result is not None:
+                return result
         while True:
             began_at = wall_clock()
+            self._keep(began_at)
             refusal: LauncherError | None = None
             try:
                 result = await self._attempt()
@@ -97,26 +102,68 @@ class Run:
                 self._note_attempt(began_at, result, None, None, None)
                 words = report.finished_words(result, self._elapsed_s(), self._endings)
                 return await self._conclude(result, words)
-            ending = self._judge(result, refusal)
-            self._endings.append(ending)
-            decision = decide(self._endings, self._options.restarts)
-            self._note_attempt(began_at, result, refusal, ending, decision)
-            if isinstance(decision, Stop):
-                return await self._conclude_failure(await self._hang_up(result), decision)
-            self._say_restart(result, decision)
-            begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
-            if self._request.notify is not None and not result.has_lost_port:
-                self._request.notify("restart", result)
-            if self._searches(decision) or begins_at - boottime() > IDLE_S:
-                await self._hang_up(result)
+            ended = await self._follow(began_at, result, self._judge(result, refusal), refusal)
+            if ended is not None:
+                return ended
+
+    async def _follow(
+        self, began_at: float, result: Result, ending: Ending, refusal: LauncherError | None = None
+    ) -> Result | None:
+        """Prepare what follows an attempt that has failed; return how the run ended if no other one follows."""
+        self._endings.append(ending)
+        decision = decide(self._endings, self._options.restarts)
+        self._note_attempt(began_at, result, refusal, ending, decision)
+        if isinstance(decision, Stop):
+            return await self._conclude_failure(await self._hang_up(result), decision)
+        self._keep()
+        self._say_restart(result, decision)
+        begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
+        if self._request.notify is not None and not result.has_lost_port:
+            self._request.notify("restart", result)
+        if self._searches(decision) or begins_at - boottime() > IDLE_S:
+            await self._hang_up(result)
+        try:
+            if self._searches(decision):
+                await self._pause(result.lost_host_wait_s)
+                decision = await self._search(decision)
+            self._replace_hosts(result, decision)
+            self._keep()
+            await self._pause(begins_at - boottime())
+        except Interrupted as interruption:
+            return await self._conclude_stop(await self._hang_up(result), interruption.number)
+        return None
+
+    # ---- a controller that died ---------------------------------------------------------------------------------
+
+    def _keep(self, attempt_began_at: float | None = None) -> None:
+        """Let whoever keeps it know where the run stands."""
+        if self._request.keep is not None:
+            standing = Standing(
+                self._began_at, self._hosts, self._endings, self._attempts, self._carried, attempt_began_at
+            )
+            self._request.keep(standing)
+
+    async def _take_up(self, standing: Standing) -> Result | None:
+        """Wait until nothing is alive that an earlier controller has started; return how the run ended, if it did.
+
+        An attempt that was under way has ended with its controller.
+        """
+        fence_s = find_fence(self._request.job)
+        if standing.attempt_began_at is None:
+            self._say(f"launch: continuing in {span(round(fence_s))}, when nothing can be alive any more", Style.STRONG)
             try:
-                if self._searches(decision):
-                    await self._pause(result.lost_host_wait_s)
-                    decision = await self._search(decision)
-                self._replace_hosts(result, decision)
-                await self._pause(begins_at - boottime())
+                await self._pause(fence_s)
             except Interrupted as interruption:
-                return await self._conclude_stop(await self._hang_up(result), interruption.number)
+                nothing = Result(EXIT_UNREACHABLE, 0.0, Census({}, {}))
+                return await self._conclude_stop(nothing, interruption.number)
+            return None
+        heard_at = self._record.find_last_output()
+        output_s = heard_at - standing.attempt_began_at if heard_at > standing.attempt_began_at else None
+        result = Result(
+            EXIT_UNREACHABLE, output_s or 0.0, Census({}, {}), error="its controller died", output_s=output_s,
+            lost_host_wait_s=fence_s,
+        )  # fmt: skip
+        return await self._follow(standing.attempt_began_at, result, judge_interruption(result))
 
     # ---- one attempt --------------------------------------------------------------------------------------------
 
@@ -253,13 +300,15 @@ class Run:
         self, began_at: float, result: Result, refusal: LauncherError | None, ending: Ending | None,
         decision: Restart | Stop | None,
     ) -> None:  # fmt: skip
+        is_over = ending is not None and ending.outcome is Outcome.CONTROLLER  # for long, perhaps
+        ended_at = began_at + result.seconds if is_over else wall_clock()
         self._attempts.append(
             {
                 "hosts": [host.name for host in self._hosts.hosts],
                 "spares": [host.name for host in self._hosts.spares],
                 "master_port": result.master_port,
                 "began_at": iso_time(began_at),
-                "ended_at": iso_time(wall_clock()),
+                "ended_at": iso_time(ended_at),
                 "outcome": "succeeded" if ending is None else ending.outcome.value,
                 "progress": ending is not None and ending.has_progress,
                 "then": None if decision is None else decision.why,
@@ -297,7 +346,8 @@ class Run:
         wait_s = 0.0 if self._searches(decision) else max(decision.pause_s, result.lost_host_wait_s)
         wait = f" in {span(round(wait_s))}" if wait_s >= 1 else ""
         unasked = ", ".join(result.census.unasked)
-        when = f", when nothing can be alive any more on {unasked}" if result.lost_host_wait_s else ""
+        where = f" on {unasked}" if unasked else ""
+        when = f", when nothing can be alive any more{where}" if result.lost_host_wait_s else ""
         left = f"{decision.left} of {count(self._options.restarts, 'restart')} left"
         search = " after a search for the host to blame" if self._searches(decision) else ""
         line = f"restarting{wait}{when}{search}: {decision.why} ({left})"
@@ -368,6 +418,14 @@ class Run:
             await asyncio.to_thread(self._request.notify, "end", result)
             await asyncio.to_thread(self._home_disk.wait, STALLED_S)  # it may have said something
         return result
+
+
+def _begin(request: RunRequest) -> Standing:
+    """Return where a run stands before its first attempt."""
+    log, names, now = request.incident_log, [host.name for host in (*request.hosts, *request.spares)], wall_clock()
+    hosts = HostsAndSpares(request.hosts, request.spares, request.options.min_nodes)
+    carried = CarriedOver(incidents=log.describe(names, now) if log is not None else {})
+    return Standing(now, hosts, (), (), carried, None)
 
 
 def _ignore(*args: object) -> None:

@@ -33,7 +33,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
-from launcher.private_files import open_private, replace_private, write_private
+from launcher.private_files import open_private, replace_durably, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_rows import read_row
 from launcher.runs.state_home import find_state, own_state
@@ -45,6 +45,7 @@ CLAIM = "claim"  # the file of an id that was taken for a run which another mach
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
 _ORDERS = "orders.json"  # for agents of hosts that come back
+KEPT = "kept"  # the directory of launcher.runs.kept_run
 _WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its last row
 _END_BYTES = 256
 _IS_STOPPED = b"1"
@@ -110,6 +111,21 @@ class ListedRun:
         here = _describe_machine()
         return all(getattr(self.controller, name) == here[name] for name in ("host", "pid_namespace", "boot_id"))
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether another controller could take it up, if this one died."""
+        return (self.place / KEPT / "start.py").exists()
+
+    @property
+    def can_be_taken_up(self) -> bool:
+        """Whether its controller died, and another one can take it up."""
+        return self.is_alive is False and self.end is None and self.is_kept and not self.is_being_stopped
+
+    @property
+    def is_being_stopped(self) -> bool:
+        """Whether its stop was asked for."""
+        return _read_stop(self.place)
+
     def read_record(self) -> dict[str, Any]:
         """Return its run.json; empty before the start of its ranks, and if its logs were removed."""
         try:
@@ -162,6 +178,7 @@ class ListedRun:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             was_stopped = os.pread(fd, 1, 0) == _IS_STOPPED
             os.pwrite(fd, _IS_STOPPED, 0)
+            os.fsync(fd)  # nothing may take the run up after a power cut
         except OSError:
             return False
         finally:
@@ -216,6 +233,8 @@ class RunListEntry:
             end = End(result.exit_code, result.interrupted_by is not None and result.cause is None)
             with contextlib.suppress(OSError), (self._place / _END).open("r+b") as file:
                 file.write(json.dumps(asdict(end)).encode().ljust(_END_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
 
     def note_missing(self, hosts: Sequence[str]) -> None:
         """Write down which hosts' agents are not connected."""
@@ -299,6 +318,37 @@ class RunList:
             self.release(run_id)
             return RunListEntry(None, None, error)
         return RunListEntry(place, lock)
+
+    def resume(self, run_id: str) -> tuple[ListedRun, RunListEntry]:
+        """Make this process the controller of a run whose controller died; return the run, and its entry.
+
+        Raise LauncherError if another process controls it, or if nothing can show that none does.
+        """
+        place = self.base / run_id
+        lock = open(place / _LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            run = _read_listed(place)
+            if run is None:
+                raise UsageError(f"{place / _CONTROLLER} is damaged", "start the run again")
+            here = _describe_machine()
+            if any(getattr(run.controller, name) != here[name] for name in ("host", "machine_id")):
+                raise UsageError(f"only {run.controller.host} can take run {run_id} up", "use launch there")
+            controller = replace(
+                run.controller, pid=os.getpid(), stop_signal=_find_stop_signal(), pid_namespace=here["pid_namespace"],
+                boot_id=here["boot_id"],
+            )  # fmt: skip
+            replace_durably(place / _CONTROLLER, json.dumps(asdict(controller)).encode())
+        except OSError as error:
+            lock.close()
+            if isinstance(error, BlockingIOError):
+                raise UsageError(f"run {run_id} is controlled by another process", "see launch ps") from None
+            text = f"can't take run {run_id} up: {error.filename or place / _LOCK}: {error.strerror}"
+            raise LauncherError(text, "free space there") from None
+        except LauncherError:
+            lock.close()
+            raise
+        return run, RunListEntry(place, lock)
 
     def take_id(self, now: datetime, token: str) -> str:
         """Take an id for a run that another machine will control; raise OSError if that can't be written.
@@ -444,6 +494,13 @@ def claim_place(base: Path, run_id: str, token: str = "") -> bool:
     if token:
         write_private(place / CLAIM, token)
     return True
+
+
+def _read_stop(place: Path) -> bool:
+    try:
+        return (place / _STOP).read_bytes()[:1] == _IS_STOPPED
+    except OSError:
+        return False
 
 
 def _read_claim(base: Path, run_id: str) -> str:

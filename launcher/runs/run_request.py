@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
     from launcher.runs.bisection import Verdict
     from launcher.runs.incident_log import IncidentLog
     from launcher.runs.result import Result
+    from launcher.runs.standing import Standing
     from launcher.sync.contents import Contents
     from launcher.transports.base import Transport
 
@@ -53,3 +54,5 @@ class RunRequest:
     on_all_running: Callable[[], object] | None = None  # called once all ranks have run for a while
     notify: Callable[[str, Result], object] | None = None  # gets `restart` or `end`, and how the attempt or run ended
     contents: Contents | None = None  # of the job's tree, if it has one
+    keep: Callable[[Standing], object] | None = None  # called in the event loop whenever the run stands elsewhere
+    standing: Standing | None = None  # where it stood when its controller died; None: it begins

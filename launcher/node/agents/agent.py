@@ -7,7 +7,8 @@ It is started by the loader, and its first message comes on stdin. Messages are 
     stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
     to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    beat
-    from controller    welcome {generation}    gone    go    open {channel, attempt, command}    data {channel} + bytes
+    from controller    welcome {generation}    gone    go    kept    open {channel, attempt, command}
+                       data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
 
 Before `go` it ends with its login, since nothing was started. At `go` it leaves the login: its own process exits with
@@ -84,6 +85,8 @@ class Lifecycle:
         """
         if generation < self.generation:
             return False
+        if generation > self.generation:
+            self._attempt = 0  # it counts its attempts anew
         self.generation = generation
         self._pauses = 0
         self._give_up_at = None
@@ -353,6 +356,8 @@ class Agent:
             self._answer(messages.DIALLED, address=link.name)
         elif kind == messages.GO and not self._lifecycle.has_started:
             self._leave_login()
+        elif kind == messages.KEPT:
+            self._dials.is_kept = True
         elif kind == messages.GONE:
             self._answer(messages.REFUSED, why="GONE")
             self._lifecycle.end(1)

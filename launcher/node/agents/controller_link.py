@@ -47,6 +47,7 @@ class Dials:
         self.pending: list[Dial] = []
         self._known = known  # the address that was connected last
         self._refusals = 0  # by that address, since then
+        self.is_kept = False  # another controller may listen there after a while
         self._faults: dict[str, str] = {}  # by address: what went wrong there last
         self._addresses = addresses
         self._fingerprint = fingerprint
@@ -94,7 +95,7 @@ class Dials:
 
     def is_refused(self) -> bool:
         """Tell whether nobody listens any more where the controller was."""
-        return self._refusals >= MOST_REFUSALS
+        return self._refusals >= MOST_REFUSALS and not self.is_kept
 
     def describe_faults(self) -> str:
         """Return what went wrong at each address, in one line."""

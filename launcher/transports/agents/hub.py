@@ -93,10 +93,12 @@ class Hub:
         self._on_change = on_change
         self._changed = threading.Condition()
         self._links: dict[int, AgentLink] = {}
-        self._absent: set[int] = set()  # agents that were cut off, and may dial again
+        # Agents that were cut off, and may dial again: from a controller that died all were.
+        self._absent = {*range(len(names))} if generation > 1 else set()
         self._seen = [_Seen() for _ in names]
         self._returns: list[Return] = []
         self._has_started = False
+        self._is_kept = generation > 1
         self._is_closing = False
         self._attempts = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -174,6 +176,10 @@ class Hub:
     def go(self) -> None:
         """Let all agents start processes, also those that connect later."""
         self._call(self._go)
+
+    def keep(self) -> None:
+        """Let all agents wait for another controller if this one dies."""
+        self._call(self._keep)
 
     def open_transport(self) -> AgentTransport:
         """Begin a new attempt: agents that have heard of it start nothing for an earlier one any more."""
@@ -289,6 +295,8 @@ class Hub:
         link.send(messages.WELCOME, generation=self._generation)
         if self._has_started:
             link.send(messages.GO)
+        if self._is_kept:
+            link.send(messages.KEPT)
         with self._changed:
             self._links[index] = link
             self._note_arrival(index, arrived)
@@ -326,6 +334,11 @@ class Hub:
                     seen.lost_at = boottime()
         for link in self._links.values():
             link.send(messages.GO)
+
+    def _keep(self) -> None:
+        self._is_kept = True
+        for link in self._links.values():
+            link.send(messages.KEPT)
 
     def _begin_end(self) -> None:
         self._end.set()

@@ -100,6 +100,14 @@ def test_a_controller_that_was_replaced_is_refused(started: Lifecycle) -> None:
     assert started.exit_code == 1, "it waits for the other one alone"
 
 
+def test_a_later_controller_counts_its_attempts_anew(started: Lifecycle) -> None:
+    assert started.connect(1)
+    assert started.refuse(5) is None
+    started.disconnect(2000.0)
+    assert started.connect(2)
+    assert [started.refuse(attempt) for attempt in (1, 2, 1)] == [None, None, "attempt 1 is over, attempt 2 has begun"]
+
+
 def test_it_may_be_told_never_to_dial_again() -> None:
     agent = Lifecycle(CONNECT_TIMEOUT_S, 0, 100.0)
     agent.connect(1)

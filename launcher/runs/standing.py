@@ -1,0 +1,26 @@
+"""Where a run stands between its attempts, and within one: what another controller must know to continue it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.runs.attempt import CarriedOver
+from launcher.runs.hosts_and_spares import HostsAndSpares
+from launcher.runs.policy import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a run knows of itself.
+
+    The values are those that the run keeps changing, in its event loop: whoever wants to keep them copies them there.
+    """
+
+    began_at: float  # wall-clock seconds
+    hosts: HostsAndSpares
+    endings: Sequence[Ending]
+    attempts: Sequence[Mapping[str, Any]]  # for run.json
+    carried: CarriedOver
+    attempt_began_at: float | None  # of the attempt that is under way

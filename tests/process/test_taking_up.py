@@ -1,0 +1,148 @@
+"""A detached run whose controller dies is taken up by another one: a real controller and agents, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from machines.patience import DEADLINE_S, slowed
+from machines.processes import wait_until
+
+from launcher.commands.run_actions import stop
+from launcher.controller.orders import Control
+from launcher.controller.planting import Planting
+from launcher.errors import LauncherError, UsageError
+from launcher.hosts.host import Host
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
+from launcher.output.output_streams import OutputStreams
+from launcher.runs.kept_run import start_argv, start_controller
+from launcher.runs.run_list import ListedRun, RunList
+from launcher.runs.run_request import RunOptions
+from launcher.runs.standing import Standing
+from launcher.transports.agents.credentials import make_credentials
+from launcher.transports.process_channel import LocalTransport
+
+RUN = "20261120-091233"
+HOSTS = (Host("n1"), Host("n2"))
+STREAMS = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
+# The first attempt lasts; the second one fails; the third one succeeds.
+SCRIPT = """printf "attempt $LAUNCH_ATTEMPT"
+case $LAUNCH_ATTEMPT in 0) echo; exec sleep 600;; 1) exit 3;; esac; echo"""
+
+
+@dataclass
+class Started:
+    """A run that has left its terminal."""
+
+    place: Path
+
+    def look(self) -> ListedRun:
+        run = RunList(self.place.parent).find(RUN)
+        assert isinstance(run, ListedRun)
+        return run
+
+    def kill(self) -> None:
+        os.kill(self.look().controller.pid, signal.SIGKILL)
+        assert wait_until(lambda: not self.look().is_alive)
+
+    def standing(self) -> Standing:
+        found = pickle.loads((self.place / "kept" / "standing").read_bytes()[64:])
+        assert isinstance(found, Standing)
+        return found
+
+    def log(self) -> list[str]:
+        return [line[24:] for line in (self.look().folder / "launch.log").read_text().splitlines()]
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    """Yield a run of two hosts whose first attempt is under way, and which is kept."""
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", SCRIPT))
+    times = Timeouts(DEADLINE_S, silence_s=slowed(2.0), stop_timeout_s=0.5)
+    job = Job(program, nproc=1, cpu=True, timeouts=times, workdir=str(tmp_path), own_python=sys.executable)
+    options = RunOptions(with_checks=False, restarts=3)
+    request = Control(job, HOSTS, (), options, {"name": "long"}, make_credentials(2), RUN, is_quiet=True)
+    planting = Planting(Host("n1"), request, LocalTransport(), [sys.executable], STREAMS)
+    run = Started(tmp_path / "XDG_STATE_HOME" / "launch" / "runs" / RUN)
+    try:
+        assert planting.gather(lambda text: None) == RUN
+        assert planting.attach() is None
+        yield run
+    finally:
+        with suppress(UsageError, ProcessLookupError):
+            os.kill(run.look().controller.pid, signal.SIGKILL)
+        planting.close()
+
+
+def test_a_run_outlives_its_controllers(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
+    """One dies while an attempt is under way, one between two; of two that would follow, one does."""
+    assert not started.look().can_be_taken_up
+    with pytest.raises(UsageError, match=f"run {RUN} is controlled"):
+        start_controller(started.look(), STREAMS)
+    started.kill()
+    assert started.look().can_be_taken_up
+    start = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    both = [start(start_argv(started.place)) for _ in range(2)]
+    said = sorted(process.stdout.read() for process in both if process.stdout is not None)
+    assert said[0] == f"launch: run {RUN} is controlled by another process\n  fix: see launch ps\n"
+    assert said[1] == f"launch: the controller of run {RUN} died; controller 2 takes it up\n"
+    assert wait_until(lambda: sum(process.poll() is None for process in both) == 1)
+    assert wait_until(lambda: len(started.standing().endings) == 2)
+    started.kill()  # during the pause after the second failure
+    for process in both:
+        process.wait()
+    capfd.readouterr()
+    assert start_controller(started.look(), STREAMS) == 0
+    assert capfd.readouterr().err == f"launch: the controller of run {RUN} died; controller 3 takes it up\n"
+    assert wait_until(lambda: not started.look().is_alive)
+    run = started.look()
+    assert run.end is not None
+    assert (run.end.exit_code, run.is_kept) == (0, False)
+    record = json.loads((run.folder / "run.json").read_text())
+    assert [attempt["outcome"] for attempt in record["attempts"]] == ["controller", "error", "succeeded"]
+    assert record["name"] == "long"
+    log = started.log()
+    follows = [re.sub(r"in \d+ s|\(.*", "", line) for line in log if "restarting" in line or "continuing" in line]
+    assert follows == [
+        "launch: restarting , when nothing can be alive any more: its controller died ",
+        "launch: 0 processes left on 2 hosts; restarting : a rank failed ",
+        "launch: continuing , when nothing can be alive any more",
+    ]
+    assert sum("takes it up" in line for line in log) == 2
+    assert log[-1].startswith("launch: finished in ")
+    output = [line[24:] for line in (run.folder / "node_0.log").read_text().splitlines()]
+    assert [line for line in output if "attempt" in line] == [f"[n1:0] attempt {number}" for number in range(3)]
+
+
+def test_what_is_torn_is_never_used(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
+    """A run that can't go on can still be stopped, and a stop that was asked for ends it for good."""
+    started.kill()
+    for name in ("code", "request", "standing", "generation"):
+        path = started.place / "kept" / name
+        whole = path.read_bytes()
+        os.truncate(path, len(whole) // 2)
+        assert start_controller(started.look(), STREAMS) == 1, name
+        again = "start the run again: it continues from its last checkpoint"
+        assert capfd.readouterr().err == f"launch: {path} is damaged\n  fix: {again}\n"
+        path.write_bytes(whole)
+    assert stop(started.look(), STREAMS, is_now=False) == 0
+    said = f"launch: stopped by you; the controller of run {RUN} died before its last process had ended\n"
+    assert capfd.readouterr().err == said
+    run = started.look()
+    assert run.end is not None
+    assert (run.end.is_stopped, run.is_kept) == (True, False)
+    with pytest.raises(LauncherError, match="has ended"):
+        start_controller(run, STREAMS)
