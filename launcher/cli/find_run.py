@@ -223,7 +223,7 @@ def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row
     return _complete(run, {
         "run": run.id, "name": None, "state": "unknown", "exit_code": None, "attempts": 0, "restarts": None,
         "age_s": 0.0, "nodes": [], "launch_host": None, "controller": "", "pid": None, "logs": None,
-        "last_line": f"{run.way.name} {why}",
+        "can_continue": None, "last_line": f"{run.way.name} {why}",
     }, now)  # fmt: skip
 
 

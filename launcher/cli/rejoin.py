@@ -35,13 +35,14 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     """Let hosts that RUN has lost rejoin it, such as after a reboot.  [default: the newest run]
 
     RUN must have been started with --detach and --restarts. launch logs in to each host that RUN misses, and starts
-    its helper there. RUN continues by itself once it has its hosts.
+    its helper there. RUN continues by itself once it has its hosts. If its controller host has rebooted, launch starts
+    the controller again first.
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import find_run
 
     found = find_run(run, controller, ssh_config)
-    outcomes = rejoin(found, may_ask=True)
+    outcomes = rejoin(found, may_ask=True, takes_up=True)
     back = [name for name, failure in outcomes if failure is None]
     failures = [failure for _, failure in outcomes if failure is not None]
     if not outcomes:
@@ -53,23 +54,30 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     return EXIT_UNREACHABLE if failures else 0
 
 
-def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool) -> list[Outcome]:
+def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = False) -> list[Outcome]:
     """Start the agent of each host that a run misses, and return what became of that, host by host.
 
-    Raise LauncherError if the run has no controller that lives, or can't have a host back. may_ask: for passwords.
+    Raise LauncherError if the run has no controller that lives, or can't have a host back. may_ask: for passwords;
+    takes_up: start another controller if that of the run died.
     """
-    from launcher.cli.find_run import ask_value
+    from launcher.cli.find_run import ask_value, carry_out
     from launcher.cli.host_choice import choose_opener
     from launcher.commands.run_actions import find_orders
     from launcher.controller.agent_start import start_again
+    from launcher.runs.kept_run import start_controller
     from launcher.session.settings import loader_pythons
     from launcher.transports.settings import TransportSettings
 
     answer = ask_value(found, find_orders, may_ask=may_ask)
     if answer["has_ended"]:
         raise UsageError(f"run {found.id} has ended", "see launch ps for those that run")
+    if not answer["is_alive"] and takes_up:
+        code = carry_out(found, start_controller)
+        if code:
+            raise click.exceptions.Exit(code)  # it has said why
+        answer = ask_value(found, find_orders, may_ask=may_ask)
     if not answer["is_alive"]:
-        raise UsageError(f"the controller of run {found.id} was killed, so the run is over", f"launch wait {found.id}")
+        raise UsageError(f"the controller of run {found.id} died", f"launch rejoin {found.id}")
     starts = {_read_host(each): each["order"] for each in answer["orders"]}
     if answer["missing"] and not starts:
         text = f"run {found.id} was started without --detach and --restarts, and can't have a lost host back"

@@ -131,6 +131,7 @@ def take_up(place: str, environment: MutableMapping[str, str]) -> NoReturn:
 
 def _take_up(place: Path, environment: MutableMapping[str, str], streams: OutputStreams) -> int:
     """Take a run up; return its exit code at its end. Raise LauncherError if it can't be taken up."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever has started this may have ignored it
     for number in (signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(number, lambda number, frame: None)
     state = place.parent.parent

@@ -41,6 +41,7 @@ def as_row(run: ListedRun, now: float) -> Row:
         "controller": run.controller.host,
         "pid": run.controller.pid if run.is_alive else None,
         "logs": run.controller.folder,
+        "can_continue": run.can_be_taken_up,
         "last_line": find_last_line(run, record),
     }
 
@@ -85,13 +86,14 @@ _FORMS: Mapping[str, Callable[[object], bool]] = {
     "controller": _is_text,
     "pid": _or_none(_is_count),
     "logs": _or_none(_is_text),
+    "can_continue": _or_none(lambda value: isinstance(value, bool)),
     "last_line": _is_text,
 }
 
 
 def may_live(row: Mapping[str, Any]) -> bool:
-    """Tell whether the run of a row may still live."""
-    return row["state"] in _LIVING
+    """Tell whether the run of a row may still live, or live again."""
+    return row["state"] in _LIVING or bool(row["can_continue"])
 
 
 def describe_state(run: ListedRun, record: Record) -> str:
@@ -107,6 +109,8 @@ def describe_state(run: ListedRun, record: Record) -> str:
 
 def find_last_line(run: ListedRun, record: Record) -> str:
     """Return the cause of a run that failed, or else the last line that one of its ranks wrote."""
+    if run.can_be_taken_up:
+        return f"launch rejoin {run.id} continues it: its controller died"
     cause = None if run.is_alive else (record.get("result") or {}).get("cause")
     if cause is not None:
         rank = "" if cause.get("rank") is None else f" rank {cause['rank']}"

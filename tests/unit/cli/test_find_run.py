@@ -14,7 +14,7 @@ from launcher.runs.run_rows import may_live
 ROW: dict[str, Any] = {
     "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0, "restarts": 0,
     "age_s": 1.5, "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
-    "last_line": "step 1",
+    "can_continue": False, "last_line": "step 1",
 }  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
     {"run": "../../etc"}, {"run": 3}, {"name": ["a"]}, {"age_s": "old"}, {"nodes": None}, {"last_line": None},
     {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"age_s": math.inf},
     {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": None}, {"pid": 0.5},
-    {"restarts": True}, {"logs": 7}, {"launch_host": {}},
+    {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
     assert read_answer(json.dumps([{**ROW, **change}, ROW, 7]).encode()) == ([ROW], 2)
@@ -52,3 +52,4 @@ def test_which_runs_may_live() -> None:
     living = [state for state in ("starting", "running", "unknown", "finished", "failed", "killed", "stopped")
               if may_live({**ROW, "state": state})]  # fmt: skip
     assert living == ["starting", "running", "unknown"]
+    assert may_live({**ROW, "state": "killed", "can_continue": True})

@@ -17,7 +17,7 @@ AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
 ROW = {
     "run": "20261120-091233", "name": None, "state": "finished", "exit_code": 0, "attempts": 1, "restarts": None,
     "age_s": 1.5, "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
-    "last_line": "step 1",
+    "can_continue": False, "last_line": "step 1",
 }  # fmt: skip
 WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
 
