@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from launcher.runs.run_list import ListedRun, RemoteRun, Way
 
 if TYPE_CHECKING:
     pass
+
+_DIAL_S = 6.0  # agents that were cut off dial again every 5 s
 
 Outcome = tuple[str, HostFailure | None]  # of a host: its name, and why it has not rejoined the run
 
@@ -75,6 +78,7 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = Fals
         code = carry_out(found, start_controller)
         if code:
             raise click.exceptions.Exit(code)  # it has said why
+        time.sleep(_DIAL_S)
         answer = ask_value(found, find_orders, may_ask=may_ask)
     if not answer["is_alive"]:
         raise UsageError(f"the controller of run {found.id} died", f"launch rejoin {found.id}")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
+from launcher.controller.agent_start import REDIAL_S
 from launcher.controller.orders import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
 from launcher.controller.rejoin import watch_agents
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
@@ -45,7 +46,8 @@ from launcher.runs.run_list import ListedRun, RunList, RunListEntry
 from launcher.runs.run_request import RunRequest
 from launcher.runs.state_home import find_state, own_state
 from launcher.session.node_state import Census
-from launcher.transports.agents.hub import LEAVE_S, Hub
+from launcher.transports.agents.hub import LEAVE_S, Hub, Notice
+from launcher.wording import span
 
 _READ_BYTES = 4096
 _END_S = 1.0  # for an agent to end that is connected
@@ -158,6 +160,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
     try:
         _listen_again(hub, values.port)
         hub.go()
+        hub.keep(_make_notice(request, record))
         if run.is_being_stopped or run.read_record().get("result") is not None:
             return _end_late(run, entry, kept, console)
         addresses = [address for _, address in network.list_addresses()]
@@ -247,6 +250,18 @@ def _close(hub: Hub, console: Console, request: Control) -> None:
     console.close()  # last: a terminal may be blocked for ever
 
 
+def _make_notice(request: Control, record: RunRecord) -> Notice | None:
+    """Return what a host tells the user if it can't reach a controller of this run any more."""
+    if request.notify is None:
+        return None
+    own = request.host or socket.gethostname()
+    variables = {
+        "LAUNCH_RUN": record.run_id, "LAUNCH_NAME": record.name or "", "LAUNCH_EVENT": "lost", "LAUNCH_EXIT_CODE": "",
+        "LAUNCH_CAUSE": f"a host of the run could not reach its controller on {own} for {span(REDIAL_S)}",
+    }  # fmt: skip
+    return Notice(request.notify, variables, own)
+
+
 def _complain(console: Console, error: OSError) -> None:
     text = f"can't write {error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     console.say(f"launch: {text}; if this controller dies, the run can't be taken up", Style.STRONG)
@@ -310,12 +325,15 @@ def _leave(console: Console, record: RunRecord, last_line: LastLine, hub: Hub, k
     """Leave the streams of the launch host, once what was said is written, and a run that may be restarted is kept."""
     if values.request.options.restarts:
         kept.begin(values, Path(sys.path[0]))
-    start_thread(partial(_leave_streams, console, record, last_line, hub, kept), "leave", lambda error: None)
+    leave = partial(_leave_streams, console, record, last_line, hub, kept, values.request)
+    start_thread(leave, "leave", lambda error: None)
 
 
-def _leave_streams(console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun) -> None:
+def _leave_streams(
+    console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun, request: Control
+) -> None:
     if kept.wait():
-        hub.keep()
+        hub.keep(_make_notice(request, record))
     console.detach()
     last_line.write(LEFT)
     redirect_streams(record.folder)

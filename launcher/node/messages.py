@@ -89,6 +89,7 @@ WELCOME = "welcome"
 GONE = "gone"  # it isn't needed any more; final
 GO = "go"
 KEPT = "kept"  # another controller may take the run up, on the same port
+NOTIFY = "notify"  # a command, the payload, to run if no controller can be reached for too long; "": another agent does
 OPEN = "open"
 DATA = "data"
 # Both ways: how many bytes of a channel were read, so that more may be sent. A supervisor says it of each PIECE.

@@ -33,7 +33,7 @@ from launcher.session.session import Session
 from launcher.session.settings import Settings
 from launcher.transports.agents import agent_listener, hub
 from launcher.transports.agents.credentials import make_credentials, make_server_context
-from launcher.transports.agents.hub import AgentTransport
+from launcher.transports.agents.hub import AgentTransport, Notice
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
 
 A, B = Host("n1"), Host("n2")
@@ -644,6 +644,27 @@ def test_a_frozen_agent_is_dropped_and_hangs_up_when_it_thaws(make_fleet: MakeFl
         os.kill(agent, signal.SIGCONT)
     wait_until(lambda: not is_alive(child))
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
+
+
+def test_one_agent_tells_that_the_controller_is_gone(
+    wire: Callable[[int], Wire], make_fleet: MakeFleet, tmp_path: Path
+) -> None:
+    """Not that of the controller's host, and another one if that was cut off meanwhile."""
+    fleet = make_fleet("n1", "n2", "n3", silence_s=slowed(1.0))
+    way = wire(fleet.port)
+    fleet.start(addresses=[("127.0.0.1", way.port)], redial_s=slowed(5.0))
+    fleet.hub.keep(Notice(f'echo "$LAUNCH_CAUSE" >>{tmp_path}/said', {"LAUNCH_CAUSE": "gone"}, "n1"))
+    for _ in range(2):
+        transport = fleet.hub.open_transport()
+        assert [run(transport, Host(name), "echo on")[1] for name in fleet.names] == [0, 0, 0]
+        least = fleet.changes + 2 * len(fleet.names)
+        way.cut()
+        wait_until(lambda least=least: fleet.changes >= least)
+        assert fleet.hub.wait_for_all(DEADLINE_S) == []
+    assert [run(fleet.hub.open_transport(), Host(name), "echo on")[1] for name in fleet.names] == [0, 0, 0]
+    way.stall()
+    wait_until(lambda: not fleet.pids())
+    assert (tmp_path / "said").read_text() == "gone\n"
 
 
 def test_silence_ends_the_connection_on_both_sides(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:

@@ -7,8 +7,8 @@ It is started by the loader, and its first message comes on stdin. Messages are 
     stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
     to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    beat
-    from controller    welcome {generation}    gone    go    kept    open {channel, attempt, command}
-                       data {channel} + bytes
+    from controller    welcome {generation}    gone    go    kept    notify {variables} + command
+                       open {channel, attempt, command}    data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
 
 Before `go` it ends with its login, since nothing was started. At `go` it leaves the login: its own process exits with
@@ -29,6 +29,7 @@ from launcher.node import clock, messages, signals
 from launcher.node.agents.agent_lock import AgentLock, take_lock
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
+from launcher.node.agents.notice import run_notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Lifecycle:
         """
         self.has_started = is_after_go  # GO has come
         self.exit_code: Optional[int] = None
+        self.has_given_up = False  # it ends since no controller could be reached
         self.dial_at: Optional[float] = now  # None while it is connected, or ends
         self._redial_s = redial_s
         self._give_up_at: Optional[float] = now + (redial_s if is_after_go else connect_timeout_s)
@@ -118,6 +120,7 @@ class Lifecycle:
     def check_time(self, now: float) -> None:
         """End if no connection was made in time."""
         if self._give_up_at is not None and now >= self._give_up_at:
+            self.has_given_up = True
             self.end(1)
 
     def wake_at(self) -> Optional[float]:
@@ -166,6 +169,7 @@ class Agent:
         self._dials = Dials(addresses, plant["fingerprint"], known)
         self._children = Children(dict(os.environ), self._send)
         self._link: Optional[ControllerLink] = None
+        self._notice: Optional[Tuple[bytes, dict[str, Any]]] = None  # of --notify, if this agent is to run it
         self._has_answered = is_again
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write):
@@ -192,6 +196,8 @@ class Agent:
                 callbacks[fd]()
             self._flush()
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
+        if self._notice is not None and self._lifecycle.has_given_up:
+            run_notice(*self._notice)
         self._lock.release()
         return self._lifecycle.exit_code or 0
 
@@ -358,6 +364,8 @@ class Agent:
             self._leave_login()
         elif kind == messages.KEPT:
             self._dials.is_kept = True
+        elif kind == messages.NOTIFY:
+            self._notice = (payload, header["variables"]) if payload else None
         elif kind == messages.GONE:
             self._answer(messages.REFUSED, why="GONE")
             self._lifecycle.end(1)

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import hmac
 import itertools
+import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from launcher.clock import boottime
@@ -63,6 +65,15 @@ class _Seen:
     tried: str = ""  # why the controller could not start it again
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The command of --notify for a host of the run that can't reach its controller any more."""
+
+    command: str = field(repr=False)
+    variables: Mapping[str, str]  # for the environment of the command
+    own: str  # the name of the controller's host
+
+
 class Hub:
     """The controller's end of all agents, from `listen` to `close`.
 
@@ -99,6 +110,8 @@ class Hub:
         self._returns: list[Return] = []
         self._has_started = False
         self._is_kept = generation > 1
+        self._notice: Notice | None = None
+        self._noticed: int | None = None  # the agent that has it
         self._is_closing = False
         self._attempts = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -177,9 +190,9 @@ class Hub:
         """Let all agents start processes, also those that connect later."""
         self._call(self._go)
 
-    def keep(self) -> None:
-        """Let all agents wait for another controller if this one dies."""
-        self._call(self._keep)
+    def keep(self, notice: Notice | None = None) -> None:
+        """Let all agents wait for another controller if this one dies; one of them runs the notice if none comes."""
+        self._call(partial(self._keep, notice))
 
     def open_transport(self) -> AgentTransport:
         """Begin a new attempt: agents that have heard of it start nothing for an earlier one any more."""
@@ -297,10 +310,13 @@ class Hub:
             link.send(messages.GO)
         if self._is_kept:
             link.send(messages.KEPT)
+        if self._notice is not None:  # another agent has it since this one was lost
+            link.send(messages.NOTIFY, variables={})
         with self._changed:
             self._links[index] = link
             self._note_arrival(index, arrived)
             self._changed.notify_all()
+        self._give_notice()
         self._on_change()
         return True
 
@@ -319,6 +335,7 @@ class Hub:
         # Before GO an agent ends with its connection; one that was told to end does so too.
         if self._has_started and not self._end.is_set():
             self._absent.add(link.index)
+        self._give_notice()
         self._left.set()
         self._on_change()
 
@@ -335,10 +352,21 @@ class Hub:
         for link in self._links.values():
             link.send(messages.GO)
 
-    def _keep(self) -> None:
-        self._is_kept = True
+    def _keep(self, notice: Notice | None) -> None:
+        self._is_kept, self._notice = True, notice
         for link in self._links.values():
             link.send(messages.KEPT)
+        self._give_notice()
+
+    def _give_notice(self) -> None:
+        """Let one agent have the notice: the lowest one, but not that of this machine, which may be what fails."""
+        if self._notice is None or self._noticed in self._links or self._end.is_set():
+            return
+        own = self._indexes.get(self._notice.own)
+        self._noticed = min((index for index in self._links if index != own), default=None)
+        if self._noticed is not None:
+            link = self._links[self._noticed]
+            link.send(messages.NOTIFY, os.fsencode(self._notice.command), variables=dict(self._notice.variables))
 
     def _begin_end(self) -> None:
         self._end.set()
