@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,9 @@ from launcher.output.write_queue import STALLED_S
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.kept_run import KeptRun
-from launcher.runs.logout import warn_of_lost_memory
+from launcher.runs.logout import is_shutting_down, warn_of_lost_memory
 from launcher.runs.result import Result
+from launcher.runs.run import RunLeftError
 from launcher.runs.run_list import ListedRun, RunList, RunListEntry
 from launcher.runs.run_request import RunRequest
 from launcher.runs.state_home import find_state, own_state
@@ -237,9 +238,13 @@ def _drive(
     run: RunRequest, entry: RunListEntry, kept: KeptRun, variables: Mapping[str, str], notify: str | None,
     end_process: Callable[[int], object],
 ) -> Result:  # fmt: skip
-    """Drive a run to its end."""
+    """Drive a run to its end; if this host shuts down, the process ends before, and agents wait for another one."""
+    run = replace(run, is_left=lambda: kept.is_kept and not entry.is_being_stopped and is_shutting_down())
     running = execute_job(run, entry, variables=variables, notify=notify, end_process=end_process)
-    result = asyncio.run(running)
+    try:
+        result = asyncio.run(running)
+    except RunLeftError:
+        os._exit(EXIT_SIGNAL_BASE + signal.SIGTERM)
     kept.remove()
     return result
 

@@ -83,6 +83,11 @@ class KeptRun:
         self._is_kept = True
         self._queue.put(partial(self._begin, request, code))
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether another controller could take the run up."""
+        return self._is_kept and not self._has_failed
+
     def note(self, standing: Standing) -> None:
         """Keep where the run stands; called in its event loop, which doesn't wait for the disk."""
         self._standing = pickle.dumps(standing, protocol=4)
@@ -91,7 +96,7 @@ class KeptRun:
 
     def wait(self) -> bool:
         """Wait until all is written, but not long for a disk that doesn't respond; return whether the run is kept."""
-        return self._queue.wait(STALLED_S) and self._is_kept and not self._has_failed
+        return self._queue.wait(STALLED_S) and self.is_kept
 
     def resume(self) -> tuple[Any, Standing, int]:
         """Return the request, where the run stood, and the number of the controller that asks, which is written down.

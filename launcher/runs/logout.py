@@ -1,4 +1,7 @@
-"""What a logout may take from a run that continues: its processes, its shared memory, the SSH agent of the login."""
+"""What a logout may take from a run that continues: its processes, its shared memory, the SSH agent of the login.
+
+And whether it isn't the user who ends its process, but the shutdown of the machine.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-_ASK = (
+_LOGIND = (
     "busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager",
 )  # fmt: skip
 _ANSWER_S = 2.0
@@ -41,6 +44,14 @@ def warn_of_lost_memory(host: str) -> list[str]:
     ]
 
 
+def is_shutting_down() -> bool:
+    """Tell whether this machine is being shut down, so that its processes get SIGTERM; a system without systemd can't.
+
+    logind may have ended by then, and systemd still answers.
+    """
+    return _is_set("PreparingForShutdown") or _ask("systemctl", "is-system-running") == "stopping"
+
+
 def _lingers() -> bool:
     try:
         return (_LINGERING / pwd.getpwuid(os.geteuid()).pw_name).exists()
@@ -50,8 +61,14 @@ def _lingers() -> bool:
 
 def _is_set(name: str) -> bool:
     """Ask systemd-logind; a system without it takes nothing."""
+    return _ask(*_LOGIND, name) == "b true"
+
+
+def _ask(*argv: str) -> str:
     try:
-        done = subprocess.run([*_ASK, name], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.strip() == "b true"
+        return ""
+    return done.stdout.strip()

@@ -37,6 +37,10 @@ IDLE_S = 1.0  # how long hosts are let wait for the next attempt: during a pause
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
 
+class RunLeftError(Exception):
+    """Nothing of the run is alive, and it hasn't ended: another controller will take it up."""
+
+
 class Run:
     """One run of a job on its hosts.
 
@@ -390,6 +394,11 @@ class Run:
         return await self._conclude(result, report.failed_words(result))
 
     async def _conclude_stop(self, result: Result, number: int) -> Result:
+        is_left = self._request.is_left if number == signal.SIGTERM else None
+        if is_left is not None and await asyncio.to_thread(is_left):
+            self._say(f"launch: this host shuts down; launch rejoin {self._record.run_id} continues the run after that")
+            await self._close_disk()
+            raise RunLeftError
         stopped = Result(EXIT_SIGNAL_BASE + number, result.seconds, result.census, interrupted_by=number)
         return await self._conclude(stopped, report.stopped_words(number, self._elapsed_s(), result.census))
 

@@ -227,6 +227,11 @@ class RunListEntry:
         self._lock = lock
         self.error = error  # why the run is not listed
 
+    @property
+    def is_being_stopped(self) -> bool:
+        """Whether the stop of the run was asked for."""
+        return self._place is not None and _read_stop(self._place)
+
     def end(self, result: Result) -> None:
         """Write down how the run ended."""
         if self._place is not None:

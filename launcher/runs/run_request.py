@@ -55,4 +55,5 @@ class RunRequest:
     notify: Callable[[str, Result], object] | None = None  # gets `restart` or `end`, and how the attempt or run ended
     contents: Contents | None = None  # of the job's tree, if it has one
     keep: Callable[[Standing], object] | None = None  # called in the event loop whenever the run stands elsewhere
+    is_left: Callable[[], bool] | None = None  # tells of a SIGTERM whether another controller will take the run up
     standing: Standing | None = None  # where it stood when its controller died; None: it begins

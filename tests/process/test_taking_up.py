@@ -70,6 +70,11 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started
     """Yield a run of two hosts whose first attempt is under way, and which is kept."""
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text("#!/bin/sh\necho stopping\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", SCRIPT))
     times = Timeouts(DEADLINE_S, silence_s=slowed(2.0), stop_timeout_s=0.5)
     job = Job(program, nproc=1, cpu=True, timeouts=times, workdir=str(tmp_path), own_python=sys.executable)
@@ -88,7 +93,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started
 
 
 def test_a_run_outlives_its_controllers(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
-    """One dies while an attempt is under way, one between two; of two that would follow, one does."""
+    """One is killed while an attempt is under way, one ends with its host between two; of two that follow one does."""
     assert not started.look().can_be_taken_up
     with pytest.raises(UsageError, match=f"run {RUN} is controlled"):
         start_controller(started.look(), STREAMS)
@@ -101,7 +106,8 @@ def test_a_run_outlives_its_controllers(started: Started, capfd: pytest.CaptureF
     assert said[1] == f"launch: the controller of run {RUN} died; controller 2 takes it up\n"
     assert wait_until(lambda: sum(process.poll() is None for process in both) == 1)
     assert wait_until(lambda: len(started.standing().endings) == 2)
-    started.kill()  # during the pause after the second failure
+    os.kill(started.look().controller.pid, signal.SIGTERM)  # during the pause, as a host does that reboots
+    assert wait_until(lambda: not started.look().is_alive)
     for process in both:
         process.wait()
     capfd.readouterr()
@@ -122,6 +128,7 @@ def test_a_run_outlives_its_controllers(started: Started, capfd: pytest.CaptureF
         "launch: continuing , when nothing can be alive any more",
     ]
     assert sum("takes it up" in line for line in log) == 2
+    assert f"launch: this host shuts down; launch rejoin {RUN} continues the run after that" in log
     assert log[-1].startswith("launch: finished in ")
     assert re.findall(r"attempt \d", (run.folder / "node_0.log").read_text()) == ["attempt 0", "attempt 1", "attempt 2"]
 
