@@ -150,7 +150,7 @@ def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
     """
     has_ended = run.is_alive is False
     if has_ended and run.end is None and run.is_kept:
-        return _stop_without_controller(run, streams)
+        return _stop_without_controller(run, streams, is_now=is_now)
     if has_ended and (run.end is None or not run.end.is_stopped):
         raise UsageError(f"run {run.id} has ended", "see launch ps for those that run")
     if not has_ended and not run.is_here:
@@ -174,14 +174,17 @@ def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
     return 0
 
 
-def _stop_without_controller(run: ListedRun, streams: OutputStreams) -> int:
+def _stop_without_controller(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
     """Let nothing take up a run whose controller died, and let its agents wait for it no longer."""
     run.mark_stop()
-    try:
+    with contextlib.suppress(UsageError):  # another one was quicker
         start_controller(run, streams)  # which sees the mark
-    finally:
+    now = run.look()
+    if now is None or not now.is_alive:
         KeptRun(run.place).remove()
-    return 0
+        return 0
+    os.kill(now.controller.pid, now.controller.stop_signal)  # it was taken up a moment before
+    return stop(now, streams, is_now=is_now)
 
 
 def print_health(run: ListedRun, streams: OutputStreams) -> int:

@@ -143,7 +143,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
     run, entry = runs.resume(place.name)
     if run.end is not None:
         raise UsageError(f"run {run.id} has ended", "see launch ps")
-    kept = KeptRun(place)
+    kept = KeptRun(place, lambda error: _complain(console, error))
     values, standing, generation = kept.resume()
     assert isinstance(values, Kept)
     request, variables = values.request, _drop_login(values.variables)

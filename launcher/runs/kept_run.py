@@ -30,6 +30,7 @@ from launcher.runs.standing import Standing
 _REQUEST, _STANDING, _GENERATION = "request", "standing", "generation"
 _CODE, _START = "code", "start.py"
 _HASH_CHARS = 64
+_EXIT_S = 0.5  # for a process to exit that has closed its streams
 _AGAIN = "start the run again: it continues from its last checkpoint"
 
 # What is run is what was hashed, in memory, as in launcher.node.controller_code.
@@ -187,7 +188,7 @@ def start_controller(run: ListedRun, streams: OutputStreams) -> int:
     for line in process.stdout:  # until it has left its streams, or ended
         tell(line.decode("utf-8", "replace").rstrip("\n"), streams)
     try:
-        return process.wait(0.2)
+        return process.wait(_EXIT_S)
     except subprocess.TimeoutExpired:
         return 0
 

@@ -427,8 +427,10 @@ class RunList:
             is_owned = run.folder.parent == self._logs
             total += _measure(run.folder) if is_owned else 0
             with contextlib.suppress(FileNotFoundError):  # another run has just removed it
-                is_old = min(_age(path) for path in (run.place, run.place / _END) if path.exists()) > KEPT_S
-                if run.is_alive is False and (is_old or (is_owned and total > KEPT_BYTES)):
+                paths = (run.place, run.place / _END, *run.folder.glob("*.log"))  # one that was killed has no end
+                is_old = min(_age(path) for path in paths if path.exists()) > KEPT_S
+                is_much = is_owned and total > KEPT_BYTES and not run.can_be_taken_up
+                if run.is_alive is False and (is_old or is_much):
                     for folder in (run.folder, run.place) if is_owned else (run.place,):
                         shutil.rmtree(folder, ignore_errors=True)
 

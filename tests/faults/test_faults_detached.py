@@ -113,6 +113,26 @@ def test_the_host_of_the_controller_loses_power(launch: FaultLaunch) -> None:
     launch.launcher().kill()
 
 
+def test_the_host_of_the_controller_reboots(launch: FaultLaunch) -> None:
+    """Another controller takes the run up, and both logs have what was before and after."""
+    running = launch.start("--connect-timeout", "10", "--restarts", "5", *short_silence(), *ranks(AT_GO))
+    assert running.wait().exit_code == 0, str(running)
+    run, host = find_run(launch)["run"], launch.hosts[0]
+    host.power_off()
+    host.power_on()
+    host.wait_for_sshd()
+    row = find_run(launch)
+    assert (row["state"], row["last_line"]) == ("killed", f"launch rejoin {run} continues it: its controller died")
+    said = ask(launch, "rejoin").stderr
+    assert said.startswith(f"launch: the controller of run {run} died; controller 2 takes it up\n"), said
+    for node, rank in enumerate((0, 3)):
+        log = launch.logs / "latest" / f"node_{node}.log"
+        assert wait_until(lambda log=log, rank=rank: log.read_text().count(f"] ready {rank}") == 2), log.read_text()
+    running.go()
+    assert "2 attempts (its controller died), 4 ranks succeeded, 0 processes left" in ask(launch, "wait").stderr
+    launch.wait_until_clean()
+
+
 def test_a_host_reboots(launch: FaultLaunch) -> None:
     """It rejoins the run by `launch rejoin`, and by itself once the controller's host can log in there."""
     running = launch.start("--connect-timeout", "10", "--restarts", "5", *short_silence(), *ranks(AT_GO))

@@ -252,6 +252,29 @@ def test_what_ended_long_ago_is_forgotten_and_its_logs_stay(tmp_path: Path, monk
     assert logs.is_dir()
 
 
+def test_a_run_that_was_killed_is_as_old_as_its_last_line(tmp_path: Path) -> None:
+    """Another controller may take it up, so it stays for long enough, whatever its age and size."""
+    runs = RunList(tmp_path / "runs", tmp_path / "logs")
+    process = start(tmp_path, "r")
+    process.kill()
+    process.wait()
+    place, log = tmp_path / "runs" / "r", tmp_path / "logs" / "r" / "node_0.log"
+    assert not runs.find("r").can_be_taken_up
+    (place / "kept").mkdir()
+    (place / "kept" / "start.py").touch()
+    log.touch()
+    os.truncate(log, run_list.KEPT_BYTES + 1)
+    for path in (place, place / "end.json"):
+        os.utime(path, (0, 0))
+    with held(runs, "other", None, tmp_path):
+        assert runs.find("r").can_be_taken_up
+    runs.find("r").mark_stop()
+    assert not runs.find("r").can_be_taken_up
+    os.utime(log, (0, 0))
+    with held(runs, "third", None, tmp_path):
+        assert [run.id for run in runs.read()] == ["third", "other"]
+
+
 def test_how_a_run_ended(tmp_path: Path) -> None:
     runs = RunList(tmp_path / "runs")
     with held(runs, "r", None, tmp_path) as entry:
