@@ -193,8 +193,9 @@ def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row
         return _complete(run, found, now)
     why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
     return _complete(run, {
-        "run": run.id, "name": None, "state": "unknown", "exit_code": None, "attempts": 0, "restarts": None,
-        "age_s": 0.0, "nodes": [], "launch_host": None, "controller": "", "pid": None, "logs": None,
+        "run": run.id, "name": None, "state": "unknown", "exit_code": None, "attempts": 0, "doing": None,
+        "restarts": None, "restarts_without_progress": None, "restarts_left": None, "age_s": 0.0, "nodes": [],
+        "launch_host": None, "controller": "", "pid": None, "logs": None,
         "last_line": f"{run.way.name} {why}",
     }, now)  # fmt: skip
 

@@ -135,9 +135,14 @@ def _describe_place(row: dict[str, Any]) -> str:
 
 
 def _describe_state(row: dict[str, Any]) -> str:
-    """Return the state with its number: `running (restart 1)`, `failed (1)`."""
+    """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`, `failed (7)`."""
+    from launcher.runs.run_state import describe_doing
+    from launcher.wording import count
+
+    if row["doing"] is not None and row["doing"]["what"] != "running":
+        return describe_doing(row["doing"])
     if row["restarts"]:
-        return f"{row['state']} (restart {row['restarts']})"
+        return f"{row['state']} ({count(row['restarts'], 'restart')} used)"
     return f"failed ({row['exit_code']})" if row["state"] == "failed" else str(row["state"])
 
 

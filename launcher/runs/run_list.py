@@ -36,6 +36,7 @@ from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_rows import read_row
+from launcher.runs.run_state import RunState, parse_state
 from launcher.runs.state_home import find_state, own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
@@ -44,6 +45,8 @@ KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
 CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
+_STATE = "state.json"
+_MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
 _WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its last row
 _END_BYTES = 256
 _IS_STOPPED = b"1"
@@ -116,6 +119,16 @@ class ListedRun:
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def read_state(self) -> RunState | None:
+        """Return what it does now; None if it doesn't live, or hasn't told: the disk was full, or it is too old."""
+        if not self.is_alive:
+            return None
+        try:
+            with (self.place / _STATE).open("rb") as file:
+                return parse_state(file.read(_MOST_STATE_BYTES))
+        except OSError:
+            return None
 
     def find_hosts(self) -> list[str]:
         """Return all hosts that the run has used so far, as its run.json says."""
@@ -212,6 +225,15 @@ class RunListEntry:
         if self._place is not None:
             with contextlib.suppress(OSError):
                 replace_private(self._place / _AGENTS, json.dumps(hosts))
+
+    def note_state(self, state: RunState) -> None:
+        """Write down what the run does now; on a full disk, at least remove what it did before."""
+        if self._place is not None:
+            try:
+                replace_private(self._place / _STATE, state.as_text())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    (self._place / _STATE).unlink()
 
     def close(self, *, is_kept: bool) -> None:
         """Release the lock; is_kept: the run was started, so it stays in the list."""

@@ -100,13 +100,18 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     running = machine.start()
     (row,) = machine.runs
     assert (row["state"], row["exit_code"], row["pid"]) == ("running", None, running.pid)
+    doing, counts = row["doing"], [row[f"restarts{which}"] for which in ("", "_without_progress", "_left")]
+    assert isinstance(doing, dict) and doing["what"] == "running" and doing["for_s"] <= DEADLINE_S
+    assert counts == [0, 0, 0]
+    (place,) = RunList.of_user(os.environ).base.glob("*/state.json")
+    assert place.stat().st_mode & 0o777 == 0o600
     table = machine.call("ps", code=0).stdout
     assert re.search(r"running +\d+\.?\d* s +here +1 x 2 ", table), table
     assert machine.call("logs", str(row["run"])[:12], "--since", "1h", code=0).stdout.count("] rank ") == 2
 
     watching = subprocess.Popen([LAUNCH, "attach"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert watching.stdout is not None and watching.stderr is not None
-    title = f"run {row['run']}, which {socket.gethostname()} controls; Ctrl-C leaves it running"
+    title = f"run {row['run']}, which {socket.gethostname()} controls; running; Ctrl-C leaves it running"
     assert watching.stderr.readline().decode() == f"launch: watching {title}\n"
     waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
     following = subprocess.Popen(
@@ -235,8 +240,9 @@ def test_several_runs(machine: Machine) -> None:
     machine.go()
     assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (7, 0)
     said = [line for line in waiting.communicate(timeout=DEADLINE_S)[1].splitlines() if line.startswith("launch: ")]
-    assert said[0] == f"launch: waiting for run {ids['second']}" and said[1].startswith("launch: finished in ")
-    assert said[2] == f"launch: waiting for run {ids['first']}" and said[3].startswith("launch: FAILED after ")
+    assert said[0] == f"launch: waiting for run {ids['second']}, which is running"
+    assert said[1].startswith("launch: finished in ")
+    assert said[2].startswith(f"launch: waiting for run {ids['first']}") and said[3].startswith("launch: FAILED after ")
     assert waiting.returncode == 7
     machine.call("ps", "--forget", "first", code=0)
     lines = machine.call("ps", code=0).stdout.splitlines()

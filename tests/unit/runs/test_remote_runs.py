@@ -15,8 +15,9 @@ from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, claim_pla
 
 AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
 ROW = {
-    "run": "20261120-091233", "name": None, "state": "finished", "exit_code": 0, "attempts": 1, "restarts": None,
-    "age_s": 1.5, "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
+    "run": "20261120-091233", "name": None, "state": "finished", "exit_code": 0, "attempts": 1,
+    "doing": None, "restarts": None, "restarts_without_progress": None, "restarts_left": None, "age_s": 1.5,
+    "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
     "last_line": "step 1",
 }  # fmt: skip
 WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
