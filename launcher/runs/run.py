@@ -100,6 +100,7 @@ class Run:
         self._state.stop()
 
     async def _repeat(self) -> Result:
+        self._state.count(self._count_restarts(follows=True))
         while True:
             began_at = wall_clock()
             refusal: LauncherError | None = None
