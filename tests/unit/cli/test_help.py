@@ -299,8 +299,8 @@ Background:
                           its ranks run.
   --controller HOST|here  With --detach, the controller host (here: this
                           machine).  [default: the last spare, or node 0]
-  --notify CMD            Run CMD in a shell when the run ends, restarts
-                          or waits long.
+  --notify CMD            Run CMD in a shell when the run ends, restarts or
+                          waits long.
 
 """
 
