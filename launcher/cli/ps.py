@@ -124,26 +124,15 @@ def _print_table(rows: list[Row]) -> None:
 
 def _describe(row: Row) -> list[str]:
     """Return the cells of a row but the last one; a host may have sent it."""
+    from launcher.runs.run_rows import describe_row
     from launcher.wording import age
 
-    own = (row["run"], row["name"] or "", _describe_state(row), age(row["age_s"]), _describe_place(row))
+    own = (row["run"], row["name"] or "", describe_row(row), age(row["age_s"]), _describe_place(row))
     return [one_line(cell, _MOST_CELL) for cell in (*own, _describe_size(row))]
 
 
 def _describe_place(row: dict[str, Any]) -> str:
     return "here" if row["controller"] == socket.gethostname() else str(row["controller"])
-
-
-def _describe_state(row: dict[str, Any]) -> str:
-    """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`, `failed (7)`."""
-    from launcher.runs.run_state import describe_doing
-    from launcher.wording import count
-
-    if row["doing"] is not None and row["doing"]["what"] != "running":
-        return describe_doing(row["doing"])
-    if row["restarts"]:
-        return f"{row['state']} ({count(row['restarts'], 'restart')} used)"
-    return f"failed ({row['exit_code']})" if row["state"] == "failed" else str(row["state"])
 
 
 def _describe_size(row: dict[str, Any]) -> str:

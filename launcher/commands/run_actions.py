@@ -97,8 +97,8 @@ def _continues(line: LogLine) -> bool:
 
 def _find_doing(run: ListedRun) -> str:
     """Return what a run does now, in words; empty if it has ended, or doesn't tell."""
-    state = run.read_state()
-    return describe_doing(state.as_doing(time.time())) if state is not None else ""
+    doing = run.read_doing(time.time())
+    return describe_doing(doing) if doing is not None else ""
 
 
 def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:

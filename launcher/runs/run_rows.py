@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.escapes import one_line
 from launcher.output.run_folder import is_run_id
-from launcher.runs.run_state import read_doing
+from launcher.runs.run_state import describe_doing, read_doing
+from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.runs.run_list import ListedRun
@@ -40,7 +41,7 @@ def as_row(run: ListedRun, now: float) -> Row:
         "state": describe_state(run, record),
         "exit_code": None if run.is_alive or run.end is None else run.end.exit_code,
         "attempts": len(attempts),
-        "doing": state.as_doing(now) if state is not None else None,
+        "doing": run.read_doing(now),
         "restarts": restarts.get("used"),
         "restarts_without_progress": restarts.get("without_progress"),
         "restarts_left": restarts.get("left"),
@@ -115,6 +116,15 @@ def describe_state(run: ListedRun, record: Record) -> str:
     if run.end.is_stopped:
         return "stopped"
     return "finished" if run.end.exit_code == 0 else "failed"
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`, `failed (7)`."""
+    if row["doing"] is not None and row["doing"]["what"] != "running":
+        return describe_doing(row["doing"])
+    if row["restarts"]:
+        return f"{row['state']} ({count(row['restarts'], 'restart')} used)"
+    return f"failed ({row['exit_code']})" if row["state"] == "failed" else str(row["state"])
 
 
 def find_last_line(run: ListedRun, record: Record) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -60,21 +60,20 @@ class RunState:
     since: float
     restarts: RestartCount
     hosts: Mapping[str, float] = field(default_factory=dict)  # that it waits for, and since when each is missing
-    rebooting: tuple[str, ...] = ()  # of those, the ones that are known to reboot
     until: float | None = None  # the end of a pause
 
     def as_text(self) -> str:
         """Return it for the file."""
         return json.dumps({**asdict(self), "what": self.what.value})
 
-    def as_doing(self, now: float) -> Doing:
-        """Return it for a row of `launch ps --json`; now: in wall-clock seconds."""
+    def as_doing(self, now: float, rebooting: Collection[str] = ()) -> Doing:
+        """Return it for a row of `launch ps --json`; now: in wall-clock seconds; rebooting: hosts known to reboot."""
         since = min(self.hosts.values(), default=self.since)
         return {
             "what": self.what.value,
             "for_s": _round(now - since),
             "hosts": [*self.hosts],
-            "rebooting": [*self.rebooting],
+            "rebooting": [name for name in self.hosts if name in rebooting],
             "left_s": None if self.until is None else _round(self.until - now),
             "restart": self.restarts.used,
         }
@@ -142,7 +141,7 @@ def parse_state(text: str | bytes) -> RunState | None:
     """Return the state that `as_text` gave; None if it can't be that: another version may have written it."""
     try:
         found = json.loads(text)
-        values = {key: found[key] for key in ("since", "hosts", "rebooting", "until")}
+        values = {key: found[key] for key in ("since", "hosts", "until")}
         restarts = {key: found["restarts"][key] for key in ("used", "without_progress", "left")}
         state = RunState(Activity(found["what"]), restarts=RestartCount(**restarts), **values)
         times = [state.since, 0.0 if state.until is None else state.until, *state.hosts.values()]
@@ -151,6 +150,4 @@ def parse_state(text: str | bytes) -> RunState | None:
     is_well_formed = all(isinstance(time, (int, float)) and math.isfinite(time) for time in times)
     are_counts = all(isinstance(number, int) and _is_number(number) for number in asdict(state.restarts).values())
     is_waiting = state.what is not Activity.WAITING or bool(state.hosts)
-    if not (is_well_formed and are_counts and is_waiting and _are_names(state.rebooting)):
-        return None
-    return replace(state, rebooting=tuple(state.rebooting))
+    return state if is_well_formed and are_counts and is_waiting else None

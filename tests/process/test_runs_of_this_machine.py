@@ -204,7 +204,17 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
         **machine.runs[0], "run": "20261120-091234", "state": "finished", "exit_code": 0, "last_line": "",
     }  # fmt: skip
     runs.note_end(RemoteRun("20261120-091234", Way("127.0.0.1")), row)
-    assert "launch: 127.0.0.1: " in machine.call("stop", "base", code=69).stderr
+    runs.note_alive(RemoteRun("20261120-091233", Way("127.0.0.1")), {**row, "run": "20261120-091233",
+                    "state": "running", "exit_code": None})  # fmt: skip
+    said = machine.call("stop", "base", code=69).stderr.splitlines()
+    assert said[0].startswith("launch: 127.0.0.1: ")
+    assert re.fullmatch(
+        r"launch: only 127.0.0.1 knows whether run 20261120-091233 continues; \d.* ago it was running", said[-2]
+    )
+    assert (
+        said[-1] == "  fix: try again when 127.0.0.1 responds; if it has died, all hosts stop the run after --silence"
+    )
+    assert re.fullmatch(r"doesn't answer; \d.* ago it was running", str(machine.runs[1]["last_line"]))
 
 
 def test_what_follows_the_end_is_told_with_it(machine: Machine) -> None:

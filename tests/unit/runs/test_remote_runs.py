@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import stat
+import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.runs import run_list
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, claim_place
@@ -55,6 +57,21 @@ def test_the_newest_comes_first_and_its_end_is_remembered(tmp_path: Path) -> Non
     assert [(run.id, run.row) for run in read(runs)] == [
         ("run-2", None), ("run-1", ROW), ("run-0", None),
     ]  # fmt: skip
+
+
+def test_when_a_run_was_seen_last(tmp_path: Path) -> None:
+    runs = RunList(tmp_path)
+    add(runs, planted("run-1"))
+    row = {**ROW, "state": "running"}
+    for content in (None, "", "[]", '{"at": Infinity, "row": {}}', json.dumps({"at": 1.8e9, "row": {"run": 3}})):
+        if content is not None:
+            (tmp_path / "run-1" / "alive.json").write_text(content)
+        assert read(runs)[0].alive is None
+    runs.note_alive(planted("run-1"), row)
+    alive = read(runs)[0].alive
+    assert alive is not None and alive.row == row and 0 <= time.time() - alive.at < DEADLINE_S
+    runs.discard("run-1")
+    assert not (tmp_path / "run-1").exists()
 
 
 @pytest.mark.parametrize("change", [{"nodes": [[1]]}, {"age_s": math.inf}, {"state": "well"}])
