@@ -160,7 +160,7 @@ def _leave_streams(console: Console, record: RunRecord, last_line: LastLine) -> 
 def _note_agents(entry: RunListEntry, hub: Hub, is_changed: threading.Event) -> None:
     """Write down which agents are missing, whenever that changes."""
     while True:
-        entry.note_missing(hub.missing())
+        entry.note_missing(hub.missing(), [each.host for each in hub.find_absences() if each.has_rebooted])
         is_changed.wait()
         is_changed.clear()
 
