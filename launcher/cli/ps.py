@@ -113,8 +113,10 @@ def _print_table(rows: list[Row]) -> None:
     )  # fmt: skip
     for head, width in zip(heads, widths, strict=True):  # these are typed again, so they are never cut
         table.add_column(head, no_wrap=True, min_width=width)
-    room = console.width - sum(width + 2 for width in widths)  # what is between two columns
-    table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=max(room, _LEAST_COLUMNS))
+    own_width = sum(width + 2 for width in widths)  # with what is between two columns
+    room = max(console.width - own_width, _LEAST_COLUMNS)
+    console.width = own_width + room  # a terminal too narrow for that breaks the lines, and none is cut
+    table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=room)
     for row, own in zip(rows, cells, strict=True):
         table.add_row(*own, one_line(row["last_line"], 200))
     with console.capture() as printed:

@@ -127,7 +127,7 @@ class Run:
                 return await self._conclude_failure(await self._hang_up(result), decision)
             self._say_restart(result, decision)
             begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
-            if self._request.notify is not None and not result.has_lost_port:
+            if self._request.notify is not None and not result.has_lost_port and not waits_for_hosts(ending):
                 self._request.notify("restart", result)
             if self._searches(decision) or begins_at - boottime() > IDLE_S:
                 await self._hang_up(result)
@@ -351,7 +351,8 @@ class Run:
         when = f", when nothing can be alive any more on {unasked}" if result.lost_host_wait_s else ""
         counted = self._count_restarts(follows=True).describe()
         search = " after a search for the host to blame" if self._searches(decision) else ""
-        line = f"restarting{wait}{when}{search}: {decision.why} ({counted})"
+        verb = f"trying restart {self._number} again" if waits_for_hosts(self._endings[-1]) else "restarting"
+        line = f"{verb}{wait}{when}{search}: {decision.why} ({counted})"
         self._say(f"launch: {'; '.join(filter(None, [census, line]))}", Style.STRONG)
         for line in report.unfinished_lines(result.census):
             self._say(line, Style.TEXT)
