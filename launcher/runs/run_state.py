@@ -119,8 +119,9 @@ def read_doing(found: object) -> Doing | None:
     if not isinstance(found, dict) or found.get("what") not in {each.value for each in Activity}:
         return None
     names = [found.get("hosts"), found.get("rebooting")]
-    numbers = [found.get("for_s"), found.get("left_s") or 0, found.get("restart")]
-    if not all(map(_are_names, names)) or not all(map(_is_number, numbers)):
+    numbers = [found.get("for_s"), found.get("restart")]
+    is_left = found.get("left_s") is None or _is_number(found["left_s"])
+    if not all(map(_are_names, names)) or not all(map(_is_number, numbers)) or not is_left:
         return None
     if found["what"] == Activity.WAITING.value and not found["hosts"]:
         return None

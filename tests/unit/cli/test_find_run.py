@@ -36,6 +36,7 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
     {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": None}, {"pid": 0.5},
     {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"doing": "running"}, {"doing": {**WAITS, "what": "well"}},
     {"doing": {**WAITS, "hosts": []}}, {"doing": {**WAITS, "rebooting": [7]}}, {"doing": {**WAITS, "left_s": "soon"}},
+    {"doing": {**WAITS, "left_s": ""}},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
     assert read_answer(json.dumps([{**ROW, **change}, ROW, 7]).encode()) == ([ROW], 2)
