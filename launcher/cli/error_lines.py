@@ -24,7 +24,8 @@ def tell(text: str) -> None:
     plain_messages.tell(text, find_streams(os.environ))
 
 
-def tell_lost(failure: HostFailure) -> None:
-    """Say that the host which controls a run could not be asked."""
+def tell_lost(failure: HostFailure, known: str = "") -> None:
+    """Say that the host which controls a run could not be asked, and what is known of the run."""
     lines = [f"launch: {failure.host}: {failure.text}", f"  fix: {failure.fix}" if failure.fix else ""]
-    tell("\n".join([*filter(None, lines), "launch: whether the run continues is unknown here; see launch ps"]))
+    known = known or "launch: whether the run continues is unknown here; see launch ps"
+    tell("\n".join([*filter(None, lines), known]))

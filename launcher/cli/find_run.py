@@ -35,7 +35,7 @@ from launcher.hosts.unreachable import failure_lines
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, choose_run, find_meant
-from launcher.runs.run_rows import Row, as_row, may_live, read_row
+from launcher.runs.run_rows import Row, as_row, describe_row, may_live, read_row
 from launcher.wording import age, count
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def carry_out(
         return act(found, streams)
     from launcher.controller.orders import about_run
 
-    with _asking(found.way) as launcher:
+    with _asking(found.way, found) as launcher:
         launcher.ask(about_run(found.id, act), streams)
         code = launcher.copy_output(is_of_a_run=is_of_a_run) or 0
     if launcher.is_unknown:
@@ -166,8 +166,11 @@ def _describe_unknown(run: RemoteRun) -> UsageError:
 
 
 @contextlib.contextmanager
-def _asking(way: Way) -> Iterator[RemoteLauncher]:
-    """Yield this package's code, running where the way leads; exit with 69 if it can't be reached, or is lost."""
+def _asking(way: Way, run: RemoteRun | None = None) -> Iterator[RemoteLauncher]:
+    """Yield this package's code, running where the way leads; exit with 69 if it can't be reached, or is lost.
+
+    run: what is asked about.
+    """
     from launcher.transports.base import TransportError
 
     try:
@@ -177,8 +180,20 @@ def _asking(way: Way) -> Iterator[RemoteLauncher]:
         finally:
             launcher.close()
     except TransportError as error:
-        tell_lost(error.failure)
+        tell_lost(error.failure, _describe_unreached(run) if run is not None else "")
         raise click.exceptions.Exit(EXIT_UNREACHABLE) from None
+
+
+def _describe_unreached(run: RemoteRun) -> str:
+    """Return what this machine knows of a run whose controller host can't be reached, and what to do about it."""
+    now, host = time.time(), run.way.name
+    seen = _describe_sighting(run, now)
+    if not seen and run.began_at:
+        seen = f"it was started {age(max(0.0, now - run.began_at))} ago"
+    return (
+        f"launch: only {host} knows whether run {run.id} continues{f'; {seen}' if seen else ''}\n"
+        f"  fix: try again when {host} responds; if it has died, all hosts stop the run after --silence"
+    )
 
 
 def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
@@ -188,7 +203,7 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
 
     if not is_chosen:
         refuse_strange_folder(log_dir)
-    with _asking(found.way) as launcher:
+    with _asking(found.way, found) as launcher:
         launcher.ask(about_run(found.id, send_logs), find_streams(os.environ))
         folder, said = take_logs(launcher, found.way, found.id, log_dir)
     if launcher.is_unknown:
@@ -216,15 +231,26 @@ def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row
     rows, unread = answers.get(run.way, ([], 0))
     found = next((row for row in rows if row["run"] == run.id), None)
     if found is not None:
-        if not may_live(found):
-            RunList.of_user(os.environ).note_end(run, found)
+        runs = RunList.of_user(os.environ)
+        if may_live(found):
+            runs.note_alive(run, found)
+        else:
+            runs.note_end(run, found)
         return _complete(run, found, now)
     why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
     return _complete(run, {
-        "run": run.id, "name": None, "state": "unknown", "exit_code": None, "attempts": 0, "restarts": None,
-        "age_s": 0.0, "nodes": [], "launch_host": None, "controller": "", "pid": None, "logs": None,
-        "can_continue": None, "last_line": f"{run.way.name} {why}",
+        "run": run.id, "name": None, "state": "unknown", "exit_code": None, "attempts": 0, "doing": None,
+        "restarts": None, "restarts_without_progress": None, "restarts_left": None, "age_s": 0.0, "nodes": [],
+        "launch_host": None, "controller": "", "pid": None, "logs": None, "can_continue": None,
+        "last_line": "; ".join(filter(None, [why, _describe_sighting(run, now)])),
     }, now)  # fmt: skip
+
+
+def _describe_sighting(run: RemoteRun, now: float) -> str:
+    """Return `3 h 02 min ago it was running`; empty if it was never seen to live."""
+    if run.alive is None:
+        return ""
+    return f"{age(max(0.0, now - run.alive.at))} ago it was {describe_row(run.alive.row)}"
 
 
 def _complete(run: RemoteRun, row: Row, now: float) -> Row:

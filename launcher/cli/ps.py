@@ -113,8 +113,10 @@ def _print_table(rows: list[Row]) -> None:
     )  # fmt: skip
     for head, width in zip(heads, widths, strict=True):  # these are typed again, so they are never cut
         table.add_column(head, no_wrap=True, min_width=width)
-    room = console.width - sum(width + 2 for width in widths)  # what is between two columns
-    table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=max(room, _LEAST_COLUMNS))
+    own_width = sum(width + 2 for width in widths)  # with what is between two columns
+    room = max(console.width - own_width, _LEAST_COLUMNS)
+    console.width = own_width + room  # a terminal too narrow for that breaks the lines, and none is cut
+    table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=room)
     for row, own in zip(rows, cells, strict=True):
         table.add_row(*own, one_line(row["last_line"], 200))
     with console.capture() as printed:
@@ -124,21 +126,15 @@ def _print_table(rows: list[Row]) -> None:
 
 def _describe(row: Row) -> list[str]:
     """Return the cells of a row but the last one; a host may have sent it."""
+    from launcher.runs.run_rows import describe_row
     from launcher.wording import age
 
-    own = (row["run"], row["name"] or "", _describe_state(row), age(row["age_s"]), _describe_place(row))
+    own = (row["run"], row["name"] or "", describe_row(row), age(row["age_s"]), _describe_place(row))
     return [one_line(cell, _MOST_CELL) for cell in (*own, _describe_size(row))]
 
 
 def _describe_place(row: dict[str, Any]) -> str:
     return "here" if row["controller"] == socket.gethostname() else str(row["controller"])
-
-
-def _describe_state(row: dict[str, Any]) -> str:
-    """Return the state with its number: `running (restart 1)`, `failed (1)`."""
-    if row["restarts"]:
-        return f"{row['state']} (restart {row['restarts']})"
-    return f"failed ({row['exit_code']})" if row["state"] == "failed" else str(row["state"])
 
 
 def _describe_size(row: dict[str, Any]) -> str:

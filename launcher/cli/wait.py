@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,14 +21,10 @@ def command(*, runs: tuple[str, ...], controller: str | None, ssh_config: Path |
 
     With several runs, wait for all; the exit code is the first that isn't 0.
     """
-    from launcher.cli.error_lines import tell
     from launcher.cli.find_run import carry_out, find_run
     from launcher.commands.run_actions import wait
 
     found = [find_run(run, controller, ssh_config) for run in runs or (None,)]
-    codes = []
-    for each in found:
-        if len(found) > 1:
-            tell(f"launch: waiting for run {each.id}")
-        codes.append(carry_out(each, wait, or_as_seen=True))
+    act = partial(wait, is_one_of_several=len(found) > 1)
+    codes = [carry_out(each, act, or_as_seen=True) for each in found]
     return next((code for code in codes if code), 0)

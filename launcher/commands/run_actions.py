@@ -14,17 +14,19 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
+from launcher.output.lines import STDERR
 from launcher.output.log_reader import (
     LOOK_S,
     Choice,
     ExactPrinter,
     LogFile,
+    LogLine,
     LogPrinter,
     RunLogs,
     ScreenPrinter,
@@ -36,9 +38,11 @@ from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import tell
 from launcher.runs.kept_run import KeptRun, start_controller
 from launcher.runs.run_list import ListedRun
+from launcher.runs.run_state import describe_doing
 from launcher.wording import fold_ranks
 
 _LAST_LINES = 20
+_MOST_BLOCK = 24  # lines before these, among which the first one of a message is looked for
 _TAIL_BYTES = 1 << 16
 _AGAIN_S = 0.5  # between the two signals of `launch stop --now`
 _FAILED = re.compile("launch: .*FAILED after ")
@@ -54,13 +58,14 @@ def attach(run: ListedRun, streams: OutputStreams) -> int:
     if run.is_alive is False:
         tell(f"launch: {title}, which {host} controlled, has ended; its last lines:", streams)
     else:
-        tell(f"launch: watching {title}, which {host} controls; Ctrl-C leaves it running", streams)
+        doing = f"; {doing}" if (doing := _find_doing(run)) else ""
+        tell(f"launch: watching {title}, which {host} controls{doing}; Ctrl-C leaves it running", streams)
     hosts = run.find_hosts()
     printer = ScreenPrinter(streams, hosts)
     live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
     logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES, live)
     try:
-        for line in deque(logs.read(), _LAST_LINES):
+        for line in choose_last([*deque(logs.read(), _LAST_LINES + _MOST_BLOCK)]):
             printer.print(line)
         printer.flush()
         follow(logs, printer, lambda: is_running(run))
@@ -68,6 +73,33 @@ def attach(run: ListedRun, streams: OutputStreams) -> int:
         printer.flush()
         raise
     return _conclude(run, streams, prints=False)
+
+
+def choose_last(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    """Return the last lines; a message of `launch` that began before them is there from its first line, or not at all.
+
+    What continues a message is indented.
+    """
+    kept = lines[-_LAST_LINES:]
+    messages = [line for line in kept if line.host is None]
+    if not messages or not _continues(messages[0]):
+        return kept
+    for index in range(len(lines) - len(kept) - 1, -1, -1):
+        if lines[index].host is None and not _continues(lines[index]):
+            return lines[index:]
+    begins = next((index for index, line in enumerate(messages) if not _continues(line)), len(messages))
+    partial = set(map(id, messages[:begins]))
+    return [line for line in kept if id(line) not in partial]
+
+
+def _continues(line: LogLine) -> bool:
+    return line.text.startswith(b" ")
+
+
+def _find_doing(run: ListedRun) -> str:
+    """Return what a run does now, in words; empty if it has ended, or doesn't tell."""
+    doing = run.read_doing(time.time())
+    return describe_doing(doing) if doing is not None else ""
 
 
 def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:
@@ -123,7 +155,8 @@ def refuse_unknown(run_id: str, request: LogsRequest, record: Mapping[str, Any])
     earlier = range(most) if most > len(nodes) else range(0)
     ranks = {node["first_rank"] + local for node in nodes for local in range(node["nproc"])}
     ranks |= set(range(len(earlier) * nodes[0]["nproc"]))
-    starts = max(1, len(attempts) + ("ended_at" not in record))
+    used = [attempt["restarts"]["used"] for attempt in attempts if "restarts" in attempt]
+    starts = used[-1] + 1 if used else max(1, len(attempts) + ("ended_at" not in record))
     for option, number, known in (
         ("node", request.node, {node["node_rank"] for node in nodes} | set(earlier)),
         ("rank", request.rank, ranks),
@@ -135,8 +168,14 @@ def refuse_unknown(run_id: str, request: LogsRequest, record: Mapping[str, Any])
             )
 
 
-def wait(run: ListedRun, streams: OutputStreams) -> int:
-    """Wait until a run has ended, print how, and return its exit code."""
+def wait(run: ListedRun, streams: OutputStreams, *, is_one_of_several: bool = False) -> int:
+    """Wait until a run has ended, print how, and return its exit code.
+
+    Of one run alone a terminal is told what is waited for, and not a script.
+    """
+    if is_one_of_several or (run.is_alive and STDERR in streams.terminals):
+        doing = _find_doing(run)
+        tell(f"launch: waiting for run {run.id}{f', which is {doing}' if doing else ''}", streams)
     while is_running(run):
         time.sleep(LOOK_S)
     return _conclude(run, streams, prints=True)

@@ -14,7 +14,7 @@ from launcher.output.style import break_line
 _HELD_SPACE = "\0"  # replaces the spaces of a command while lines are broken; the text has no control characters
 # A command of one of these programs, after a colon or at the start of a fix, up to where the sentence continues.
 _COMMAND = re.compile(
-    r"""(^\s*|: |; |\bor )((?:launch|test-distributed|ssh(?:-\w+)?|echo|chmod|pip|env|sudo)\ """
+    r"""(^\s*|: |; |\bor )((?:launch|test-distributed|torchfrtrace|ssh(?:-\w+)?|echo|chmod|pip|env|sudo)\ """
     r"""(?:'[^']*'|"[^"]*"|(?!;\ |,\ or\ |\ \(and).)+)"""
 )
 
@@ -34,15 +34,17 @@ def tell(text: str, streams: OutputStreams) -> None:
 
     On a terminal, lines are broken between words, but never inside a command that may be pasted.
     """
-    shown = clean(text.encode("utf-8", "replace"))
+    shown = clean(text.encode("utf-8", "replace")).split(b"\n")
     columns = streams.find_columns()
-    if columns is not None:
-        shown = "\n".join(_break(line, columns) for line in shown.decode().split("\n")).encode()
     sys.stderr.flush()
-    sys.stderr.buffer.write(shown + b"\n")
+    sys.stderr.buffer.write(b"\n".join(break_message(line, columns) for line in shown) + b"\n")
     sys.stderr.buffer.flush()
 
 
-def _break(line: str, columns: int) -> str:
-    held = _COMMAND.sub(lambda found: found[1] + found[2].replace(" ", _HELD_SPACE), line)
-    return "\n".join(break_line(held, columns)).replace(_HELD_SPACE, " ")
+def break_message(line: bytes, columns: int | None) -> bytes:
+    """Return a line broken between words, for a terminal so wide; None: it is none, and the line stays whole."""
+    if columns is None:
+        return line
+    text = line.decode("utf-8", "replace")
+    held = _COMMAND.sub(lambda found: found[1] + found[2].replace(" ", _HELD_SPACE), text)
+    return "\n".join(break_line(held, columns)).replace(_HELD_SPACE, " ").encode()

@@ -41,6 +41,7 @@ from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_
 from launcher.runs.rank_watch import call_when_all_run, call_when_all_start, say_early_exits
 from launcher.runs.result import Result
 from launcher.runs.run_request import RunRequest
+from launcher.runs.state_keeper import StateKeeper
 from launcher.session.connection import READY, Event
 from launcher.session.node_state import Census
 from launcher.session.session import Session
@@ -69,8 +70,8 @@ class Attempt:
     """One start of a run on its hosts, to the last process gone; `Run` makes it, and says what follows."""
 
     def __init__(
-        self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver, *,
-        is_last_try: bool, may_follow_at_once: bool, spares: int = 0,
+        self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver,
+        state: StateKeeper, *, is_last_try: bool, may_follow_at_once: bool, spares: int = 0,
     ) -> None:  # fmt: skip
         """carried: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
 
@@ -82,6 +83,7 @@ class Attempt:
         self.session = session
         self._outputs = outputs
         self._carried = carried
+        self._state = state
         self._record = request.record
         self._console = request.console
         self._say = request.console.say
@@ -215,6 +217,7 @@ class Attempt:
         self._carried.warnings.update(warning.one_line for warning in warnings)
         if self._options.is_dry:
             return
+        self._state.plan()
         if self._options.is_verbose:
             self._say_details()
         disk = self._record.disk
@@ -261,7 +264,7 @@ class Attempt:
             self._stacks.allowed(self._plan),
             say_early_exits(session, self._plan),
             call_when_all_run(session, self._plan, self._note_all_running),
-            call_when_all_start(session, self._plan, self._say_times),
+            call_when_all_start(session, self._plan, self._note_all_started),
             session.subscribe(messages.COLD, self._say_cold),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._record, self._job) as watch,
         ):
@@ -279,8 +282,9 @@ class Attempt:
             await session.pump(judge.has_no_rank, deadline)
         return judge.cause()
 
-    def _say_times(self) -> None:
-        """Print, for -v, how long each step of the start took."""
+    def _note_all_started(self) -> None:
+        """Note that all ranks run; print, for -v, how long each step of the start took."""
+        self._state.run()
         if self._options.is_verbose:
             now = wall_clock()
             steps = self._connected_at - self._began_at, self._started_at - self._connected_at, now - self._started_at
@@ -314,6 +318,7 @@ class Attempt:
         """Stop all nodes, and show the output that was still on its way."""
         if self._judge is not None:
             self._judge.stopped_at = wall_clock()
+        self._state.stop()
         census = await self.session.stop_all(timeout_s, keeps_python=keeps_python)
         for output in self._outputs:
             output.finish(ended_well=ended_well)

@@ -1,4 +1,4 @@
-"""--notify: run a command of the user's when a run has ended or is started again; a failing one is a line."""
+"""--notify: run a command of the user's when a run has ended, starts again or waits; a failing one is a line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN_WORD = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 
 
 class Notifier:
-    """Runs the command in a shell, with what happened in its environment: LAUNCH_EVENT is `end` or `restart`."""
+    """Runs the command in a shell, with the event in its environment: LAUNCH_EVENT is `end`, `restart` or `wait`."""
 
     def __init__(
         self, command: str, run_id: str, name: str | None, env: Mapping[str, str], say: Callable[[str], object]

@@ -13,6 +13,7 @@ from enum import Enum
 
 from launcher.hosts.ranges import fold_names
 from launcher.runs.bisection import Verdict
+from launcher.runs.run_state import RestartCount
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
@@ -66,7 +67,6 @@ class Restart:
 
     why: str
     pause_s: float
-    left: int  # restarts, this one not counted
     without: tuple[str, ...] = ()  # hosts that others replace, if there are any
     is_blamed: bool = False  # these hosts are; otherwise they are the ones where something was noticed first
     is_unexplained: bool = False  # ranks waited for each other once more: a search may find the host to blame
@@ -78,20 +78,39 @@ def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
     why = _find_reason_to_stop(attempts)
     if why:
         return Stop(why)
-    left = restarts - _count_spent(attempts)
-    if left < 0 or (not restarts and last.outcome is not Outcome.PORT):
-        used = {0: "--restarts is 0", 1: "the only restart is used"}
-        return Stop(used.get(restarts, f"all {restarts} restarts are used"))
+    if _count_spent(attempts) > restarts or (not restarts and last.outcome is not Outcome.PORT):
+        return Stop(count_restarts(attempts, restarts).describe() if restarts else "--restarts is 0")
     is_suspicious = _is_of_one_host(attempts)
     is_out = last.outcome in _BLAMES_HOSTS or is_suspicious or _is_repeated_wait(attempts)
     return Restart(
         why=f"the same failure of {last.suspects[0]} twice" if is_suspicious else describe(last),
         pause_s=_find_pause(attempts),
-        left=left,
         without=last.suspects if is_out else (),
         is_blamed=last.outcome in _BLAMES_HOSTS,
         is_unexplained=_is_repeated_wait(attempts),
     )
+
+
+def count_restarts(attempts: Sequence[Ending], restarts: int, *, follows: bool = False) -> RestartCount:
+    """Count the restarts after these attempts; follows: one more does, or runs now."""
+    spent = _count_spent(attempts) if follows else _count_spent(attempts[:-1])
+    if not follows and attempts and attempts[-1].has_progress:
+        spent = 0
+    used = number_next(attempts if follows else attempts[:-1])
+    return RestartCount(used, spent, max(0, restarts - spent))
+
+
+def number_next(attempts: Sequence[Ending]) -> int:
+    """Return the number of the attempt that follows these: 0 for the first one, then that of its restart.
+
+    One that lost its port is tried again under the same number, and so is one for which hosts were not there.
+    """
+    return sum(attempt.outcome is not Outcome.PORT and not waits_for_hosts(attempt) for attempt in attempts)
+
+
+def waits_for_hosts(attempt: Ending) -> bool:
+    """Return whether an attempt could not start because of hosts that may be usable later."""
+    return attempt.is_refused and attempt.outcome in (Outcome.HOST, Outcome.NETWORK)
 
 
 def use_verdict(decision: Restart, verdict: Verdict, hosts: Collection[str]) -> Restart:

@@ -49,11 +49,11 @@ def plan_line(plan: LaunchPlan, run: str, folder: Path, *, on_cpu: bool, code: s
 
 
 def restart_words(restarts: int, spares: Sequence[str]) -> str:
-    """Return `; up to 10 restarts, spare gpu9`, to append to the line about the plan; empty without restarts."""
+    """Return `; up to 10 restarts without progress, spare gpu9`, to append to the line about the plan, or nothing."""
     if not restarts:
         return ""
     names = f", {'spare' if len(spares) == 1 else 'spares'} {fold_names(spares)}" if spares else ""
-    return f"; up to {count(restarts, 'restart')}{names}"
+    return f"; up to {count(restarts, 'restart')} without progress{names}"
 
 
 def plan_size(plan: LaunchPlan, *, on_cpu: bool) -> str:

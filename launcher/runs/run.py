@@ -22,10 +22,24 @@ from launcher.runs.attempt import Attempt, CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
 from launcher.runs.judge import find_incidents, judge_interruption, judge_refusal, judge_result
 from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError, find_fence
-from launcher.runs.policy import MOST_PORTS, Ending, Outcome, Restart, Stop, decide, may_follow_at_once, use_verdict
+from launcher.runs.policy import (
+    MOST_PORTS,
+    Ending,
+    Outcome,
+    Restart,
+    Stop,
+    count_restarts,
+    decide,
+    may_follow_at_once,
+    number_next,
+    use_verdict,
+    waits_for_hosts,
+)
 from launcher.runs.result import Result
 from launcher.runs.run_request import RunRequest
+from launcher.runs.run_state import RestartCount
 from launcher.runs.standing import Standing
+from launcher.runs.state_keeper import StateKeeper
 from launcher.session.connection import Connection
 from launcher.session.node_state import Census
 from launcher.session.session import HANG_UP_S, SIGNALS, Session
@@ -52,7 +66,8 @@ class Run:
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
-        self._home_disk = WriteQueue("disk", _ignore)  # of the incident log; nothing is lost but the memory
+        self._home_disk = WriteQueue("disk", _ignore)  # of the incident log and the state: a run needs neither
+        self._state = StateKeeper(request.note_state, self._home_disk, self._notify_wait)
         self._record = request.record
         self._say = request.console.say
         self._options = request.options
@@ -67,7 +82,7 @@ class Run:
 
     async def execute(self) -> Result:
         """Run the job to its end; raise LauncherError if it can't start."""
-        with catch_signals({number: partial(self._signals.put_nowait, number) for number in SIGNALS}):
+        with catch_signals({number: partial(self._hear, number) for number in SIGNALS}):
             try:
                 return await self._repeat()
             except LauncherError as error:
@@ -80,10 +95,16 @@ class Run:
                 await self._close_disk()  # what was logged until then says most about a bug
                 raise
             finally:
+                self._state.close()
                 for connection in self._idle:
                     connection.close()
 
+    def _hear(self, number: int) -> None:
+        self._signals.put_nowait(number)
+        self._state.stop()
+
     async def _repeat(self) -> Result:
+        self._state.count(self._count_restarts(follows=True))
         if self._request.standing is not None:
             result = await self._take_up(self._request.standing)
             if result is not None:
@@ -116,13 +137,14 @@ class Run:
         """Prepare what follows an attempt that has failed; return how the run ended if no other one follows."""
         self._endings.append(ending)
         decision = decide(self._endings, self._options.restarts)
+        self._state.count(self._count_restarts(follows=isinstance(decision, Restart)))
         self._note_attempt(began_at, result, refusal, ending, decision)
         if isinstance(decision, Stop):
             return await self._conclude_failure(await self._hang_up(result), decision)
         self._keep()
         self._say_restart(result, decision)
         begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
-        if self._request.notify is not None and not result.has_lost_port:
+        if self._request.notify is not None and not result.has_lost_port and not waits_for_hosts(ending):
             self._request.notify("restart", result)
         if self._searches(decision) or begins_at - boottime() > IDLE_S:
             await self._hang_up(result)
@@ -132,6 +154,7 @@ class Run:
                 decision = await self._search(decision)
             self._replace_hosts(result, decision)
             self._keep()
+            self._note_pause(result, ending, begins_at - boottime())
             await self._pause(begins_at - boottime())
         except Interrupted as interruption:
             return await self._conclude_stop(await self._hang_up(result), interruption.number)
@@ -153,8 +176,10 @@ class Run:
         An attempt that was under way has ended with its controller.
         """
         fence_s = find_fence(self._request.job)
+        self._state.plan()  # of earlier attempts there is one
         if standing.attempt_began_at is None:
             self._say(f"launch: continuing in {span(round(fence_s))}, when nothing can be alive any more", Style.STRONG)
+            self._state.pause(fence_s)
             try:
                 await self._pause(fence_s)
             except Interrupted as interruption:
@@ -178,6 +203,7 @@ class Run:
         """
         deadline, has_said = boottime() + FREED_S, False
         self._carried.attempts = self._number
+        self._state.begin_attempt()
         while True:
             attempt = self._open_attempt()
             try:
@@ -212,7 +238,7 @@ class Run:
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         is_last_try = len(ports) == MOST_PORTS and all(ports)
         return Attempt(
-            self._request, session, outputs, self._carried, is_last_try=is_last_try, spares=len(spares),
+            self._request, session, outputs, self._carried, self._state, is_last_try=is_last_try, spares=len(spares),
             may_follow_at_once=may_follow_at_once(self._endings, self._options.restarts),
         )  # fmt: skip
 
@@ -236,8 +262,33 @@ class Run:
 
     @property
     def _number(self) -> int:
-        """How many attempts have ended; if one lost its port, another one takes its number."""
-        return sum(ending.outcome is not Outcome.PORT for ending in self._endings)
+        """The number of the attempt that runs, or begins next."""
+        return number_next(self._endings)
+
+    def _count_restarts(self, *, follows: bool) -> RestartCount:
+        return count_restarts(self._endings, self._options.restarts, follows=follows)
+
+    def _note_pause(self, result: Result, ending: Ending, seconds: float) -> None:
+        """Note that the next attempt is awaited, and for which of its hosts, if these kept the last one from starting.
+
+        After the loss of a host nobody knows whether it is still away, until an attempt has tried to reach it.
+        """
+        is_lost = result.cause is not None and result.cause.failure.kind is FailureKind.CONNECTION
+        is_away = is_lost or ending.outcome is Outcome.NETWORK or waits_for_hosts(ending)
+        names = [host.name for host in self._hosts.hosts]
+        suspects = ending.suspects or [name for name in names if name not in self._carried.here]
+        away = [name for name in names if is_away and name in suspects]
+        self._state.lose(away)
+        if waits_for_hosts(ending) and away:
+            self._state.wait_for(away)
+        else:
+            self._state.pause(max(0.0, seconds))
+
+    def _notify_wait(self, words: str) -> None:
+        """Tell once that the run has waited for hosts for long."""
+        if self._request.notify is not None:
+            code = self._attempts[-1]["result"]["exit_code"]
+            self._request.notify("wait", Result(code, self._elapsed_s(), Census({}, {}), error=words))
 
     @property
     def _is_awaited(self) -> bool:
@@ -268,6 +319,7 @@ class Run:
         """Return the decision after a search for the hosts to blame; raise Interrupted for a signal."""
         assert self._request.find_culprits is not None  # `_searches` has looked
         names = [host.name for host in self._hosts.hosts]
+        self._state.search()
         verdict = await self._request.find_culprits(self._hosts.hosts)
         if verdict is None:
             return decision
@@ -316,6 +368,7 @@ class Run:
                 "outcome": "succeeded" if ending is None else ending.outcome.value,
                 "progress": ending is not None and ending.has_progress,
                 "then": None if decision is None else decision.why,
+                "restarts": asdict(self._count_restarts(follows=not isinstance(decision, Stop))),
                 "search": None,
                 "result": result.as_record(),
             }
@@ -352,9 +405,10 @@ class Run:
         unasked = ", ".join(result.census.unasked)
         where = f" on {unasked}" if unasked else ""
         when = f", when nothing can be alive any more{where}" if result.lost_host_wait_s else ""
-        left = f"{decision.left} of {count(self._options.restarts, 'restart')} left"
+        counted = self._count_restarts(follows=True).describe()
         search = " after a search for the host to blame" if self._searches(decision) else ""
-        line = f"restarting{wait}{when}{search}: {decision.why} ({left})"
+        verb = f"trying restart {self._number} again" if waits_for_hosts(self._endings[-1]) else "restarting"
+        line = f"{verb}{wait}{when}{search}: {decision.why} ({counted})"
         self._say(f"launch: {'; '.join(filter(None, [census, line]))}", Style.STRONG)
         for line in report.unfinished_lines(result.census):
             self._say(line, Style.TEXT)

@@ -36,6 +36,7 @@ from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_durably, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_rows import read_row
+from launcher.runs.run_state import Doing, RunState, parse_state
 from launcher.runs.state_home import find_state, own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
@@ -46,7 +47,10 @@ CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before t
 _CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
 _ORDERS = "orders.json"  # for agents of hosts that come back
 KEPT = "kept"  # the directory of launcher.runs.kept_run
-_WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its last row
+_STATE = "state.json"
+_MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
+_WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its row once it has ended
+_ALIVE = "alive.json"  # the last row of a run elsewhere that lived, and when it was seen
 _END_BYTES = 256
 _IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
@@ -134,6 +138,16 @@ class ListedRun:
             return {}
         return found if isinstance(found, dict) else {}
 
+    def read_state(self) -> RunState | None:
+        """Return what it does now; None if it doesn't live, or hasn't told: the disk was full, or it is too old."""
+        if not self.is_alive:
+            return None
+        try:
+            with (self.place / _STATE).open("rb") as file:
+                return parse_state(file.read(_MOST_STATE_BYTES))
+        except OSError:
+            return None
+
     def find_hosts(self) -> list[str]:
         """Return all hosts that the run has used so far, as its run.json says."""
         record = self.read_record()
@@ -147,13 +161,19 @@ class ListedRun:
             return None
         return _read_listed(self.place) or self  # a file system that fails for a moment says nothing
 
-    def read_missing(self) -> list[str]:
-        """Return the hosts whose agent is not connected to the controller now."""
+    def read_missing(self, *, are_rebooting: bool = False) -> list[str]:
+        """Return the hosts whose agent is not connected to the controller now, or the ones of these that reboot."""
         try:
             found = json.loads((self.place / _AGENTS).read_text("utf-8"))
-        except (OSError, ValueError):
+            names = found["rebooting" if are_rebooting else "missing"]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return []
-        return [name for name in found if isinstance(name, str)]
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+    def read_doing(self, now: float) -> Doing | None:
+        """Return what `launch ps` says of what it does now; None if read_state does; now: in wall-clock seconds."""
+        state = self.read_state()
+        return state.as_doing(now, self.read_missing(are_rebooting=True)) if state is not None else None
 
     def read_orders(self) -> list[dict[str, Any]]:
         """Return what starts the agents of the hosts that are missing now; empty if none may be started again."""
@@ -204,6 +224,14 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
+class Sighting:
+    """What `launch ps --json` said of a run that lived, and when, in wall-clock seconds of this machine."""
+
+    at: float
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteRun:
     """A run that is controlled from another machine."""
 
@@ -212,6 +240,7 @@ class RemoteRun:
     name: str | None = None
     began_at: float = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
     row: Mapping[str, Any] | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
+    alive: Sighting | None = None  # the last time that it was seen to live
 
     @property
     def is_alive(self) -> bool | None:
@@ -241,11 +270,20 @@ class RunListEntry:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def note_missing(self, hosts: Sequence[str]) -> None:
-        """Write down which hosts' agents are not connected."""
+    def note_missing(self, hosts: Sequence[str], rebooting: Sequence[str] = ()) -> None:
+        """Write down which hosts' agents are not connected, and which of these hosts are known to reboot."""
         if self._place is not None:
             with contextlib.suppress(OSError):
-                replace_private(self._place / _AGENTS, json.dumps(hosts))
+                replace_private(self._place / _AGENTS, json.dumps({"missing": hosts, "rebooting": rebooting}))
+
+    def note_state(self, state: RunState) -> None:
+        """Write down what the run does now; on a full disk, at least remove what it did before."""
+        if self._place is not None:
+            try:
+                replace_private(self._place / _STATE, state.as_text())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    (self._place / _STATE).unlink()
 
     def note_orders(self, orders: Sequence[Mapping[str, Any]]) -> None:
         """Write down what starts the agent of each host again; secrets are among that."""
@@ -384,10 +422,15 @@ class RunList:
         with contextlib.suppress(OSError):
             replace_private(self.base / run.id / _SEEN, json.dumps(row))
 
+    def note_alive(self, run: RemoteRun, row: Mapping[str, Any]) -> None:
+        """Remember that a run elsewhere lives, for the time when its host doesn't answer; a full disk is no error."""
+        with contextlib.suppress(OSError):
+            replace_private(self.base / run.id / _ALIVE, json.dumps({"at": time.time(), "row": row}))
+
     def discard(self, run_id: str) -> None:
         """Forget a run elsewhere, or an id that was taken for one; its controller may use the same directory."""
         with contextlib.suppress(OSError):
-            for name in (_WAY, _SEEN, CLAIM):
+            for name in (_WAY, _SEEN, _ALIVE, CLAIM):
                 (self.base / run_id / name).unlink(missing_ok=True)
             (self.base / run_id).rmdir()
 
@@ -568,7 +611,7 @@ def _read_remote(place: Path) -> RemoteRun | None:
     try:
         values = json.loads((place / _WAY).read_text("utf-8"))
         way = Way(**values.pop("way"))
-        run = RemoteRun(place.name, way, row=_read_seen(place / _SEEN), **values)
+        run = RemoteRun(place.name, way, row=_read_seen(place / _SEEN), alive=_read_alive(place / _ALIVE), **values)
         return run if math.isfinite(run.began_at) and isinstance(run.name, (str, type(None))) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # it is being written, or none of ours
         return None
@@ -579,6 +622,15 @@ def _read_seen(path: Path) -> dict[str, Any] | None:
         return read_row(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def _read_alive(path: Path) -> Sighting | None:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        at, row = float(found["at"]), read_row(found["row"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return Sighting(at, row) if row is not None and math.isfinite(at) else None
 
 
 def _is_well_formed(controller: Controller) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
     from launcher.runs.bisection import Verdict
     from launcher.runs.incident_log import IncidentLog
     from launcher.runs.result import Result
+    from launcher.runs.run_state import RunState
     from launcher.runs.standing import Standing
     from launcher.sync.contents import Contents
     from launcher.transports.base import Transport
@@ -52,7 +53,8 @@ class RunRequest:
     incident_log: IncidentLog | None = None  # what went wrong with hosts in earlier runs; None: nothing is remembered
     find_culprits: CulpritFinder | None = None  # tests which of these hosts are to blame; None: nobody can
     on_all_running: Callable[[], object] | None = None  # called once all ranks have run for a while
-    notify: Callable[[str, Result], object] | None = None  # gets `restart` or `end`, and how the attempt or run ended
+    notify: Callable[[str, Result], object] | None = None  # gets LAUNCH_EVENT, and how the attempt or run ended
+    note_state: Callable[[RunState], object] | None = None  # writes down what the run does now; called in a thread
     contents: Contents | None = None  # of the job's tree, if it has one
     keep: Callable[[Standing], object] | None = None  # called in the event loop whenever the run stands elsewhere
     is_left: Callable[[], bool] | None = None  # tells of a SIGTERM whether another controller will take the run up

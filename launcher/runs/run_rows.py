@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.escapes import one_line
 from launcher.output.run_folder import is_run_id
+from launcher.runs.run_state import describe_doing, read_doing
+from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.runs.run_list import ListedRun
@@ -28,13 +31,20 @@ def as_row(run: ListedRun, now: float) -> Row:
     """Return the values of one run; now: wall-clock seconds."""
     record = run.read_record()
     attempts = record.get("attempts") or []
+    state = run.read_state()
+    restarts = asdict(state.restarts) if state is not None else {}
+    if run.is_alive and state is None:  # its own count is missing
+        restarts = {"used": sum(attempt.get("outcome") != "port" for attempt in attempts)}
     return {
         "run": run.id,
         "name": run.controller.name,
         "state": describe_state(run, record),
         "exit_code": None if run.is_alive or run.end is None else run.end.exit_code,
         "attempts": len(attempts),
-        "restarts": sum(attempt.get("outcome") != "port" for attempt in attempts) if run.is_alive else None,
+        "doing": run.read_doing(now),
+        "restarts": restarts.get("used"),
+        "restarts_without_progress": restarts.get("without_progress"),
+        "restarts_left": restarts.get("left"),
         "age_s": round(max(0.0, now - run.controller.began_at), 1),
         "nodes": [node.get("nproc") for node in (record.get("plan") or {}).get("nodes", [])],
         "launch_host": record.get("launch_host", run.controller.host),
@@ -50,7 +60,7 @@ def read_row(found: object) -> Row | None:
     """Return the values that `as_row` gave on another machine, their texts cleaned; None if these can't be such."""
     if not isinstance(found, dict) or not all(is_form(found.get(key)) for key, is_form in _FORMS.items()):
         return None
-    return {key: _clean(found.get(key)) for key in _FORMS}
+    return {key: _clean(found.get(key)) for key in _FORMS} | {"doing": read_doing(found.get("doing"))}
 
 
 def _clean(value: object) -> object:
@@ -79,7 +89,10 @@ _FORMS: Mapping[str, Callable[[object], bool]] = {
     "state": lambda value: value in (*_LIVING, *_ENDED),
     "exit_code": _or_none(_is_count),
     "attempts": _is_count,
+    "doing": lambda value: value is None or read_doing(value) is not None,
     "restarts": _or_none(_is_count),
+    "restarts_without_progress": _or_none(_is_count),
+    "restarts_left": _or_none(_is_count),
     "age_s": _is_number,
     "nodes": lambda value: isinstance(value, list) and all(map(_or_none(_is_count), value)),
     "launch_host": _or_none(_is_text),
@@ -105,6 +118,15 @@ def describe_state(run: ListedRun, record: Record) -> str:
     if run.end.is_stopped:
         return "stopped"
     return "finished" if run.end.exit_code == 0 else "failed"
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`, `failed (7)`."""
+    if row["doing"] is not None and row["doing"]["what"] != "running":
+        return describe_doing(row["doing"])
+    if row["restarts"]:
+        return f"{row['state']} ({count(row['restarts'], 'restart')} used)"
+    return f"failed ({row['exit_code']})" if row["state"] == "failed" else str(row["state"])
 
 
 def find_last_line(run: ListedRun, record: Record) -> str:

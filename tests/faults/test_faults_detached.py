@@ -109,7 +109,7 @@ def test_the_host_of_the_controller_loses_power(launch: FaultLaunch) -> None:
     launch.hosts[0].power_off()
     assert wait_until(lambda: not launch.last.processes(), poll_s=CENSUS_POLL_S), launch.last.processes()
     row = find_run(launch)
-    assert (row["state"], row["last_line"]) == ("unknown", "node1 doesn't answer")
+    assert (row["state"], row["last_line"]) == ("unknown", "doesn't answer")
     launch.launcher().kill()
 
 

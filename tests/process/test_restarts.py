@@ -32,6 +32,7 @@ from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import Run
 from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
+from launcher.runs.run_state import Activity, RestartCount, RunState
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.process_channel import LocalTransport, ProcessChannel
 
@@ -60,7 +61,8 @@ def run(
     folder: Path, script: str, *, restarts: int, transport: Transport | None = None, names: Sequence[str] = ("n1",),
     spares: Sequence[str] = (), prepare: Callable[[Path], object] = lambda folder: None,
     job_values: Mapping[str, Any] | None = None, incident_log: IncidentLog | None = None,
-    find_culprits: CulpritFinder | None = None, notify: Callable[[str, Result], object] | None = None, **options: Any,
+    find_culprits: CulpritFinder | None = None, notify: Callable[[str, Result], object] | None = None,
+    note_state: Callable[[RunState], object] | None = None, **options: Any,
 ) -> Done:  # fmt: skip
     screen = Screen()
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
@@ -75,7 +77,7 @@ def run(
         hosts, waiting = ([Host(name) for name in some] for some in (names, spares))
         request = RunRequest(
             job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting,
-            incident_log=incident_log, find_culprits=find_culprits, notify=notify,
+            incident_log=incident_log, find_culprits=find_culprits, notify=notify, note_state=note_state,
         )  # fmt: skip
         return await asyncio.wait_for(Run(request).execute(), DEADLINE_S)
 
@@ -90,7 +92,9 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_comes_back(tmp_path: Path) -> None:
     done = run(tmp_path, FAILS.format(codes="3 4"), restarts=2)
     assert done.result.exit_code == 0
-    assert "launch: 0 processes left on 1 host; restarting: a rank failed (1 of 2 restarts left)" in done.words
+    assert "launch: 0 processes left on 1 host; restarting: a rank failed (" in "".join(done.words)
+    counts = [line.partition("(")[2] for line in done.words if "restarting: " in line]
+    assert counts == ["1 restart used, 1 without progress, 1 left)", "2 restarts used, 2 without progress, 0 left)"]
     assert "launch: restart 1: 1 host x 2 processes = 2 ranks" in done.words
     assert done.words[-1].startswith("launch: finished in ")
     assert ", 3 attempts (a rank failed twice), 2 ranks succeeded, 0 processes left on 1 host" in done.words[-1]
@@ -142,7 +146,9 @@ def test_the_same_failure_twice_ends_the_run(tmp_path: Path) -> None:
 def test_no_restart_is_left(tmp_path: Path) -> None:
     done = run(tmp_path, FAILS.format(codes="3 4 5"), restarts=1)
     assert done.result.exit_code == 4
-    assert done.words[-2].endswith(": the only restart is used")
+    assert done.words[-2].endswith(": 1 restart used, 1 without progress, 0 left")
+    counted = [attempt["restarts"] for attempt in done.record["attempts"]]
+    assert counted == [{"used": 1, "without_progress": 1, "left": 0}] * 2
 
 
 def test_without_restarts_nothing_is_said_of_them(tmp_path: Path) -> None:
@@ -207,8 +213,22 @@ class LateTransport:
         return ()
 
 
-def test_a_host_that_reboots_is_waited_for(tmp_path: Path) -> None:
-    done = run(tmp_path, FAILS.format(codes="3 3 3 3"), restarts=3, transport=LateTransport(range(1, 3)))
+def test_a_host_that_reboots_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run says so in its state, counts no restart for it, and tells of a long wait once."""
+    monkeypatch.setattr("launcher.runs.state_keeper.LONG_WAIT_S", 0.0)
+    states: list[RunState] = []
+    told: list[tuple[str, str | None]] = []
+    done = run(
+        tmp_path, FAILS.format(codes="3 3 3 3"), restarts=3, transport=LateTransport(range(1, 3)),
+        note_state=states.append, notify=lambda event, result: told.append((event, result.error)),
+    )  # fmt: skip
+    waits = [state for state in states if state.what is Activity.WAITING]
+    assert {(*state.hosts, state.restarts) for state in waits} == {("n1", RestartCount(1, 1, 2))}
+    assert len({since for state in waits for since in state.hosts.values()}) == 1
+    assert states[-1].what is Activity.STOPPING
+    assert [error for event, error in told if event == "wait"] == ["waiting for n1 (0 s)"]
+    assert "---- restart 1 ----" in (done.folder / "node_0.log").read_text()
+    assert [attempt["restarts"]["used"] for attempt in done.record["attempts"]] == [1, 1, 1, 1]
     assert [attempt["outcome"] for attempt in done.record["attempts"]] == ["error", "host", "host", "error"]
     assert "launch: restart 1 could not start" in done.words
     assert "  n1: no answer" in done.words

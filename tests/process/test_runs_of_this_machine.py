@@ -100,15 +100,24 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     running = machine.start()
     (row,) = machine.runs
     assert (row["state"], row["exit_code"], row["pid"]) == ("running", None, running.pid)
+    doing, counts = row["doing"], [row[f"restarts{which}"] for which in ("", "_without_progress", "_left")]
+    assert isinstance(doing, dict) and doing["what"] == "running" and doing["for_s"] <= DEADLINE_S
+    assert counts == [0, 0, 0]
+    (place,) = RunList.of_user(os.environ).base.glob("*/state.json")
+    assert place.stat().st_mode & 0o777 == 0o600
     table = machine.call("ps", code=0).stdout
     assert re.search(r"running +\d+\.?\d* s +here +1 x 2 ", table), table
     assert machine.call("logs", str(row["run"])[:12], "--since", "1h", code=0).stdout.count("] rank ") == 2
 
     watching = subprocess.Popen([LAUNCH, "attach"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert watching.stdout is not None and watching.stderr is not None
-    title = f"run {row['run']}, which {socket.gethostname()} controls; Ctrl-C leaves it running"
+    title = f"run {row['run']}, which {socket.gethostname()} controls; running; Ctrl-C leaves it running"
     assert watching.stderr.readline().decode() == f"launch: watching {title}\n"
-    waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
+    screen, terminal = pty.openpty()
+    waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=terminal)
+    os.close(terminal)
+    shown = os.fdopen(screen, "rb", buffering=0)
+    assert shown.readline().decode() == f"launch: waiting for run {row['run']}, which is running\r\n"
     following = subprocess.Popen(
         [LAUNCH, "logs", "-f", "--rank", "1"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -117,9 +126,9 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     written = b"rank 1\n\xc3\xa9 \xff\r50%\r100%\nhalf and half\n"
     assert (digest(out), digest(err)) == (digest(written), digest(b"error 1\n\r")), "logs are what a rank wrote"
     assert (waiting.wait(DEADLINE_S), watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0, 0)
-    assert waiting.stderr is not None
     assert re.search(rb"\[\w+:1\] half and half", watching.stdout.read())
-    assert waiting.stderr.read().startswith("launch: finished in ")
+    assert shown.readline().startswith(b"launch: finished in ")
+    shown.close()
     (row,) = machine.runs
     assert (row["state"], row["exit_code"], row["pid"]) == ("finished", 0, None)
 
@@ -199,7 +208,17 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
         **machine.runs[0], "run": "20261120-091234", "state": "finished", "exit_code": 0, "last_line": "",
     }  # fmt: skip
     runs.note_end(RemoteRun("20261120-091234", Way("127.0.0.1")), row)
-    assert "launch: 127.0.0.1: " in machine.call("stop", "base", code=69).stderr
+    runs.note_alive(RemoteRun("20261120-091233", Way("127.0.0.1")), {**row, "run": "20261120-091233",
+                    "state": "running", "exit_code": None})  # fmt: skip
+    said = machine.call("stop", "base", code=69).stderr.splitlines()
+    assert said[0].startswith("launch: 127.0.0.1: ")
+    assert re.fullmatch(
+        r"launch: only 127.0.0.1 knows whether run 20261120-091233 continues; \d.* ago it was running", said[-2]
+    )
+    assert (
+        said[-1] == "  fix: try again when 127.0.0.1 responds; if it has died, all hosts stop the run after --silence"
+    )
+    assert re.fullmatch(r"doesn't answer; \d.* ago it was running", str(machine.runs[1]["last_line"]))
 
 
 def test_what_follows_the_end_is_told_with_it(machine: Machine) -> None:
@@ -235,8 +254,9 @@ def test_several_runs(machine: Machine) -> None:
     machine.go()
     assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (7, 0)
     said = [line for line in waiting.communicate(timeout=DEADLINE_S)[1].splitlines() if line.startswith("launch: ")]
-    assert said[0] == f"launch: waiting for run {ids['second']}" and said[1].startswith("launch: finished in ")
-    assert said[2] == f"launch: waiting for run {ids['first']}" and said[3].startswith("launch: FAILED after ")
+    assert said[0].startswith(f"launch: waiting for run {ids['second']}")
+    assert said[1].startswith("launch: finished in ")
+    assert said[2].startswith(f"launch: waiting for run {ids['first']}") and said[3].startswith("launch: FAILED after ")
     assert waiting.returncode == 7
     machine.call("ps", "--forget", "first", code=0)
     lines = machine.call("ps", code=0).stdout.splitlines()

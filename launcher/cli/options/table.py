@@ -514,7 +514,7 @@ CONTROLLER = Option(
     is_mild=lambda value, folder: value == HERE, needs="detach", is_rare=True,
 )  # fmt: skip
 NOTIFY = Option(
-    ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends or is restarted.",
+    ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends, restarts or waits long.",
     heading="Background", at_home="it runs", is_secret=True, is_rare=True,
 )  # fmt: skip
 BATCH = (

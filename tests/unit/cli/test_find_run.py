@@ -9,17 +9,23 @@ from typing import Any
 import pytest
 
 from launcher.cli.find_run import read_answer
+from launcher.escapes import one_line
 from launcher.runs.run_rows import may_live
 
 ROW: dict[str, Any] = {
-    "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0, "restarts": 0,
-    "age_s": 1.5, "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
+    "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0,
+    "doing": None, "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 1.5,
+    "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
     "can_continue": False, "last_line": "step 1",
 }  # fmt: skip
 
 
+WAITS = {"what": "waiting", "for_s": 240.0, "left_s": None, "restart": 3, "hosts": ["g2"], "rebooting": []}
+
+
 def test_rows_of_a_host_that_tells_the_truth() -> None:
-    rows = [ROW, {**ROW, "name": "base", "exit_code": 3, "nodes": [None], "pid": None, "logs": None}]
+    waits = {**ROW, "doing": WAITS}
+    rows = [ROW, waits, {**ROW, "name": "base", "exit_code": 3, "nodes": [None], "pid": None, "logs": None}]
     assert read_answer(json.dumps(rows).encode()) == (rows, 0)
     assert [read_answer(data) for data in (b"", b"{}", b"7")] == [([], 0), ([], 1), ([], 1)]
 
@@ -28,7 +34,9 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
     {"run": "../../etc"}, {"run": 3}, {"name": ["a"]}, {"age_s": "old"}, {"nodes": None}, {"last_line": None},
     {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"age_s": math.inf},
     {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": None}, {"pid": 0.5},
-    {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1},
+    {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1}, {"doing": "running"},
+    {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "hosts": []}}, {"doing": {**WAITS, "rebooting": [7]}},
+    {"doing": {**WAITS, "left_s": "soon"}}, {"doing": {**WAITS, "left_s": ""}},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
     assert read_answer(json.dumps([{**ROW, **change}, ROW, 7]).encode()) == ([ROW], 2)
@@ -39,7 +47,19 @@ def test_texts_of_a_host_are_cleaned() -> None:
     said = "\x1b]52;c;aGk=\x07\ud800\n\u202e" + "x" * 10_000
     rows, _ = read_answer(json.dumps([{**ROW, "last_line": said, "more": said}]).encode())
     assert [*rows[0]] == [*ROW]
+    assert read_answer(json.dumps([{**ROW, "doing": {**WAITS, "hosts": [said]}}]).encode())[0][0]["doing"]["hosts"] == [
+        one_line(said, 255)
+    ]
     assert rows[0]["last_line"].startswith("?]52;c;aGk=????xxx") and len(rows[0]["last_line"]) < 5000
+
+
+def test_the_row_of_an_older_controller() -> None:
+    """It doesn't tell what the run does now."""
+    fresh = ("doing", "restarts_without_progress", "restarts_left")
+    old = {key: value for key, value in ROW.items() if key not in fresh}
+    ((row,), unread) = read_answer(json.dumps([old]).encode())
+    assert (row["doing"], row["restarts_left"], unread) == (None, None, 0)
+    assert {key: row[key] for key in old} == old
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"[" * 10, b"text"])

@@ -235,7 +235,7 @@ Stopping and restarts:
 Background:
   --detach      Let the run continue without this terminal, once all its ranks
                 run.
-  --notify CMD  Run CMD in a shell when the run ends or is restarted.
+  --notify CMD  Run CMD in a shell when the run ends, restarts or waits long.
 
 Checks:
   --dry-run   Print the command and start nothing.
@@ -300,8 +300,8 @@ Background:
                           its ranks run.
   --controller HOST|here  With --detach, the controller host (here: this
                           machine).  [default: the last spare, or node 0]
-  --notify CMD            Run CMD in a shell when the run ends or is
-                          restarted.
+  --notify CMD            Run CMD in a shell when the run ends, restarts or
+                          waits long.
 
 """
 

@@ -1,4 +1,4 @@
-"""What `launch logs` refuses, judged by the record of a run."""
+"""What `launch logs` refuses, judged by the record of a run, and with which lines `launch attach` begins."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.run_actions import LogsRequest, refuse_unknown
+from launcher.commands.run_actions import LogsRequest, choose_last, refuse_unknown
 from launcher.errors import UsageError
+from launcher.output.log_reader import LogLine
 
 
 def record(*sizes: int, **more: Any) -> dict[str, Any]:
@@ -21,6 +22,10 @@ ENDED = {"ended_at": "2026-11-20T09:12:33.123+01:00"}
 SHARE = {"plan": {"nodes": [{"node_rank": 1, "first_rank": 2, "nproc": 2}]}, **ENDED}
 
 
+# Two tries to reach a host before restart 1 began.
+WAITED = {**record(2), "attempts": [{"hosts": ["h", "h"], "restarts": {"used": 1}}] * 3}
+
+
 @pytest.mark.parametrize(
     ("request_", "found", "error"),
     [
@@ -29,6 +34,7 @@ SHARE = {"plan": {"nodes": [{"node_rank": 1, "first_rank": 2, "nproc": 2}]}, **E
         (LogsRequest(attempt=7), record(2, 2, **ENDED), "--attempt 7: run R has no such attempt; choose from 0-1"),
         (LogsRequest(attempt=2), record(2, 2, **ENDED), "--attempt 2: run R has no such attempt; choose from 0-1"),
         (LogsRequest(attempt=2), record(2, 2), ""),  # it runs
+        (LogsRequest(attempt=2), WAITED, "--attempt 2: run R has no such attempt; choose from 0-1"),
         (LogsRequest(attempt=3, follows=True), record(2, 2), ""),
         (LogsRequest(node=2, rank=5), record(3, 2), ""),  # of the first attempt, which had more hosts
         (LogsRequest(rank=6), record(3, 2), "--rank 6: run R has no such rank; choose from 0-5"),
@@ -45,3 +51,33 @@ def test_what_the_run_does_not_have_is_an_error(request_: LogsRequest, found: di
     except UsageError as refusal:
         said = f"{refusal}; {refusal.fix}"
     assert said == error
+
+
+def lines_of(*texts: str) -> list[LogLine]:
+    """Return lines of a log; those of a rank begin with its number."""
+    return [
+        LogLine("", "h" if text[0].isdigit() else None, int(text[0]) if text[0].isdigit() else None, False, True,
+                text.encode(), 0, text.encode())
+        for text in texts
+    ]  # fmt: skip
+
+
+BLOCK = ("launch: FAILED after 3 s", *(f"  line {number}" for number in range(20)), "launch: exit code 7")
+LONG = ("launch: FAILED after 3 s", *(f"  line {number}" for number in range(60)), "launch: exit code 7")
+
+
+@pytest.mark.parametrize(
+    ("texts", "first", "number"),
+    [
+        (("launch: restarting", "0 step", "1 step"), "launch: restarting", 3),
+        (tuple(f"{number % 8} step" for number in range(90)), "6 step", 20),
+        (BLOCK, "launch: FAILED after 3 s", 22),
+        (("0 step", *BLOCK), "launch: FAILED after 3 s", 22),
+        ((*BLOCK[:10], "0 step", *BLOCK[10:]), "launch: FAILED after 3 s", 23),
+        (LONG[-44:], "launch: exit code 7", 1),  # its beginning is too far away
+        ((*LONG[-44:-2], "0 step", "launch: exit code 7"), "0 step", 2),
+    ],
+)
+def test_attach_begins_with_a_whole_message(texts: tuple[str, ...], first: str, number: int) -> None:
+    shown = choose_last(lines_of(*texts))
+    assert (shown[0].text.decode(), len(shown)) == (first, number)

@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 
 from launcher.runs.bisection import Together, Verdict
-from launcher.runs.policy import LONGEST_PAUSE_S, MOST_WAITS, Ending, Outcome, Restart, Stop, decide, use_verdict
+from launcher.runs.policy import (
+    LONGEST_PAUSE_S,
+    MOST_WAITS,
+    Ending,
+    Outcome,
+    Restart,
+    Stop,
+    count_restarts,
+    decide,
+    use_verdict,
+)
+from launcher.runs.run_state import RestartCount
 
 NAN = Ending(Outcome.ERROR, ("gpu2",), "ValueError in train.py:step", has_trained=True)
 ODD_NAN = replace(NAN, has_spare=True)
@@ -49,9 +60,9 @@ def far(attempt: Ending) -> Ending:
         ),
         ([PORT] * 4, "another program took the port 4 times"),
         ([NAN, *[AWAY] * (MOST_WAITS + 1)], "no attempt could start for a day"),
-        ([NAN, KEY, NAN, KEY], "all 3 restarts are used"),
-        ([NAN, far(KEY), NAN, KEY, NAN], "all 3 restarts are used"),
-        ([ORPHAN] * 4, "all 3 restarts are used"),
+        ([NAN, KEY, NAN, KEY], "3 restarts used, 3 without progress, 0 left"),
+        ([NAN, far(KEY), NAN, KEY, NAN], "4 restarts used, 3 without progress, 0 left"),
+        ([ORPHAN] * 4, "3 restarts used, 3 without progress, 0 left"),
         ([NAN, ORPHAN, NAN], "the same failure twice without progress"),
     ],
 )
@@ -65,41 +76,44 @@ def test_without_restarts_none_follows(ending: Ending) -> None:
 
 
 def test_a_lost_port_needs_no_restarts() -> None:
-    assert decide([PORT], 0) == Restart("another program took the port", 0, 0)
+    assert decide([PORT], 0) == Restart("another program took the port", 0)
 
 
 @pytest.mark.parametrize(
-    ("attempts", "expected"),
+    ("attempts", "expected", "counted"),
     [
-        ([NAN], Restart("a rank failed", 0, 2)),
-        ([NAN, KEY], Restart("a rank failed", 5, 1)),
-        ([NAN, far(NAN)], Restart("a rank failed", 5, 2)),  # it got further: the same row of the data may fail again
-        ([far(NAN)] * 9, Restart("a rank failed", LONGEST_PAUSE_S, 2)),
-        ([NAN, far(LOST_RANK), NAN], Restart("a rank failed", 10, 1)),
-        ([LOST_HOST], Restart("gpu4 failed", 0, 2, ("gpu4",), is_blamed=True)),
+        ([NAN], Restart("a rank failed", 0), (1, 1, 2)),
+        ([NAN, KEY], Restart("a rank failed", 5), (2, 2, 1)),
+        ([NAN, far(NAN)], Restart("a rank failed", 5), (2, 1, 2)),  # further: the same row of the data may fail again
+        ([far(NAN)] * 9, Restart("a rank failed", LONGEST_PAUSE_S), (9, 1, 2)),
+        ([NAN, far(LOST_RANK), NAN], Restart("a rank failed", 10), (3, 2, 1)),
+        ([LOST_HOST], Restart("gpu4 failed", 0, ("gpu4",), is_blamed=True), (1, 1, 2)),
         (
             [NAN, Ending(Outcome.IMPORT, ("gpu2",))],
-            Restart("a module is missing on gpu2", 5, 1, ("gpu2",), is_blamed=True),
+            Restart("a module is missing on gpu2", 5, ("gpu2",), is_blamed=True),
+            (2, 2, 1),
         ),
-        ([Ending(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, 2, ("gpu2",), is_blamed=True)),
-        ([LOST_RANK], Restart("ranks lost each other", 0, 2)),
-        ([LOST_RANK, HANG], Restart("the run hung", 5, 1, is_unexplained=True)),
-        ([ODD], Restart("the run hung", 0, 2)),  # the odd rank may be the one that works
-        ([ODD, far(ODD)], Restart("the run hung", 5, 2)),  # it got further in between
-        ([LOST_HOST, AWAY, AWAY], Restart("gpu4 failed", 10, 2, ("gpu4",), is_blamed=True)),  # a wait costs none
-        ([LOST_HOST, REPLACED], Restart("gpu9 failed", 0, 2, ("gpu9",), is_blamed=True)),
-        ([NAN, Ending(Outcome.ERROR, is_refused=True)], Restart("it could not start", 5, 1)),
-        ([ODD_NAN, ODD_NAN], Restart("the same failure of gpu2 twice", 5, 1, ("gpu2",))),
-        ([ODD, ODD], Restart("the run hung", 5, 1, ("gpu3",), is_unexplained=True)),
-        ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5, 3)),
-        ([PORT], Restart("another program took the port", 0, 3)),
-        ([NAN, PORT], Restart("another program took the port", 0, 2)),
-        ([ORPHAN], Restart("its controller died", 0, 2)),
-        ([ORPHAN, far(ORPHAN)], Restart("its controller died", 5, 2)),
+        ([Ending(Outcome.DISK, ("gpu2",))], Restart("a disk of gpu2 is full", 0, ("gpu2",), is_blamed=True), (1, 1, 2)),
+        ([LOST_RANK], Restart("ranks lost each other", 0), (1, 1, 2)),
+        ([LOST_RANK, HANG], Restart("the run hung", 5, is_unexplained=True), (2, 2, 1)),
+        ([ODD], Restart("the run hung", 0), (1, 1, 2)),  # the odd rank may be the one that works
+        ([ODD, far(ODD)], Restart("the run hung", 5), (2, 1, 2)),  # it got further in between
+        ([LOST_HOST, AWAY, AWAY], Restart("gpu4 failed", 10, ("gpu4",), is_blamed=True), (1, 1, 2)),  # a wait is free
+        ([LOST_HOST, REPLACED], Restart("gpu9 failed", 0, ("gpu9",), is_blamed=True), (1, 1, 2)),
+        ([NAN, Ending(Outcome.ERROR, is_refused=True)], Restart("it could not start", 5), (2, 2, 1)),
+        ([ODD_NAN, ODD_NAN], Restart("the same failure of gpu2 twice", 5, ("gpu2",)), (2, 2, 1)),
+        ([ODD, ODD], Restart("the run hung", 5, ("gpu3",), is_unexplained=True), (2, 2, 1)),
+        ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5), (1, 0, 3)),
+        ([PORT], Restart("another program took the port", 0), (0, 0, 3)),
+        ([NAN, PORT], Restart("another program took the port", 0), (1, 1, 2)),
+        ([ORPHAN], Restart("its controller died", 0), (1, 1, 2)),
+        ([ORPHAN, far(ORPHAN)], Restart("its controller died", 5), (2, 1, 2)),
     ],
 )
-def test_another_attempt_follows(attempts: list[Ending], expected: Restart) -> None:
+def test_another_attempt_follows(attempts: list[Ending], expected: Restart, counted: tuple[int, int, int]) -> None:
+    """counted: restarts used, without progress, and left, with the one that follows."""
     assert decide(attempts, 3) == expected
+    assert count_restarts(attempts, 3, follows=True) == RestartCount(*counted)
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 import stat
+import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.runs import run_list
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, claim_place
 
 AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
 ROW = {
-    "run": "20261120-091233", "name": None, "state": "finished", "exit_code": 0, "attempts": 1, "restarts": None,
-    "age_s": 1.5, "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
+    "run": "20261120-091233", "name": None, "state": "finished", "exit_code": 0, "attempts": 1,
+    "doing": None, "restarts": None, "restarts_without_progress": None, "restarts_left": None, "age_s": 1.5,
+    "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
     "can_continue": False, "last_line": "step 1",
 }  # fmt: skip
 WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
@@ -54,6 +57,21 @@ def test_the_newest_comes_first_and_its_end_is_remembered(tmp_path: Path) -> Non
     assert [(run.id, run.row) for run in read(runs)] == [
         ("run-2", None), ("run-1", ROW), ("run-0", None),
     ]  # fmt: skip
+
+
+def test_when_a_run_was_seen_last(tmp_path: Path) -> None:
+    runs = RunList(tmp_path)
+    add(runs, planted("run-1"))
+    row = {**ROW, "state": "running"}
+    for content in (None, "", "[]", '{"at": Infinity, "row": {}}', json.dumps({"at": 1.8e9, "row": {"run": 3}})):
+        if content is not None:
+            (tmp_path / "run-1" / "alive.json").write_text(content)
+        assert read(runs)[0].alive is None
+    runs.note_alive(planted("run-1"), row)
+    alive = read(runs)[0].alive
+    assert alive is not None and alive.row == row and 0 <= time.time() - alive.at < DEADLINE_S
+    runs.discard("run-1")
+    assert not (tmp_path / "run-1").exists()
 
 
 @pytest.mark.parametrize("change", [{"nodes": [[1]]}, {"age_s": math.inf}, {"state": "well"}])

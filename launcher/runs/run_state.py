@@ -1,0 +1,154 @@
+"""What a run does now, as its process writes it down (runs.state_keeper), and `launch ps`, `attach` and `wait` show it.
+
+Times in the file are wall-clock seconds of the machine that controls the run. It is asked there, so what is told
+elsewhere are the seconds since then. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from launcher.escapes import one_line
+from launcher.hosts.ranges import fold_names
+from launcher.wording import age, count, listed
+
+_MOST_HOSTS = 10_000
+_MOST_NAME = 255
+_MOST_NAMES = 30  # characters; more hosts than that are counted
+_MOST_S = 1 << 32
+
+Doing = dict[str, Any]  # what `launch ps --json` says of it
+
+
+class Activity(Enum):
+    """What a run does."""
+
+    STARTING = "starting"  # it checks the hosts and starts the ranks
+    RUNNING = "running"  # all ranks have started
+    STOPPING = "stopping"  # the ranks are being stopped: by the user, or after a failure
+    SEARCHING = "searching"  # for the host to blame, between two attempts
+    PAUSED = "paused"  # until another attempt begins
+    WAITING = "waiting"  # for hosts without which no attempt can start
+
+
+@dataclass(frozen=True, slots=True)
+class RestartCount:
+    """How the restarts of a run are counted, with the one that follows or runs now.
+
+    A retry after a taken port, and another try to reach hosts, is no restart.
+    """
+
+    used: int = 0  # in all: the number of the newest one
+    without_progress: int = 0  # of those, the ones that count toward --restarts N
+    left: int = 0  # how many may still follow without progress
+
+    def describe(self) -> str:
+        """Return `3 restarts used, 1 without progress, 2 left`."""
+        return f"{count(self.used, 'restart')} used, {self.without_progress} without progress, {self.left} left"
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a run does, since when, and how its restarts are counted."""
+
+    what: Activity
+    since: float
+    restarts: RestartCount
+    hosts: Mapping[str, float] = field(default_factory=dict)  # that it waits for, and since when each is missing
+    until: float | None = None  # the end of a pause
+
+    def as_text(self) -> str:
+        """Return it for the file."""
+        return json.dumps({**asdict(self), "what": self.what.value})
+
+    def as_doing(self, now: float, rebooting: Collection[str] = ()) -> Doing:
+        """Return it for a row of `launch ps --json`; now: in wall-clock seconds; rebooting: hosts known to reboot."""
+        since = min(self.hosts.values(), default=self.since)
+        return {
+            "what": self.what.value,
+            "for_s": _round(now - since),
+            "hosts": [*self.hosts],
+            "rebooting": [name for name in self.hosts if name in rebooting],
+            "left_s": None if self.until is None else _round(self.until - now),
+            "restart": self.restarts.used,
+        }
+
+
+def _round(seconds: float) -> float:
+    return round(min(max(0.0, seconds), float(_MOST_S - 1)), 1)
+
+
+def describe_doing(doing: Doing) -> str:
+    """Return `running`, `waiting for g2 (rebooting, 4 min)`, `paused 20 s before restart 3` and the like."""
+    what, restart = doing["what"], doing["restart"]
+    if what == Activity.WAITING.value:
+        rebooting = set(doing["rebooting"])
+        parts = [
+            ("rebooting, ", [name for name in doing["hosts"] if name in rebooting]),
+            ("", [name for name in doing["hosts"] if name not in rebooting]),
+        ]
+        waited = _passed(doing["for_s"])
+        return "waiting for " + listed(f"{_fold(names)} ({word}{waited})" for word, names in parts if names)
+    if what == Activity.PAUSED.value and doing["left_s"] is not None:
+        return f"paused {_passed(doing['left_s'])} before restart {restart}"
+    if what == Activity.STARTING.value and restart:
+        return f"starting restart {restart}"
+    if what == Activity.SEARCHING.value:
+        return "searching for the host to blame"
+    return str(what)
+
+
+def _fold(names: list[str]) -> str:
+    folded = fold_names(names)
+    return folded if len(folded) <= _MOST_NAMES else count(len(names), "host")
+
+
+def _passed(seconds: float) -> str:
+    """Return whole minutes for what takes minutes: nobody needs the seconds of a wait."""
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if 1 <= minutes < 60 else age(round(seconds)) if minutes else f"{round(seconds)} s"
+
+
+def read_doing(found: object) -> Doing | None:
+    """Return what `as_doing` gave on another machine, with clean names; None if it can't be that."""
+    if not isinstance(found, dict) or found.get("what") not in {each.value for each in Activity}:
+        return None
+    names = [found.get("hosts"), found.get("rebooting")]
+    numbers = [found.get("for_s"), found.get("restart")]
+    is_left = found.get("left_s") is None or _is_number(found["left_s"])
+    if not all(map(_are_names, names)) or not all(map(_is_number, numbers)) or not is_left:
+        return None
+    if found["what"] == Activity.WAITING.value and not found["hosts"]:
+        return None
+    hosts, rebooting = ([one_line(name, _MOST_NAME) for name in some] for some in names)  # type: ignore[union-attr]
+    return {**{key: found.get(key) for key in ("what", "for_s", "left_s", "restart")}, "hosts": hosts,
+            "rebooting": rebooting}  # fmt: skip
+
+
+def _are_names(found: object) -> bool:
+    return isinstance(found, list) and len(found) <= _MOST_HOSTS and all(isinstance(each, str) for each in found)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST_S
+
+
+def parse_state(text: str | bytes) -> RunState | None:
+    """Return the state that `as_text` gave; None if it can't be that: another version may have written it."""
+    try:
+        found = json.loads(text)
+        values = {key: found[key] for key in ("since", "hosts", "until")}
+        restarts = {key: found["restarts"][key] for key in ("used", "without_progress", "left")}
+        state = RunState(Activity(found["what"]), restarts=RestartCount(**restarts), **values)
+        times = [state.since, 0.0 if state.until is None else state.until, *state.hosts.values()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    is_well_formed = all(isinstance(time, (int, float)) and math.isfinite(time) for time in times)
+    are_counts = all(isinstance(number, int) and _is_number(number) for number in asdict(state.restarts).values())
+    is_waiting = state.what is not Activity.WAITING or bool(state.hosts)
+    return state if is_well_formed and are_counts and is_waiting else None

@@ -1,0 +1,47 @@
+"""The table of `launch ps`: what each run does, whole on every terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from launcher.cli import ps
+from launcher.runs.run_state import Activity, RestartCount, RunState
+
+ROW: dict[str, Any] = {
+    "run": "20261120-091233", "name": "base", "state": "running", "exit_code": None, "attempts": 0, "doing": None,
+    "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 3600.0, "nodes": [8, 8],
+    "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l", "last_line": "[gpu1:0] step 1 loss 4.17",
+}  # fmt: skip
+RUNS = {"doing": RunState(Activity.RUNNING, 0.0, RestartCount(1, 1, 2)).as_doing(9.0), "restarts": 1}
+WAITS = {"doing": RunState(Activity.WAITING, 0.0, RestartCount(1, 1, 2), {"gpu2": 0.0}).as_doing(250.0, ["gpu2"])}
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({}, "running"),  # of an older controller
+        ({"restarts": 2}, "running (2 restarts used)"),
+        (RUNS, "running (1 restart used)"),
+        ({**RUNS, **WAITS}, "waiting for gpu2 (rebooting, 4 min)"),
+        ({"state": "failed", "exit_code": 7, "restarts": None}, "failed (7)"),
+        ({"state": "unknown", "restarts": None}, "unknown"),
+    ],
+)
+@pytest.mark.parametrize("columns", [60, 200])
+def test_no_column_is_cut(
+    change: dict[str, Any],
+    state: str,
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ps._print_table([{**ROW, **change}])
+    row = capsys.readouterr().out.splitlines()[-1]
+    for cell in ("20261120-091233", "base", state, "1 h 00 min", "gpu1", "2 x 8"):
+        assert f"{cell}  " in row, row
+    assert row.endswith("[gpu1:0] step 1 loss 4.17" if columns == 200 else "[gpu1:0] …"), row

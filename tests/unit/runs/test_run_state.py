@@ -1,0 +1,68 @@
+"""What a run does now: in words, in a file that anybody may have damaged, and as the keeper writes it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.runs.run_state import Activity, RestartCount, RunState, describe_doing, parse_state, read_doing
+
+COUNT = RestartCount(3, 1, 2)
+NOW = 1.8e9
+WAITING = RunState(Activity.WAITING, NOW, COUNT, {"g2": NOW})
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (RunState(Activity.RUNNING, NOW, COUNT), "running"),
+        (RunState(Activity.STOPPING, NOW, COUNT), "stopping"),
+        (RunState(Activity.STARTING, NOW, RestartCount()), "starting"),
+        (RunState(Activity.STARTING, NOW, COUNT), "starting restart 3"),
+        (RunState(Activity.SEARCHING, NOW, COUNT), "searching for the host to blame"),
+        (RunState(Activity.PAUSED, NOW, COUNT, until=NOW + 270), "paused 20 s before restart 3"),
+        (RunState(Activity.PAUSED, NOW, COUNT, until=NOW), "paused 0 s before restart 3"),
+        (RunState(Activity.WAITING, NOW, COUNT, {"g1": NOW}), "waiting for g1 (4 min)"),
+        (RunState(Activity.WAITING, NOW, COUNT, {"g1": NOW + 200}), "waiting for g1 (50 s)"),
+        (RunState(Activity.WAITING, NOW, COUNT, {"g1": NOW - 10_800}), "waiting for g1 (3 h 04 min)"),
+        (WAITING, "waiting for g2 (rebooting, 4 min)"),
+        (
+            RunState(Activity.WAITING, NOW, COUNT, {"g1": NOW, "g2": NOW, "g3": NOW}),
+            "waiting for g2 (rebooting, 4 min) and g[1,3] (4 min)",
+        ),
+        (
+            RunState(Activity.WAITING, NOW, COUNT, {f"n{2 * number}": NOW for number in range(99)}),
+            "waiting for 99 hosts (4 min)",
+        ),
+    ],
+)
+def test_the_words(state: RunState, words: str) -> None:
+    assert parse_state(state.as_text()) == state
+    doing = state.as_doing(NOW + 250, ["g2", "g9"])
+    assert describe_doing(doing) == words
+    assert read_doing(json.loads(json.dumps(doing))) == doing
+
+
+def test_a_clock_that_was_set_back() -> None:
+    assert describe_doing(WAITING.as_doing(NOW - 250)) == "waiting for g2 (0 s)"
+
+
+@pytest.mark.parametrize("change", [
+    {"what": "well"}, {"what": None}, {"since": "now"}, {"since": None}, {"hosts": {}}, {"hosts": ["g2"]},
+    {"hosts": {"g2": None}}, {"until": "soon"}, {"restarts": 3},
+    {"restarts": {"used": "3", "without_progress": 1, "left": 2}}, {"restarts": {"used": 3}},
+    {"restarts": {"used": -1, "without_progress": 1, "left": 2}},
+])  # fmt: skip
+def test_a_file_that_can_t_be_a_state(change: dict[str, Any]) -> None:
+    assert parse_state(json.dumps({**json.loads(WAITING.as_text()), **change})) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"7", b"[" * 100_000, b'{"what": "running"'])
+def test_a_file_of_something_else(data: bytes) -> None:
+    assert parse_state(data) is None
+
+
+def test_fields_of_a_later_version_are_left_alone() -> None:
+    assert parse_state(json.dumps({**json.loads(WAITING.as_text()), "more": 1})) == WAITING
