@@ -241,11 +241,11 @@ def forget_elsewhere(names: Collection[str]) -> tuple[list[str], list[str]]:
 
 
 def _find_shared(ways: Collection[Way]) -> dict[Way, SharedIncidents]:
-    """Return what is exchanged with each of these: of the runs that were started here and may still live."""
+    """Return what is exchanged with each of these: of the runs that were started here and that it controls."""
     log = IncidentLog.of_user(os.environ)
     found: dict[Way, dict[str, Collection[str]]] = {way: {} for way in ways}
     for run in RunList.of_user(os.environ).read_all():
-        if isinstance(run, RemoteRun) and run.row is None and run.way in found:
+        if isinstance(run, RemoteRun) and run.way in found:
             found[run.way][run.id] = run.hosts
     return {way: SharedIncidents(log, runs) for way, runs in found.items()}
 

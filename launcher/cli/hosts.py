@@ -83,7 +83,7 @@ def _forget(words: str) -> int:
     if unknown:
         click.echo(f"launch: nothing was known of {fold_names(unknown)}", err=True)
     if unreached:
-        rest = "what is known there is ignored here, and cleared when it controls the next run from here"
+        rest = "what is known there is ignored here, and cleared by the next command that reaches it"
         click.echo(f"launch: {fold_names(unreached)} can't be reached: {rest}", err=True)
     return 0
 

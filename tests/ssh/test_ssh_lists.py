@@ -92,8 +92,8 @@ def test_a_host_is_forgotten_wherever_it_is_remembered(launch: Launch, runs: Run
     add(runs, launch, 34, None, "gone.invalid")
     assert call(launch, "hosts", "--forget", "node2", code=0) == [
         "launch: forgot what went wrong with node2",
-        "launch: gone.invalid can't be reached: what is known there is ignored here, and cleared when it controls the "
-        "next run from here",
+        "launch: gone.invalid can't be reached: what is known there is ignored here, and cleared by the next command "
+        "that reaches it",
     ]
     call(launch, "ps", code=0)
     assert [each.describe(["node2", "node3"], time.time()) for each in (here, there)] == [{}, {"node3": says}]
