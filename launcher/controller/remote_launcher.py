@@ -209,7 +209,7 @@ class LineCut:
     @property
     def size_bytes(self) -> int:
         """How long the last line is so far."""
-        return len(self._held)
+        return len(self._held) + len(self.word)
 
     def take(self, data: bytes) -> bytes:
         """Return what is certainly before the mark."""

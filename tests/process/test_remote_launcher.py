@@ -134,6 +134,13 @@ def test_each_answer_brings_what_is_known_of_hosts(tmp_path: Path, monkeypatch: 
     assert [*there.describe(["n1", "n2", "n3"], now)] == ["n3"], "neither came back"
 
 
+def test_what_a_host_tells_is_no_longer_than_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_launcher, "_MOST_LAST_LINE_BYTES", 1000)
+    IncidentLog.of_user(os.environ).note(RUN, time.time(), {f"n{number}": "lost" for number in range(100)})
+    with pytest.raises(TransportError, match="here: its last line is longer than 1000 bytes"):
+        ask(print_rows, SharedIncidents(IncidentLog(tmp_path / "here" / "hosts.json"), {RUN: ("n1",)}))
+
+
 def test_what_is_removed_while_it_runs_is_not_missed(cache: Path) -> None:
     """`launch clean` or a cleaner of caches may remove it, while a controller still has modules to import."""
     launcher = start()
