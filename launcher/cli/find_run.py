@@ -9,11 +9,11 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -34,17 +34,19 @@ from launcher.hosts.ranges import shown
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
+from launcher.runs.incident_log import IncidentLog, SharedIncidents
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, choose_run, find_meant
 from launcher.runs.run_rows import Row, as_row, describe_row, may_live, read_row
 from launcher.wording import age, count
 
 if TYPE_CHECKING:
-    from launcher.controller.orders import RunAction
+    from launcher.controller.orders import Request, RunAction
     from launcher.controller.remote_launcher import RemoteLauncher
 
 _CONNECT_TIMEOUT_S = 10.0
 _UNREADABLE = "sent a row that can't be read"
 _Answer = tuple[list[Row], int]  # of a host: its rows, and how many can't be read
+_AnswerT = TypeVar("_AnswerT")
 
 _OPTIONS = (
     option(
@@ -134,7 +136,7 @@ def ask_value(run: ListedRun | RemoteRun, find: Callable[[ListedRun], Any], *, m
     from launcher.transports.base import TransportError
 
     try:
-        with contextlib.closing(_prepare(run.way, may_ask=may_ask)()) as launcher:
+        with contextlib.closing(_prepare(run.way, _find_shared([run.way])[run.way], may_ask=may_ask)()) as launcher:
             launcher.ask(about_run(run.id, partial(print_value, find)), find_streams(os.environ))
             data = launcher.read_output()
     except TransportError as error:
@@ -174,7 +176,7 @@ def _asking(way: Way, run: RemoteRun | None = None) -> Iterator[RemoteLauncher]:
     from launcher.transports.base import TransportError
 
     try:
-        launcher = _prepare(way)()
+        launcher = _prepare(way, _find_shared([way])[way])()
         try:
             yield launcher
         finally:
@@ -219,7 +221,7 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
 def read_rows() -> tuple[list[Row], list[str]]:
     """Return the rows of the runs that were started on this machine, the newest first, as read_rows_of does."""
     runs, now = RunList.of_user(os.environ).read_all(), time.time()
-    answers, failures = _ask_all({run.way: None for run in runs if isinstance(run, RemoteRun) and run.row is None})
+    answers, failures = _ask_for_rows({run.way: None for run in runs if isinstance(run, RemoteRun) and run.row is None})
     rows = [as_row(run, now) if isinstance(run, ListedRun) else _read_row(run, answers, now) for run in runs]
     return sorted(rows, key=lambda row: float(row["age_s"])), failures
 
@@ -261,7 +263,7 @@ def _complete(run: RemoteRun, row: Row, now: float) -> Row:
 
 def read_rows_of(hosts: str, ssh_config: Path | None) -> tuple[list[Row], list[str]]:
     """Return the rows of the runs that these hosts control, and lines about hosts that don't answer."""
-    answers, failures = _ask_all(dict.fromkeys(_read_ways(hosts, "--hosts", ssh_config)))
+    answers, failures = _ask_for_rows(dict.fromkeys(_read_ways(hosts, "--hosts", ssh_config)))
     rows: dict[tuple[str, str], Row] = {}
     for row in (row for found, _ in answers.values() for row in found):
         place = row["controller"], row["run"]  # with one home directory for all hosts, each of them lists all runs
@@ -278,11 +280,50 @@ def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
     return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source, "port")]
 
 
-def _ask_all(ways: dict[Way, None]) -> tuple[dict[Way, _Answer], list[str]]:
-    answers: SimpleQueue[tuple[Way, _Answer | HostFailure]] = SimpleQueue()
+def forget_elsewhere(names: Collection[str]) -> tuple[list[str], list[str]]:
+    """Let the hosts that control runs of this machine forget what went wrong with these hosts.
+
+    Return those of which anything was known there, and the names of the controlling hosts that did not answer.
+    """
+    from launcher.controller.orders import forget_hosts
+
+    runs = [run for run in RunList.of_user(os.environ).read_all() if isinstance(run, RemoteRun)]
+    ways = {run.way: None for run in runs if not run.hosts or {*run.hosts} & {*names}}
+    answers, failures = _ask_all(ways, partial(forget_hosts, [*names]), lambda data: list(json.loads(data)))
+    known = [name for name in names if any(name in answer for answer in answers.values())]
+    return known, [failure.host for failure in failures]
+
+
+def _find_shared(ways: Collection[Way]) -> dict[Way, SharedIncidents]:
+    """Return what is exchanged with each of these: of the runs that were started here and that it controls."""
+    log = IncidentLog.of_user(os.environ)
+    found: dict[Way, dict[str, Collection[str]]] = {way: {} for way in ways}
+    for run in RunList.of_user(os.environ).read_all():
+        if isinstance(run, RemoteRun) and run.way in found:
+            found[run.way][run.id] = run.hosts
+    return {way: SharedIncidents(log, runs) for way, runs in found.items()}
+
+
+def _ask_for_rows(ways: Collection[Way]) -> tuple[dict[Way, _Answer], list[str]]:
+    from launcher.controller.orders import print_rows
+
+    found, failures = _ask_all(ways, print_rows, read_answer)
+    unread = [
+        f"launch: {count(number, 'row')} of {way.name} can't be read" for way, (_, number) in found.items() if number
+    ]
+    return found, [*failure_lines(failures), *unread]
+
+
+def _ask_all(
+    ways: Collection[Way], request: Request, read: Callable[[bytes], _AnswerT]
+) -> tuple[dict[Way, _AnswerT], list[HostFailure]]:
+    """Ask all of them at once; return what each has answered, and why others have not."""
+    answers: SimpleQueue[tuple[Way, _AnswerT | HostFailure]] = SimpleQueue()
+    shared = _find_shared(ways)
     for way in ways:
-        start_thread(_asker(way, answers), f"ask {way.name}", lambda error: None)
-    found: dict[Way, _Answer] = {}
+        ask = partial(_ask, request=request, read=read)
+        start_thread(_asker(way, shared[way], ask, answers), f"ask {way.name}", lambda error: None)
+    found: dict[Way, _AnswerT] = {}
     failures: list[HostFailure] = []
     for _ in ways:
         way, answer = answers.get()
@@ -290,31 +331,33 @@ def _ask_all(ways: dict[Way, None]) -> tuple[dict[Way, _Answer], list[str]]:
             failures.append(answer)
         else:
             found[way] = answer
-    unread = [
-        f"launch: {count(number, 'row')} of {way.name} can't be read" for way, (_, number) in found.items() if number
-    ]
-    return found, [*failure_lines(failures), *unread]
+    return found, failures
 
 
-def _asker(way: Way, answers: SimpleQueue[tuple[Way, _Answer | HostFailure]]) -> Callable[[], object]:
+def _asker(
+    way: Way, shared: SharedIncidents,
+    ask: Callable[[Way, Callable[[], RemoteLauncher]], _AnswerT | HostFailure],
+    answers: SimpleQueue[tuple[Way, _AnswerT | HostFailure]],
+) -> Callable[[], object]:  # fmt: skip
     try:
-        connect = _prepare(way)
+        connect = _prepare(way, shared)
     except LauncherError as error:  # such as an ssh_config that was removed since
         failure = HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
         return lambda: answers.put((way, failure))
-    return lambda: answers.put((way, _ask(way, connect)))
+    return lambda: answers.put((way, ask(way, connect)))
 
 
-def _ask(way: Way, connect: Callable[[], RemoteLauncher]) -> _Answer | HostFailure:
+def _ask(
+    way: Way, connect: Callable[[], RemoteLauncher], request: Request, read: Callable[[bytes], _AnswerT]
+) -> _AnswerT | HostFailure:
     """Return what a host answers, or why it doesn't: whoever waits must get something."""
-    from launcher.controller.orders import print_rows
     from launcher.transports.base import TransportError
 
     try:
         launcher = connect()
         try:
-            launcher.ask(print_rows, find_streams(os.environ))
-            return read_answer(launcher.read_output())
+            launcher.ask(request, find_streams(os.environ))
+            return read(launcher.read_output())
         finally:
             launcher.close()
     except TransportError as error:
@@ -333,7 +376,7 @@ def read_answer(data: bytes) -> _Answer:
     return rows, len(all_rows) - len(rows)
 
 
-def _prepare(way: Way, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
+def _prepare(way: Way, shared: SharedIncidents, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
     """Return what connects, which any thread may do; may_ask: this one may ask for a password."""
     from launcher.cli.host_choice import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
@@ -344,4 +387,5 @@ def _prepare(way: Way, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
     hosts = [way.host]
     open_transport = choose_opener(settings, hosts, env={}, python=way.python, may_ask=may_ask)
     transport = open_transport(hosts, lambda text: None)
-    return lambda: RemoteLauncher(transport, way.host, loader_pythons(way.python), _CONNECT_TIMEOUT_S)
+    pythons = loader_pythons(way.python)
+    return lambda: RemoteLauncher(transport, way.host, pythons, _CONNECT_TIMEOUT_S, shared)

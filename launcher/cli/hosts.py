@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
         help=f"Print a hostfile for {' or '.join(', '.join(TARGETS).rsplit(', ', 1))}.",
     ),
     Option(
-        ["--forget"], metavar="LIST", help="Clear the record of these hosts' failures in earlier runs.",
+        ["--forget"], metavar="LIST",
+        help="Clear the record of these hosts' failures, here and on the controller hosts.",
         heading="Hosts",
     ),
 ])  # fmt: skip
@@ -67,16 +69,22 @@ def _ranked(hosts: Sequence[Host]) -> list[tuple[int | None, Host]]:
 
 
 def _forget(words: str) -> int:
+    from launcher.cli.find_run import forget_elsewhere
     from launcher.hosts.hostfiles import parse_hosts
     from launcher.runs.incident_log import IncidentLog
 
     names = [host.name for host in parse_hosts(words, "--forget")]
-    forgotten = IncidentLog.of_user(os.environ).forget(names)
+    known_elsewhere, unreached = forget_elsewhere(names)  # first: asked about runs, these hosts tell what they know
+    known_here = IncidentLog.of_user(os.environ).forget(names, time.time())
+    forgotten = [name for name in names if name in (*known_here, *known_elsewhere)]
     unknown = [name for name in names if name not in forgotten]
     if forgotten:
         click.echo(f"launch: forgot what went wrong with {fold_names(forgotten)}", err=True)
     if unknown:
         click.echo(f"launch: nothing was known of {fold_names(unknown)}", err=True)
+    if unreached:
+        rest = "what is known there is ignored here, and cleared by the next command that reaches it"
+        click.echo(f"launch: {fold_names(unreached)} can't be reached: {rest}", err=True)
     return 0
 
 

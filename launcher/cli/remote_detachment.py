@@ -35,6 +35,7 @@ from launcher.output.console import dated
 from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import ask_code_version
+from launcher.runs.incident_log import IncidentLog, SharedIncidents
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import Opener, RunOptions
 from launcher.session.session import Session
@@ -69,7 +70,10 @@ def run_planted(
         {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
         output.notify, controller.name,
     )  # fmt: skip
-    planting = Planting(controller, request, transport, loader_pythons(job.python), find_streams(os.environ))
+    names = tuple(host.name for host in everyone)
+    incidents = SharedIncidents(IncidentLog.of_user(os.environ), {proposed_id: names})
+    streams = find_streams(os.environ)
+    planting = Planting(controller, request, transport, loader_pythons(job.python), streams, incidents)
     try:
         run_id = _gather(planting, everyone, output)
         way = Way(
@@ -80,7 +84,7 @@ def run_planted(
             if run_id != proposed_id and not runs.exchange_id(proposed_id, run_id, credentials.fingerprint):
                 text = f"--detach: another run that was started on this machine has the id {run_id}"
                 raise UsageError(text, "try again")
-            run = RemoteRun(run_id, way, output.name, wall_clock())
+            run = RemoteRun(run_id, way, output.name, wall_clock(), names)
             runs.add(run)
         planted = run
         if not output.as_json:

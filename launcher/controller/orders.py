@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -27,6 +27,8 @@ from launcher.job.job import Job
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import describe_error, tell
+from launcher.output.terminal import write_some
+from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.run_request import RunOptions
 from launcher.runs.run_rows import as_row
@@ -87,14 +89,25 @@ def print_id(word: str | None, runs: RunList, streams: OutputStreams) -> int:
     return 0
 
 
+def forget_hosts(names: Sequence[str], runs: RunList, streams: OutputStreams) -> int:
+    """Forget what went wrong with these hosts; print, as a JSON list, those of which anything was known."""
+    print(json.dumps(IncidentLog(runs.base.parent / "hosts.json").forget(names, time.time())))
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """A request with what it takes to answer it."""
 
     request: Request
     streams: OutputStreams  # where the answer is shown
-    mark: bytes  # begins the last line of both streams: the exit code and REFUSED or UNKNOWN; LEFT if they end before
+    # Begins the last line of both streams: on stderr the exit code and REFUSED or UNKNOWN, or LEFT if they end before
+    # that; on stdout what is known of hosts from `runs`.
+    mark: bytes
     silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
+    incidents: str = "{}"  # what the launch host knows of hosts, see IncidentLog.tell
+    runs: tuple[str, ...] = ()  # from which it wants to know more
+    sent_at: float = 0.0  # by the launch host's clock
 
 
 def encode(order: Order) -> bytes:
@@ -119,8 +132,10 @@ def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
     data = _take(int.from_bytes(_take(LENGTH_BYTES, wait_s), "big"), wait_s)
     order = pickle.loads(data)  # it comes from the launcher that sent this code
     assert isinstance(order, Order)
-    last_line, ending = LastLine(order.mark), ""
+    log, ahead_s = IncidentLog.of_user(variables), time.time() - order.sent_at
+    last_line, ending = LastLine(order.mark, partial(log.tell_of_runs, order.runs, ahead_s)), ""
     try:
+        log.learn(order.incidents, ahead_s)
         if isinstance(order.request, Control):
             from launcher.controller.control import control  # half of this package, which no other request needs
 
@@ -176,13 +191,18 @@ def read_in_time(size: int, silence_s: float | None) -> bytes:
 class LastLine:
     """The last line of both streams of this process, which is written once; nobody may read it any more."""
 
-    def __init__(self, mark: bytes) -> None:
+    def __init__(self, mark: bytes, tell_incidents: Callable[[], str]) -> None:
         self._mark = mark
+        self._tell_incidents = tell_incidents
         self._is_written = False
 
     def write(self, word: str) -> None:
         """Write the word behind the mark, unless a last line was written."""
         was_written, self._is_written = self._is_written, True
-        for fd in () if was_written else (STDOUT, STDERR):
+        if was_written:
+            return
+        for fd, text in ((STDOUT, self._tell_incidents()), (STDERR, word)):
             with contextlib.suppress(OSError):
-                os.write(fd, self._mark + word.encode() + b"\n")
+                view = memoryview(self._mark + text.encode() + b"\n")
+                while view:
+                    view = view[write_some(fd, view) :]

@@ -29,6 +29,7 @@ from launcher.open_files import allow_open_files
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import is_run_id
+from launcher.runs.incident_log import SharedIncidents
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
 from launcher.transports.base import Channel, Transport, TransportError
@@ -42,14 +43,16 @@ class Planting:
     """The controller and the agents of one run, until the run is under way."""
 
     def __init__(
-        self, controller: Host, request: Control, transport: Transport, pythons: Sequence[str], streams: OutputStreams
-    ) -> None:
+        self, controller: Host, request: Control, transport: Transport, pythons: Sequence[str], streams: OutputStreams,
+        incidents: SharedIncidents | None = None,
+    ) -> None:  # fmt: skip
         self.run_id = ""
         self._controller = controller
         self._request = request
         self._transport = transport
         self._pythons = pythons
         self._streams = streams
+        self._incidents = incidents
         self._hosts = (*request.hosts, *request.spares)
         self._events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._is_listening = threading.Event()
@@ -145,7 +148,7 @@ class Planting:
     def _serve_controller(self) -> None:
         timeout_s = self._request.job.timeouts.connect_timeout_s
         try:
-            launcher = RemoteLauncher(self._transport, self._controller, self._pythons, timeout_s)
+            launcher = RemoteLauncher(self._transport, self._controller, self._pythons, timeout_s, self._incidents)
             self._launcher = launcher
             launcher.ask(self._request, self._streams)
             self._read_answers(launcher)

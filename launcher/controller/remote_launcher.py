@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher.concurrency import start_thread
@@ -20,6 +22,7 @@ from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams, find_remote_streams
 from launcher.output.terminal import write_some
+from launcher.runs.incident_log import SharedIncidents
 from launcher.transports import bootstrap
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.bootstrap import MARKER_TIMEOUT_S, open_python
@@ -28,15 +31,23 @@ BEAT_S = 5.0
 _OLDEST = "3.10"
 _MOST_ANSWER_BYTES = 4096
 _MOST_LINE_BYTES = 1 << 16
+_MOST_LAST_LINE_BYTES = 1 << 22
 _MOST_OUTPUT_BYTES = 64_000_000
 
 
 class RemoteLauncher:
     """A process of this package on a host. Its stdin takes messages; its exit code is that of what was asked."""
 
-    def __init__(self, transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float) -> None:
-        """Connect and send the code, unless the host has it; raise TransportError."""
+    def __init__(
+        self, transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float,
+        incidents: SharedIncidents | None = None,
+    ) -> None:  # fmt: skip
+        """Connect and send the code, unless the host has it; raise TransportError.
+
+        incidents: exchanged with each request, and learned once all output was read.
+        """
         self.host = host
+        self._incidents = incidents
         python = open_python(transport, host, pythons, timeout_s)
         self.channel = python.channel
         self.exit_code: int | None = None  # once all output was read; None: it has left its streams, and continues
@@ -57,7 +68,10 @@ class RemoteLauncher:
     def ask(self, request: Request, streams: OutputStreams) -> None:
         """Send the request; view: of this process's streams."""
         silence_s = self._silence_s if isinstance(request, Control) else orders.SILENCE_S
-        self._send(orders.encode(Order(request, find_remote_streams(streams), self._mark, silence_s)))
+        order = Order(request, find_remote_streams(streams), self._mark, silence_s, sent_at=time.time())
+        if self._incidents is not None:
+            order = replace(order, incidents=self._incidents.tell(), runs=tuple(self._incidents.runs))
+        self._send(orders.encode(order))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -84,8 +98,13 @@ class RemoteLauncher:
             if not stream:
                 raise TransportError(self._describe_end())
             data = self._cuts[stream].take(data)
+            if self._cuts[stream].size_bytes > _MOST_LAST_LINE_BYTES:
+                text = f"its last line is longer than {_MOST_LAST_LINE_BYTES} bytes"
+                raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
             if data:
                 yield stream, data
+        if self._incidents is not None:
+            self._incidents.learn(self._cuts[STDOUT].word)
         word = self._cuts[STDERR].word
         if word != orders.LEFT:
             code, _, ending = word.partition(" ")
@@ -186,6 +205,11 @@ class LineCut:
         self._mark = mark
         self._held = b""
         self.word = ""
+
+    @property
+    def size_bytes(self) -> int:
+        """How long the last line is so far."""
+        return len(self._held) + len(self.word)
 
     def take(self, data: bytes) -> bytes:
         """Return what is certainly before the mark."""

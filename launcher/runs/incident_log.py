@@ -1,8 +1,12 @@
-"""What the launch host remembers of each host: the last runs that used it, and what went wrong with it there.
+"""What a machine remembers of each host: the last runs that used it, and what went wrong with it there.
 
 A memory only: nobody is excluded for it. It is one small JSON file of the user's. Several runs may write it at the same
 time, so each change is made under a lock, and the file is replaced as a whole. A file that can't be read or written
 costs nothing but the memory.
+
+A launch host and the hosts that control its runs have a file each, and tell each other what is in it whenever they
+exchange anything. They tell times by the launch host's clock, because clocks differ. For a host that was forgotten, the
+file keeps the time of that: what went wrong before isn't learned again from a machine that still remembers it.
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from launcher.errors import LauncherError
-from launcher.private_files import open_private
+from launcher.private_files import open_private, replace_private
 from launcher.runs.state_home import find_state, own_state
 from launcher.wording import count
 
@@ -25,9 +30,29 @@ _LEAST_BLAME = 0.2  # of what is still mentioned: one incident for about 16 days
 _MOST_RUNS = 10  # of each host
 _MOST_HOSTS = 10_000
 _DAY_S = 86400
+_MOST_TOLD = 200  # entries of a host
+_SAME_S = 60.0  # what is told takes a while to arrive, and so its time comes out a little later
+_MOST_TIME = 1e12
+
+Incident = Literal[
+    "lost", "failed its checks", "failed test-distributed", "had a broken GPU", "kept GPU memory in use",
+    "had a GPU filled by another program",
+]  # fmt: skip
+_INCIDENTS = get_args(Incident)
 
 _Result = TypeVar("_Result")
-_Hosts = dict[str, list[dict[str, Any]]]  # host -> its runs, each with `run`, `at` and `what`
+_Run = dict[str, Any]  # one incident in a run, or that there was none: `run`, `at` and `what`
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of one host."""
+
+    runs: list[_Run]  # by time
+    forgotten_at: float = 0.0  # in wall-clock seconds; what was before isn't learned again
+
+
+_Hosts = dict[str, _Memory]
 
 
 class IncidentLog:
@@ -41,7 +66,7 @@ class IncidentLog:
         """Return what is remembered for this user on this machine; variables: the environment."""
         return IncidentLog(find_state(variables) / "hosts.json")
 
-    def note(self, run_id: str, at: float, incidents: Mapping[str, str | None]) -> None:
+    def note(self, run_id: str, at: float, incidents: Mapping[str, Incident | None]) -> None:
         """Record that a run used these hosts, each with what went wrong with it, if anything did.
 
         at: wall-clock seconds. A run counts once, however often it is noted, and so does each kind of incident in it.
@@ -49,29 +74,85 @@ class IncidentLog:
 
         def edit(hosts: _Hosts) -> None:
             for host, what in incidents.items():
-                known = hosts.get(host, [])
-                if what is None and any(run["run"] == run_id for run in known):
-                    continue
-                runs = [run for run in known if run["run"] != run_id or run["what"] not in (None, what)]
-                runs.append({"run": run_id, "at": round(at), "what": what})
-                last = list(dict.fromkeys(run["run"] for run in runs))[-_MOST_RUNS:]
-                hosts[host] = [run for run in runs if run["run"] in last]
+                memory = hosts.setdefault(host, _Memory([]))
+                memory.runs = _add(memory.runs, {"run": run_id, "at": round(at), "what": what})
 
         self._change(edit)
 
-    def forget(self, names: Collection[str]) -> list[str]:
-        """Remove what is known of these hosts; return those of which anything was; raise LauncherError if it can't."""
-        forgotten = self._change(lambda hosts: [name for name in names if hosts.pop(name, None)])
+    def forget(self, names: Collection[str], now: float) -> list[str]:
+        """Remove what is known of these hosts, and learn nothing older again.
+
+        Return those of which anything was known; raise LauncherError if the file can't be written.
+        """
+
+        def edit(hosts: _Hosts) -> list[str]:
+            known = [name for name in names if name in hosts and hosts[name].runs]
+            hosts.update({name: _Memory([], round(now)) for name in names})
+            return known
+
+        forgotten = self._change(edit)
         if forgotten is None:
             raise LauncherError(f"can't write {self._path}", "see who owns it, and whether its disk is full")
         return forgotten
+
+    def tell(self, hosts: Collection[str]) -> str:
+        """Return what is known of these hosts, for a host that will control a run of them."""
+        return _encode({name: memory for name, memory in self._read().items() if name in hosts})
+
+    def learn(self, told: str, ahead_s: float) -> None:
+        """Add what the launch host tells: also forget what was forgotten there. A text that can't be read adds nothing.
+
+        ahead_s: of this machine's clock, compared with that of the launch host.
+        """
+
+        found = _shift(_decode(told), ahead_s)
+
+        def edit(hosts: _Hosts) -> None:
+            for name, new in found.items():
+                memory = hosts.setdefault(name, _Memory([]))
+                if new.forgotten_at > memory.forgotten_at + _SAME_S:
+                    memory.forgotten_at = new.forgotten_at
+                    memory.runs = [run for run in memory.runs if run["at"] > new.forgotten_at]
+                _add_told(memory, new.runs)
+
+        if found:
+            self._change(edit)
+
+    def tell_of_runs(self, runs: Collection[str], ahead_s: float) -> str:
+        """Return what is known of any host from these runs, for the launch host; ahead_s: as for `learn`."""
+        hosts = {
+            name: _Memory([run for run in memory.runs if run["run"] in runs]) for name, memory in self._read().items()
+        }
+        return _encode(_shift(hosts, -ahead_s))
+
+    def learn_of_runs(self, told: str, runs: Mapping[str, Collection[str]], now: float) -> None:
+        """Add what a host tells of these runs, each with the names of its hosts, and nothing else.
+
+        A hostile host can thus blame the hosts of its own runs, as it can in any message, but no others.
+        """
+
+        added = {
+            name: [
+                {**run, "at": min(run["at"], round(now))}
+                for run in memory.runs[:_MOST_TOLD]
+                if name in runs.get(run["run"], ()) and run["what"] in (None, *_INCIDENTS)
+            ]
+            for name, memory in _decode(told).items()
+        }
+
+        def edit(hosts: _Hosts) -> None:
+            for name, found in added.items():
+                _add_told(hosts.setdefault(name, _Memory([])), found)
+
+        if any(added.values()):
+            self._change(edit)
 
     def describe(self, names: Collection[str], now: float) -> dict[str, str]:
         """Return for each host with recent incidents `lost in 2 of its last 3 runs, the last time 2 days ago`."""
         found = {}
         hosts = self._read()
         for name in names:
-            runs = hosts.get(name, [])
+            runs = hosts[name].runs if name in hosts else []
             if find_blame(runs, now) >= _LEAST_BLAME:
                 found[name] = _describe(runs, now)
         return found
@@ -83,8 +164,10 @@ class IncidentLog:
             with open(self._path.with_suffix(".lock"), "w", opener=open_private) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 hosts = self._read()
+                before = _encode(hosts)
                 result = edit(hosts)
-                self._write(hosts)
+                if (after := _encode(hosts)) != before:
+                    replace_private(self._path, after)
                 return result
         except OSError:  # no home directory, a full or read-only disk: a run needs no memory
             return None
@@ -93,21 +176,87 @@ class IncidentLog:
         try:
             if self._path.exists():
                 own_state(self._path.parent)
-            content = json.loads(self._path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
+            return _decode(self._path.read_text("utf-8"))
+        except (OSError, ValueError):
             return {}
-        if not isinstance(content, dict):
-            return {}
-        return {
-            str(host): [run for run in runs if _is_run(run)] for host, runs in content.items() if isinstance(runs, list)
-        }
 
-    def _write(self, hosts: _Hosts) -> None:
-        kept = sorted(hosts.items(), key=lambda entry: entry[1][-1]["at"] if entry[1] else 0)[-_MOST_HOSTS:]
-        fresh = self._path.with_suffix(f".{os.getpid()}")
-        with open(fresh, "w", encoding="utf-8", opener=open_private) as file:
-            json.dump(dict(kept), file)
-        fresh.replace(self._path)
+
+@dataclass(frozen=True, slots=True)
+class SharedIncidents:
+    """What a launch host and a host that controls runs of it exchange."""
+
+    log: IncidentLog  # of the launch host
+    runs: Mapping[str, Collection[str]]  # with the names of the hosts of each
+
+    def tell(self) -> str:
+        """Return what this machine knows of the hosts of these runs."""
+        return self.log.tell({name for hosts in self.runs.values() for name in hosts})
+
+    def learn(self, told: str) -> None:
+        """Add what the other host tells of these runs."""
+        self.log.learn_of_runs(told, self.runs, time.time())
+
+
+def _encode(hosts: _Hosts) -> str:
+    """Return the content of the file, with the hosts of which something was learned last."""
+    entries = {
+        name: [*([{"forgotten_at": memory.forgotten_at}] if memory.forgotten_at else []), *memory.runs]
+        for name, memory in hosts.items()
+    }
+    kept = sorted(((name, found) for name, found in entries.items() if found), key=lambda item: _find_time(item[1][-1]))
+    return json.dumps(dict(kept[-_MOST_HOSTS:]))
+
+
+def _find_time(entry: Mapping[str, Any]) -> float:
+    return float(entry.get("at", entry.get("forgotten_at")))
+
+
+def _decode(text: str) -> _Hosts:
+    """Return what was encoded; of anything else, what has this form."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    lists = content.items() if isinstance(content, dict) else ()
+    return {host: _decode_memory(entries) for host, entries in lists if isinstance(entries, list)}
+
+
+def _decode_memory(entries: list[Any]) -> _Memory:
+    marks = [entry["forgotten_at"] for entry in entries if isinstance(entry, dict) and "forgotten_at" in entry]
+    runs = [{key: entry.get(key) for key in ("run", "at", "what")} for entry in entries if _is_run(entry)]
+    return _Memory(runs, max(filter(_is_time, marks), default=0))
+
+
+def _shift(hosts: _Hosts, ahead_s: float) -> _Hosts:
+    """Return the same with times of a clock that is so much ahead."""
+    moved = {}
+    for name, memory in hosts.items():
+        runs = [{**run, "at": round(run["at"] + ahead_s)} for run in memory.runs]
+        moved[name] = _Memory(runs, round(memory.forgotten_at + ahead_s) if memory.forgotten_at else 0)
+    return moved
+
+
+def _add(runs: list[_Run], new: _Run, same_s: float = 0.0) -> list[_Run]:
+    """Return the last runs of a host with one more incident, or with a run in which there was none, by time.
+
+    same_s: one that is known from the same run keeps its time, unless it happened again that much later.
+    """
+    same = [run for run in runs if run["run"] == new["run"]]
+    if new["what"] is None and same:
+        return runs
+    if any(run["what"] == new["what"] and new["at"] <= run["at"] + same_s for run in same):
+        return runs
+    kept = [run for run in runs if run["run"] != new["run"] or run["what"] not in (None, new["what"])]
+    ordered = sorted([*kept, new], key=lambda run: float(run["at"]))
+    last = list(dict.fromkeys(run["run"] for run in ordered))[-_MOST_RUNS:]
+    return [run for run in ordered if run["run"] in last]
+
+
+def _add_told(memory: _Memory, runs: Iterable[_Run]) -> None:
+    """Add what another machine knows of a host, unless that is older than what was forgotten."""
+    for run in runs:
+        if run["at"] > memory.forgotten_at:
+            memory.runs = _add(memory.runs, run, _SAME_S)
 
 
 def find_blame(runs: Collection[Mapping[str, Any]], now: float) -> float:
@@ -137,6 +286,10 @@ def _is_run(run: object) -> bool:
     return (
         isinstance(run, dict)
         and isinstance(run.get("run"), str)
-        and isinstance(run.get("at"), int | float)
+        and _is_time(run.get("at"))
         and isinstance(run.get("what"), str | None)
     )
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < _MOST_TIME

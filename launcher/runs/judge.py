@@ -23,6 +23,7 @@ from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_output import NodeOutput
+from launcher.runs.incident_log import Incident
 from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
@@ -300,7 +301,7 @@ _KNOWN = {
         ("slurm-time", "slurm-preemption", "slurm-node", "slurm-cancelled", "slurm-aborted"), Outcome.STOPPED
     ),
 }
-_OTHERS_MEMORY = "had a GPU filled by another program"
+_OTHERS_MEMORY: Incident = "had a GPU filled by another program"
 # How all hosts fail at once if the network of this machine does.
 _NETWORK = (
     HostFailureKind.NAME_UNKNOWN, HostFailureKind.TIMED_OUT, HostFailureKind.NO_ROUTE, HostFailureKind.NO_WAY,
@@ -359,7 +360,7 @@ def _are_all(suspects: Collection[str], hosts: Collection[str]) -> bool:
 
 def find_incidents(
     cause: Cause | None, refusal: LauncherError | None, ending: Ending | None, *, has_one_other: bool = False
-) -> dict[str, str]:
+) -> dict[str, Incident]:
     """Return, for each host that is to blame for the end of an attempt, what went wrong with it.
 
     ending: None if the attempt succeeded. A host is not to blame for what the user's program does. has_one_other:
@@ -369,6 +370,7 @@ def find_incidents(
         known = cause.explanation.name if cause is not None and cause.explanation is not None else ""
         return {cause.failure.host: _OTHERS_MEMORY} if cause is not None and known == "gpu-memory-shared" else {}
     is_cut = False
+    what: Incident
     if isinstance(refusal, GpusInUseError):
         what = "kept GPU memory in use"
     elif refusal is not None:

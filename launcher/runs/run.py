@@ -20,6 +20,7 @@ from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited,
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
+from launcher.runs.incident_log import Incident
 from launcher.runs.judge import find_incidents, judge_interruption, judge_refusal, judge_result
 from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError, find_fence
 from launcher.runs.policy import (
@@ -383,7 +384,7 @@ class Run:
         attempts = [dict(attempt) for attempt in self._attempts]  # written later, by another thread
         self._record.disk.put(partial(self._record.update, {"attempts": attempts}))
 
-    def _note_incidents(self, incidents: Mapping[str, str | None]) -> None:
+    def _note_incidents(self, incidents: Mapping[str, Incident | None]) -> None:
         """Remember for each host what went wrong with it, or that nothing did."""
         if self._request.incident_log is not None:
             note = partial(self._request.incident_log.note, self._record.run_id, wall_clock(), incidents)

@@ -239,6 +239,7 @@ class RemoteRun:
     way: Way
     name: str | None = None
     began_at: float = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
+    hosts: tuple[str, ...] = ()  # with the spares; empty if an earlier version has started it
     row: Mapping[str, Any] | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
     alive: Sighting | None = None  # the last time that it was seen to live
 
@@ -414,7 +415,7 @@ class RunList:
         """List a run whose id was taken; raise OSError if that can't be written."""
         with contextlib.suppress(LauncherError):
             self._prune()
-        values = {"name": run.name, "began_at": run.began_at, "way": asdict(run.way)}
+        values = {"name": run.name, "began_at": run.began_at, "hosts": run.hosts, "way": asdict(run.way)}
         replace_private(self.base / run.id / _WAY, json.dumps(values))
 
     def note_end(self, run: RemoteRun, row: Mapping[str, Any]) -> None:
@@ -611,7 +612,9 @@ def _read_remote(place: Path) -> RemoteRun | None:
     try:
         values = json.loads((place / _WAY).read_text("utf-8"))
         way = Way(**values.pop("way"))
-        run = RemoteRun(place.name, way, row=_read_seen(place / _SEEN), alive=_read_alive(place / _ALIVE), **values)
+        hosts = tuple(str(name) for name in values.pop("hosts", ()))
+        seen, alive = _read_seen(place / _SEEN), _read_alive(place / _ALIVE)
+        run = RemoteRun(place.name, way, row=seen, alive=alive, hosts=hosts, **values)
         return run if math.isfinite(run.began_at) and isinstance(run.name, (str, type(None))) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # it is being written, or none of ours
         return None

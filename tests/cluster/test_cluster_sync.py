@@ -116,15 +116,20 @@ import os, sys, time
 print("attempt", os.environ["LAUNCH_ATTEMPT"], flush=True)
 if os.environ["LAUNCH_ATTEMPT"] == "0":
     if os.environ["RANK"] == "0":
+        open(READY, "w").close()
         time.sleep(300)
+    while not os.path.exists(READY):  # the end of this rank ends the other one, which may not have written yet
+        time.sleep(0.1)
     open(__file__, "w").write("print('damaged')")
     open(os.path.dirname(__file__) + "/random.py", "w").close()
     sys.exit(3)
 """
 
 
-def test_code_that_a_rank_has_damaged_is_replaced_before_the_restart(launch: Launch, proj: Path) -> None:
-    (proj / "train.py").write_text(DAMAGES)
+def test_code_that_a_rank_has_damaged_is_replaced_before_the_restart(
+    launch: Launch, proj: Path, tmp_path: Path
+) -> None:
+    (proj / "train.py").write_text(f"READY = {str(tmp_path / 'ready')!r}\n{DAMAGES}")
     words = ("--restarts", "1", f"--sync={proj}", *PYTHON, "train.py")
     done = launch.start(*words, hosts="node[1-2]").finish()
     assert done.exit_code == 0, done

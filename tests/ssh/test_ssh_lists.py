@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from launching import Done, Launch
+from ssh_hosts import SshHosts
 
+from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import RemoteRun, RunList, Way
 
 ROW = {
@@ -31,10 +34,11 @@ def runs(launch: Launch) -> RunList:
     return runs
 
 
-def add(runs: RunList, launch: Launch, second: int, name: str | None) -> None:
+def add(runs: RunList, launch: Launch, second: int, name: str | None, controller: str = "node1") -> None:
     run_id = runs.take_id(datetime(2026, 11, 20, 9, 12, second), "token")
     began_at = datetime.now().timestamp() - 3 * 86400
-    runs.add(RemoteRun(run_id, Way("node1", ssh_config=str(launch.ssh_config)), name, began_at))
+    way = Way(controller, ssh_config=str(launch.ssh_config))
+    runs.add(RemoteRun(run_id, way, name, began_at, ("node1", "node2")))
 
 
 def call(launch: Launch, *words: str, code: int) -> list[str]:
@@ -75,3 +79,21 @@ def test_hosts_that_can_t_be_asked_for_their_runs(launch: Launch) -> None:
         "  gone.invalid: the name gone.invalid is not known",
     ]
     assert call(launch, *words, "node1", code=0) == ["launch: no run was controlled by node1 yet"]
+
+
+def test_a_host_is_forgotten_wherever_it_is_remembered(launch: Launch, runs: RunList, hosts: SshHosts) -> None:
+    """What its controller host knows of it comes with the rows, and doesn't come back."""
+    here = IncidentLog.of_user(os.environ)
+    there = IncidentLog(hosts.hosts[0].folder / "home" / ".local" / "state" / "launch" / "hosts.json")
+    there.note("20261120-091233", time.time() - 60, {"node1": None, "node2": "lost", "node3": "lost"})
+    call(launch, "ps", code=0)
+    says = "lost in its last run, the last time 1 minute ago"
+    assert here.describe(["node1", "node2", "node3"], time.time()) == {"node2": says}
+    add(runs, launch, 34, None, "gone.invalid")
+    assert call(launch, "hosts", "--forget", "node2", code=0) == [
+        "launch: forgot what went wrong with node2",
+        "launch: gone.invalid can't be reached: what is known there is ignored here, and cleared by the next command "
+        "that reaches it",
+    ]
+    call(launch, "ps", code=0)
+    assert [each.describe(["node2", "node3"], time.time()) for each in (here, there)] == [{}, {"node3": says}]
