@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -103,7 +104,9 @@ def _print_table(rows: list[Row]) -> None:
 
     # A file or a pipe has no width, so no line is cut or filled up there.
     is_terminal = sys.stdout.isatty()
-    console = Console(highlight=False, markup=False, width=None if is_terminal else 10_000)
+    console = Console(
+        highlight=False, markup=False, width=shutil.get_terminal_size().columns if is_terminal else 10_000
+    )
     heads = ("run", "name", "state", "age", "where", "nodes")
     cells = [_describe(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
