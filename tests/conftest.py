@@ -5,6 +5,8 @@ In CI (`CI=true`) a skipped test fails: something that it needs is missing there
 In parallel, each file goes to one worker, and each worker has a PID namespace: a run looks for leftover processes of
 other runs, and would find those of other tests. Without PID namespaces, files whose runs would see each other run one
 after the other.
+
+Two workers alone collect `tests/train`, whose imports of torch are most of what collecting takes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,9 +30,11 @@ from xdist.scheduler import LoadScopeScheduling
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 THIS_MACHINE = ("process", "ssh")
-# Tests that wait run beside tests that compute, and the short ones run last.
+# Two workers begin with tests that import torch. Tests that wait run beside others, and the short ones run last.
+TORCH = "train"
+WITHOUT_TORCH = ("gw2", "gw3", "gw4", "gw5")  # a worker in the place of one that crashed has another name
 WAITING = "faults"
-ORDER = ("train", "cluster", "slurm", "ssh", "process", "unit")
+ORDER = ("cluster", "slurm", "ssh", "process", "unit")
 
 # A shell is the first process there, since Python would not reap orphans; if unshare, outside, is killed, all die.
 ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
@@ -56,6 +60,25 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         is_alone = self.config.option.tx[0] != "popen"
         return "this machine" if not is_alone and _folder(nodeid) in THIS_MACHINE else str(file)
 
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        self.registered_collections[node] = list(collection)
+
+    def _check_nodes_have_same_collection(self) -> bool:
+        """Put the most complete collection first, which is taken as that of all: the others may lack TORCH."""
+        self.registered_collections = dict(
+            sorted(self.registered_collections.items(), key=lambda entry: len(entry[1]), reverse=True)
+        )
+        return True
+
+    def _assign_work_unit(self, node: Any) -> None:
+        own = set(self.registered_collections[node])
+        scope = next((scope for scope, unit in self.workqueue.items() if own.issuperset(unit)), None)
+        if scope is None:
+            node.shutdown()
+            return
+        self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+
 
 def _folder(nodeid: str) -> str:
     return nodeid.split("/")[1]
@@ -80,6 +103,18 @@ def pytest_configure(config: pytest.Config) -> None:
             config.option.tx = [f"popen//python={shlex.join([*ALONE, sys.executable])}"] * len(workers)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker whether it collects TORCH; all do so where somebody has named the tests."""
+    is_all = node.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    node.workerinput["without_torch"] = is_all and node.gateway.id in WITHOUT_TORCH
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_without_torch = getattr(config, "workerinput", {}).get("without_torch", False)
+    return True if is_without_torch and collection_path == Path(__file__).parent / TORCH else None
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let no test meet what `launch` remembers of the hosts of another one, or of the user's."""
     os.environ["XDG_STATE_HOME"] = str(next(item.config.stash[STATES]))
@@ -93,14 +128,14 @@ def _ignore_no_signal() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put a file of tests that wait in every third place, and the others between them, in the order of ORDER."""
-    items.sort(key=lambda item: (*ORDER, _folder(item.nodeid)).index(_folder(item.nodeid)))
-    files = list(dict.fromkeys(item.path for item in items))
+    """Put those that need torch first, then others in the order of ORDER, and before each a file of tests that wait."""
+    items.sort(key=lambda item: (TORCH, *ORDER, _folder(item.nodeid)).index(_folder(item.nodeid)))
+    files = [file for file in dict.fromkeys(item.path for item in items) if file.parent.name != TORCH]
     waiting = [file for file in files if file.parent.name == WAITING]
     others = [file for file in files if file.parent.name != WAITING]
     place = {file: 2.0 * number for number, file in enumerate(waiting)}
     place |= {file: number + 0.5 for number, file in enumerate(others)}
-    items.sort(key=lambda item: place[item.path])
+    items.sort(key=lambda item: place.get(item.path, -1))
 
 
 @pytest.hookimpl(optionalhook=True)
