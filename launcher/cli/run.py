@@ -40,6 +40,7 @@ from launcher.cli.options.values import (
     SyncOptions,
     gather,
 )
+from launcher.cli.repetition import tell_changes
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
@@ -71,6 +72,7 @@ def command(
     workdir, place = resolve_workdir(request.workdir), local_workdir(words)
     job = add_tree(job, sync, workdir, place, output.log_dir, restarts.progress_dir)
     refuse_spares(job, hosts, spares, restarts)
+    tell_changes((*hosts, *spares), job)
     if output.verbose:
         show_sources()
     chosen, settings = choose_way(settings, (*hosts, *spares), job.env)

@@ -22,6 +22,7 @@ from launcher.cli.options.table import (
     WORDS,
 )
 from launcher.cli.options.values import JobRequest, OutputOptions, RestartOptions, gather
+from launcher.cli.repetition import tell_changes
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -41,6 +42,7 @@ def command(
 
     hosts = [Host(socket.gethostname().split(".")[0], source="this machine")]
     job = read_job(request, words, hosts)
+    tell_changes(hosts, job)
     if dry_run:
         return print_dry_run(job, hosts, output)
     open_transport = open_this_machine()
