@@ -94,7 +94,7 @@ EXAMPLES = {
     ),
     "fetch": (
         "launch fetch",
-        "launch fetch 20261120-091233 --controller gpu1",
+        "launch fetch 20261120-091233 outputs/",
     ),
     "clean": (
         "launch clean --hosts gpu1,gpu2 --dry-run",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -171,6 +171,24 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
     why = "" if folder.name == found.id else f": {log_dir / found.id} is no copy of this run"
     tell(f"launch: copied the logs to {folder}{why}")
     return 0
+
+
+def read_run_json(run: ListedRun | RemoteRun) -> dict[str, Any]:
+    """Return the run.json of a run; empty if there is none."""
+    if isinstance(run, ListedRun):
+        return run.read_record()
+    from launcher.controller.orders import about_run, print_record
+
+    with _asking(run.way) as launcher:
+        launcher.ask(about_run(run.id, print_record), find_streams(os.environ))
+        data = launcher.read_output()
+    if launcher.is_unknown:
+        raise _describe_unknown(run)
+    try:
+        found = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def read_state(run: ListedRun | RemoteRun) -> Row:

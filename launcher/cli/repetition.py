@@ -56,10 +56,14 @@ class Typed:
     @property
     def line(self) -> list[str]:
         """The words to type, after `launch`."""
+        is_named = self.command != DEFAULT_COMMAND or (self.rest and self.rest[0] in COMMANDS)
+        return [*([self.command] if is_named else []), *self.rest]
+
+    @property
+    def rest(self) -> list[str]:
+        """The words after the name of the command."""
         dashes = ["--"] if self.has_dashes else []
-        rest = [*(word for group in self.options for word in group), *dashes, *self.words]
-        is_named = self.command != DEFAULT_COMMAND or (rest and rest[0] in COMMANDS)
-        return [*([self.command] if is_named else []), *rest]
+        return [*(word for group in self.options for word in group), *dashes, *self.words]
 
     @property
     def lacks_secret(self) -> bool:

@@ -78,6 +78,12 @@ def print_rows(runs: RunList, streams: OutputStreams) -> int:
     return 0
 
 
+def print_record(run: ListedRun, streams: OutputStreams) -> int:
+    """Print the run.json of a run."""
+    print(json.dumps(run.read_record()))
+    return 0
+
+
 def print_id(word: str | None, runs: RunList, streams: OutputStreams) -> int:
     """Print the id of the run that this word means; None: the newest one."""
     try:

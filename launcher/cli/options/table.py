@@ -201,6 +201,7 @@ class _Size(click.types.FloatParamType):
 
 FILE = _File(path_type=Path)
 AGO = _Duration(0)
+SIZE = _Size()
 
 
 def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
