@@ -175,6 +175,8 @@ def _leave(
     tell(f"launch: all ranks run; run {run.id} continues without this terminal")
     for command, purpose in {**HINTS, "launch fetch": "copy its logs to this machine"}.items():
         tell(f"  {command:<15} {purpose}")
+    if output.fetch:
+        tell("launch: launch attach copies the files of --fetch once the run has ended")
     return 0
 
 

@@ -159,6 +159,7 @@ def describe_typed(job: Job, hosts: Sequence[Host], checkpoints: str | None) -> 
         "is_trainer": job.program.is_trainer,
         "is_default": job.program == DEFAULT_PROGRAM,
         "save_dir": None if checkpoints is None else checkpoints.removesuffix(_CHECKPOINTS),
+        "fetch": [*(context.params.get("fetch") or ())],
         "first": repetition.first_id if repetition is not None and repetition.continues else None,
     }
 

@@ -19,6 +19,7 @@ from launcher.cli.options.table import (
     CONTROLLER,
     DETACH,
     DRY_RUN,
+    FETCH,
     HANGS,
     HOSTS,
     JOB,
@@ -52,7 +53,7 @@ from launcher.transports.settings import TransportSettings
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES,
     DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *OUTPUT, DETACH, CONTROLLER,
-    NOTIFY, WORDS,
+    NOTIFY, FETCH, WORDS,
 ])  # fmt: skip
 @gather
 def command(
@@ -76,6 +77,10 @@ def command(
     if output.verbose:
         show_sources()
     chosen, settings = choose_way(settings, (*hosts, *spares), job.env)
+    if output.fetch:
+        from launcher.cli.result_files import refuse_transport
+
+        refuse_transport(chosen, "--fetch")
     if dry_run and not check:
         code = print_dry_run(job, hosts, output)
         if spares and not output.as_json:

@@ -43,7 +43,11 @@ def run_job(
     spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
 ) -> int:  # fmt: skip
     """Run the job to its end and return the exit code; incident_log: what went wrong with its hosts in earlier runs."""
-    result, _ = run_recorded(job, hosts, open_transport, output, run_options, spares, incident_log, is_last=True)
+    result, folder = run_recorded(job, hosts, open_transport, output, run_options, spares, incident_log, is_last=True)
+    if output.fetch:
+        from launcher.cli.result_files import fetch_at_end
+
+        fetch_at_end(folder, output.fetch, [*hosts, *spares], open_transport, job)
     return result.exit_code
 
 
@@ -93,6 +97,10 @@ def read_run_options(
 ) -> RunOptions:
     """Return the options of a run, as far as these options determine them."""
     restarts = restarts or RestartOptions()
+    if output.fetch:
+        from launcher.cli.result_files import refuse_patterns
+
+        refuse_patterns(output.fetch, "--fetch ")
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
         restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,

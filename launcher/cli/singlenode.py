@@ -13,6 +13,7 @@ from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.table import (
     DETACH,
     DRY_RUN,
+    FETCH,
     HANGS,
     JOB_HERE,
     NO_CHECK,
@@ -26,7 +27,7 @@ from launcher.cli.repetition import tell_changes
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, DETACH, NOTIFY, WORDS,
+    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, DETACH, NOTIFY, FETCH, WORDS,
 ])  # fmt: skip
 @gather
 def command(

@@ -185,11 +185,15 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stderr
 
-    call(*words, "mkdir outputs; echo 1 >outputs/model.pt; exit 3", code=3)
+    said = call(*words[:-2], "--fetch", "outputs/*.txt", "sh", "-c",
+                "mkdir outputs; echo 1 | tee outputs/model.pt outputs/log.txt; exit 3", code=3)  # fmt: skip
     run_id = (tmp_path / "logs/latest").readlink().name
+    assert said.splitlines()[-1].startswith("launch: copied 1 file (2 bytes) of ")
+    said = call(*words[:-2], "--fetch", "/etc/passwd", "sh", "-c", "exit", code=2)
+    assert said.startswith("launch: --fetch '/etc/passwd' must be relative")
     said = call("fetch", run_id, "outputs/", "*.none")
     name = next((tmp_path / "logs" / f"{run_id}-fetched").iterdir()).name
-    assert f"launch: copied 1 file (2 bytes) of {name} to {tmp_path}/logs/{run_id}-fetched/{name}\n" in said
+    assert f"launch: copied 1 file (2 bytes) of {name} to {tmp_path}/logs/{run_id}-fetched/{name}; 1 file unchanged\n" in said
     assert (tmp_path / "logs" / f"{run_id}-fetched" / name / "outputs/model.pt").read_text() == "1\n"
     assert "matches *.none" in call("fetch", run_id, "*.none", code=1)
     assert "must be relative" in call("fetch", run_id, "/etc/passwd", code=2)

@@ -518,6 +518,11 @@ NOTIFY = Option(
     ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends or is restarted.",
     heading="Background", at_home="it runs", is_secret=True, is_rare=True,
 )  # fmt: skip
+FETCH = Option(
+    ["--fetch"], metavar="PATH", multiple=True,
+    help="After the run, copy PATH, such as outputs/, from node 0 to logs/RUN-fetched.",
+    heading="Output", at_home="a host then writes files on this machine",
+)  # fmt: skip
 BATCH = (
     Option(
         ["--nodes"], metavar="N", type=int, default=1, show_default=True, help="Number of nodes.",
@@ -576,7 +581,7 @@ OPTIONS = {
     option.name: option
     for option in (
         SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK, *OUTPUT,
-        DETACH, CONTROLLER, NOTIFY, *BATCH,
+        DETACH, CONTROLLER, NOTIFY, FETCH, *BATCH,
     )
 }  # fmt: skip
 NAME_HOSTS = ("hosts", "hostfile")
