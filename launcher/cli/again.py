@@ -50,9 +50,6 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     typed = typed_of(origin)
     if typed.command not in COMMANDS:
         raise UsageError(f"run {found.id} was a {typed.command}", f"run it again: {shlex.join(typed.line)}")
-    if typed.lacks_secret:
-        text = f"run {found.id} had a secret in its command line, which launch doesn't keep"
-        raise UsageError(text, f"run it with the secret instead of ***: {command_line(origin, typed.line)}")
     row = read_state(found)
     if may_live(row):
         said = f"may still run: {row['last_line']}" if row["state"] == "unknown" else "still runs"
@@ -61,6 +58,9 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     continues = row["state"] != "finished"
     typed_command: click.Command = importlib.import_module(COMMANDS[typed.command][0]).command
     typed = override(typed, typed_command, words[has_run:])
+    if typed.lacks_secret:
+        text = f"run {found.id} had a secret in its command line, which launch doesn't keep"
+        raise UsageError(text, f"run it with the secret instead of ***: {command_line(origin, hide_typed(typed.line))}")
     if continues:
         typed = resume(typed, origin)
     if dry_run:

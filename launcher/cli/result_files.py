@@ -73,15 +73,13 @@ def refuse_transport(chosen: TransportEntry, what: str) -> None:
         raise UsageError(text, "use --transport fabric or ssh, or copy them with scp or rsync")
 
 
-def fetch_at_end(
-    folder: Path, patterns: Sequence[str], hosts: Sequence[Host], open_transport: Opener, job: Job
-) -> None:
+def fetch_at_end(logs: Path, patterns: Sequence[str], hosts: Sequence[Host], open_transport: Opener, job: Job) -> None:
     """Copy files of node 0 at the end of a run of this process, if it has started; say what came of it.
 
-    folder: of its logs.
+    logs: their directory.
     """
     try:
-        folders = _find_folders(json.loads((folder / "run.json").read_text("utf-8")), folder.name)
+        folders = _find_folders(json.loads((logs / "run.json").read_text("utf-8")), logs.name)
     except (OSError, ValueError, UsageError):  # it has never started, and that was said
         return
     name = next(iter(folders))
@@ -89,9 +87,9 @@ def fetch_at_end(
     wish = Wish(folders[name], tuple(patterns), MOST_BYTES)
     try:
         transport = open_transport((host,), lambda text: None)
-        _copy(host, transport, job.python, job.timeouts.connect_timeout_s, wish, folder.parent.absolute(), folder.name)
+        _copy(host, transport, job.python, job.timeouts.connect_timeout_s, wish, logs.parent.absolute(), logs.name)
     except LauncherError as error:
-        tell(f"launch: {error.message}; fix: launch fetch {folder.name} {shlex.join(patterns)}")
+        tell(f"launch: {error.message}; fix: launch fetch {logs.name} {shlex.join(patterns)}")
 
 
 def fetch_asked(found: RemoteRun, log_dir: Path) -> None:

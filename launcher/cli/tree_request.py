@@ -37,10 +37,13 @@ def add_tree(
     """
     if options.no_sync and options.sync is not None:
         raise UsageError("--sync and --no-sync contradict each other", "omit one of them")
+    repetition = find_repetition()
     if options.sync is None:
+        if repetition is not None and repetition.listing is not None:
+            text = f"--same-code: run {repetition.run_id} sent its code, and launcher.toml doesn't say sync any more"
+            raise UsageError(text, f"launch again {repetition.run_id} --same-code --sync")
         return job
     tree, paths = read_tree(options, workdir, place, log_dir)
-    repetition = find_repetition()
     if repetition is not None and repetition.listing is not None:
         tree, paths = _put_back(tree, repetition.listing, repetition.run_id)
     inside = _find_inside(place, tree)

@@ -193,7 +193,10 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert said.startswith("launch: --fetch '/etc/passwd' must be relative")
     said = call("fetch", run_id, "outputs/", "*.none")
     name = next((tmp_path / "logs" / f"{run_id}-fetched").iterdir()).name
-    assert f"launch: copied 1 file (2 bytes) of {name} to {tmp_path}/logs/{run_id}-fetched/{name}; 1 file unchanged\n" in said
+    assert (
+        f"launch: copied 1 file (2 bytes) of {name} to {tmp_path}/logs/{run_id}-fetched/{name}; 1 file unchanged\n"
+        in said
+    )
     assert (tmp_path / "logs" / f"{run_id}-fetched" / name / "outputs/model.pt").read_text() == "1\n"
     assert "matches *.none" in call("fetch", run_id, "*.none", code=1)
     assert "must be relative" in call("fetch", run_id, "/etc/passwd", code=2)

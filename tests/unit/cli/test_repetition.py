@@ -186,6 +186,28 @@ def test_the_code_of_now_and_that_of_the_run(
         call("again", "--same-code", "--dry-run")
 
 
+def test_a_secret_that_is_not_kept(sent: Path) -> None:
+    runs = RunList.of_user(os.environ)
+    origin = json.loads(read_bytes_of_first(sent))
+    secret = {**origin, "options": [*origin["options"], ["--setup", "export API_TOKEN=***"]]}
+    runs.keep("20261120-091233", ORIGIN, json.dumps(secret).encode())
+    with pytest.raises(UsageError, match="had a secret in its command line") as raised:
+        call("again", "--note", "export B_TOKEN=hunter2", "--dry-run")
+    assert f"cd {sent} && launch --hosts a" in raised.value.fix and "hunter2" not in raised.value.fix
+    call("again", "--setup", "export API_TOKEN=hunter2", "--dry-run")
+
+
+def test_the_code_of_a_run_that_would_not_be_sent(sent: Path) -> None:
+    """Its --sync was in launcher.toml."""
+    origin = json.loads(read_bytes_of_first(sent))
+    options = [group for group in origin["options"] if group != ["--sync="]]
+    data = json.dumps({**origin, "options": options}).encode()
+    RunList.of_user(os.environ).keep("20261120-091233", ORIGIN, data)
+    with pytest.raises(UsageError, match="doesn't say sync any more"):
+        call("again", "--same-code", "--dry-run")
+    call("again", "--same-code", "--dry-run", "--sync")
+
+
 def test_a_run_that_may_live_is_not_started_again(sent: Path) -> None:
     entry = RunList.of_user(os.environ).begin("20261120-101500", "base", sent / "logs")
     try:
