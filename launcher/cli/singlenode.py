@@ -27,7 +27,8 @@ from launcher.cli.repetition import tell_changes
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, DETACH, NOTIFY, FETCH, WORDS,
+    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, DETACH, NOTIFY,
+    FETCH.but(help="After the run, copy PATH to logs/RUN-fetched."), WORDS,
 ])  # fmt: skip
 @gather
 def command(

@@ -520,7 +520,7 @@ NOTIFY = Option(
 )  # fmt: skip
 FETCH = Option(
     ["--fetch"], metavar="PATH", multiple=True,
-    help="After the run, copy PATH, such as outputs/, from node 0 to logs/RUN-fetched.",
+    help="After the run, copy PATH (outputs/) from node 0 to logs/RUN-fetched.",
     heading="Output", at_home="a host then writes files on this machine",
 )  # fmt: skip
 BATCH = (

@@ -248,6 +248,7 @@ Output:
   --name NAME    Name of the run, shown in messages and run.json.
   --note TEXT    Write a one-line note to run.json.
   -v, --verbose  Show the command, and where values come from.
+  --fetch PATH   After the run, copy PATH to logs/RUN-fetched.
 
 General:
   --config FILE  Read defaults from FILE instead of launcher.toml.
