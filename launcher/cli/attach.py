@@ -27,6 +27,7 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import carry_out, fetch, find_run
     from launcher.cli.rejoin import rejoin_quietly
+    from launcher.cli.result_files import fetch_asked
     from launcher.commands.run_actions import ask_for_stacks, attach
     from launcher.concurrency import start_thread
 
@@ -41,6 +42,7 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     if isinstance(found, RemoteRun):
         try:
             fetch(found, Path("logs"), is_chosen=False)
+            fetch_asked(found, Path("logs"))
         except LauncherError as error:
             tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
     return code

@@ -18,6 +18,7 @@ GROUPS = {
         "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
         "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
         "sbatch": ("launcher.cli.sbatch", "Print or submit a Slurm batch script that runs SCRIPT."),
+        "again": ("launcher.cli.again", "Start an earlier run again, as it was typed."),
     },
     "Follow": {
         "ps": ("launcher.cli.ps", "List the runs that were started on this machine."),
@@ -60,6 +61,10 @@ EXAMPLES = {
         "launch node --nnodes 2 --node-rank 0 --master-addr gpu1 --gpus 8 train.py",
         "launch node --nnodes 2 --node-rank 1 --master-addr gpu1 --gpus 8 train.py",
     ),
+    "again": (
+        "launch again",
+        "launch again 20261120-091233 --same-code --restarts 10",
+    ),
     "check": (
         "launch check --hosts gpu1,gpu2",
         "launch check --hosts 'gpu[1-4]' --venv .venv train.py",
@@ -94,7 +99,7 @@ EXAMPLES = {
     ),
     "fetch": (
         "launch fetch",
-        "launch fetch 20261120-091233 --controller gpu1",
+        "launch fetch 20261120-091233 outputs/",
     ),
     "clean": (
         "launch clean --hosts gpu1,gpu2 --dry-run",

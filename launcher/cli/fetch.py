@@ -8,13 +8,27 @@ import click
 
 from launcher.cli.find_run import controller_options
 from launcher.cli.options.help import Command
-from launcher.cli.options.table import FILE, option
+from launcher.cli.options.table import FILE, SIZE, option
 from launcher.cli.options.values import gather
+from launcher.errors import UsageError
+from launcher.hosts.ranges import shown
 from launcher.runs.run_list import RemoteRun
 
 
 @click.command("fetch", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
+@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@option("--code", is_flag=True, help="Copy the code of RUN to PATH instead.  [default PATH: RUN-code]", heading="Code")
+@option("--all", "from_all", is_flag=True, help="Copy PATH from all hosts, not only from node 0.", heading="Output")
+@option(
+    "--limit",
+    metavar="SIZE",
+    type=SIZE,
+    default="2GB",
+    show_default=True,
+    help="With PATH, copy at most SIZE from each host.",
+    heading="Output",
+)
 @option(
     "--log-dir",
     metavar="DIR",
@@ -26,17 +40,38 @@ from launcher.runs.run_list import RemoteRun
 )
 @controller_options
 @gather
-def command(*, run: str | None, log_dir: Path, controller: str | None, ssh_config: Path | None) -> int:
+def command(
+    *, run: str | None, paths: tuple[str, ...], code: bool, from_all: bool, limit: int, log_dir: Path,
+    controller: str | None, ssh_config: Path | None,
+) -> int:  # fmt: skip
     """Copy the logs, run.json and the ranks' files of RUN from its controller host.  [default: the newest run]
 
     The copy is DIR/RUN, with DIR from --log-dir. An earlier copy of this run is replaced; if DIR/RUN is anything else,
     the copy is DIR/RUN.2.
+
+    With PATH, such as outputs/ or 'outputs/*.pt', copy these files of RUN from node 0 to DIR/RUN-fetched instead, only
+    what is missing there. PATH is relative to the directory in which the ranks run.
+
+    With --code, the code of RUN: the files that it sent with --sync, or else the patch against its commit. PATH and
+    --code need the machine where RUN was started.
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import fetch, find_run
     from launcher.cli.options.sources import is_chosen
 
     found = find_run(run, controller, ssh_config)
+    if code:
+        from launcher.cli.code_copies import fetch_code
+
+        if len(paths) > 1:
+            raise UsageError(f"--code takes one directory, got {shown(paths[1])}", "see launch fetch --help")
+        return fetch_code(found.id, Path(paths[0]) if paths else None)
+    if paths:
+        from launcher.cli.result_files import fetch_paths
+
+        return fetch_paths(
+            found, paths, log_dir, is_chosen=is_chosen("log_dir"), from_all=from_all, most_bytes=limit
+        )  # fmt: skip
     if isinstance(found, RemoteRun):
         return fetch(found, log_dir, is_chosen=is_chosen("log_dir"))
     tell(f"launch: the logs of run {found.id} are on this machine, in {found.folder}")

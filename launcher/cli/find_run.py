@@ -218,6 +218,21 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
     return 0
 
 
+def read_run_json(run: ListedRun | RemoteRun) -> dict[str, Any]:
+    """Return the run.json of a run; empty if there is none. Raise LauncherError as ask_value does."""
+    found = ask_value(run, ListedRun.read_record)
+    return found if isinstance(found, dict) else {}
+
+
+def read_state(run: ListedRun | RemoteRun) -> Row:
+    """Return the row of one run."""
+    now = time.time()
+    if isinstance(run, ListedRun):
+        return as_row(run, now)
+    answers, _ = _ask_for_rows([run.way] if run.row is None else [])
+    return _read_row(run, answers, now)
+
+
 def read_rows() -> tuple[list[Row], list[str]]:
     """Return the rows of the runs that were started on this machine, the newest first, as read_rows_of does."""
     runs, now = RunList.of_user(os.environ).read_all(), time.time()

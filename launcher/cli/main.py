@@ -44,7 +44,7 @@ class CommandGroup(click.Group):
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help in 22 lines, so that all of it fits on a small terminal."""
         self.format_usage(ctx, formatter)
-        formatter.write(f"  {self.help}\n\n")
+        formatter.write(f"  {self.help}\n")
         for heading, entries in GROUPS.items():
             names = [f"{heading}:", *[""] * (len(entries) - 1)]
             for label, (name, (_, text)) in zip(names, entries.items(), strict=True):

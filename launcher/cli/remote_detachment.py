@@ -17,6 +17,7 @@ from typing import Any
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.options.values import OutputOptions
+from launcher.cli.repetition import keep_origin, keep_version
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import hold_session, make_settings
 from launcher.cli.typed_command import describe_origin
@@ -34,7 +35,8 @@ from launcher.job.tree import Tree
 from launcher.output.console import dated
 from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
-from launcher.runs.code_version import ask_code_version
+from launcher.runs.code_version import CodeQuestion
+from launcher.runs.execution import find_checkpoints
 from launcher.runs.incident_log import IncidentLog, SharedIncidents
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import Opener, RunOptions
@@ -54,7 +56,7 @@ def run_planted(
 ) -> int:  # fmt: skip
     """Run the job under a controller on another machine; return once it has ended, or needs no terminal."""
     spares = tuple(spares) if options.restarts else ()
-    everyone = (*hosts, *spares)
+    everyone, job_here = (*hosts, *spares), job
     transport = open_transport(tuple({host.name: host for host in (controller, *everyone)}.values()), tell)
     if job.tree is not None:
         stopped = _send_code(job, job.tree, controller, lambda hosts, say: open_transport(hosts, _say_nothing), output)
@@ -62,12 +64,12 @@ def run_planted(
             return stopped
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
     credentials = make_credentials(len(everyone))
-    code_version, runs, planted = ask_code_version(job), RunList.of_user(os.environ), None
+    question, runs, planted = CodeQuestion(job), RunList.of_user(os.environ), None
     with _remembering():  # so that no run of this machine has the id that the controller shall use
         proposed_id = runs.take_id(datetime.now(), credentials.fingerprint)
     request = Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
-        {**describe_origin(output), "git": code_version}, credentials, proposed_id, output.quiet, output.as_json,
+        {**describe_origin(output), "git": question.version()}, credentials, proposed_id, output.quiet, output.as_json,
         output.notify, controller.name,
     )  # fmt: skip
     names = tuple(host.name for host in everyone)
@@ -89,9 +91,12 @@ def run_planted(
         planted = run
         if not output.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
-        code = _attach(planting)
+        question.keep(partial(keep_version, runs, run_id))
+        with keep_origin(runs, run_id, job_here, everyone, find_checkpoints(job, run_id)):
+            code = _attach(planting)
     finally:
         planting.close()
+        question.close()
         if planted is None:
             runs.discard(proposed_id)
     if planting.was_refused:
@@ -174,6 +179,8 @@ def _leave(
     tell(f"launch: all ranks run; run {run.id} continues without this terminal")
     for command, purpose in {**HINTS, "launch fetch": "copy its logs to this machine"}.items():
         tell(f"  {command:<15} {purpose}")
+    if output.fetch:
+        tell("launch: launch attach copies the files of --fetch once the run has ended")
     return 0
 
 

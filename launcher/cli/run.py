@@ -19,6 +19,7 @@ from launcher.cli.options.table import (
     CONTROLLER,
     DETACH,
     DRY_RUN,
+    FETCH,
     HANGS,
     HOSTS,
     JOB,
@@ -40,6 +41,7 @@ from launcher.cli.options.values import (
     SyncOptions,
     gather,
 )
+from launcher.cli.repetition import tell_changes
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
@@ -51,7 +53,7 @@ from launcher.transports.settings import TransportSettings
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES,
     DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *OUTPUT, DETACH, CONTROLLER,
-    NOTIFY, WORDS,
+    NOTIFY, FETCH, WORDS,
 ])  # fmt: skip
 @gather
 def command(
@@ -71,9 +73,14 @@ def command(
     workdir, place = resolve_workdir(request.workdir), local_workdir(words)
     job = add_tree(job, sync, workdir, place, output.log_dir, restarts.progress_dir)
     refuse_spares(job, hosts, spares, restarts)
+    tell_changes((*hosts, *spares), job)
     if output.verbose:
         show_sources()
     chosen, settings = choose_way(settings, (*hosts, *spares), job.env)
+    if output.fetch:
+        from launcher.cli.result_files import refuse_transport
+
+        refuse_transport(chosen, "--fetch")
     if dry_run and not check:
         code = print_dry_run(job, hosts, output)
         if spares and not output.as_json:

@@ -18,6 +18,7 @@ from launcher.cli.detachment import start_detached
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.sources import is_chosen
 from launcher.cli.options.values import OutputOptions, RestartOptions
+from launcher.cli.repetition import again_variable, keep_origin, keep_version
 from launcher.cli.typed_command import describe_origin, name_program, typed_options
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
@@ -28,7 +29,7 @@ from launcher.output.console import Console
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import create_record
 from launcher.runs.code_version import keep_code_version
-from launcher.runs.execution import execute_job, listed
+from launcher.runs.execution import execute_job, find_checkpoints, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run_list import RunList
@@ -42,7 +43,11 @@ def run_job(
     spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
 ) -> int:  # fmt: skip
     """Run the job to its end and return the exit code; incident_log: what went wrong with its hosts in earlier runs."""
-    result, _ = run_recorded(job, hosts, open_transport, output, run_options, spares, incident_log, is_last=True)
+    result, folder = run_recorded(job, hosts, open_transport, output, run_options, spares, incident_log, is_last=True)
+    if output.fetch:
+        from launcher.cli.result_files import fetch_at_end
+
+        fetch_at_end(folder, output.fetch, [*hosts, *spares], open_transport, job)
     return result.exit_code
 
 
@@ -68,7 +73,13 @@ def run_recorded(
         console.transcribe(record.transcript)
         leave = partial(detachment.leave, console, record) if detachment is not None else None
         is_needed = detachment is not None
-        with listed(runs, record, is_needed=is_needed) as entry, keep_code_version(job, record):
+        kept = partial(keep_version, runs, record.run_id)
+        checkpoints = find_checkpoints(job, record.run_id)
+        with (
+            listed(runs, record, is_needed=is_needed) as entry,
+            keep_origin(runs, record.run_id, job, (*hosts, *spares), checkpoints),
+            keep_code_version(job, record, kept),
+        ):
             request = RunRequest(
                 with_trainer_command(job), hosts, open_transport, record, console, run_options, spares=spares,
                 incident_log=incident_log, on_all_running=leave,
@@ -86,6 +97,10 @@ def read_run_options(
 ) -> RunOptions:
     """Return the options of a run, as far as these options determine them."""
     restarts = restarts or RestartOptions()
+    if output.fetch:
+        from launcher.cli.result_files import refuse_patterns
+
+        refuse_patterns(output.fetch, "--fetch ")
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
         restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,
@@ -98,8 +113,8 @@ def plan_unasked(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None 
 
 
 def with_trainer_command(job: Job) -> Job:
-    """Return the job with the variable that tells the built-in trainer the command that starts it again."""
-    return replace(job, env={**trainer_command(job), **job.env})
+    """Return the job with the variables that tell the ranks which run they continue, and how to start theirs again."""
+    return replace(job, env={**trainer_command(job), **again_variable(), **job.env})
 
 
 def trainer_command(job: Job) -> dict[str, str]:

@@ -13,6 +13,7 @@ from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.table import (
     DETACH,
     DRY_RUN,
+    FETCH,
     HANGS,
     JOB_HERE,
     NO_CHECK,
@@ -22,10 +23,12 @@ from launcher.cli.options.table import (
     WORDS,
 )
 from launcher.cli.options.values import JobRequest, OutputOptions, RestartOptions, gather
+from launcher.cli.repetition import tell_changes
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, DETACH, NOTIFY, WORDS,
+    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, DETACH, NOTIFY,
+    FETCH.but(help="After the run, copy PATH to logs/RUN-fetched."), WORDS,
 ])  # fmt: skip
 @gather
 def command(
@@ -41,6 +44,7 @@ def command(
 
     hosts = [Host(socket.gethostname().split(".")[0], source="this machine")]
     job = read_job(request, words, hosts)
+    tell_changes(hosts, job)
     if dry_run:
         return print_dry_run(job, hosts, output)
     open_transport = open_this_machine()

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from launcher.cli.error_lines import tell
 from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.values import SyncOptions
+from launcher.cli.repetition import find_repetition
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.job.job import Job, Program, ProgramKind
@@ -36,9 +37,15 @@ def add_tree(
     """
     if options.no_sync and options.sync is not None:
         raise UsageError("--sync and --no-sync contradict each other", "omit one of them")
+    repetition = find_repetition()
     if options.sync is None:
+        if repetition is not None and repetition.listing is not None:
+            text = f"--same-code: run {repetition.run_id} sent its code, and launcher.toml doesn't say sync any more"
+            raise UsageError(text, f"launch again {repetition.run_id} --same-code --sync")
         return job
     tree, paths = read_tree(options, workdir, place, log_dir)
+    if repetition is not None and repetition.listing is not None:
+        tree, paths = _put_back(tree, repetition.listing, repetition.run_id)
     inside = _find_inside(place, tree)
     program = _move_program(job.program, place, tree.root, inside, paths, tree.left_out)
     saves = {"--progress-dir": progress_dir or "", **_find_save_options(program.args)}
@@ -93,6 +100,22 @@ def read_tree(
         left_out=describe_left_out(selection), kept=snapshot.kept, pem="".join(make_certificate()).encode(),
     )  # fmt: skip
     return tree, paths
+
+
+def _put_back(tree: Tree, listing: bytes, run_id: str) -> tuple[Tree, frozenset[str]]:
+    """Return the tree with the files of an earlier run instead of those of now, and the paths in it."""
+    from launcher.sync.kept_code import KeptTree, refuse_lacking
+
+    kept = KeptTree.read(listing)
+    refuse_lacking(kept, tree, run_id, os.environ)
+    paths, hashes = kept.paths, {entry.content for entry in kept.entries}
+    earlier = replace(
+        tree, listing=listing, hash=kept.hash, files=len(paths), bytes_in_all=kept.bytes_in_all,
+        links=tuple(link for link in tree.links if not _overlaps(link.name, paths)),
+        has_src=any(path.startswith("src/") for path in paths),
+        kept={name: content for name, content in tree.kept.items() if name in hashes},
+    )  # fmt: skip
+    return earlier, paths
 
 
 def _find_typed_way(place: Path, root: Path) -> list[str]:

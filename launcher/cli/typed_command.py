@@ -8,7 +8,7 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.sources import is_chosen, is_on_command_line, name_value, settle
 from launcher.cli.options.table import ACTIVATION, HOSTS, PYTHON, REACH, CodeFolder, name_all
 from launcher.cli.options.values import OutputOptions
+from launcher.cli.repetition import find_repetition
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
 
 _OF_TEST_DISTRIBUTED = {"config", *name_all((*HOSTS, *REACH, PYTHON, *ACTIVATION))}
@@ -25,16 +26,22 @@ _OF_TEST_DISTRIBUTED = {"config", *name_all((*HOSTS, *REACH, PYTHON, *ACTIVATION
 
 def describe_origin(output: OutputOptions) -> dict[str, Any]:
     """Return the first values of run.json; secrets in the command line are hidden."""
-    words = map(_hide_notify, sys.argv[1:], sys.argv)
+    repetition = find_repetition()
     return {
         "name": output.name,
         "note": output.note,
-        "command": shlex.join([*name_program(), *hide_secrets([*words])]),
+        "command": shlex.join([*name_program(), *hide_typed(sys.argv[1:])]),
         "directory": str(current_directory()),
         "user": _user(),
         "launch_host": socket.gethostname(),
         "git": None,
+        "again_of": repetition.run_id if repetition is not None else None,
     }
+
+
+def hide_typed(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `***` for each secret."""
+    return hide_secrets([*map(_hide_notify, words, ["", *words])])
 
 
 def _hide_notify(word: str, before: str) -> str:

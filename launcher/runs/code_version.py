@@ -1,7 +1,7 @@
-"""Find the commit of the user's code, and whether its files differ from it, by asking git while the run starts.
+"""Find the commit of the user's code, and what differs from it, by asking git while the run starts.
 
 A repository may be large, or on a slow file system: `keep_code_version` lets the run start meanwhile, and its end waits
-a second for git at most. A run that gets a controller on a host waits for `ask_code_version` before it starts.
+a second for git at most. A run that gets a controller on a host waits for `CodeQuestion.version` before it starts.
 Without git, outside a repository, or if git refuses a repository of another owner, nothing is known; that's no error.
 
 `git status` may run the filters of the repository's configuration (git-lfs is one), just as the ranks run its code;
@@ -12,55 +12,91 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import stat
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
+from launcher.escapes import shown
 from launcher.job.job import Job, ProgramKind
 from launcher.output.run_folder import RunRecord
+from launcher.sync.default_exclusions import SECRETS, classify
 from launcher.sync.git import COMMAND
+from launcher.sync.selection import holds_key
 
 ANSWER_S = 5.0
 FAREWELL_S = 1.0
+MOST_PATCH_BYTES = 10_000_000
+MOST_EACH_BYTES = 1_000_000  # of a file that git doesn't track
+MOST_UNTRACKED = 100
+_MOST_ANSWER_BYTES = 100_000_000
+_READ_BYTES = 1 << 16
+_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
+
+Keep = Callable[[dict[str, object], bytes], object]  # takes commit and state, and the patch, which is often empty
 
 
 @contextlib.contextmanager
-def keep_code_version(job: Job, record: RunRecord) -> Iterator[None]:
-    """Add `git` to run.json while the block runs; it describes the code on this machine."""
-    with _asking(job, lambda version: record.add({"git": version})):
-        yield
-
-
-def ask_code_version(job: Job) -> dict[str, object] | None:
-    """Return commit and state of the code on this machine, if git answers within a second."""
-    found: list[dict[str, object] | None] = []
-    with _asking(job, found.append):
-        pass
-    return found[0] if found else None
-
-
-@contextlib.contextmanager
-def _asking(job: Job, take: Callable[[dict[str, object] | None], object]) -> Iterator[None]:
-    """Ask git, in a thread, while the block runs and for a second more."""
-    folder = find_code(job)
-    if folder is None:
-        yield
-        return
-    git = Git(folder)
-    try:
-        thread = start_thread(lambda: take(git.version()), "git", lambda error: None)
-    except LauncherError:  # no thread is left; the run itself will say so, or do without
-        yield
-        return
+def keep_code_version(job: Job, record: RunRecord, keep: Keep) -> Iterator[None]:
+    """Add `git` to run.json while the block runs, and keep what differs; it describes the code on this machine."""
+    question = CodeQuestion(job, lambda version: record.add({"git": version}))
+    question.keep(keep)
     try:
         yield
     finally:
-        thread.join(FAREWELL_S)
-        git.stop()
+        question.close()
+
+
+class CodeQuestion:
+    """Asks git about the code of a job: first for its commit and state, then for what differs from the commit."""
+
+    def __init__(self, job: Job, take: Callable[[dict[str, object] | None], object] = lambda version: None) -> None:
+        """take: called with commit and state, in a thread, once they are known."""
+        self._take = take
+        self._version: dict[str, object] | None = None
+        self._keeps: SimpleQueue[Keep] = SimpleQueue()
+        self._is_known = threading.Event()
+        folder = find_code(job)
+        self._git = None if folder is None else Git(folder)
+        self._is_sent = job.tree is not None  # then it is kept as a tree
+        self._thread: threading.Thread | None = None
+        if self._git is not None:
+            # Without a thread, the run itself will say so, or do without.
+            with contextlib.suppress(LauncherError):
+                self._thread = start_thread(partial(self._ask, self._git), "git", lambda error: None)
+
+    def version(self) -> dict[str, object] | None:
+        """Return commit and state of the code on this machine, if git answers within a second."""
+        if self._thread is not None:
+            self._is_known.wait(FAREWELL_S)
+        return self._version
+
+    def keep(self, keep: Keep) -> None:
+        """Let commit and state be kept, and the patch with what differs from the commit."""
+        self._keeps.put(keep)
+
+    def close(self) -> None:
+        """Wait a second for git, then kill it."""
+        if self._thread is not None and self._git is not None:
+            self._keeps.put(lambda version, patch: None)
+            self._thread.join(FAREWELL_S)
+            self._git.stop()
+
+    def _ask(self, git: Git) -> None:
+        self._version = git.version()
+        self._is_known.set()
+        self._take(self._version)
+        if self._version is not None:
+            keep = self._keeps.get()
+            keep(self._version, b"" if self._is_sent else git.patch(self._version))
 
 
 def find_code(job: Job) -> Path | None:
@@ -78,6 +114,7 @@ class Git:
         self._folder = folder
         self._deadline = time.monotonic() + ANSWER_S
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
 
     def version(self) -> dict[str, object] | None:
         """Return commit and state of the working tree; None if that isn't known."""
@@ -94,13 +131,54 @@ class Git:
             "untracked_files": None if status is None else untracked,
         }
 
+    def patch(self, version: Mapping[str, object]) -> bytes:
+        """Return what differs from the commit, for `git apply`; empty if nothing does.
+
+        Lines with `#` come first, and say which commit that is, and what is missing: large files that git doesn't
+        track, and those that may hold secrets.
+        """
+        if version["dirty"] is False and version["untracked_files"] == 0:
+            return b""
+        self._deadline = time.monotonic() + ANSWER_S
+        changes = self._ask("diff", "HEAD", *_DIFF, most_bytes=MOST_PATCH_BYTES)
+        added, missing = self._add_untracked(MOST_PATCH_BYTES - len(changes or b""))
+        notes = [f"# differs from commit {version['commit']}"]
+        if changes is None:
+            notes.append("# missing: the changes of tracked files, which are too large or too slow to read")
+        notes += [f"# missing: {shown(name)}" for name in missing]
+        return "".join(f"{note}\n" for note in notes).encode("utf-8", "replace") + (changes or b"") + added
+
+    def _add_untracked(self, room: int) -> tuple[bytes, list[str]]:
+        """Return a patch with the files that git doesn't track or ignore, and the names of those that aren't in it."""
+        root = self._ask("rev-parse", "--show-toplevel")
+        names = self._ask("ls-files", "--others", "--exclude-standard", "--full-name", "-z", ":/")
+        if root is None or names is None:
+            return b"", ["files that git doesn't track"]
+        folder = Path(os.fsdecode(root.removesuffix(b"\n")))
+        patch, missing = b"", []
+        for number, name in enumerate(os.fsdecode(names).split("\0")[:-1]):
+            path, added = folder / name, None
+            if number < MOST_UNTRACKED and _is_small(path) and classify(name) != SECRETS and not holds_key(str(path)):
+                words = ("diff", "--no-index", *_DIFF, "--", os.devnull, name)
+                added = self._ask(*words, folder=folder, most_bytes=room - len(patch), code=1)
+            if added is None:
+                missing.append(name)
+            patch += added or b""
+        return patch, [*missing[:MOST_UNTRACKED], *(["and more"] if len(missing) > MOST_UNTRACKED else [])]
+
     def stop(self) -> None:
-        """Kill git if it has not answered."""
+        """Kill git if it has not answered, and ask no more."""
+        self._is_stopped = True
         if self._process is not None and self._process.poll() is None:
             _kill(self._process)
 
-    def _ask(self, *words: str) -> bytes | None:
-        argv = [*COMMAND, "-C", str(self._folder), *words]
+    def _ask(
+        self, *words: str, folder: Path | None = None, most_bytes: int = _MOST_ANSWER_BYTES, code: int = 0
+    ) -> bytes | None:
+        """Return what git prints; None if it fails, isn't in time, or prints more. code: the exit code of a success."""
+        argv = [*COMMAND, "-C", str(folder or self._folder), *words]
+        if self._is_stopped:
+            return None
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -109,12 +187,36 @@ class Git:
         except OSError:
             return None
         self._process = process
+        assert process.stdout is not None  # a pipe
+        with process.stdout:
+            output = self._read(process.stdout.fileno(), most_bytes)
         try:
-            output, _ = process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
+            process.wait(0.0 if output is None else max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             _kill(process)  # and not waited for: it may hang in the kernel
             return None
-        return output if process.returncode == 0 else None
+        return output if process.returncode == code else None
+
+    def _read(self, fd: int, most_bytes: int) -> bytes | None:
+        """Return all that comes until the deadline; None if that isn't all, or is too much."""
+        pieces: list[bytes] = []
+        waiting = select.poll()
+        waiting.register(fd, select.POLLIN)
+        while sum(map(len, pieces)) <= most_bytes:
+            if not waiting.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
+                return None
+            data = os.read(fd, _READ_BYTES)
+            if not data:
+                return b"".join(pieces)
+            pieces.append(data)
+        return None
+
+
+def _is_small(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_size <= MOST_EACH_BYTES
+    return False
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

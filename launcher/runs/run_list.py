@@ -51,6 +51,8 @@ _STATE = "state.json"
 _MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
 _WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its row once it has ended
 _ALIVE = "alive.json"  # the last row of a run elsewhere that lived, and when it was seen
+# What this machine keeps of a run that was started here: how it was typed, and its code.
+ORIGIN, CODE, LISTING, PATCH = "origin.json", "code.json", "code.listing", "code.patch"
 _END_BYTES = 256
 _IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
@@ -428,10 +430,25 @@ class RunList:
         with contextlib.suppress(OSError):
             replace_private(self.base / run.id / _ALIVE, json.dumps({"at": time.time(), "row": row}))
 
+    def keep(self, run_id: str, name: str, data: bytes) -> None:
+        """Keep something of a run that was started here; a disk that can't be written is no error."""
+        place = self.base / run_id
+        with contextlib.suppress(OSError), open(place / f"{name}.new", "wb", opener=open_private) as file:
+            file.write(data)
+            file.close()
+            (place / f"{name}.new").rename(place / name)
+
+    def read_kept(self, run_id: str, name: str) -> bytes | None:
+        """Return what `keep` has kept; None if there is nothing."""
+        try:
+            return (self.base / run_id / name).read_bytes()
+        except OSError:
+            return None
+
     def discard(self, run_id: str) -> None:
         """Forget a run elsewhere, or an id that was taken for one; its controller may use the same directory."""
         with contextlib.suppress(OSError):
-            for name in (_WAY, _SEEN, _ALIVE, CLAIM):
+            for name in (_WAY, _SEEN, _ALIVE, CLAIM, ORIGIN, CODE, LISTING, PATCH):
                 (self.base / run_id / name).unlink(missing_ok=True)
             (self.base / run_id).rmdir()
 

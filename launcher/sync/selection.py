@@ -264,7 +264,7 @@ def _find_exposed(root: Path, found: Candidates, sent: Set[str], *, is_repositor
     """
     untracked = sorted(found.untracked & sent if is_repository else sent)
     named = {name for name in untracked if is_repository and classify(name) == SECRETS and not _is_template(name)}
-    exposed = [name for name in untracked if name in named or _holds_key(f"{root}/{name}")]
+    exposed = [name for name in untracked if name in named or holds_key(f"{root}/{name}")]
     meant = set(list_ignored(root, exposed)) if is_repository else set[str]()
     return (name for name in exposed if name not in meant)
 
@@ -273,7 +273,7 @@ def _is_template(name: str) -> bool:
     return name.rpartition(".")[2] in ("example", "sample", "template", "dist")
 
 
-def _holds_key(path: str) -> bool:
+def holds_key(path: str) -> bool:
     """Tell whether a file is a private key, or one of those types that may have one in them."""
     is_mixed = path.endswith(_MAY_HOLD_KEYS)
     try:

@@ -81,6 +81,7 @@ _AGENT_MODULES = (
 )  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")
 _CONTROLLER_MODULES = ("own_folders", "controller_code")
+_SENDER_MODULES = ("file_sender",)
 
 # Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends. SIGALRM ends it if nothing comes
 # for too long, as from a machine that has lost power: sshd may notice that hours later. A process that it forks, and
@@ -379,6 +380,11 @@ def controller_code(name: str) -> bytes:
         "from launcher.controller import orders;orders.main(os.environ,w)"
     )
     return _program(_CONTROLLER_MODULES, "", start)
+
+
+def sender_code() -> bytes:
+    """Return what to send on stdin after the marker, to start what sends files of a run."""
+    return _program(_SENDER_MODULES, "", "import launcher.node.file_sender as program;program.main(w)")
 
 
 def _program(names: tuple[str, ...], magic: str, start: str) -> bytes:

@@ -201,6 +201,7 @@ class _Size(click.types.FloatParamType):
 
 FILE = _File(path_type=Path)
 AGO = _Duration(0)
+SIZE = _Size()
 
 
 def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
@@ -517,6 +518,11 @@ NOTIFY = Option(
     ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends, restarts or waits long.",
     heading="Background", at_home="it runs", is_secret=True, is_rare=True,
 )  # fmt: skip
+FETCH = Option(
+    ["--fetch"], metavar="PATH", multiple=True,
+    help="After the run, copy PATH (outputs/) from node 0 to logs/RUN-fetched.",
+    heading="Output", at_home="a host then writes files on this machine",
+)  # fmt: skip
 BATCH = (
     Option(
         ["--nodes"], metavar="N", type=int, default=1, show_default=True, help="Number of nodes.",
@@ -575,7 +581,7 @@ OPTIONS = {
     option.name: option
     for option in (
         SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK, *OUTPUT,
-        DETACH, CONTROLLER, NOTIFY, *BATCH,
+        DETACH, CONTROLLER, NOTIFY, FETCH, *BATCH,
     )
 }  # fmt: skip
 NAME_HOSTS = ("hosts", "hostfile")

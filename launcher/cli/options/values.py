@@ -107,6 +107,7 @@ class OutputOptions:
     detach: bool = False  # leave the terminal once all ranks run
     controller: str | None = None  # the host that then controls the run; "here": this machine; None: one of the hosts
     notify: str | None = None  # a command for when the run ends or is started again
+    fetch: tuple[str, ...] = ()  # files to copy from node 0 after the run
 
 
 def gather(command: Callable[..., int]) -> Callable[..., int]:

@@ -20,11 +20,11 @@ Launch = Callable[..., tuple[int, str, str]]
 TOP = """\
 Usage: launch [OPTIONS] SCRIPT [ARGS]...  or  launch COMMAND [OPTIONS] ...
   Start PyTorch training on several machines over SSH, without a scheduler.
-
 Run:     run         Run SCRIPT on every host under torchrun (the default).
          singlenode  Run SCRIPT on this machine only, without SSH.
          node        Run this machine's share of a run started by hand.
          sbatch      Print or submit a Slurm batch script that runs SCRIPT.
+         again       Start an earlier run again, as it was typed.
 Follow:  ps          List the runs that were started on this machine.
          attach      Show the output of a run until it ends.
          logs        Print the logs of a run.
@@ -43,7 +43,8 @@ Examples (options: launch COMMAND --help; version: launch --version):
   launch --hosts gpu1,gpu2 --gpus 8 --sync --detach train.py
 """
 
-WITHOUT_DEFAULTS = ("ps", "attach", "logs", "wait", "stop", "rejoin", "fetch")  # launcher.toml has no defaults for them
+# launcher.toml has no defaults for them
+WITHOUT_DEFAULTS = ("again", "ps", "attach", "logs", "wait", "stop", "rejoin", "fetch")
 LONG = ("run", "singlenode", "node", "sbatch", "check")  # -h shows the common options
 
 EXEC = """\
@@ -249,6 +250,7 @@ Output:
   --name NAME    Name of the run, shown in messages and run.json.
   --note TEXT    Write a one-line note to run.json.
   -v, --verbose  Show the command, and where values come from.
+  --fetch PATH   After the run, copy PATH to logs/RUN-fetched.
 
 General:
   --config FILE  Read defaults from FILE instead of launcher.toml.

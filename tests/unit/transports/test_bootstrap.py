@@ -160,7 +160,9 @@ def test_every_module_of_the_node_is_sent():
     agents = {name for name in find_modules() if name.startswith("agents.")}
     parts = [name for names in bootstrap._PARTS.values() for name in names]
     sent = [*bootstrap._FIRST_MODULES, *parts]
-    assert sorted(sent) == sorted(find_modules() - agents - {"controller_code"})  # the relays' go by themselves
+    assert sorted(sent) == sorted(
+        find_modules() - agents - {"controller_code", "file_sender"}
+    )  # the relays' go by themselves
     assert {name for name in bootstrap._AGENT_MODULES if name.startswith("agents.")} == agents
 
 

@@ -1,0 +1,98 @@
+"""launch again: start a run again as it was typed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from launcher.cli.options.help import Command
+from launcher.cli.options.table import DRY_RUN, option
+from launcher.cli.options.values import gather
+from launcher.errors import UsageError
+
+
+@click.command("again", cls=Command, context_settings={"ignore_unknown_options": True}, params=[DRY_RUN])
+@click.argument("words", metavar="[RUN] [OPTION]...", nargs=-1, type=click.UNPROCESSED)
+@option("--same-code", is_flag=True, help="Send the code that RUN sent with --sync, not that of now.", heading="Code")
+@gather
+def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
+    """Start RUN again: the same command, options and hosts, in the same directory.  [default: the newest run]
+
+    An OPTION of launch after RUN replaces that of the run, such as --restarts 10. If RUN didn't succeed, the built-in
+    trainer continues from its checkpoints; a script finds RUN in the variable LAUNCH_AGAIN_OF.
+    """
+    from launcher.cli.command_table import COMMANDS
+    from launcher.cli.error_lines import tell
+    from launcher.cli.find_run import find_run, read_state
+    from launcher.cli.main import launch
+    from launcher.cli.repetition import (
+        Repetition,
+        command_line,
+        override,
+        read_json,
+        read_origin,
+        resume,
+        typed_of,
+    )
+    from launcher.cli.typed_command import hide_typed
+    from launcher.runs.run_list import CODE, LISTING, PATCH, RunList
+    from launcher.runs.run_rows import may_live
+
+    has_run = bool(words) and not words[0].startswith("-")
+    found = find_run(words[0] if has_run else None)
+    runs = RunList.of_user(os.environ)
+    origin = read_origin(runs, found.id)
+    typed = typed_of(origin)
+    if typed.command not in COMMANDS:
+        raise UsageError(f"run {found.id} was a {typed.command}", f"run it again: {shlex.join(typed.line)}")
+    row = read_state(found)
+    if may_live(row):
+        said = f"may still run: {row['last_line']}" if row["state"] == "unknown" else "still runs"
+        anyhow = f"start another one with {command_line(origin, typed.line)}"
+        raise UsageError(f"run {found.id} {said}", f"stop it with launch stop {found.id}, or {anyhow}")
+    continues = row["state"] != "finished"
+    typed_command: click.Command = importlib.import_module(COMMANDS[typed.command][0]).command
+    typed = override(typed, typed_command, words[has_run:])
+    if typed.lacks_secret:
+        text = f"run {found.id} had a secret in its command line, which launch doesn't keep"
+        raise UsageError(text, f"run it with the secret instead of ***: {command_line(origin, hide_typed(typed.line))}")
+    if continues:
+        typed = resume(typed, origin)
+    if dry_run:
+        typed = override(typed, typed_command, ["--dry-run"])
+    listing = _find_code(runs.read_kept(found.id, LISTING), found.id, origin) if same_code else None
+    _enter(origin["directory"], found.id, origin["launch_host"])
+    state = f"was {row['state']}" if row["state"] in ("killed", "stopped") else row["state"]
+    tell(f"launch: again run {found.id}, which {state}: {command_line(origin, hide_typed(typed.line))}")
+    first = str(origin.get("first") or found.id)
+    version, patch = read_json(runs, found.id, CODE), runs.read_kept(found.id, PATCH) or b""
+    repetition = Repetition(found.id, first, origin, version, patch, continues, listing)
+    sys.argv[1:] = typed.line  # run.json and the trainer name what was typed
+    code: int = launch.main(typed.line, prog_name="launch", standalone_mode=False, obj=repetition)
+    return code
+
+
+def _find_code(listing: bytes | None, run_id: str, origin: dict[str, object]) -> bytes:
+    if origin.get("tree") is None:
+        text = f"--same-code: run {run_id} sent no code with --sync: its hosts ran what they had"
+        raise UsageError(text, f"get the code back with launch fetch --code {run_id}, or omit --same-code")
+    if listing is None:
+        raise UsageError(f"--same-code: the code of run {run_id} isn't kept here", "omit it to run the code of now")
+    return listing
+
+
+def _enter(directory: str, run_id: str, host: str) -> None:
+    """Go to the directory in which the run was typed."""
+    if "/" in sys.argv[0]:
+        sys.argv[0] = str(Path(sys.argv[0]).absolute())
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        text = f"run {run_id} was started on {host} in {directory}, which can't be entered: {error.strerror}"
+        raise UsageError(text, "run launch again where that directory is") from None
+    os.environ["PWD"] = directory

@@ -1,0 +1,187 @@
+"""Copy what the ranks of a run have written from its hosts, which are reached as when the run was started."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli.command_table import COMMANDS
+from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.find_run import read_run_json
+from launcher.cli.options.file_owners import refuse_strange_folder
+from launcher.cli.repetition import read_origin, typed_of
+from launcher.commands.fetch import Wish, fetch_files, refuse_pattern
+from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
+from launcher.escapes import listed_names
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import shown
+from launcher.runs.run_list import ORIGIN, ListedRun, RemoteRun, RunList
+from launcher.session.settings import loader_pythons
+from launcher.transports.base import Transport, TransportError
+from launcher.wording import count, size
+
+if TYPE_CHECKING:
+    from launcher.job.job import Job
+    from launcher.runs.run_request import Opener
+    from launcher.transports.registry import TransportEntry
+
+MOST_BYTES = 2_000_000_000  # of one host
+
+
+def fetch_paths(
+    found: ListedRun | RemoteRun, patterns: Sequence[str], log_dir: Path, *,
+    is_chosen: bool, from_all: bool, most_bytes: int,
+) -> int:  # fmt: skip
+    """Copy files of node 0, or of all hosts, below `log_dir`; return the exit code.
+
+    is_chosen: the user has named that directory.
+    """
+    refuse_patterns(patterns)
+    log_dir = log_dir.absolute()
+    if not is_chosen:
+        refuse_strange_folder(log_dir)
+    folders = _find_folders(read_run_json(found), found.id)
+    names = [*folders] if from_all else [*folders][:1]
+    origin = read_origin(RunList.of_user(os.environ), found.id)
+    worst = 0
+    for host, transport, python, timeout_s in _open(origin, names, found.id):
+        wish = Wish(folders[host.name], tuple(patterns), most_bytes)
+        code = _copy(host, transport, python, timeout_s, wish, log_dir, found.id)
+        worst = worst or code
+    return worst
+
+
+def refuse_patterns(patterns: Sequence[str], option: str = "") -> None:
+    """Raise UsageError for what can't be files in the working directory; option: what names them."""
+    for pattern in patterns:
+        if why := refuse_pattern(pattern):
+            raise UsageError(f"{option}{shown(pattern)} {why}", "name it as the script does, such as outputs/")
+
+
+def refuse_transport(chosen: TransportEntry, what: str) -> None:
+    """Raise UsageError for a transport that carries no files back; what: is to use it."""
+    if chosen.needs_allocation or chosen.shows_variables:
+        text = f"{what}: --transport {chosen.name} can't copy files back"
+        raise UsageError(text, "use --transport fabric or ssh, or copy them with scp or rsync")
+
+
+def fetch_at_end(logs: Path, patterns: Sequence[str], hosts: Sequence[Host], open_transport: Opener, job: Job) -> None:
+    """Copy files of node 0 at the end of a run of this process, if it has started; say what came of it.
+
+    logs: their directory.
+    """
+    try:
+        folders = _find_folders(json.loads((logs / "run.json").read_text("utf-8")), logs.name)
+    except (OSError, ValueError, UsageError):  # it has never started, and that was said
+        return
+    name = next(iter(folders))
+    host = {host.name: host for host in hosts}[name]  # no other host has run anything
+    wish = Wish(folders[name], tuple(patterns), MOST_BYTES)
+    try:
+        transport = open_transport((host,), lambda text: None)
+        _copy(host, transport, job.python, job.timeouts.connect_timeout_s, wish, logs.parent.absolute(), logs.name)
+    except LauncherError as error:
+        tell(f"launch: {error.message}; fix: launch fetch {logs.name} {shlex.join(patterns)}")
+
+
+def fetch_asked(found: RemoteRun, log_dir: Path) -> None:
+    """Copy what --fetch named when a run was started here that another machine controls; say what came of it."""
+    runs = RunList.of_user(os.environ)
+    if runs.read_kept(found.id, ORIGIN) is None:
+        return
+    patterns = read_origin(runs, found.id).get("fetch")
+    if isinstance(patterns, list) and patterns:
+        fetch_paths(found, patterns, log_dir, is_chosen=False, from_all=False, most_bytes=MOST_BYTES)
+
+
+def _copy(
+    host: Host, transport: Transport, python: str | None, timeout_s: float, wish: Wish, log_dir: Path, run_id: str
+) -> int:
+    """Copy files of one host, and say what came of it; return an exit code."""
+    target = log_dir / f"{run_id}-fetched" / host.name
+    again = f"launch fetch {run_id} {shlex.join(wish.patterns)}"
+    try:
+        got = fetch_files(transport, host, loader_pythons(python), timeout_s, wish, target)
+    except TransportError as error:
+        tell_lost(error.failure)
+        tell(f"launch: the copy continues with {again}")
+        return EXIT_UNREACHABLE
+    if not got.matched:
+        tell(f"launch: {host.name} has nothing in {wish.folder} that matches {listed_names(wish.patterns)}")
+        return EXIT_FAILED
+    same = got.matched - got.copied - len(got.too_large) - len(got.odd)
+    known = f"; {count(same, 'file')} unchanged" if same > 0 else ""
+    tell(f"launch: copied {count(got.copied, 'file')} ({size(got.bytes_in_all)}) of {host.name} to {target}{known}")
+    if got.too_large:
+        named = listed_names([f"{path} ({size(size_bytes)})" for path, size_bytes in got.too_large])
+        tell(f"launch: not copied, over {size(wish.most_bytes)}: {named}; fix: {again} --limit SIZE")
+    if got.odd:
+        tell(f"launch: not copied from {host.name}: {listed_names(got.odd)}")
+    return EXIT_FAILED if got.too_large or got.odd else 0
+
+
+def _find_folders(record: Mapping[str, Any], run_id: str) -> dict[str, str]:
+    """Return the working directory on each host of the last attempt, in the order of their node ranks."""
+    try:
+        return {str(node["host"]): str(node["cwd"]) for node in record["plan"]["nodes"]}
+    except (KeyError, TypeError):
+        raise UsageError(f"run {run_id} has started no ranks, so its hosts have no files of it") from None
+
+
+def _open(
+    origin: Mapping[str, Any], names: Sequence[str], run_id: str
+) -> Iterator[tuple[Host, Transport, str | None, float]]:
+    """Yield each of these hosts with the transport to it, --python, and how long a login may take."""
+    from launcher.cli.host_choice import choose_way, make_opener, open_this_machine, read_lineup
+    from launcher.cli.options.sources import settle
+    from launcher.cli.options.values import HostChoice, RestartOptions, make_group
+    from launcher.runs.incident_log import IncidentLog
+    from launcher.transports.settings import TransportSettings
+
+    typed = typed_of(origin)
+    if typed.command not in ("run", "singlenode"):
+        raise UsageError(f"run {run_id} was a {typed.command}", "copy its files with scp or rsync")
+    command: click.Command = importlib.import_module(COMMANDS[typed.command][0]).command
+    with _inside(origin["directory"]), command.make_context(typed.command, typed.rest):
+        options = settle(click.get_current_context().params)
+        python: str | None = options["python"]
+        opener: Opener
+        if typed.command == "singlenode":
+            hosts, opener, timeout_s = [Host(name, source="this machine") for name in names], open_this_machine(), 10.0
+        else:
+            choice, restarts = make_group(HostChoice, options), make_group(RestartOptions, options)
+            settings = make_group(TransportSettings, options)
+            lineup = read_lineup(choice, restarts, options["master_addr"], IncidentLog.of_user(os.environ))
+            known = {host.name: host for host in (*lineup[0], *lineup[1])}
+            if unknown := [name for name in names if name not in known]:
+                text = f"run {run_id} ran on {listed_names(unknown)}, which {command.name} doesn't name any more"
+                raise UsageError(text, "copy its files with scp or rsync")
+            hosts, timeout_s = [known[name] for name in names], float(options["connect_timeout"])
+            chosen, settings = choose_way(settings, hosts, {})
+            refuse_transport(chosen, "launch fetch PATH")
+            opener = make_opener(chosen, settings, hosts, python=python)
+        transport = opener(hosts, lambda text: None)
+    for host in hosts:
+        yield host, transport, python, timeout_s
+
+
+@contextlib.contextmanager
+def _inside(directory: str) -> Iterator[None]:
+    """Be in the directory where the run was started, as its relative paths need it."""
+    here = Path.cwd()
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise UsageError(f"{directory}, where the run was started, can't be entered: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        os.chdir(here)

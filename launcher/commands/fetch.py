@@ -1,0 +1,239 @@
+"""Copy files of a run from a host: only what is missing here, and only into one directory, whatever the host sends."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
+from launcher.escapes import one_line
+from launcher.hosts.host import Host
+from launcher.private_files import make_private, open_private
+from launcher.transports.base import STDOUT, Channel, Transport, TransportError
+from launcher.transports.bootstrap import open_python, sender_code
+
+_MOST_LINE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
+_MOST_FILES = 1_000_000
+_MOST_SAID_BYTES = 4096
+_WHOLE = b"+"  # after the bytes of a file, see launcher/node/file_sender.py
+_PART = ".part"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wanted of a host: files that match the patterns in a directory there, up to a size together."""
+
+    folder: str
+    patterns: tuple[str, ...]
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What came of it."""
+
+    matched: int
+    copied: int
+    bytes_in_all: int
+    too_large: Sequence[tuple[str, int]]  # left out, with their sizes
+    odd: Sequence[str]  # left out for other reasons, in words
+
+
+def fetch_files(
+    transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float, wish: Wish, target: Path
+) -> Fetched:
+    """Copy what a host has to `target`; raise TransportError or LauncherError.
+
+    It and the directory above are made with mode 0700, as all directories in it, and the files with 0600.
+
+    Files there that have the same beginning are continued, so a copy that was cut off is, too; others are replaced.
+    """
+    try:
+        _make(target, target.parent.parent)
+        known = _list_known(target)
+        python = open_python(transport, host, pythons, timeout_s)
+        try:
+            request = {"folder": wish.folder, "patterns": wish.patterns, "most_bytes": wish.most_bytes, "known": known}
+            python.channel.write(sender_code() + json.dumps(request).encode("ascii") + b"\n")
+            return _take(_Answer(python.channel, host, python.rest), known, wish, target)
+        finally:
+            python.channel.close()
+    except OSError as error:
+        raise LauncherError(f"can't write {error.filename or target}: {error.strerror}") from None
+
+
+def _list_known(target: Path) -> dict[str, tuple[int, str]]:
+    """Return size and hash of the files that are here, by their paths; a part that has arrived counts first."""
+    known: dict[str, tuple[int, str]] = {}
+    for folder, _, names in os.walk(target):
+        for name in sorted(names, key=lambda name: name.endswith(_PART)):
+            path = Path(folder, name)
+            if path.is_symlink() or not path.is_file():
+                continue
+            whole = path.with_name(name[1 : -len(_PART)]) if _is_part(name) else path
+            known[whole.relative_to(target).as_posix()] = path.stat().st_size, _hash(path)
+    return known
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith(".") and name.endswith(_PART) and len(name) > len(_PART) + 1
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target: Path) -> Fetched:
+    copied, bytes_in_all, odd = 0, 0, list[str]()
+    for _ in range(_MOST_FILES):
+        found = answer.read_line()
+        if isinstance(found.get("error"), str):
+            raise LauncherError(f"{answer.host.name}: {one_line(found['error'], _MOST_SAID_BYTES)}")
+        if found.get("end"):
+            failed = [f"{path}: {why}" for path, why in _read_pairs(found.get("failed"))]
+            too_large = [(path, int(size)) for path, size in _read_pairs(found.get("left_out")) if size.isdecimal()]
+            matched = found.get("matched")
+            return Fetched(matched if isinstance(matched, int) else 0, copied, bytes_in_all, too_large, [*odd, *failed])
+        path, begin, size = found.get("path"), found.get("begin"), found.get("size")
+        if not isinstance(path, str) or not isinstance(begin, int) or not isinstance(size, int) or begin > size:
+            raise answer.refuse("sent what is no file")
+        if begin not in (0, known.get(path, (0, ""))[0]) or begin < 0:
+            raise answer.refuse("sent the end of a file that isn't here")
+        bytes_in_all += size - begin
+        if bytes_in_all > wish.most_bytes:
+            raise answer.refuse("sent more than it was asked for")
+        if not is_safe(path):
+            answer.copy(None, size - begin)
+            odd.append(f"{one_line(path, 200)}: its name can't be a file here")
+            continue
+        if begin == size and _is_same(target / path, known.get(path)):
+            answer.copy(None, 0)
+            continue
+        if _receive(answer, target, path, begin, size):
+            copied += 1
+        else:
+            odd.append(f"{path}: changed while it was copied")
+    raise answer.refuse("sent too many files")
+
+
+def is_safe(path: str) -> bool:
+    """Tell whether a path from a host names a file below the directory for it, in plain characters."""
+    names = path.split("/")
+    return path.isprintable() and not {"", ".", ".."}.intersection(names) and not any(map(_is_part, names))
+
+
+def _is_same(path: Path, known: tuple[int, str] | None) -> bool:
+    """Tell whether the file itself is what was known, not a part of it."""
+    found = path.lstat() if os.path.lexists(path) else None
+    is_file = found is not None and stat.S_ISREG(found.st_mode) and not path.with_name(f".{path.name}{_PART}").exists()
+    return is_file and known is not None and found is not None and found.st_size == known[0]
+
+
+def _receive(answer: _Answer, target: Path, path: str, begin: int, size: int) -> bool:
+    """Write a file as a part, and give it its name once it is whole; return False if it has changed on the host."""
+    place = target / path
+    _make(place.parent, target)
+    part = place.with_name(f".{place.name}{_PART}")
+    if begin and not os.path.lexists(part):
+        with open(part, "xb", opener=open_private) as file, place.open("rb") as source:
+            shutil.copyfileobj(source, file)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.truncate(begin)
+        file.seek(begin)
+        is_whole = answer.copy(file, size - begin)
+    if not is_whole:
+        part.unlink()
+        return False
+    part.rename(place)
+    return True
+
+
+def _make(folder: Path, base: Path) -> None:
+    """Make a directory and those above it, up to `base`; raise OSError if one of them is a link or another user's."""
+    if folder == base:
+        return
+    _make(folder.parent, base)
+    if os.path.islink(folder):  # noqa: PTH114 - false where pathlib would raise
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(folder))
+    make_private(folder, folder.parent, exist_ok=True)
+
+
+class _Answer:
+    """What a host sends, in lines and bytes."""
+
+    def __init__(self, channel: Channel, host: Host, rest: bytes) -> None:
+        self.host = host
+        self._channel = channel
+        self._data = rest
+        self._said = b""
+
+    def read_line(self) -> dict[str, Any]:
+        """Return the JSON object of the next line."""
+        while b"\n" not in self._data:
+            if len(self._data) > _MOST_LINE_BYTES:
+                raise self.refuse("sent a line without end")
+            self._read()
+        line, _, self._data = self._data.partition(b"\n")
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise self.refuse("sent what is no answer")
+        return found
+
+    def copy(self, file: Any, size: int) -> bool:
+        """Write the next bytes to a file, or to none; return whether they are those of a file that kept still."""
+        left = size
+        while left:
+            if not self._data:
+                self._read()
+            piece, self._data = self._data[:left], self._data[left:]
+            left -= len(piece)
+            if file is not None:
+                file.write(piece)
+        while not self._data:
+            self._read()
+        mark, self._data = self._data[:1], self._data[1:]
+        return mark == _WHOLE
+
+    def _read(self) -> None:
+        stream, data = self._channel.read()
+        if not stream:
+            said = one_line(self._said.decode("utf-8", "replace").strip().rpartition("\n")[2], 200)
+            text = f"the connection was lost{': ' if said else ''}{said}"
+            raise TransportError(HostFailure(self.host.name, HostFailureKind.CONNECTION, text))
+        if stream == STDOUT:
+            self._data += data
+        else:
+            self._said = (self._said + data)[-_MOST_SAID_BYTES:]
+
+    def refuse(self, text: str) -> TransportError:
+        """Return the error for what a host must not send."""
+        return TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
+
+
+def _read_pairs(found: object) -> list[tuple[str, str]]:
+    """Return pairs of texts that a host has sent, safe to print."""
+    pairs = [each for each in found if isinstance(each, list) and len(each) == 2] if isinstance(found, list) else []
+    return [(one_line(str(name), 200), one_line(str(value), 200)) for name, value in pairs]
+
+
+def refuse_pattern(pattern: str) -> str | None:
+    """Return why a pattern can't be one of files in the working directory; None if it can."""
+    if PurePosixPath(pattern).is_absolute() or pattern.startswith("~"):
+        return "must be relative to the directory in which the ranks run"
+    return "must not contain .." if ".." in PurePosixPath(pattern).parts or not pattern else None

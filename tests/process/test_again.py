@@ -1,0 +1,62 @@
+"""launch again: the same command in the same directory, with the code of now; and the code of then, given back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machines.patience import DEADLINE_S
+from machines.repositories import make_repository
+
+LAUNCH = str(Path(sys.executable).with_name("launch"))
+SCRIPT = """
+echo "continues ${LAUNCH_AGAIN_OF:-nothing} in $PWD with $1 ${#API_TOKEN}"
+exit ${CODE:-3}
+"""
+
+
+def call(folder: Path, *words: str, code: int = 0) -> str:
+    done = subprocess.run([LAUNCH, *words], cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_failed_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_repository(tmp_path / "r", "train.sh", ignore="/logs\n")
+    (root / "train.sh").write_text(SCRIPT)
+    (root / "launcher.toml").write_text("stop-timeout = 1\n")
+    subprocess.run(["git", "-C", str(root), "status"], check=True, capture_output=True)
+    options = ("--nproc", "1", "--cpu", "--no-check", "--no-python", "--env", "API_TOKEN=hunter2", "--notify", "true")
+    call(root, "singlenode", *options, "sh", "train.sh", "a b", code=3)
+    first = (root / "logs/latest").readlink().name
+
+    (root / "launcher.toml").write_text("stop-timeout = 2\n")
+    (root / "train.sh").write_text(f"{SCRIPT}# changed\n")
+    said = call(tmp_path, "again", code=2)
+    assert "API_TOKEN is not set here" in said
+    monkeypatch.setenv("API_TOKEN", "hunter")
+    said = call(tmp_path, "again", code=2)
+    assert f"launch again {first} --notify CMD" in said
+    said = call(tmp_path, "again", first, "--notify", "true", code=3)
+    assert f"launch: again run {first}, which failed: cd {root} && launch singlenode" in said
+    assert f"continues {first} in {root} with a b 6" in said
+    assert f"; run {first} had commit" in said and f"launch fetch --code {first}" in said
+    assert f"launcher.toml has changed since run {first}: stop-timeout" in said
+    assert json.loads((root / "logs/latest/run.json").read_text())["again_of"] == first
+
+    second = (root / "logs/latest").readlink().name
+    said = call(tmp_path, "again", "--env", "CODE=0", "--notify", "true")
+    assert f"which failed: cd {root}" in said and f"continues {first} in" in said
+    assert f"the code is that of run {second}" in said and "has changed" not in said
+    said = call(tmp_path, "again", "--notify", "true", "--dry-run")
+    assert "which finished" in said and "LAUNCH_AGAIN_OF" not in said
+    assert "hunter" not in "".join(path.read_text("utf-8", "replace") for path in root.glob("logs/*/run.json"))
+
+    commands = call(tmp_path, "fetch", "--code", first, "copy")
+    for line in commands.splitlines():
+        if line.startswith("  git "):
+            subprocess.run(["sh", "-c", line], check=True, capture_output=True)
+    assert (tmp_path / "copy/train.sh").read_text() == SCRIPT

@@ -1,0 +1,202 @@
+"""Files of a run, copied from a host by a real Python there: only what is missing, and only into one directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from machines.patience import DEADLINE_S
+
+from launcher.commands.fetch import Fetched, Wish, fetch_files, is_safe, refuse_pattern
+from launcher.errors import LauncherError
+from launcher.hosts.host import Host
+from launcher.transports.base import STDERR, STDOUT, TransportError
+from launcher.transports.process_channel import LocalTransport
+
+LAUNCH = str(Path(sys.executable).with_name("launch"))
+HOST = Host("gpu1", source="test")
+MOST = 1_000_000
+
+
+def fetch(folder: Path, target: Path, *patterns: str, most_bytes: int = MOST) -> Fetched:
+    return fetch_files(LocalTransport(), HOST, [sys.executable], 10, Wish(str(folder), patterns, most_bytes), target)
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    """A working directory whose outputs are elsewhere, as --sync links them."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (tmp_path / "live" / "deep").mkdir(parents=True)
+    (folder / "outputs").symlink_to(tmp_path / "live")
+    (folder / "outputs/a.pt").write_bytes(b"a" * 1000)
+    (folder / "outputs/deep/b \u00e9.txt").write_text("b")
+    (folder / "outputs/empty").touch()
+    (folder / "outputs/link").symlink_to("/etc/passwd")
+    (folder / "outputs/away").symlink_to("/etc")
+    os.mkfifo(folder / "outputs/fifo")
+    (folder / "train.py").touch()
+    return folder
+
+
+def test_files_come_once_and_continue(workdir: Path, tmp_path: Path) -> None:
+    target = tmp_path / "logs" / "R-fetched" / "gpu1"
+    (tmp_path / "logs").mkdir()
+    found = fetch(workdir, target, "outputs/", "*.none")
+    assert (found.matched, found.copied, found.bytes_in_all, found.odd) == (3, 3, 1001, [])
+    copies = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert copies == {"outputs/a.pt", "outputs/deep/b \u00e9.txt", "outputs/empty"}
+    assert {path.stat().st_mode & 0o077 for path in [target.parent, target, *target.rglob("*")]} == {0}
+    found = fetch(workdir, target, "outputs/")
+    assert (found.copied, found.bytes_in_all) == (0, 0)
+
+    with (workdir / "outputs/a.pt").open("ab") as file:  # it has grown, another has changed, and one was cut off
+        file.write(b"more")
+    (workdir / "outputs/deep/b \u00e9.txt").write_text("c")
+    (workdir / "outputs/c").write_bytes(b"c" * 100)
+    (target / "outputs/.c.part").write_bytes(b"c" * 60)
+    found = fetch(workdir, target, "outputs/**")
+    assert (found.copied, found.bytes_in_all) == (3, 4 + 1 + 40)
+    for name in ("a.pt", "deep/b \u00e9.txt", "c"):
+        assert (target / "outputs" / name).read_bytes() == (workdir / "outputs" / name).read_bytes()
+    assert not [*target.rglob("*.part")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.py", {"train.py"}), ("**/*.pt", set()), ("*/a.pt", set()), ("./outputs//a.pt", {"a.pt"}),
+        ("outputs/*", {"a.pt", "b \u00e9.txt", "empty"}), ("outputs/**/*.txt", {"b \u00e9.txt"}),
+        ("outputs/**/a.*", {"a.pt"}), ("outputs/*/b*", {"b \u00e9.txt"}), ("outputs/away/*", {"hostname"}),
+        ("outputs/[ae]*", {"a.pt", "empty"}), ("outputs/link", set()), ("none/*", set()), ("train.py/*", set()),
+    ],
+)  # fmt: skip
+def test_what_matches(pattern: str, names: set[str], workdir: Path, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/hostname").touch()
+    (workdir / "outputs/away").unlink()
+    (workdir / "outputs/away").symlink_to(tmp_path / "etc")  # followed only if it is named
+    fetch(workdir, tmp_path / "R", pattern)
+    assert {path.name for path in (tmp_path / "R").rglob("*") if path.is_file()} == names
+
+
+def test_a_limit_leaves_out_what_is_larger(workdir: Path, tmp_path: Path) -> None:
+    found = fetch(workdir, tmp_path / "R", "outputs", most_bytes=500)
+    assert (found.matched, found.copied, found.too_large) == (3, 2, [("outputs/a.pt", 1000)])
+
+
+def test_nothing_is_written_through_a_link_here(workdir: Path, tmp_path: Path) -> None:
+    (tmp_path / "R").mkdir(mode=0o700)
+    (tmp_path / "R/outputs").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(LauncherError, match="it is a link"):
+        fetch(workdir, tmp_path / "R", "outputs/a.pt")
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match=r"^gpu1: .* can't be entered: No such file or directory$"):
+        fetch(tmp_path / "none", tmp_path / "R", "x")
+
+
+class Liar:
+    """A host whose Python sends what it likes."""
+
+    name, is_terse = "liar", False
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Liar:
+        nonce = command.partition("~launch ")[2].partition('"')[0]
+        self._pieces: Iterator[tuple[int, bytes]] = iter(
+            [(STDOUT, f"~launch {nonce} 00\n".encode()), (STDERR, b"said \x1b]0;x\n"), (STDOUT, self._answer)]
+        )
+        return self
+
+    def own_messages(self, host: Host) -> list[str]:
+        return []
+
+    def read(self) -> tuple[int, bytes]:
+        return next(self._pieces, (0, b""))
+
+    def write(self, data: bytes) -> None:
+        """Take it."""
+
+    def close(self) -> None:
+        """Be gone."""
+
+    def exit_code(self) -> int | None:
+        return 0
+
+
+def entry(path: object, begin: object = 0, size: object = 1, content: bytes = b"x+") -> bytes:
+    return json.dumps({"path": path, "begin": begin, "size": size}).encode() + b"\n" + content
+
+
+END = b'{"end": true, "matched": 1}\n'
+
+
+@pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a\n", "\x1b[2J", "a/", ".x.part"])
+def test_a_name_that_leads_elsewhere_is_skipped(path: str, tmp_path: Path) -> None:
+    found = fetch_files(Liar(entry(path) + END), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
+    assert (found.copied, len(found.odd), found.odd[0].isprintable()) == (0, 1, True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["R"]
+    assert not is_safe(path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (entry(3), "sent what is no file"), (entry("a", 2, 1), "sent what is no file"),
+        (entry("a", -1), "isn't here"), (entry("a", 1, 2), "isn't here"), (entry("a", 0, MOST + 1), "more than"),
+        (b"[]\n", "no answer"), (b"[" * 100_000 + b"\n", "no answer"), (b"x" * (1 << 21), "line without end"),
+        (entry("a", 0, 9, b"x"), "connection was lost: said "), (b"", "connection was lost"),
+    ],
+)  # fmt: skip
+def test_what_is_no_answer_is_an_error(answer: bytes, error: str, tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match=error) as raised:
+        fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
+    assert str(raised.value).isprintable()
+
+
+def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
+    answer = entry("a") + entry("a/b") + END
+    with pytest.raises(LauncherError, match="can't write"):
+        fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
+
+
+def test_patterns() -> None:
+    assert [refuse_pattern(each) for each in ("outputs/", "*.pt", "..x/**")] == [None] * 3
+    assert all(map(refuse_pattern, ("/etc/passwd", "~/x", "../x", "a/../../x", "")))
+
+
+def test_files_of_a_run(tmp_path: Path) -> None:
+    words = ["singlenode", "--nproc", "1", "--cpu", "--no-check", "--no-python", "sh", "-c"]
+
+    def call(*words: str, code: int = 0) -> str:
+        done = subprocess.run([LAUNCH, *words], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S,
+                              check=False)  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stderr
+
+    said = call(*words[:-2], "--fetch", "outputs/*.txt", "sh", "-c",
+                "mkdir outputs; echo 1 | tee outputs/model.pt outputs/log.txt; exit 3", code=3)  # fmt: skip
+    run_id = (tmp_path / "logs/latest").readlink().name
+    assert said.splitlines()[-1].startswith("launch: copied 1 file (2 bytes) of ")
+    said = call(*words[:-2], "--fetch", "/etc/passwd", "sh", "-c", "exit", code=2)
+    assert said.startswith("launch: --fetch '/etc/passwd' must be relative")
+    said = call("fetch", run_id, "outputs/", "*.none")
+    name = next((tmp_path / "logs" / f"{run_id}-fetched").iterdir()).name
+    assert (
+        f"launch: copied 1 file (2 bytes) of {name} to {tmp_path}/logs/{run_id}-fetched/{name}; 1 file unchanged\n"
+        in said
+    )
+    assert (tmp_path / "logs" / f"{run_id}-fetched" / name / "outputs/model.pt").read_text() == "1\n"
+    assert "matches *.none" in call("fetch", run_id, "*.none", code=1)
+    assert "must be relative" in call("fetch", run_id, "/etc/passwd", code=2)

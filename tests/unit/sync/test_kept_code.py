@@ -1,0 +1,81 @@
+"""The code of earlier runs: what this machine keeps of it, and gives back only as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from machines.repositories import make_repository
+
+from launcher.errors import LauncherError, UsageError
+from launcher.job.tree import Tree
+from launcher.node.code.store import Store, find_base
+from launcher.sync.kept_code import KeptTree, keep_contents, refuse_lacking, write_tree
+from launcher.sync.selection import select
+from launcher.sync.snapshot import take_snapshot
+
+HASH = "0" * 64
+
+
+def keep(root: Path, variables: dict[str, str]) -> Tree:
+    found = take_snapshot(select(root))
+    tree = Tree(str(root), found.listing, found.hash, found.files, found.bytes_in_all, kept=found.kept)
+    keep_contents(tree, variables)
+    return tree
+
+
+def test_code_comes_back_as_it_was(tmp_path: Path) -> None:
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    root = make_repository(tmp_path / "r", "a.py", "run.sh", "d/e/b\udcff\n", "d/same")
+    (root / "d/same").write_text("a.py")
+    large = os.urandom(1 << 19)
+    (root / "large").write_bytes(large)
+    (root / "empty").write_bytes(b"")
+    (root / "run.sh").chmod(0o755)
+    (root / "d/link").symlink_to("../a.py")
+    tree = keep(root, variables)
+    (root / "a.py").write_text("other")
+    (root / "large").unlink()
+    kept = KeptTree.read(tree.listing)
+    assert (kept.hash, kept.bytes_in_all) == (tree.hash, tree.bytes_in_all)
+    refuse_lacking(kept, Tree(str(root), b"", "", 0, 0, kept={HASH: b""}), "R", variables)
+    assert write_tree(kept, tmp_path / "copy", variables) == []
+    assert take_snapshot(select(tmp_path / "copy")).listing == tree.listing
+    assert (tmp_path / "copy/large").read_bytes() == large
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(FileExistsError):
+        write_tree(kept, tmp_path / "copy", variables)
+
+
+def test_code_that_is_lost_or_damaged_is_named(tmp_path: Path) -> None:
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    root = make_repository(tmp_path / "r", "a.py", "b.py", "c.py")
+    kept = KeptTree.read(keep(root, variables).listing)
+    store, entries = Store(find_base(variables)), {entry.path: entry for entry in kept.entries}
+    Path(store.path_of(entries["a.py"].content)).unlink()
+    Path(store.path_of(entries["b.py"].content)).write_text("b.pY")
+    assert write_tree(kept, tmp_path / "copy", variables) == ["a.py", "b.py"]
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {"c.py"}
+    now = Tree(str(tmp_path / "none"), b"", "", 0, 0, kept={HASH: b""})
+    with pytest.raises(UsageError, match=r"^the code of run R isn't kept any more: a\.py, b\.py$"):
+        refuse_lacking(kept, now, "R", variables)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ["../a", "-", 0, HASH], ["/a", "-", 0, HASH], ["a/../../b", "-", 0, HASH], ["a", "l", 0, "/etc"],
+        ["d/a", "l", 0, "../../b"], ["a", "-", 0, "../" + HASH[3:]], ["a", "-", -1, HASH],
+    ],
+)  # fmt: skip
+def test_a_listing_that_names_other_places_is_refused(entry: list[object]) -> None:
+    with pytest.raises(LauncherError):
+        KeptTree.read(json.dumps([entry]).encode())
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    listing = json.dumps([["d", "l", 0, "."], ["d/a", "-", 0, HASH]]).encode()
+    with pytest.raises(LauncherError):
+        KeptTree.read(listing)
