@@ -19,6 +19,8 @@ from pathlib import Path
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 START_TIMEOUT_S = 30.0
+# That of most sshd, behind a directory of the farm for programs that its hosts have instead of the machine's.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _SSHD_CONFIG = """\
 ListenAddress {address}:{port}
@@ -31,7 +33,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PrintMotd no
 MaxStartups 100:30:200
-SetEnv HOME={folder} XDG_CACHE_HOME={folder}/cache/{address}
+SetEnv HOME={folder} XDG_CACHE_HOME={folder}/cache/{address} PATH={folder}/bin:{path}
 """
 
 
@@ -62,7 +64,7 @@ def farm(count: int) -> Iterator[Farm]:
         port = _free_port()
         for name in names:
             config = folder / f"sshd_{name}"
-            config.write_text(_SSHD_CONFIG.format(address=name, port=port, folder=folder))
+            config.write_text(_SSHD_CONFIG.format(address=name, port=port, folder=folder, path=_PATH))
             servers.append(subprocess.Popen([SSHD, "-D", "-f", config], stderr=subprocess.DEVNULL))
         for name in names:
             _wait_for((name, port))

@@ -1,8 +1,9 @@
-"""python -m bench soak [--runs N] [--seed S] [--detach] [--warm]: one run on 4 hosts that is made to fail N times.
+"""python -m bench soak [--runs N] [--seed S] [--detach [--reboots]] [--warm]: one run on 4 hosts that fails N times.
 
 The faults are drawn at random. With --warm the ranks are started by `--start warm`, and who starts them is killed, too.
 With --detach, the first host controls the run, and the others are reached through agents. Then faults of other commands
 come too: runs are killed, cut or stopped while they are planted, logs are fetched, terminals attach and are killed.
+With --reboots, hosts lose power instead, one or several at once, and start what their boot units have.
 
 After each fault the run must come back, and at the end nothing of it may be left. The launcher's memory, threads and
 descriptors must not grow. The faults follow from the seed, but not their exact times.
@@ -16,13 +17,14 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.farm import Farm, farm
@@ -58,6 +60,8 @@ def find_hurried():
 travelling_code._find_files = find_hurried
 """
 _DRIVER = f"{HURRY}from launcher.cli.main import main\nmain()\n"
+# The user lingers, and its manager finds the units that are made; RebootSoak is the boot.
+_SYSTEMD = {"loginctl": "#!/bin/sh\necho Linger=yes\n", "systemctl": "#!/bin/sh\n"}
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _RANK = "soak-rank"
 _SCRIPT = f"""\
@@ -77,12 +81,13 @@ def main(words: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=200, help="number of faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--reboots", action="store_true")
     parser.add_argument("--warm", action="store_true")
     options = parser.parse_args(words)
     # In the background of a script it is ignored, and what is started here must get it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with farm(HOSTS) as hosts, tempfile.TemporaryDirectory(prefix="bench-soak-") as folder:
-        kind = DetachedSoak if options.detach else Soak
+        kind = RebootSoak if options.reboots else DetachedSoak if options.detach else Soak
         return kind(hosts, Path(folder), random.Random(options.seed), is_warm=options.warm).run(options.runs)
 
 
@@ -409,6 +414,99 @@ class DetachedSoak(Soak):
     def _ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-c", _DRIVER, *words]
         return subprocess.run(argv, env=self._environment, capture_output=True, text=True, check=False)
+
+
+class RebootSoak(DetachedSoak):
+    """Hosts that lose power, and come back by themselves. What has their cache directory runs on them."""
+
+    words = ("--detach", "--survive-reboots")
+
+    def __init__(self, hosts: Farm, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
+        self._home = hosts.ssh_config.parent
+        self._booted: list[subprocess.Popen[bytes]] = []
+        tools = self._home / "bin"
+        tools.mkdir()
+        for name, script in _SYSTEMD.items():
+            (tools / name).write_text(script)
+            (tools / name).chmod(0o755)
+        super().__init__(hosts, folder, chance, is_warm=is_warm)
+
+    def _find_kinds(self) -> list[Callable[[], str]]:
+        return [self._reboot_one, self._reboot_some, self._reboot_controller, self._reboot_all, self._reboot_again]
+
+    def _reboot_one(self) -> str:
+        return self._reboot([self._chance.choice(self._hosts.names[1:])])
+
+    def _reboot_some(self) -> str:
+        return self._reboot(self._chance.sample(self._hosts.names, self._chance.randint(2, HOSTS - 1)))
+
+    def _reboot_controller(self) -> str:
+        return self._reboot(self._hosts.names[:1])
+
+    def _reboot_all(self) -> str:
+        return self._reboot(self._hosts.names)
+
+    def _reboot_again(self) -> str:
+        """The second time at any moment of the restart that follows."""
+        said = self._reboot_some()
+        time.sleep(self._chance.uniform(0.0, 12.0))
+        return f"{said}, and {self._reboot_some()}"
+
+    def _reboot(self, names: Sequence[str]) -> str:
+        while pids := [pid for name in names for pid in self._find_on(name)]:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(self._chance.uniform(0.0, 3.0))
+        for process in self._booted:
+            process.poll()
+        for name in names:
+            self._boot(name)
+        return f"{', '.join(names)} lost power"
+
+    def _boot(self, name: str) -> None:
+        number = self._hosts.names.index(name)
+        words = [str(number), *(["controller"] if number == 0 else [])]
+        environment = {"HOME": str(self._home), "XDG_CACHE_HOME": str(self._cache(name))}
+        for unit in self._list_units():
+            if unit.stem.rpartition(".")[2] in words:
+                (command,) = re.findall("^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
+                null = subprocess.DEVNULL
+                argv = shlex.split(command)
+                self._booted.append(subprocess.Popen(argv, env=environment, stdin=null, stdout=null, stderr=null))
+
+    def _cache(self, name: str) -> Path:
+        return self._home / "cache" / name
+
+    def _find_on(self, name: str) -> list[int]:
+        wanted = f"XDG_CACHE_HOME={self._cache(name)}".encode()
+        return [pid for pid in _all() if wanted in _read(pid, "environ").split(b"\0")]
+
+    def _list_units(self) -> list[Path]:
+        return list((self._home / ".config" / "systemd" / "user").glob("launch-*.service"))
+
+    def _is_over(self) -> bool:
+        """Look, whenever the run is waited for, whether two attempts are alive."""
+        ranks = [pid for pid in self._ours() if _comm(pid) == _RANK]
+        attempts = {each for pid in ranks for each in re.findall(rb"LAUNCH_ATTEMPT=(\d+)", _read(pid, "environ"))}
+        if len(attempts) > 1:
+            raise SystemExit(f"soak: attempts {sorted(attempts)} are alive at once")
+        return super()._is_over()
+
+    def _measure(self) -> tuple[float, int, int]:
+        """Measure nothing: controllers are replaced."""
+        return 0.0, 0, 0
+
+    def _find_left(self) -> list[str]:
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and any(map(self._find_on, self._hosts.names)):
+            time.sleep(0.1)
+        pids = [pid for name in self._hosts.names for pid in self._find_on(name)]
+        files = [*self._list_units(), *(self._home / ".local" / "state" / "launch" / "agents").glob("*.py*")]
+        left = [*(f"left: {pid} {_command(pid)[:80]}" for pid in pids), *(f"left: {path}" for path in files)]
+        # Here a boot doesn't empty the directory for temporary files.
+        self._ask("clean", "--ssh-config", str(self._hosts.ssh_config), "--hosts", ",".join(self._hosts.names))
+        return [*left, *super()._find_left()]
 
 
 def _all() -> Iterator[int]:

@@ -37,9 +37,10 @@ def command(
 ) -> int:  # fmt: skip
     """List, stop and remove leftovers of your earlier runs on the hosts.
 
-    Leftovers are processes of a run whose helper on the host is gone, and directories of runs that are over, for
-    example on a host that lost power. An active run is named and left alone, and other users' runs are never touched.
-    Jobs that a run submitted (sbatch, at) aren't part of it and are kept. In a Slurm job, its hosts are the default.
+    Leftovers are processes of a run whose helper on the host is gone, directories of runs that are over, for example
+    on a host that lost power, and boot units (--survive-reboots) of runs that aren't active on the host. An active run
+    is named and left alone, and other users' runs are never touched. Jobs that a run submitted (sbatch, at) aren't part
+    of it and are kept. In a Slurm job, its hosts are the default.
     """
     from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.commands.clean import clean, clean_code

@@ -169,6 +169,19 @@ def choose_controller(
     return known.get(name_key(named[0].name), named[0])
 
 
+def may_survive_reboots(output: OutputOptions, restarts: RestartOptions, controller: Host | None) -> bool:
+    """Return whether the hosts are to rejoin the run after a reboot; raise UsageError if that is typed and can't be."""
+    if not output.survive_reboots or (controller is not None and restarts.restarts):
+        return output.survive_reboots
+    if is_on_command_line("survive_reboots"):
+        if not restarts.restarts:
+            fix = "add --restarts N, or omit --survive-reboots"
+            raise UsageError("--survive-reboots works only with --restarts", fix)
+        fix = "omit --controller here, or --survive-reboots"
+        raise UsageError("--survive-reboots works only for a run that one of its hosts controls", fix)
+    return False  # a file has it for runs that need it
+
+
 def choose_opener(
     settings: TransportSettings, hosts: Sequence[Host], *, env: Mapping[str, str], python: str | None,
     may_ask: bool = True,

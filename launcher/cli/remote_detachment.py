@@ -70,7 +70,7 @@ def run_planted(
     request = Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": question.version()}, credentials, proposed_id, output.quiet, output.as_json,
-        output.notify, controller.name,
+        output.notify, controller.name, output.survive_reboots,
     )  # fmt: skip
     names = tuple(host.name for host in everyone)
     incidents = SharedIncidents(IncidentLog.of_user(os.environ), {proposed_id: names})

@@ -9,7 +9,14 @@ from dataclasses import replace
 
 import click
 
-from launcher.cli.host_choice import choose_controller, choose_way, make_opener, read_lineup, refuse_spares
+from launcher.cli.host_choice import (
+    choose_controller,
+    choose_way,
+    make_opener,
+    may_survive_reboots,
+    read_lineup,
+    refuse_spares,
+)
 from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
@@ -30,6 +37,7 @@ from launcher.cli.options.table import (
     REACH,
     RESTARTS,
     SPARES,
+    SURVIVE_REBOOTS,
     SYNC,
     WORDS,
 )
@@ -53,7 +61,7 @@ from launcher.transports.settings import TransportSettings
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES,
     DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *OUTPUT, DETACH, CONTROLLER,
-    NOTIFY, FETCH, WORDS,
+    SURVIVE_REBOOTS, NOTIFY, FETCH, WORDS,
 ])  # fmt: skip
 @gather
 def command(
@@ -94,6 +102,7 @@ def command(
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
     run_options = replace(run_options, is_dry=dry_run)
     controller = choose_controller(output, chosen, hosts, spares)
+    output = replace(output, survive_reboots=may_survive_reboots(output, restarts, controller))
     if controller is not None and not dry_run:
         from launcher.cli.remote_detachment import run_planted
 

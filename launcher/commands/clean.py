@@ -1,7 +1,8 @@
-"""Stop what earlier runs left behind: processes with a run's mark but without a supervisor, and directories.
+"""Stop what earlier runs left behind: processes with a run's mark but without a supervisor, directories, boot units.
 
-A run's directory is left behind if nothing could remove it: its host lost power, or all its keepers were killed.
-With --code, remove the code that runs of this user have left instead.
+A run's directory is left behind if nothing could remove it: its host lost power, or all its keepers were killed. A boot
+unit is, if what it starts is not running: that would remove it. With --code, remove the code that runs of this user
+have left instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
-from launcher.job.facts import Checks, RunFolder, RunProcess
+from launcher.job.facts import BootUnit, Checks, RunFolder, RunProcess
 from launcher.node import messages
 from launcher.session.connection import Event
 from launcher.session.node_state import Census
@@ -31,7 +32,8 @@ class Cleaning:
     failures: Sequence[HostFailure]
     census: Census
     folders: Sequence[tuple[str, RunFolder]] = ()  # with its host
-    kept: Sequence[tuple[str, str, str]] = ()  # host, path and reason of each that could not be removed
+    kept: Sequence[tuple[str, str, str]] = ()  # host, path or name, and reason of each that could not be removed
+    units: Sequence[tuple[str, BootUnit]] = ()  # with its host; those that nothing removes by itself
 
     @property
     def left_behind(self) -> list[tuple[str, RunProcess]]:
@@ -64,8 +66,10 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
             found = [(host, process) for host, checks in _checked(session) for process in checks.runs]
             folders = [(host, folder) for host, checks in _checked(session) for folder in checks.folders]
             planted = [(host, process) for host, checks in _checked(session) for process in checks.planted]
-            for line in [*found_lines(found), *folder_lines(folders), *planted_lines(planted)]:
+            units = [(host, unit) for host, checks in _checked(session) for unit in checks.units]
+            for line in [*found_lines(found), *folder_lines(folders), *planted_lines(planted), *unit_lines(units)]:
                 say(line)
+            units = [(host, unit) for host, unit in units if not unit.is_running]
             adopted = False if is_dry else _adopt(session)
         except Interrupted:
             session.say_failures()
@@ -75,7 +79,8 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
             await session.stop_all(timeout_s=0)
             raise
         census = await session.stop_all(session.settings.timeouts.stop_timeout_s if adopted else 0)
-    return Cleaning(found, session.failures(), census, folders, () if is_dry else _kept(session, folders))
+    removed = [*((host, folder.path) for host, folder in folders), *((host, unit.name) for host, unit in units)]
+    return Cleaning(found, session.failures(), census, folders, () if is_dry else _kept(session, removed), units)
 
 
 async def _find(session: Session) -> None:
@@ -97,23 +102,24 @@ def _adopt(session: Session) -> bool:
         runs = checks.runs if checks is not None else ()
         marks = sorted({run.mark for run in runs if not run.is_owned})
         folders = [folder.path for folder in checks.folders] if checks is not None else []
-        if marks or folders:
+        units = [unit.name for unit in checks.units if not unit.is_running] if checks is not None else []
+        if marks or folders or units:
             has_processes = has_processes or bool(marks)
-            session.send(index, messages.ADOPT, marks=marks, folders=folders)
+            session.send(index, messages.ADOPT, marks=marks, folders=folders, units=units)
     return has_processes
 
 
-def _kept(session: Session, folders: Sequence[tuple[str, RunFolder]]) -> list[tuple[str, str, str]]:
-    """Return host, path and reason of each of these directories that is still there, or whose state is unknown."""
+def _kept(session: Session, removed: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Return host, path or name, and reason of each of these that is still there, or whose state is unknown."""
     reasons = {
         host.name: dict(state.census.get("folders") or []) if state.census is not None else None
         for host, state in zip(session.hosts, session.states, strict=True)
     }
     kept = []
-    for host, folder in folders:
+    for host, name in removed:
         told = reasons[host]
-        if told is None or folder.path in told:
-            kept.append((host, folder.path, "not removed" if told is None else told[folder.path]))
+        if told is None or name in told:
+            kept.append((host, name, "not removed" if told is None else told[name]))
     return kept
 
 
@@ -167,17 +173,39 @@ def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
     return lines
 
 
+def unit_lines(units: Sequence[tuple[str, BootUnit]]) -> list[str]:
+    """Return a line for each boot unit on each host."""
+    lines: list[str] = []
+    named = Counter[str]()
+    for host, unit in units:
+        named[host] += 1
+        if named[host] <= _MOST_RUNS:
+            state = " (left alone: the run removes it)" if unit.is_running else f": {unit.name}"
+            lines.append(f"  {host}: {'' if unit.is_running else 'leftover '}boot unit of run {unit.run_id}{state}")
+    return lines + [f"  {host}: {count(number - _MOST_RUNS, 'more boot unit')}"
+                    for host, number in named.items() if number > _MOST_RUNS]  # fmt: skip
+
+
 def verdict(done: Cleaning, *, is_dry: bool) -> str:
     """Return what became of everything found, in one line; of the counts that are 0, only what is left now."""
-    processes, folders = len(done.left_behind), len(done.folders)
-    if not processes and not folders:
+    processes, folders, units = len(done.left_behind), len(done.folders), len(done.units)
+    if not processes and not folders and not units:
         return f"nothing is left behind on {count(len(done.census.left), 'host')}"
     if is_dry:
-        return _listed((processes, "process", "{} would be stopped"), (folders, "directory", "{} would be removed"))
+        return _listed(
+            (processes, "process", "{} would be stopped"),
+            (folders, "directory", "{} would be removed"),
+            (units, "boot unit", "{} would be removed"),
+        )
+    names = {unit.name for _, unit in done.units}
+    kept_units = sum(name in names for _, name, _ in done.kept)
+    kept_folders = len(done.kept) - kept_units
     ends = _listed(
         (done.ended, "process", "stopped {}"),
-        (folders - len(done.kept), "directory", "removed {}"),
-        (len(done.kept), "directory", "{} could not be removed"),
+        (folders - kept_folders, "directory", "removed {}"),
+        (kept_folders, "directory", "{} could not be removed"),
+        (units - kept_units, "boot unit", "removed {}"),
+        (kept_units, "boot unit", "{} could not be removed"),
     )
     return ", ".join(filter(None, [ends, done.census.describe()]))
 
@@ -187,7 +215,7 @@ def _listed(*parts: tuple[int, str, str]) -> str:
 
 
 def kept_lines(kept: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Return a line for each directory that could not be removed."""
+    """Return a line for each directory or boot unit that could not be removed."""
     return [f"  {host}: {path} is still there: {reason}" for host, path, reason in kept]
 
 

@@ -19,10 +19,11 @@ from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.bootstrap import LoadedPython, hanging_up, open_python
 
 REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
+SURVIVING_S = 86400.0  # the same with --survive-reboots: the host of the controller may be the one that reboots
 _DIALLING_S = 10.0  # for an agent to reach a controller that listens, and a while for one whose host is busy
 _ERROR_BYTES = 4096
 
-Order = Mapping[str, Any]  # what messages.PLANT has
+Order = Mapping[str, Any]  # what messages.PLANT has, but boot_code, which an agent gets that `survives` reboots
 
 
 def make_order(
@@ -37,9 +38,16 @@ def make_order(
         "run": run_id, "index": index, "token": request.credentials.tokens[index],
         "addresses": [[address, port] for address in dict.fromkeys(found)],
         "fingerprint": request.credentials.fingerprint, "silence_s": timeouts.silence_s,
-        "redial_s": REDIAL_S if request.options.restarts else 0.0,
-        "connect_timeout_s": timeouts.connect_timeout_s, "is_after_go": False, "machine": "",
+        "redial_s": find_redial(request), "connect_timeout_s": timeouts.connect_timeout_s, "is_after_go": False,
+        "machine": "", "survives": request.survives_reboots,
     }  # fmt: skip
+
+
+def find_redial(request: Control) -> float:
+    """Return for how many seconds an agent that was cut off dials."""
+    if not request.options.restarts:
+        return 0.0
+    return SURVIVING_S if request.survives_reboots else REDIAL_S
 
 
 def open_agent(transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float) -> LoadedPython:
@@ -52,8 +60,9 @@ def open_agent(transport: Transport, host: Host, pythons: Sequence[str], timeout
 
 def give_order(channel: Channel, order: Order) -> None:
     """Let an agent dial."""
+    boot_code = bootstrap.boot_code() if order.get("survives") else ""
     with contextlib.suppress(OSError):  # as above
-        channel.write(messages.encode(messages.PLANT, **order))
+        channel.write(messages.encode(messages.PLANT, **order, boot_code=boot_code))
 
 
 def await_answer(channel: Channel, host: Host, controller: str) -> str:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
-from launcher.controller.agent_start import REDIAL_S
+from launcher.controller.agent_start import find_redial
+from launcher.controller.controller_unit import ControllerUnit
 from launcher.controller.orders import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
 from launcher.controller.rejoin import watch_agents
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
+from launcher.hosts.ranges import fold_names
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.output.console import Console
@@ -54,6 +56,9 @@ _READ_BYTES = 4096
 _END_S = 1.0  # for an agent to end that is connected
 _AGAIN_S = 1.0  # between two tries to listen
 PORT_S = 60.0  # for a connection of another program to end that has the port
+UNITS_S = 60.0  # for the hosts to say whether they will start an agent after a boot
+_ENDS = "SSH_CONNECTION"
+_FIX_UNIT = "loginctl enable-linger there, or install cron"
 LEAST_FREE_BYTES = 1_000_000_000  # others need the disk of the home directories as well
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
 
@@ -90,13 +95,17 @@ def control(
                 console.say(line, Style.TEXT)
             kept = KeptRun(runs.base / record.run_id, partial(_complain, console))
             values = Kept(request, dict(variables), str(Path.cwd()), port)
+            unit = _find_unit(request, runs.base / record.run_id)
+            if unit is not None:
+                start_thread(partial(_warn_of_reboots, hub, console), "units", lambda error: None)
             run = RunRequest(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
                 spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),
-                on_all_running=partial(_leave, console, record, last_line, hub, kept, values),
+                on_all_running=partial(_leave, console, record, last_line, hub, kept, values, unit),
                 keep=kept.note if request.options.restarts else None,
+                can_reach=partial(_can_reach, hub),
             )  # fmt: skip
-            result = _drive(run, entry, kept, variables, request.notify, partial(_end, last_line))
+            result = _drive(run, entry, kept, unit, variables, request.notify, partial(_end, last_line))
         return result.exit_code, record.has_begun
     finally:
         if not record.has_begun:
@@ -146,7 +155,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
     kept = KeptRun(place, lambda error: _complain(console, error))
     values, standing, generation = kept.resume()
     assert isinstance(values, Kept)
-    request, variables = values.request, _drop_login(values.variables)
+    request, variables = values.request, _drop_login(values.variables, environment)
     environment.clear()
     environment.update(variables)
     with contextlib.suppress(OSError):
@@ -157,13 +166,14 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
         run.folder, run.id, console.complain, request.known, least_free_bytes=LEAST_FREE_BYTES, host=request.host
     )
     console.transcribe(record.transcript)
+    unit = _find_unit(request, place)
     hub, is_changed = _make_hub(request, run.id, generation)
     try:
         _listen_again(hub, values.port)
         hub.go()
         hub.keep(_make_notice(request, record))
         if run.is_being_stopped or run.read_record().get("result") is not None:
-            return _end_late(run, entry, kept, console)
+            return _end_late(run, entry, kept, unit, console)
         addresses = [address for _, address in network.list_addresses()]
         watch_agents(
             request, hub, entry, is_changed, addresses, values.port, variables=variables, say=console.say
@@ -174,15 +184,18 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
         again = RunRequest(
             request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
             spares=request.spares, incident_log=IncidentLog(state / "hosts.json"), keep=kept.note, standing=standing,
+            can_reach=partial(_can_reach, hub),
         )  # fmt: skip
-        return _drive(again, entry, kept, variables, request.notify, os._exit).exit_code
+        if unit is not None:
+            unit.stand_by()
+        return _drive(again, entry, kept, unit, variables, request.notify, os._exit).exit_code
     finally:
         record.disk.wait(STALLED_S)
         entry.close(is_kept=True)
         _close(hub, console, request)
 
 
-def _end_late(run: ListedRun, entry: RunListEntry, kept: KeptRun, console: Console) -> int:
+def _end_late(run: ListedRun, entry: RunListEntry, kept: KeptRun, unit: ControllerUnit | None, console: Console) -> int:
     """End a run whose controller died while it ended the run; return its exit code."""
     found = run.read_record().get("result")
     code = found["exit_code"] if found is not None else EXIT_SIGNAL_BASE + signal.SIGINT
@@ -193,6 +206,8 @@ def _end_late(run: ListedRun, entry: RunListEntry, kept: KeptRun, console: Conso
         console.say(f"launch: run {run.id} has ended; its controller died before it could say so")
     entry.end(Result(code, 0.0, Census({}, {}), interrupted_by=number))
     kept.remove()
+    if unit is not None:
+        unit.remove()
     return int(code)
 
 
@@ -210,9 +225,18 @@ def _listen_again(hub: Hub, port: int) -> None:
         time.sleep(_AGAIN_S)
 
 
-def _drop_login(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what was of a login that is over: its agent's socket may be anybody's by now."""
-    return {name: value for name, value in variables.items() if not name.startswith(("SSH_", "XDG_SESSION_"))}
+def _drop_login(variables: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what was of a login that is over: its agent's socket may be anybody's by now.
+
+    The address to which the login went stays if this host still has it, since ranks of other hosts may reach those of
+    this one by it. now: the environment of this process, which a login may have started, too.
+    """
+    kept = {name: value for name, value in variables.items() if not name.startswith(("SSH_", "XDG_SESSION_"))}
+    own = {address for _, address in network.list_addresses()}
+    for found in (now, variables):
+        if set(found.get(_ENDS, "").split()[2:3]) & own:
+            return {**kept, _ENDS: found[_ENDS]}
+    return kept
 
 
 def _own_logs(state: Path) -> None:
@@ -234,9 +258,13 @@ def _make_hub(request: Control, run_id: str, generation: int) -> tuple[Hub, thre
     return hub, is_changed
 
 
+def _can_reach(hub: Hub, names: Collection[str]) -> bool:
+    return not {*names} & {*hub.missing()}
+
+
 def _drive(
-    run: RunRequest, entry: RunListEntry, kept: KeptRun, variables: Mapping[str, str], notify: str | None,
-    end_process: Callable[[int], object],
+    run: RunRequest, entry: RunListEntry, kept: KeptRun, unit: ControllerUnit | None, variables: Mapping[str, str],
+    notify: str | None, end_process: Callable[[int], object],
 ) -> Result:  # fmt: skip
     """Drive a run to its end; if this host shuts down, the process ends before, and agents wait for another one."""
     run = replace(run, is_left=lambda: kept.is_kept and not entry.is_being_stopped and is_shutting_down())
@@ -246,7 +274,13 @@ def _drive(
     except RunLeftError:
         os._exit(EXIT_SIGNAL_BASE + signal.SIGTERM)
     kept.remove()
+    if unit is not None:
+        unit.remove()
     return result
+
+
+def _find_unit(request: Control, place: Path) -> ControllerUnit | None:
+    return ControllerUnit(place, request.credentials.fingerprint) if request.survives_reboots else None
 
 
 def _close(hub: Hub, console: Console, request: Control) -> None:
@@ -262,7 +296,7 @@ def _make_notice(request: Control, record: RunRecord) -> Notice | None:
     own = request.host or socket.gethostname()
     variables = {
         "LAUNCH_RUN": record.run_id, "LAUNCH_NAME": record.name or "", "LAUNCH_EVENT": "lost", "LAUNCH_EXIT_CODE": "",
-        "LAUNCH_CAUSE": f"a host of the run could not reach its controller on {own} for {span(REDIAL_S)}",
+        "LAUNCH_CAUSE": f"a host of the run could not reach its controller on {own} for {span(find_redial(request))}",
     }  # fmt: skip
     return Notice(request.notify, variables, own)
 
@@ -326,22 +360,52 @@ def _end(last_line: LastLine, exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _leave(console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun, values: Kept) -> None:
+def _leave(
+    console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun, values: Kept,
+    unit: ControllerUnit | None,
+) -> None:  # fmt: skip
     """Leave the streams of the launch host, once what was said is written, and a run that may be restarted is kept."""
     if values.request.options.restarts:
         kept.begin(values, Path(sys.path[0]))
-    leave = partial(_leave_streams, console, record, last_line, hub, kept, values.request)
+    leave = partial(_leave_streams, console, record, last_line, hub, kept, values.request, unit)
     start_thread(leave, "leave", lambda error: None)
 
 
 def _leave_streams(
-    console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun, request: Control
-) -> None:
+    console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun, request: Control,
+    unit: ControllerUnit | None,
+) -> None:  # fmt: skip
     if kept.wait():
         hub.keep(_make_notice(request, record))
+        if unit is not None:
+            _survive(unit, hub, console, request.host or socket.gethostname())
     console.detach()
     last_line.write(LEFT)
     redirect_streams(record.folder)
+
+
+def _survive(unit: ControllerUnit, hub: Hub, console: Console, host: str) -> None:
+    """Let the run be taken up after a reboot of this host, and after the death of this process."""
+    why = unit.install()
+    if why and host not in hub.wait_for_units(0.0):  # its agent has said so
+        text = f"{host} doesn't take the run up by itself after a reboot: {why}; fix: {_FIX_UNIT}"
+        console.say(f"launch: {text}", Style.TEXT)
+    unit.stand_by()
+
+
+def _warn_of_reboots(hub: Hub, console: Console) -> None:
+    """Say which hosts won't rejoin the run by themselves after a reboot."""
+    reasons: dict[str, list[str]] = {}
+    for host, why in hub.wait_for_units(UNITS_S).items():
+        reasons.setdefault(why, []).append(host)
+    for why, hosts in reasons.items():
+        console.say(f"launch: {describe_no_unit(hosts, why)}", Style.TEXT)
+
+
+def describe_no_unit(hosts: Sequence[str], why: str) -> str:
+    """Return why hosts will start nothing of the run after a boot, and what to do about it."""
+    words = "doesn't rejoin the run by itself" if len(hosts) == 1 else "don't rejoin the run by themselves"
+    return f"{fold_names(hosts)} {words} after a reboot: {why}; fix: {_FIX_UNIT}"
 
 
 def _send(kind: str, **fields: Any) -> None:

@@ -59,6 +59,7 @@ class Control:
     as_json: bool = False
     notify: str | None = None
     host: str = ""  # the name of the controlling host, as the launch host has it
+    survives_reboots: bool = False  # each host starts what it has of the run after a boot
 
 
 RunAction = Callable[[ListedRun, OutputStreams], int]  # it returns an exit code; launcher.commands.run_actions has them

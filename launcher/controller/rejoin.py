@@ -102,12 +102,11 @@ def watch_agents(
     settings = TransportSettings(is_unattended=True, variables=variables)
     rejoining = Rejoining(
         hub, hosts, orders, loader_pythons(request.job.python), own=own.name,
-        open_ssh=functools.cache(partial(OpenSSHTransport, settings)), say=say,
+        open_ssh=functools.cache(partial(OpenSSHTransport, settings)), may_log_in=bool(request.options.restarts),
+        say=say,
     )  # fmt: skip
     if request.options.restarts:
         entry.note_orders([describe_start(host, order) for host, order in zip(hosts, orders, strict=True)])
-    else:
-        rejoining.may_log_in = False
     start_thread(partial(rejoining.serve, is_changed, entry.note_missing), "agents", lambda error: None)
 
 
@@ -125,9 +124,12 @@ class Rejoining:
 
     def __init__(
         self, hub: Hub, hosts: Sequence[Host], orders: Sequence[Order], pythons: Sequence[str], *, own: str,
-        open_ssh: Callable[[], Transport], say: Callable[[str], object],
+        open_ssh: Callable[[], Transport], may_log_in: bool, say: Callable[[str], object],
     ) -> None:  # fmt: skip
-        """orders: of the hosts' agents; own: the name of this host; open_ssh: raises LauncherError without ssh."""
+        """orders: of the hosts' agents; own: the name of this host; open_ssh: raises LauncherError without ssh.
+
+        may_log_in: the run can have a host back.
+        """
         self._hub = hub
         self._hosts = {host.name: host for host in hosts}
         self._orders = dict(zip(self._hosts, orders, strict=True))
@@ -137,7 +139,7 @@ class Rejoining:
         self._say = say
         self._lock = threading.Lock()
         self._tries: dict[str, _Tries] = {}
-        self.may_log_in = True
+        self._may_log_in = may_log_in
         self._returns: list[Return] = []  # that were not mentioned yet
         self._window = threading.Semaphore(_LOGINS_AT_ONCE)
 
@@ -167,7 +169,7 @@ class Rejoining:
     def _try_missing(self, is_changed: threading.Event) -> float | None:
         """Begin the logins that are due; return in how many seconds to look again, None: at a change."""
         waits = []
-        for absence in self._hub.find_absences() if self.may_log_in else ():
+        for absence in self._hub.find_absences() if self._may_log_in else ():
             with self._lock:
                 tries = self._tries.setdefault(absence.host, _Tries())
                 if tries.is_running:
@@ -217,7 +219,7 @@ class Rejoining:
 
     def _note_failure(self, absence: Absence, failure: HostFailure) -> float:
         """Note that a login has failed, and return how long to wait."""
-        self._hub.note_try(absence.host, failure.text)
+        self._hub.note_try(absence.host, f"from {self._own}: {failure.text}")
         with self._lock:
             tries = self._tries[absence.host]
             tries.failures.append(failure.kind)

@@ -72,6 +72,15 @@ class RunFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class BootUnit:
+    """What a node starts after a boot for a run, a unit of systemd or a line of a crontab."""
+
+    name: str
+    run_id: Annotated[str, SentAs("run")]
+    is_running: bool  # what it starts; it then removes this itself
+
+
+@dataclass(frozen=True, slots=True)
 class Xid:
     """A fault of a GPU that the driver has written to the kernel's log, with its number in NVIDIA's list (Xid)."""
 
@@ -108,6 +117,7 @@ class Checks:
     folders: tuple[RunFolder, ...] = ()
     # Controllers, agents and what waits for its code: pid and name.
     planted: tuple[tuple[Count, str], ...] = ()
+    units: tuple[BootUnit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ END = "end"
 # agent -> controller, besides HELLO, EXIT and BEAT
 OUT = "out"
 ERR = "err"
+UNIT = "unit"  # whether it will be started again after a boot of its host, and why not
 
 # launch host -> controller, besides GO
 SIGNAL = "signal"  # that the user has sent with the keyboard

@@ -90,6 +90,7 @@ class Supervisor:
         self._folder: str | None = None
         self._stacks_folder: str | None = None  # where the ranks' sitecustomize is
         self._leftover_folders: list[str] | None = None  # of earlier runs, to be removed at the end
+        self._leftover_units: list[str] = []  # the same
         self._lost_folder: str | None = None  # of another supervisor that lost its launcher; this one stops its run
         self._lost_keepers: list[list[int]] = []  # that supervisor and its guardian
         if os.path.expanduser("~") == "~":  # neither HOME nor passwd names a home directory, as in some containers
@@ -290,11 +291,12 @@ class Supervisor:
     def _adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.
 
-        After that, the directories of these runs are removed.
+        After that, the directories of these runs, and boot units, are removed.
         """
         self._owned.marks.update(header["marks"])
         self._owned.born = 0
         self._leftover_folders = header.get("folders", [])
+        self._leftover_units = header.get("units", [])
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         self._started_at = time.time()
@@ -515,6 +517,11 @@ class Supervisor:
             from launcher.node.processes import run_folders
 
             cleaned["folders"] = run_folders.remove_folders(self._leftover_folders)  # those that remain, with reasons
+        if self._leftover_units:
+            from launcher.node import boot_units
+
+            reasons = [[name, boot_units.remove(name)] for name in self._leftover_units]
+            cleaned["folders"] += [[name, reason] for name, reason in reasons if reason]
         files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
         # Keep the directory if something is left of the run: `launch clean` needs it. A cleaner's own is never kept.
         kept = (self._lost_folder or self._folder) if left and self._leftover_folders is None else None

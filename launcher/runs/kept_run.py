@@ -161,7 +161,12 @@ class KeptRun:
 
 def start_argv(place: Path) -> list[str]:
     """Return the command that takes up the run of this entry: it drives the run to its end, in the same process."""
-    return [sys.executable, "-X", "utf8", "-IS", str(place / KEPT / _START)]
+    return [sys.executable, "-X", "utf8", "-IS", str(find_start(place))]
+
+
+def find_start(place: Path) -> Path:
+    """Return the program of `start_argv`; it is there for as long as the run can be taken up."""
+    return place / KEPT / _START
 
 
 def start_controller(run: ListedRun, streams: OutputStreams) -> int:

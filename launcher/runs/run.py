@@ -156,7 +156,7 @@ class Run:
             self._replace_hosts(result, decision)
             self._keep()
             self._note_pause(result, ending, begins_at - boottime())
-            await self._pause(begins_at - boottime())
+            await self._pause_for(ending, begins_at)
         except Interrupted as interruption:
             return await self._conclude_stop(await self._hang_up(result), interruption.number)
         return None
@@ -352,6 +352,20 @@ class Run:
             except asyncio.TimeoutError:
                 return
         raise Interrupted(number)
+
+    async def _pause_for(self, ending: Ending, begins_at: float) -> None:
+        """Wait; hosts that kept the attempt from starting cut that short once they can be reached.
+
+        begins_at: of launcher.clock.boottime. Raise Interrupted for a signal.
+        """
+        names = ending.suspects or tuple(host.name for host in self._hosts.hosts)
+        can_reach = self._request.can_reach
+        if can_reach is not None and ending.is_refused and not can_reach(names):
+            while begins_at - boottime() > LOOK_AGAIN_S:
+                await self._pause(LOOK_AGAIN_S)
+                if can_reach(names):
+                    return
+        await self._pause(begins_at - boottime())
 
     def _note_attempt(
         self, began_at: float, result: Result, refusal: LauncherError | None, ending: Ending | None,

@@ -44,7 +44,8 @@ UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
 CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
-_CONTROLLER, _END, _LOCK, _STOP, _AGENTS = "controller.json", "end.json", "lock", "stop", "agents.json"
+LOCK = "lock"  # the file that the process which controls a run keeps locked
+_CONTROLLER, _END, _STOP, _AGENTS = "controller.json", "end.json", "stop", "agents.json"
 _ORDERS = "orders.json"  # for agents of hosts that come back
 KEPT = "kept"  # the directory of launcher.runs.kept_run
 _STATE = "state.json"
@@ -54,6 +55,7 @@ _ALIVE = "alive.json"  # the last row of a run elsewhere that lived, and when it
 # What this machine keeps of a run that was started here: how it was typed, and its code.
 ORIGIN, CODE, LISTING, PATCH = "origin.json", "code.json", "code.listing", "code.patch"
 _END_BYTES = 256
+_LOOK_S = 0.5
 _IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
 
@@ -350,7 +352,7 @@ class RunList:
             claim_place(self.base, run_id)
             if (place / _CONTROLLER).exists():
                 raise FileExistsError(errno.EEXIST, "another run has this id", str(place))
-            lock = open(place / _LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
+            lock = open(place / LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # What is written later overwrites these: the disk may be full by then.
@@ -371,9 +373,9 @@ class RunList:
         Raise LauncherError if another process controls it, or if nothing can show that none does.
         """
         place = self.base / run_id
-        lock = open(place / _LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
+        lock = open(place / LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take_lock(lock)
             run = _read_listed(place)
             if run is None:
                 raise UsageError(f"{place / _CONTROLLER} is damaged", "start the run again")
@@ -389,7 +391,7 @@ class RunList:
             lock.close()
             if isinstance(error, BlockingIOError):
                 raise UsageError(f"run {run_id} is controlled by another process", "see launch ps") from None
-            text = f"can't take run {run_id} up: {error.filename or place / _LOCK}: {error.strerror}"
+            text = f"can't take run {run_id} up: {error.filename or place / LOCK}: {error.strerror}"
             raise LauncherError(text, "free space there") from None
         except LauncherError:
             lock.close()
@@ -564,6 +566,19 @@ def claim_place(base: Path, run_id: str, token: str = "") -> bool:
     return True
 
 
+def _take_lock(lock: IO[str]) -> None:
+    """Lock a file; raise BlockingIOError if another process has it for longer than a look takes, which locks it too."""
+    deadline = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
 def _read_stop(place: Path) -> bool:
     try:
         return (place / _STOP).read_bytes()[:1] == _IS_STOPPED
@@ -620,7 +635,7 @@ def _read_listed(place: Path) -> ListedRun | None:
     if not _is_well_formed(controller):
         return None
     # Before its end is read, which is written before the lock is released.
-    is_locked = run_owner.is_locked(str(place / _LOCK), is_shared=False)
+    is_locked = run_owner.is_locked(str(place / LOCK), is_shared=False)
     run = ListedRun(place, controller, is_locked, _read_end(place / _END))
     return replace(run, is_alive=_find_life(run, is_locked=is_locked))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,8 @@ class RunRequest:
     incident_log: IncidentLog | None = None  # what went wrong with hosts in earlier runs; None: nothing is remembered
     find_culprits: CulpritFinder | None = None  # tests which of these hosts are to blame; None: nobody can
     on_all_running: Callable[[], object] | None = None  # called once all ranks have run for a while
+    # Tells whether all of these hosts can be reached, without asking them; None: only an attempt can tell.
+    can_reach: Callable[[Collection[str]], bool] | None = None
     notify: Callable[[str, Result], object] | None = None  # gets LAUNCH_EVENT, and how the attempt or run ended
     note_state: Callable[[RunState], object] | None = None  # writes down what the run does now; called in a thread
     contents: Contents | None = None  # of the job's tree, if it has one

@@ -66,6 +66,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "code": ("own_folders", *(f"code.{name}" for name in (
         "chain", "code_process", "folders", "listing", "missing_pieces", "proof", "store",
     ))),
+    "boot_units": ("boot_units",),
     "sitecustomize": ("processes.sitecustomize",),
     "warm": ("processes.warm",),
     "arming": ("processes.faulthandler_stacks",),
@@ -76,8 +77,8 @@ _LOCK = threading.Lock()
 _HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
 _NO_COLUMNS, _NO_LINE = 13, 15
 _AGENT_MODULES = (
-    "clock", "fast_json", "messages", "own_folders", "signals", "relays.relayed_process",
-    *(f"agents.{name}" for name in ("agent", "agent_lock", "children", "controller_link", "notice")),
+    "boot_units", "clock", "fast_json", "messages", "own_folders", "signals", "relays.relayed_process",
+    *(f"agents.{name}" for name in ("agent", "agent_lock", "agent_unit", "children", "controller_link", "notice")),
 )  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")
 _CONTROLLER_MODULES = ("own_folders", "controller_code")
@@ -357,6 +358,7 @@ def find_parts(header: Mapping[str, Any]) -> list[str]:
         "facts": facts,
         "setup": header.get("setup"),
         "code": header.get("tree"),
+        "boot_units": header.get("planted") or header.get("units"),
         "sitecustomize": header.get("warm") or arming,
         "warm": header.get("warm"),
         "arming": arming,
@@ -368,6 +370,16 @@ def find_parts(header: Mapping[str, Any]) -> list[str]:
 def agent_code(nonce: str, magic: str) -> bytes:
     """Return what to send on stdin after the marker for an agent; its first message (messages.PLANT) follows it."""
     return _program(_AGENT_MODULES, magic, f"import launcher.node.agents.agent as program;program.main({nonce!r},w)")
+
+
+def boot_code() -> str:
+    """Return source for the file with which a host starts an agent after a boot: as `program`, its module.
+
+    It is for any Python: that of the host may be a newer one by then.
+    """
+    modules = base64.b64encode(_pack_modules(_AGENT_MODULES, "", is_program=True)).decode()
+    start = "import launcher.node.agents.agent as program"
+    return f'import base64\nd = base64.b64decode("{modules}")\n{_UNPACKER}\n{start}\n'
 
 
 def controller_code(name: str) -> bytes:

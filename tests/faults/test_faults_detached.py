@@ -150,7 +150,7 @@ def test_a_host_reboots(launch: FaultLaunch) -> None:
         assert wait_until(lambda: (log / "node_1.log").read_text().count("] ready 3") == starts)
 
     reboot(1)
-    line = f"launch could not start it again: its host key is not known\n    fix: launch rejoin {run}\n"
+    line = f"launch could not start it again from node1: its host key is not known\n    fix: launch rejoin {run}\n"
     assert wait_until(lambda: line in re.sub(r"^\S+ \S+ ", "", (log / "launch.log").read_text(), flags=re.MULTILINE)), (
         log / "launch.log"
     ).read_text()

@@ -105,6 +105,7 @@ class Fleet:
             "connect_timeout_s": NEVER_S,
             "is_after_go": False,
             "machine": "",
+            "boot_code": "",
         }
         added = {MARK: self.mark, "XDG_STATE_HOME": self.state.name}
         before = {key: os.environ.get(key) for key in added}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -164,6 +165,30 @@ def test_only_what_was_adopted_is_ended(nodes: Nodes, spawn: Callable[..., subpr
     assert cleaner.stop() == []
     assert adopted.wait(DEADLINE_S) == -signal.SIGKILL
     assert [is_alive(pid) for pid in (other.pid, bare.pid, *live.told_pids)] == [True, True, True]
+
+
+def test_boot_units_are_named_and_removed_unless_their_run_is_active(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = tmp_path / "launch" / "agents"
+    agents.mkdir(parents=True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    left, active = "20261120-091233.ab12cd34.0", "20261121-091233.ab12cd34.controller"
+    for name in (left, active):
+        (agents / f"{name}.py").write_text(f"# {os.uname().nodename}: made by launch\n")
+    with (agents / f"{active}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cleaner = nodes.start()
+        cleaner.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True)
+        assert cleaner.wait_for(messages.FACTS)["checks"]["units"] == [
+            {"name": left, "run": "20261120-091233", "is_running": False},
+            {"name": active, "run": "20261121-091233", "is_running": True},
+        ]
+        cleaner.send(messages.ADOPT, marks=[], units=[left])
+        cleaner.send(messages.STOP, timeout_s=0)
+        assert cleaner.wait_for(messages.CENSUS)["folders"] == []
+    assert sorted(path.name for path in agents.glob("*.py")) == [f"{active}.py"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from machines import recorded_ras
-from machines.patience import DEADLINE_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, slowed
 from screen import Screen
 from transport_by_host import TransportByHost
 
@@ -62,6 +62,7 @@ def run(
     spares: Sequence[str] = (), prepare: Callable[[Path], object] = lambda folder: None,
     job_values: Mapping[str, Any] | None = None, incident_log: IncidentLog | None = None,
     find_culprits: CulpritFinder | None = None, notify: Callable[[str, Result], object] | None = None,
+    can_reach: Callable[[Collection[str]], bool] | None = None,
     note_state: Callable[[RunState], object] | None = None, **options: Any,
 ) -> Done:  # fmt: skip
     screen = Screen()
@@ -77,7 +78,8 @@ def run(
         hosts, waiting = ([Host(name) for name in some] for some in (names, spares))
         request = RunRequest(
             job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting,
-            incident_log=incident_log, find_culprits=find_culprits, notify=notify, note_state=note_state,
+            incident_log=incident_log, find_culprits=find_culprits, notify=notify, can_reach=can_reach,
+            note_state=note_state,
         )  # fmt: skip
         return await asyncio.wait_for(Run(request).execute(), DEADLINE_S)
 
@@ -211,6 +213,21 @@ class LateTransport:
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
+
+
+def test_a_host_that_is_back_cuts_the_pause_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.runs.policy.FIRST_PAUSE_S", NEVER_S)
+    monkeypatch.setattr("launcher.runs.run.LOOK_AGAIN_S", 0.01)
+    asked: list[Collection[str]] = []
+
+    def can_reach(names: Collection[str]) -> bool:
+        asked.append(names)
+        return len(asked) > 3
+
+    transport = LateTransport(range(1, 2))
+    done = run(tmp_path, FAILS.format(codes="3"), restarts=2, transport=transport, can_reach=can_reach)
+    assert [attempt["outcome"] for attempt in done.record["attempts"]] == ["error", "host", "succeeded"]
+    assert asked == [("n1",)] * 4
 
 
 def test_a_host_that_reboots_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,8 @@ def _may_import(module: Module, name: str) -> bool:
     if mine in RANK_LEVELS:
         return other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
     if other == "node":
-        is_on_a_node = mine == "controller" and name.startswith("launcher.node.facts.network")
+        on_a_node = ("launcher.node.facts.network", "launcher.node.boot_units")
+        is_on_a_node = mine == "controller" and name.startswith(on_a_node)
         shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
         of_itself = ("facts.machine", "own_folders", "processes.run_owner")

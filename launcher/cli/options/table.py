@@ -514,6 +514,12 @@ CONTROLLER = Option(
     heading="Background", at_home="it gets all secrets of the run, the terminal, and the agents of all hosts",
     is_mild=lambda value, folder: value == HERE, needs="detach", is_rare=True,
 )  # fmt: skip
+SURVIVE_REBOOTS = Option(
+    ["--survive-reboots"], is_flag=True,
+    help="With --detach and --restarts, let each host rejoin the run by itself after a reboot.",
+    heading="Background", at_home="each host keeps what starts a program of the user's at boot", needs="detach",
+    is_rare=True,
+)  # fmt: skip
 NOTIFY = Option(
     ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends, restarts or waits long.",
     heading="Background", at_home="it runs", is_secret=True, is_rare=True,
@@ -581,7 +587,7 @@ OPTIONS = {
     option.name: option
     for option in (
         SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK, *OUTPUT,
-        DETACH, CONTROLLER, NOTIFY, FETCH, *BATCH,
+        DETACH, CONTROLLER, SURVIVE_REBOOTS, NOTIFY, FETCH, *BATCH,
     )
 }  # fmt: skip
 NAME_HOSTS = ("hosts", "hostfile")

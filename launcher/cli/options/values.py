@@ -106,6 +106,7 @@ class OutputOptions:
     note: str | None = None
     detach: bool = False  # leave the terminal once all ranks run
     controller: str | None = None  # the host that then controls the run; "here": this machine; None: one of the hosts
+    survive_reboots: bool = False  # let each host start what it has of the run after a boot
     notify: str | None = None  # a command for when the run ends or is started again
     fetch: tuple[str, ...] = ()  # files to copy from node 0 after the run
 

@@ -3,10 +3,10 @@
 It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
 
     stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
-                       is_after_go, machine}
+                       is_after_go, machine, boot_code}
     stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
     to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
-                       took {channel, bytes}    beat
+                       took {channel, bytes}    unit {why}    beat
     from controller    welcome {generation}    gone    go    kept    notify {variables} + command
                        open {channel, attempt, command}    data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
@@ -17,16 +17,20 @@ for a run that has its `go` (is_after_go), as after a reboot of its host, leaves
 
 If it may dial again (redial_s), that fork is only its parent, which starts it again if it is killed. The new one has
 nothing in its hands, as after a lost connection: what the old one had started has lost its pipes, and ends by itself.
+
+With boot_code, it lets its host start it again after a boot (agent_unit), and says whether that can be: `unit`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 from functools import partial
 
 from launcher.node import clock, messages, signals
 from launcher.node.agents.agent_lock import AgentLock, take_lock
+from launcher.node.agents.agent_unit import AgentUnit, find_redial, restore_login
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
 from launcher.node.agents.notice import run_notice
@@ -147,14 +151,16 @@ class Agent:
     """
 
     def __init__(
-        self, nonce: str, plant: dict[str, Any], lock: AgentLock, known: str = "", generation: int = 0, *,
-        is_again: bool = False,
+        self, nonce: str, plant: dict[str, Any], lock: AgentLock, unit: Optional[AgentUnit], known: str = "",
+        generation: int = 0, *, is_again: bool = False,
     ) -> None:  # fmt: skip
         """Begin to catch signals; plant: the first message.
 
-        known, generation: where a killed agent was connected, and to which controller. is_again: this one replaces it.
+        known, generation: where a killed agent was connected, and to which controller. is_again: this one replaces it,
+        or one that has ended with its host.
         """
         self._nonce = nonce
+        self._unit = unit
         self._plant = plant
         self._lock = lock
         self._silence_s: float = plant["silence_s"]
@@ -180,6 +186,8 @@ class Agent:
             signals.signal(number, lambda number, frame: None)
         if plant["is_after_go"] and not is_again:
             self._leave_login()
+        elif is_again:
+            self._install_unit()
 
     def run(self) -> int:
         """Serve until the agent may exit; return its exit code."""
@@ -198,6 +206,8 @@ class Agent:
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
         if self._notice is not None and self._lifecycle.has_given_up:
             run_notice(*self._notice)
+        if self._unit is not None and self._lifecycle.has_started:
+            self._unit.remove()
         self._lock.release()
         return self._lifecycle.exit_code or 0
 
@@ -210,6 +220,8 @@ class Agent:
         yield self._wake_read, select.POLLIN, self._take_signals
         if not self._lifecycle.has_started and self._lifecycle.exit_code is None:
             yield _STDIN, select.POLLIN, self._read_login
+        if self._unit is not None and self._unit.fd >= 0:
+            yield self._unit.fd, select.POLLIN, self._take_unit
         for dial in self._dials.pending:
             yield dial.fileno(), dial.events, partial(self._advance, dial)
         if self._link is not None:
@@ -272,10 +284,11 @@ class Agent:
         os.chdir("/")
         _drop(_STDIN, _STDERR, *([_STDOUT] if self._has_answered else []))
         if self._lifecycle.may_redial:
-            self._leave_guardian()
+            self.leave_guardian()
         self._lifecycle.start()
+        self._install_unit()
 
-    def _leave_guardian(self) -> None:
+    def leave_guardian(self) -> None:
         """Let this process be the agent's parent, and continue in a fork; at first it holds no more than its link."""
         known = self._link.name if self._link is not None else ""
         for number in range(_MOST_STARTS):
@@ -288,7 +301,8 @@ class Agent:
             if not pid and number:
                 _name_process("launch-agent")
                 generation = self._lifecycle.generation
-                os._exit(Agent(self._nonce, self._plant, self._lock, known, generation, is_again=True).run())
+                again = Agent(self._nonce, self._plant, self._lock, self._unit, known, generation, is_again=True)
+                os._exit(again.run())
             if not pid:
                 return
             if not number:
@@ -347,6 +361,7 @@ class Agent:
         kind = header["type"]
         if kind == messages.BEAT:
             link.send(messages.BEAT)  # the answer is this side's heartbeat: one wake-up does for both
+            self._touch_unit()
         elif kind == messages.DATA:
             self._children.add_input(header["channel"], payload)
         elif kind == messages.TOOK:
@@ -359,6 +374,7 @@ class Agent:
             self._lose_link("its controller was replaced")
         elif kind == messages.WELCOME:
             link.is_welcome = True
+            self._touch_unit()
             self._answer(messages.DIALLED, address=link.name)
         elif kind == messages.GO and not self._lifecycle.has_started:
             self._leave_login()
@@ -385,6 +401,20 @@ class Agent:
     def _take_signals(self) -> None:
         os.read(self._wake_read, 4096)
         self._children.reap()
+
+    # ---- the boot unit --------------------------------------------------------------------------------------------
+
+    def _install_unit(self) -> None:
+        if self._unit is not None:
+            self._unit.install()
+
+    def _take_unit(self) -> None:
+        assert self._unit is not None  # its descriptor is ready
+        self._send(messages.UNIT, why=self._unit.take_answer())
+
+    def _touch_unit(self) -> None:
+        if self._unit is not None and self._lifecycle.has_started:
+            self._unit.touch()
 
 
 def _tell(kind: str, nonce: str, **fields: Any) -> None:
@@ -450,4 +480,22 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     if lock is None:
         _tell(messages.PRESENT, nonce)
         os._exit(0)
-    os._exit(Agent(nonce, plant, lock).run())
+    unit = AgentUnit(plant) if plant["boot_code"] else None
+    os._exit(Agent(nonce, plant, lock, unit).run())
+
+
+def main_after_boot(text: str) -> NoReturn:
+    """Serve the controller of an agent that its host ended; text: what AgentUnit has kept. Never returns."""
+    _name_process("launch-agent")
+    order = json.loads(text)
+    restore_login(order)
+    _drop(_STDIN, _STDOUT, _STDERR)
+    os.chdir("/")
+    plant = {**order["plant"], "redial_s": find_redial(order["plant"])}
+    lock = take_lock(plant["run"], plant["index"], plant["fingerprint"])
+    if lock is None:
+        os._exit(0)
+    # The process that the boot has started stays, as the parent: with its end, systemd would end all others.
+    agent = Agent("", plant, lock, AgentUnit(plant, is_installed=True), is_again=True)
+    agent.leave_guardian()
+    os._exit(agent.run())

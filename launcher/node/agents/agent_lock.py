@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 
+from launcher.node import boot_units
 from launcher.node.own_folders import make_own
 
 TYPE_CHECKING = False
@@ -38,15 +39,20 @@ class AgentLock:
             self._fd = -1
 
 
-def take_lock(run: str, index: int, fingerprint: str) -> Optional[AgentLock]:
-    """Return the lock, or None if another agent of this run and index holds it.
+def name_agent(run: str, index: int, fingerprint: str) -> str:
+    """Return the name of an agent on its host.
 
     Two runs from two launch hosts may have one id; their certificates, of which fingerprint is the hash, differ.
     """
+    return "%s.%s.%d" % (run, fingerprint[:8], index)
+
+
+def take_lock(run: str, index: int, fingerprint: str) -> Optional[AgentLock]:
+    """Return the lock, or None if another agent of this name holds it."""
     import fcntl
 
-    folder = os.path.join(find_state(), "agents")
-    path = os.path.join(folder, "%s.%s.%d%s" % (run, fingerprint[:8], index, _SUFFIX))
+    path = boot_units.find_lock(name_agent(run, index, fingerprint))
+    folder = os.path.dirname(path)
     try:
         make_own(os.path.dirname(folder))
         make_own(folder)
@@ -66,13 +72,6 @@ def take_lock(run: str, index: int, fingerprint: str) -> Optional[AgentLock]:
             os.close(fd)  # its holder has just removed it
     except OSError:
         return AgentLock()
-
-
-def find_state() -> str:
-    """Return this user's directory for what outlives a process, as launcher.runs.state_home finds it."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    base = base if base.startswith("/") else os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "launch")
 
 
 def _remove_old(folder: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from launcher.clock import boottime
 from launcher.concurrency import start_task, start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
+from launcher.escapes import one_line
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.open_files import allow_open_files
@@ -32,6 +33,7 @@ OWN_FILES = 64
 FILES_PER_HOST = 8  # its connection, its log, and more while it starts
 LEAST_STRANGERS = 64  # also where the limit of open files is low, besides the agents, which may dial all at once
 RETURN_S = 6.0  # for agents that were cut off to dial again, which they do every 5 s, and to hear that it is over
+_MOST_REASON = 300  # characters of what a host says
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
 
 
@@ -62,7 +64,7 @@ class _Seen:
     machine: str = ""
     address: str = ""
     lost_at: float | None = None  # of launcher.clock.boottime
-    tried: str = ""  # why the controller could not start it again
+    tried: str = ""  # from where it could not be started again, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Hub:
     One thread runs an event loop with all connections, and never waits for a caller: what a channel holds is bounded by
     its window. The public methods may be called in any other thread. `_changed` guards `_links`, and is notified of
     every change; `_links` holds at most one link for each agent, one that was admitted and isn't lost. `_changed` also
-    guards `_seen` and `_returns`. Only the hub's thread uses `_absent`.
+    guards `_seen`, `_returns` and `_units`. Only the hub's thread uses `_absent`.
 
     If the loop fails, which it should not, all connections are lost and the hub is as good as closed.
     """
@@ -108,6 +110,7 @@ class Hub:
         self._absent = {*range(len(names))} if generation > 1 else set()
         self._seen = [_Seen() for _ in names]
         self._returns: list[Return] = []
+        self._units: dict[int, str] = {}  # why an agent will not be started after a boot of its host, or ""
         self._has_started = False
         self._is_kept = generation > 1
         self._notice: Notice | None = None
@@ -176,7 +179,7 @@ class Hub:
         return found
 
     def note_try(self, name: str, failure: str) -> None:
-        """Note why the agent of a host that is missing could not be started again."""
+        """Note from where, and why, the agent of a host that is missing could not be started again."""
         with self._changed:
             self._seen[self._indexes[name]].tried = failure
 
@@ -185,6 +188,15 @@ class Hub:
         with self._changed:
             self._changed.wait_for(lambda: len(self._links) == len(self._names) or self._is_closing, timeout_s)
         return self.missing()
+
+    def wait_for_units(self, timeout_s: float) -> dict[str, str]:
+        """Block until all agents have said whether their host will start them after a boot; return who won't, and why.
+
+        An agent that has said nothing in time, such as that of a host which is lost, is left out.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._units) == len(self._names) or self._is_closing, timeout_s)
+            return {self._names[index]: why for index, why in sorted(self._units.items()) if why}
 
     def go(self) -> None:
         """Let all agents start processes, also those that connect later."""
@@ -227,7 +239,7 @@ class Hub:
         missing_s = waited_s if seen.lost_at is None else max(waited_s, boottime() - seen.lost_at)
         text, fix = f"its agent is not connected (for {age(missing_s)})", f"launch rejoin {self.run_id}"
         if seen.tried:
-            text += f", and launch could not start it again: {seen.tried}"
+            text += f", and launch could not start it again {seen.tried}"
         if not self._may_rejoin:
             fix = "check that the host runs and that its network reaches the controller"
         return HostFailure(name, HostFailureKind.TIMED_OUT, text, fix)
@@ -251,7 +263,7 @@ class Hub:
         # What asyncio reports here is the failure of a connection, perhaps a stranger's; `connection_lost` follows.
         self._loop.set_exception_handler(lambda loop, context: None)
         agent_listener = AgentListener(
-            listener, context, lambda: AgentLink(self._admit, self._lose), self._most_strangers
+            listener, context, lambda: AgentLink(self._admit, self._lose, self._note_unit), self._most_strangers
         )
         self._agent_listener = agent_listener
         tasks = [self._start(agent_listener.accept()), self._start(self._beat())]
@@ -338,6 +350,11 @@ class Hub:
         self._give_notice()
         self._left.set()
         self._on_change()
+
+    def _note_unit(self, link: AgentLink, header: Header) -> None:
+        with self._changed:
+            self._units[link.index] = one_line(str(header["why"]), _MOST_REASON)
+            self._changed.notify_all()
 
     def _forget(self, index: int) -> None:
         self._absent.discard(index)

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.cli.host_choice import choose_controller
-from launcher.cli.options.values import OutputOptions
+from launcher.cli.host_choice import choose_controller, may_survive_reboots
+from launcher.cli.options.table import SURVIVE_REBOOTS
+from launcher.cli.options.values import OutputOptions, RestartOptions
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.registry import FABRIC, TRANSPORTS
@@ -67,3 +68,28 @@ def test_what_is_refused(controller: str | None, transport: str, text: str) -> N
         choose(controller, transport=transport)
     assert raised.value.message.startswith(text)
     assert choose("here", transport=transport) is None
+
+
+@pytest.mark.parametrize(("words", "controller", "restarts", "message"), [
+    (["--survive-reboots"], HOSTS[0], 1, ""),
+    (["--survive-reboots"], HOSTS[0], 0, "--survive-reboots works only with --restarts"),
+    (["--survive-reboots"], None, 1, "--survive-reboots works only for a run that one of its hosts controls"),
+    ([], HOSTS[0], 1, ""),
+])  # fmt: skip
+def test_surviving_reboots(words: list[str], controller: Host | None, restarts: int, message: str) -> None:
+    command = click.Command("run", params=[SURVIVE_REBOOTS])
+    with command.make_context("run", list(words)) as context:
+        output = OutputOptions(False, None, False, Path("logs"), False, detach=True, **context.params)
+        if message:
+            with pytest.raises(UsageError, match=f"^{message}$"):
+                may_survive_reboots(output, RestartOptions(restarts), controller)
+        else:
+            assert may_survive_reboots(output, RestartOptions(restarts), controller) == bool(words)
+
+
+@pytest.mark.parametrize(("controller", "restarts"), [(None, 1), (HOSTS[0], 0)])
+def test_surviving_reboots_in_a_file_is_for_runs_that_need_it(controller: Host | None, restarts: int) -> None:
+    command = click.Command("run", params=[SURVIVE_REBOOTS])
+    with command.make_context("run", [], default_map={"survive_reboots": True}) as context:
+        output = OutputOptions(False, None, False, Path("logs"), False, detach=True, **context.params)
+        assert not may_survive_reboots(output, RestartOptions(restarts), controller)

@@ -302,6 +302,8 @@ Background:
                           its ranks run.
   --controller HOST|here  With --detach, the controller host (here: this
                           machine).  [default: the last spare, or node 0]
+  --survive-reboots       With --detach and --restarts, let each host rejoin
+                          the run by itself after a reboot.
   --notify CMD            Run CMD in a shell when the run ends, restarts or
                           waits long.
 

@@ -347,3 +347,18 @@ def test_a_list_that_another_user_could_replace(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"local/state: others may write to it \(mode 0777\)") as raised:
         runs.read()
     assert raised.value.fix == "chmod go-w that directory if it is yours, or choose another with XDG_STATE_HOME"
+
+
+def test_what_starts_the_agents_of_missing_hosts(tmp_path: Path) -> None:
+    """Only the user can read it, and only while the run lives."""
+    runs = RunList(tmp_path / "runs")
+    orders = [{"name": name, "order": {"token": name}} for name in ("g1", "g2")]
+    with held(runs, "1", None, tmp_path) as entry:
+        (run,) = runs.read()
+        assert run.read_orders() == []
+        entry.note_orders(orders)
+        assert run.read_orders() == []
+        entry.note_missing(["g2", "g3"])
+        assert run.read_orders() == orders[1:]
+        assert (run.place / "orders.json").stat().st_mode & 0o777 == 0o600
+    assert not (run.place / "orders.json").exists()

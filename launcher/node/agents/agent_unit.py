@@ -1,0 +1,194 @@
+"""The boot unit of an agent (launcher.node.boot_units), with which it comes again after a reboot of its node.
+
+The file that a boot starts holds the agent's code, the token of its order, and the environment and limits of the login
+that started it first. It was last changed when its agent was last connected: so an agent that finds no controller knows
+for how long the run may have been over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from launcher.node import boot_units, clock, signals
+from launcher.node.agents.agent_lock import name_agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LIFE_S = 86400.0  # since an agent was connected last, and before it gives up
+LEAST_S = 600.0  # the same, however long ago that was
+TOUCH_S = 600.0  # between two notes that it is connected
+REMOVE_S = 5.0  # for a disk that hangs, at the end of the run
+_ANSWER_BYTES = 2048
+_POLL_S = 0.02
+_LOGIN = ("SSH_", "XDG_SESSION_")  # variables of a login: after a boot the sockets in them may be another user's
+_ENDS = "SSH_CONNECTION"  # which of them shows the address by which others reach this node
+
+
+class AgentUnit:
+    """Installs, touches and removes the unit of one agent.
+
+    Child processes do that, one at a time: neither a disk nor a program that hangs may delay a heartbeat, and they hold
+    no descriptor of the agent. `fd` is where the answer to `install` comes; it is -1 before and after.
+    """
+
+    def __init__(self, plant: dict[str, Any], *, is_installed: bool = False) -> None:
+        """plant: the order of the agent, with `boot_code`, which makes launcher.node importable.
+
+        is_installed: it has started this agent.
+        """
+        self.fd = -1
+        self._plant = plant
+        self._is_installed = is_installed
+        self._name = _name(plant)
+        self._child = 0
+        self._touched_at = -TOUCH_S
+
+    def install(self) -> None:
+        """Begin to install it, unless it is; `take_answer` ends that."""
+        if self._is_installed:
+            return
+        self.fd, answer = os.pipe()
+        self._touched_at = clock.boottime()
+        self._start(answer)
+        os.close(answer)
+
+    def take_answer(self) -> str:
+        """Return why nothing will start the agent after a boot, or "", once there is something to read."""
+        text = os.read(self.fd, _ANSWER_BYTES) or b"E\nit could not be tried"
+        os.close(self.fd)
+        self.fd = -1
+        return text.decode("utf-8", "replace").partition("\n")[2]
+
+    def touch(self) -> None:
+        """Note, now and then, that the agent is connected."""
+        now = clock.boottime()
+        if now >= self._touched_at + TOUCH_S and self.reap():
+            self._touched_at = now
+            self._start()
+
+    def reap(self) -> bool:
+        """Take note of a child that has exited; return whether there is none."""
+        if self._child and os.waitpid(self._child, os.WNOHANG)[0]:
+            self._child = 0
+        return not self._child
+
+    def remove(self) -> None:
+        """Remove it, once a child that may just install it has ended, or leave that to another one."""
+        deadline = clock.boottime() + REMOVE_S
+        while not self.reap() and clock.boottime() < deadline:
+            time.sleep(_POLL_S)
+        self._start(is_over=True)
+        while not self.reap() and clock.boottime() < deadline:
+            time.sleep(_POLL_S)
+
+    def _start(self, answer: int = -1, *, is_over: bool = False) -> None:
+        """Fork a child that installs the unit and answers, or removes it, or else touches it."""
+        try:
+            pid = os.fork()
+        except OSError:  # no process is left
+            return
+        if pid:
+            self._child = pid
+            return
+        try:
+            signals.set_wakeup_fd(-1)
+            _close_all_but(answer)
+            if is_over:
+                boot_units.remove(self._name)
+            elif answer >= 0:
+                why = boot_units.install(self._name, self._describe())
+                os.write(answer, ("\n%s" % why).encode("utf-8", "replace")[:_ANSWER_BYTES])
+            else:
+                os.utime(boot_units.find_file(self._name))
+        except OSError:
+            pass
+        finally:
+            os._exit(0)
+
+    def _describe(self) -> str:
+        """Return the program that a boot starts."""
+        order = {
+            "plant": {**self._plant, "boot_code": ""},
+            "environment": {
+                name: value for name, value in os.environ.items() if name == _ENDS or not name.startswith(_LOGIN)
+            },
+            "limits": _read_limits(),
+            "umask": _read_umask(),
+        }
+        return "%sprogram.main_after_boot(%r)\n" % (self._plant["boot_code"], json.dumps(order))
+
+
+def restore_login(order: dict[str, Any]) -> None:
+    """Give this process what the login had that started the agent first: a boot gives less."""
+    import resource
+
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    if not _has_address(os.environ.get(_ENDS, "")):
+        os.environ.pop(_ENDS, None)
+    os.umask(order["umask"])
+    for name, soft in order["limits"].items():
+        number = getattr(resource, name, None)
+        if number is None:
+            continue
+        _, hard = resource.getrlimit(number)
+        if hard != resource.RLIM_INFINITY and not 0 <= soft <= hard:
+            soft = hard
+        try:
+            resource.setrlimit(number, (soft, hard))
+        except (OSError, ValueError):
+            pass
+
+
+def find_redial(plant: dict[str, Any]) -> float:
+    """Return for how long the agent that a boot has started looks for its controller."""
+    try:
+        changed_at = os.stat(boot_units.find_file(_name(plant))).st_mtime
+    except OSError:
+        return LEAST_S
+    # A clock that is not set yet shows no more than that the day isn't over.
+    return min(LIFE_S, max(LEAST_S, changed_at + LIFE_S - time.time()))
+
+
+def _has_address(ends: str) -> bool:
+    """Tell whether this node still has the address to which the login went: addresses may change with a boot."""
+    import socket
+
+    words = ends.split()
+    try:
+        found = socket.getaddrinfo(words[2], 1, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])  # nothing is sent; to reach itself, a node uses the same address
+            return str(probe.getsockname()[0]) == found[4][0]
+    except (IndexError, OSError):
+        return False
+
+
+def _name(plant: dict[str, Any]) -> str:
+    return name_agent(plant["run"], plant["index"], plant["fingerprint"])
+
+
+def _read_limits() -> dict[str, int]:
+    import resource
+
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name))[0] for name in names}
+
+
+def _read_umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
+
+
+def _close_all_but(kept: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != kept:
+            try:
+                os.close(int(name))
+            except OSError:  # that of the list itself
+                pass

@@ -1,0 +1,96 @@
+"""A detached run with --survive-reboots continues by itself when hosts reboot. The test is their systemd at boot."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fault_launch import READY, FaultLaunch, ask, ranks, short_silence
+from machines.cluster import Host
+from machines.processes import wait_until
+from ways import WAYS
+
+pytestmark = pytest.mark.parametrize("way", [way for way in WAYS if way.name == "detached"], ids=["detached"])
+
+# Stand-ins for a systemd: the user lingers, and its manager finds the units that are made.
+SYSTEMD = {"loginctl": "#!/bin/sh\necho Linger=yes\n", "systemctl": "#!/bin/sh\n"}
+SCRIPT = f'echo "attempt $LAUNCH_ATTEMPT"; {READY}; [ "$LAUNCH_ATTEMPT" = 3 ] || exec sleep 300'
+
+
+@dataclass
+class Boots:
+    """Reboots hosts, and starts there what their units have."""
+
+    started: list[tuple[Host, subprocess.Popen[bytes]]] = field(default_factory=list)
+
+    def reboot(self, hosts: Sequence[Host]) -> None:
+        """Let these hosts lose power at once, and come back one after the other."""
+        for host in hosts:
+            host.power_off()
+        for host in hosts:
+            host.power_on()
+            host.wait_for_sshd()
+            for words in list_commands(host):
+                argv = [*host.enter(host.folder), "env", "-i", f"HOME={host.folder}/home", *words]
+                self.started.append((host, subprocess.Popen(argv, stdin=subprocess.DEVNULL)))
+
+    def end(self) -> None:
+        for _, process in self.started:
+            process.kill()
+            process.wait()
+
+
+def list_units(host: Host) -> list[str]:
+    found = (host.folder / "home" / ".config" / "systemd" / "user").glob("launch-*.service")
+    return sorted(path.read_text() for path in found)
+
+
+def list_commands(host: Host) -> list[list[str]]:
+    lines = [line for unit in list_units(host) for line in unit.splitlines() if line.startswith("ExecStart=")]
+    return [shlex.split(line.partition("=")[2]) for line in lines]
+
+
+def is_ready(logs: Path, attempt: int) -> bool:
+    """Tell whether the last rank has begun in this attempt."""
+    return f"attempt {attempt}" in (logs / "node_1.log").read_text().rpartition("ready 3")[0]
+
+
+@pytest.fixture
+def boots(launch: FaultLaunch) -> Iterator[Boots]:
+    """Give the hosts a systemd, as far as a run sees it."""
+    with ExitStack() as ends:
+        for host in launch.hosts:
+            for name, script in SYSTEMD.items():
+                tool = host.folder / "bin" / name
+                tool.write_text(script)
+                tool.chmod(0o755)
+                ends.callback(tool.unlink)
+        boots = Boots()
+        ends.callback(boots.end)
+        yield boots
+
+
+def test_hosts_reboot(launch: FaultLaunch, boots: Boots) -> None:
+    """One that only has ranks, then all of them, and then the host of the controller."""
+    words = ("--restarts", "5", "--survive-reboots", *short_silence())
+    done = launch.start(*words, *ranks(SCRIPT)).wait()
+    assert done.exit_code == 0, str(done)
+    assert "by itself after a reboot" not in done.stderr
+    assert [len(list_units(host)) for host in launch.hosts] == [2, 1]
+    (logs,) = launch.logs.glob("2*")
+    for attempt, hosts in enumerate([launch.hosts[1:], launch.hosts, launch.hosts[:1]], 1):
+        boots.reboot(hosts)
+        has_begun = partial(is_ready, logs, attempt)
+        assert wait_until(has_begun), (logs / "launch.log").read_text()
+    waited = ask(launch, "wait")
+    assert re.search(r"^launch: finished in .*, 4 ranks succeeded, 0 processes left on 2 hosts$", waited.stderr, re.M)
+    launch.wait_until_clean()
+    assert [process.wait() for _, process in boots.started][-3:] == [0] * 3
+    assert not any(map(list_units, launch.hosts)), "a unit is left"
