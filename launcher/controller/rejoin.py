@@ -106,7 +106,9 @@ def watch_agents(
         say=say,
     )  # fmt: skip
     if request.options.restarts:
-        entry.note_orders([describe_start(host, order) for host, order in zip(hosts, orders, strict=True)])
+        machines = hub.recall_machines({each["name"]: each["machine"] for each in entry.read_orders()})
+        starts = [describe_start(host, order) for host, order in zip(hosts, orders, strict=True)]
+        entry.note_orders([{**start, "machine": machines[start["name"]]} for start in starts])
     start_thread(partial(rejoining.serve, is_changed, entry.note_missing), "agents", lambda error: None)
 
 

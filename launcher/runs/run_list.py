@@ -181,12 +181,8 @@ class ListedRun:
 
     def read_orders(self) -> list[dict[str, Any]]:
         """Return what starts the agents of the hosts that are missing now; empty if none may be started again."""
-        try:
-            found = json.loads((self.place / _ORDERS).read_text("utf-8"))
-        except (OSError, ValueError):
-            return []
         missing = self.read_missing()
-        return [each for each in found if each["name"] in missing]
+        return [each for each in _read_orders(self.place) if each["name"] in missing]
 
     def mark_stop(self) -> bool:
         """Write down that it is being stopped; return whether that was written before.
@@ -289,6 +285,10 @@ class RunListEntry:
             except OSError:
                 with contextlib.suppress(OSError):
                     (self._place / _STATE).unlink()
+
+    def read_orders(self) -> list[dict[str, Any]]:
+        """Return what an earlier controller of the run has written with note_orders."""
+        return _read_orders(self._place) if self._place is not None else []
 
     def note_orders(self, orders: Sequence[Mapping[str, Any]]) -> None:
         """Write down what starts the agent of each host again; secrets are among that."""
@@ -584,6 +584,14 @@ def _read_stop(place: Path) -> bool:
         return (place / _STOP).read_bytes()[:1] == _IS_STOPPED
     except OSError:
         return False
+
+
+def _read_orders(place: Path) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = json.loads((place / _ORDERS).read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    return found
 
 
 def _read_claim(base: Path, run_id: str) -> str:

@@ -616,7 +616,11 @@ def test_an_agent_refuses_a_controller_that_was_replaced(wire: Callable[[int], W
     assert (planted.read_answer()["type"], planted.wait_for_end()) == ("dialled", 0)
     newer, way.target = fleet.open_hub(generation=2)
     newer.go()
+    machines = fleet.hub.recall_machines({})
+    assert machines["n1"].startswith(socket.gethostname())
+    assert newer.recall_machines(machines) == machines
     wait_until(lambda: [(absence.host, absence.address) for absence in newer.find_absences()] == [("n1", "")])
+    assert newer.find_absences()[0].machine == machines["n1"]
     way.cut()
     assert newer.wait_for_all(DEADLINE_S) == []
     newer_port, way.target = way.target, fleet.port

@@ -178,6 +178,14 @@ class Hub:
             found, self._returns = self._returns, []
         return found
 
+    def recall_machines(self, known: Mapping[str, str]) -> dict[str, str]:
+        """Note what an earlier controller has seen of the hosts' machines; return all that is known of them now."""
+        with self._changed:
+            for name, machine in known.items():
+                seen = self._seen[self._indexes[name]]
+                seen.machine = seen.machine or machine
+            return {name: seen.machine for name, seen in zip(self._names, self._seen, strict=True)}
+
     def note_try(self, name: str, failure: str) -> None:
         """Note from where, and why, the agent of a host that is missing could not be started again."""
         with self._changed:

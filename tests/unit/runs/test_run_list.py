@@ -357,6 +357,7 @@ def test_what_starts_the_agents_of_missing_hosts(tmp_path: Path) -> None:
         (run,) = runs.read()
         assert run.read_orders() == []
         entry.note_orders(orders)
+        assert entry.read_orders() == orders
         assert run.read_orders() == []
         entry.note_missing(["g2", "g3"])
         assert run.read_orders() == orders[1:]
