@@ -55,7 +55,7 @@ def test_limits_are_raised_as_far_as_this_boot_permits(monkeypatch: pytest.Monke
     assert set_limits == {resource.RLIMIT_NOFILE: (2000, 5000), resource.RLIMIT_NPROC: (300, 300)}
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
 def test_the_address_of_the_login_is_kept_while_it_is_this_node_s(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
