@@ -21,7 +21,8 @@ pytestmark = pytest.mark.parametrize("way", [way for way in WAYS if way.name == 
 
 # Stand-ins for a systemd: the user lingers, and its manager finds the units that are made.
 SYSTEMD = {"loginctl": "#!/bin/sh\necho Linger=yes\n", "systemctl": "#!/bin/sh\n"}
-SCRIPT = f'echo "attempt $LAUNCH_ATTEMPT"; {READY}; [ "$LAUNCH_ATTEMPT" = 3 ] || exec sleep 300'
+SAVES = "trap 'echo saving; sleep 300' TERM; sleep 300 & wait"
+SCRIPT = f'echo "attempt $LAUNCH_ATTEMPT"; {READY}; case $LAUNCH_ATTEMPT in 4) ;; 3) {SAVES};; *) exec sleep 300;; esac'
 
 
 @dataclass
@@ -78,15 +79,22 @@ def boots(launch: FaultLaunch) -> Iterator[Boots]:
 
 
 def test_hosts_reboot(launch: FaultLaunch, boots: Boots) -> None:
-    """One that only has ranks, then all of them, and then the host of the controller."""
+    """One that only has ranks, twice before the run has continued, then all of them, and then that of the controller.
+
+    At last one that only has ranks, and the host of the controller while its ranks save because of that.
+    """
     words = ("--restarts", "5", "--survive-reboots", *short_silence())
     done = launch.start(*words, *ranks(SCRIPT)).wait()
     assert done.exit_code == 0, str(done)
     assert "by itself after a reboot" not in done.stderr
     assert [len(list_units(host)) for host in launch.hosts] == [2, 1]
     (logs,) = launch.logs.glob("2*")
-    for attempt, hosts in enumerate([launch.hosts[1:], launch.hosts, launch.hosts[:1]], 1):
-        boots.reboot(hosts)
+    first, second = launch.hosts[:1], launch.hosts[1:]
+    for attempt, faults in enumerate([[second, second], [launch.hosts], [first], [second, first]], 1):
+        for number, hosts in enumerate(faults):
+            if attempt == 4 and number == 1:
+                assert wait_until(lambda: "saving" in (logs / "node_0.log").read_text())
+            boots.reboot(hosts)
         has_begun = partial(is_ready, logs, attempt)
         assert wait_until(has_begun), (logs / "launch.log").read_text()
     waited = ask(launch, "wait")
