@@ -48,13 +48,14 @@ def fetch_paths(
     log_dir = log_dir.absolute()
     if not is_chosen:
         refuse_strange_folder(log_dir)
+    options = [*(["--all"] if from_all else []), *(["--log-dir", str(log_dir)] if is_chosen else [])]
     folders = _find_folders(read_run_json(found), found.id)
     names = [*folders] if from_all else [*folders][:1]
     origin = read_origin(RunList.of_user(os.environ), found.id)
     worst = 0
     for host, transport, python, timeout_s in _open(origin, names, found.id):
         wish = Wish(folders[host.name], tuple(patterns), most_bytes)
-        code = _copy(host, transport, python, timeout_s, wish, log_dir, found.id)
+        code = _copy(host, transport, python, timeout_s, wish, log_dir, found.id, options)
         worst = worst or code
     return worst
 
@@ -103,16 +104,16 @@ def fetch_asked(found: RemoteRun, log_dir: Path) -> None:
 
 
 def _copy(
-    host: Host, transport: Transport, python: str | None, timeout_s: float, wish: Wish, log_dir: Path, run_id: str
-) -> int:
-    """Copy files of one host, and say what came of it; return an exit code."""
+    host: Host, transport: Transport, python: str | None, timeout_s: float, wish: Wish, log_dir: Path, run_id: str,
+    options: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """Copy files of one host, and say what came of it; return an exit code. options: of the same `launch fetch`."""
     target = log_dir / f"{run_id}-fetched" / host.name
-    again = f"launch fetch {run_id} {shlex.join(wish.patterns)}"
+    again = shlex.join(["launch", "fetch", *options, run_id, *wish.patterns])
     try:
         got = fetch_files(transport, host, loader_pythons(python), timeout_s, wish, target)
     except TransportError as error:
-        tell_lost(error.failure)
-        tell(f"launch: the copy continues with {again}")
+        tell_lost(error.failure, f"launch: the copy continues with {again}")
         return EXIT_UNREACHABLE
     if not got.matched:
         tell(f"launch: {host.name} has nothing in {wish.folder} that matches {listed_names(wish.patterns)}")
@@ -169,8 +170,8 @@ def _open(
             refuse_transport(chosen, "launch fetch PATH")
             opener = make_opener(chosen, settings, hosts, python=python)
         transport = opener(hosts, lambda text: None)
-    for host in hosts:
-        yield host, transport, python, timeout_s
+        for host in hosts:  # here, because a relative --ssh-config is read for each connection
+            yield host, transport, python, timeout_s
 
 
 @contextlib.contextmanager
