@@ -85,13 +85,15 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
 def _forget(word: str) -> int:
     """Remove a run from the list of this machine; raise UsageError if it lives."""
     from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import find_run, read_rows
+    from launcher.cli.find_run import find_run, read_state
     from launcher.runs.run_list import RunList
 
     found = find_run(word)
-    state = next((row["state"] for row in read_rows()[0] if row["run"] == found.id), "")
-    if state in ("starting", "running"):
-        raise UsageError(f"run {found.id} is {state}", f"launch stop {found.id}")
+    row = read_state(found)
+    if row["can_continue"]:
+        raise UsageError(f"run {found.id} has not ended: its controller died", f"launch stop {found.id}")
+    if row["state"] in ("starting", "running"):
+        raise UsageError(f"run {found.id} is {row['state']}", f"launch stop {found.id}")
     RunList.of_user(os.environ).forget(found)
     tell(f"launch: run {found.id} is listed no more; its logs stay where they are")
     return 0
