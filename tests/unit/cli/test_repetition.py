@@ -236,7 +236,7 @@ def test_a_run_whose_controller_died_has_not_ended(sent: Path) -> None:
     entry.close(is_kept=True)
     RunList.of_user(os.environ).keep(place.name, ORIGIN, read_bytes_of_first(sent))
     for words in (("again",), ("ps", "--forget", place.name)):
-        with pytest.raises(UsageError, match="has not ended: its controller died$") as raised:
+        with pytest.raises(UsageError, match=r"has not ended: its controller died$") as raised:
             call(*words)
         assert f"launch stop {place.name}" in raised.value.fix
     assert place.exists()
