@@ -127,6 +127,9 @@ def _print_table(rows: list[Row]) -> None:
     with console.capture() as printed:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    for row in rows:
+        if row["state"] == "unknown" and len(row["last_line"]) > room:  # it says what is known, and was cut
+            click.echo(f"launch: run {row['run']}: {one_line(row['last_line'], 200)}", err=True)
 
 
 def _describe(row: Row) -> list[str]:
