@@ -104,6 +104,10 @@ def run_planted(
     elif code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
     if code is not None:
+        if output.fetch and not planting.was_refused and code != EXIT_UNREACHABLE:
+            from launcher.cli.result_files import fetch_asked
+
+            fetch_asked(planted, output.log_dir)
         return code
     return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output)
 

@@ -99,8 +99,14 @@ def fetch_asked(found: RemoteRun, log_dir: Path) -> None:
     if runs.read_kept(found.id, ORIGIN) is None:
         return
     patterns = read_origin(runs, found.id).get("fetch")
-    if isinstance(patterns, list) and patterns:
+    if not isinstance(patterns, list) or not patterns:
+        return
+    try:
         fetch_paths(found, patterns, log_dir, is_chosen=False, from_all=False, most_bytes=MOST_BYTES)
+    except LauncherError as error:
+        tell(f"launch: {error.message}; fix: {shlex.join(['launch', 'fetch', found.id, *map(str, patterns)])}")
+    except click.exceptions.Exit:
+        pass  # it was said why
 
 
 def _copy(
