@@ -121,6 +121,9 @@ def _copy(
     except TransportError as error:
         tell_lost(error.failure, f"launch: the copy continues with {again}")
         return EXIT_UNREACHABLE
+    except KeyboardInterrupt:
+        tell(f"launch: stopped by you; the copy continues with {again}")
+        raise
     if not got.matched:
         tell(f"launch: {host.name} has nothing in {wish.folder} that matches {listed_names(wish.patterns)}")
         return EXIT_FAILED

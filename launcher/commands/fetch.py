@@ -47,7 +47,7 @@ class Fetched:
 
     matched: int
     copied: int
-    bytes_in_all: int
+    bytes_in_all: int  # of these, as far as they were sent
     too_large: Sequence[tuple[str, int]]  # left out, with their sizes
     odd: Sequence[str]  # left out for other reasons, in words
 
@@ -73,7 +73,8 @@ def fetch_files(
             finally:
                 python.channel.close()
     except OSError as error:
-        raise LauncherError(f"can't write {error.filename or target}: {error.strerror}") from None
+        text = f"can't write {error.filename or target}: {error.strerror}"
+        raise LauncherError(text, "name another directory with --log-dir") from None
 
 
 @contextlib.contextmanager
@@ -119,7 +120,7 @@ def _hash(path: Path) -> str:
 
 
 def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target: Path) -> Fetched:
-    copied, bytes_in_all, odd = 0, 0, list[str]()
+    copied, sent, bytes_in_all, odd = 0, 0, 0, list[str]()
     for _ in range(_MOST_FILES):
         found = answer.read_line()
         if isinstance(found.get("error"), str):
@@ -134,8 +135,8 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
             raise answer.refuse("sent what is no file")
         if begin not in (0, known.get(path, (0, ""))[0]) or begin < 0:
             raise answer.refuse("sent the end of a file that isn't here")
-        bytes_in_all += size - begin
-        if bytes_in_all > wish.most_bytes:
+        sent += size - begin
+        if sent > wish.most_bytes:
             raise answer.refuse("sent more than it was asked for")
         if not is_safe(path):
             answer.copy(None, size - begin)
@@ -145,7 +146,7 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
             answer.copy(None, 0)
             continue
         if _receive(answer, target, path, begin, size):
-            copied += 1
+            copied, bytes_in_all = copied + 1, bytes_in_all + size - begin
         else:
             odd.append(f"{path}: changed while it was copied")
     raise answer.refuse("sent too many files")

@@ -160,7 +160,7 @@ END = b'{"end": true, "matched": 1}\n'
                                   "\u00e9" * 130, "a/" * 5000 + "a"])  # fmt: skip
 def test_a_name_that_leads_elsewhere_is_skipped(path: str, tmp_path: Path) -> None:
     found = fetch_files(Liar(entry(path) + END), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
-    assert (found.copied, len(found.odd), found.odd[0].isprintable()) == (0, 1, True)
+    assert (found.copied, found.bytes_in_all, len(found.odd), found.odd[0].isprintable()) == (0, 0, 1, True)
     assert [path.name for path in tmp_path.rglob("*")] == ["R"]
     assert not is_safe(path)
 
