@@ -292,9 +292,9 @@ def _anchor(option: Option | None, group: tuple[str, ...]) -> tuple[str, ...]:
 def resume(typed: Typed, origin: Mapping[str, Any]) -> Typed:
     """Return the command line with which the built-in trainer continues; that of any other program is unchanged.
 
-    `--resume auto` starts over if nothing was saved.
+    `--resume auto` starts over if nothing was saved. A demo takes no words for the trainer.
     """
-    if not origin.get("is_trainer") or "--evaluate-only" in map(_as_flag, typed.words):
+    if typed.command == "demo" or not origin.get("is_trainer") or "--evaluate-only" in map(_as_flag, typed.words):
         return typed
     save_dir = origin.get("save_dir")
     has_place = not save_dir or "--save-dir" in map(_as_flag, typed.words)

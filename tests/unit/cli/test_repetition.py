@@ -144,6 +144,11 @@ def test_the_trainer_continues(typed: str, origin: dict[str, Any], line: str) ->
     assert shlex.join(resume(read(shlex.split(typed)), {"is_trainer": True, **origin}).line) == line
 
 
+def test_a_demo_starts_over() -> None:
+    typed = Typed("demo", (("--nodes", "3"),), ())
+    assert resume(typed, {"is_trainer": True, "is_default": True, "save_dir": "outputs/R"}) == typed
+
+
 @pytest.fixture
 def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository whose script was sent by a run that failed, and was changed since."""
