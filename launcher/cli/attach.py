@@ -45,4 +45,6 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
             fetch_asked(found, Path("logs"))
         except LauncherError as error:
             tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
+        except click.exceptions.Exit:
+            pass  # it was said why nothing could be copied, and the run's exit code is known
     return code

@@ -25,7 +25,7 @@ def tell(text: str) -> None:
 
 
 def tell_lost(failure: HostFailure, known: str = "") -> None:
-    """Say that the host which controls a run could not be asked, and what is known of the run."""
+    """Say that a host could not be asked; known: what to say of the run instead of that nothing is known."""
     lines = [f"launch: {failure.host}: {failure.text}", f"  fix: {failure.fix}" if failure.fix else ""]
     known = known or "launch: whether the run continues is unknown here; see launch ps"
     tell("\n".join([*filter(None, lines), known]))

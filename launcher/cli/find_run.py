@@ -219,8 +219,12 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
 
 
 def read_run_json(run: ListedRun | RemoteRun) -> dict[str, Any]:
-    """Return the run.json of a run; empty if there is none. Raise LauncherError as ask_value does."""
-    found = ask_value(run, ListedRun.read_record)
+    """Return the run.json of a run; empty if there is none; exit with 69 if its host can't be reached."""
+    try:
+        found = ask_value(run, ListedRun.read_record)
+    except UnreachableError as error:
+        tell_lost(error.failures[0], _describe_unreached(run) if isinstance(run, RemoteRun) else "")
+        raise click.exceptions.Exit(EXIT_UNREACHABLE) from None
     return found if isinstance(found, dict) else {}
 
 

@@ -85,13 +85,15 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
 def _forget(word: str) -> int:
     """Remove a run from the list of this machine; raise UsageError if it lives."""
     from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import find_run, read_rows
+    from launcher.cli.find_run import find_run, read_state
     from launcher.runs.run_list import RunList
 
     found = find_run(word)
-    state = next((row["state"] for row in read_rows()[0] if row["run"] == found.id), "")
-    if state in ("starting", "running"):
-        raise UsageError(f"run {found.id} is {state}", f"launch stop {found.id}")
+    row = read_state(found)
+    if row["can_continue"]:
+        raise UsageError(f"run {found.id} has not ended: its controller died", f"launch stop {found.id}")
+    if row["state"] in ("starting", "running"):
+        raise UsageError(f"run {found.id} is {row['state']}", f"launch stop {found.id}")
     RunList.of_user(os.environ).forget(found)
     tell(f"launch: run {found.id} is listed no more; its logs stay where they are")
     return 0
@@ -125,6 +127,9 @@ def _print_table(rows: list[Row]) -> None:
     with console.capture() as printed:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    for row in rows:
+        if row["state"] == "unknown" and len(row["last_line"]) > room:  # it says what is known, and was cut
+            click.echo(f"launch: run {row['run']}: {one_line(row['last_line'], 200)}", err=True)
 
 
 def _describe(row: Row) -> list[str]:

@@ -22,7 +22,7 @@ from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import hold_session, make_settings
 from launcher.cli.typed_command import describe_origin
 from launcher.clock import wall_clock
-from launcher.commands.run_actions import print_health, stop
+from launcher.commands.run_actions import find_health, print_value, stop
 from launcher.commands.sync import sync
 from launcher.controller.orders import Control, about_run
 from launcher.controller.planting import Planting
@@ -104,6 +104,10 @@ def run_planted(
     elif code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
     if code is not None:
+        if output.fetch and not planting.was_refused and code != EXIT_UNREACHABLE:
+            from launcher.cli.result_files import fetch_asked
+
+            fetch_asked(planted, output.log_dir)
         return code
     return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output)
 
@@ -186,7 +190,7 @@ def _leave(
 
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     try:
-        launcher.ask(about_run(run_id, print_health), find_streams(os.environ))
+        launcher.ask(about_run(run_id, partial(print_value, find_health)), find_streams(os.environ))
         found = json.loads(launcher.read_output() or b"{}")
     except ValueError:
         found = None

@@ -22,7 +22,7 @@ from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.error_lines import tell
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.launcher_toml import current_directory
-from launcher.cli.options.table import KEYS, Option
+from launcher.cli.options.table import FILE, KEYS, Option, Place, settle_folders
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, shown
@@ -253,9 +253,11 @@ def typed_of(origin: Mapping[str, Any]) -> Typed:
 def override(typed: Typed, command: click.Command, words: Sequence[str]) -> Typed:
     """Return the command line with these options instead of its own, or beside them; raise UsageError for other words.
 
-    An option that may be given several times is added, and --env replaces that of the same variable.
+    An option that may be given several times is added, and --env replaces that of the same variable. A relative path
+    means one from here, wherever the run was typed.
     """
-    given = group_options(command, words)
+    settled = settle_folders(words, [each for each in command.params if isinstance(each, Option)])
+    given = [(option, _anchor(option, group)) for option, group in group_options(command, settled)]
     for option, group in given:
         if option is None and not group[0].startswith("-"):
             raise UsageError(f"launch again takes a run and options, got {shown(group[0])}", "see launch again --help")
@@ -277,12 +279,22 @@ def override(typed: Typed, command: click.Command, words: Sequence[str]) -> Type
     return Typed(typed.command, options, typed.words, typed.has_dashes, typed.notified and "notify" not in names)
 
 
+def _anchor(option: Option | None, group: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an option with an absolute path, if its value is one of this machine."""
+    value = _name_value(group)
+    is_path = option is not None and not option.is_flag and (option.place is Place.HERE or option.type is FILE)
+    if not is_path or value.startswith(("/", "~")) or not value:
+        return group
+    path = os.path.normpath(current_directory() / value)
+    return (group[0], path) if len(group) > 1 else (f"{group[0].partition('=')[0]}={path}",)
+
+
 def resume(typed: Typed, origin: Mapping[str, Any]) -> Typed:
     """Return the command line with which the built-in trainer continues; that of any other program is unchanged.
 
-    `--resume auto` starts over if nothing was saved.
+    `--resume auto` starts over if nothing was saved. A demo takes no words for the trainer.
     """
-    if not origin.get("is_trainer") or "--evaluate-only" in map(_as_flag, typed.words):
+    if typed.command == "demo" or not origin.get("is_trainer") or "--evaluate-only" in map(_as_flag, typed.words):
         return typed
     save_dir = origin.get("save_dir")
     has_place = not save_dir or "--save-dir" in map(_as_flag, typed.words)

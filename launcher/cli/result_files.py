@@ -48,13 +48,14 @@ def fetch_paths(
     log_dir = log_dir.absolute()
     if not is_chosen:
         refuse_strange_folder(log_dir)
+    options = [*(["--all"] if from_all else []), *(["--log-dir", str(log_dir)] if is_chosen else [])]
     folders = _find_folders(read_run_json(found), found.id)
     names = [*folders] if from_all else [*folders][:1]
     origin = read_origin(RunList.of_user(os.environ), found.id)
     worst = 0
     for host, transport, python, timeout_s in _open(origin, names, found.id):
         wish = Wish(folders[host.name], tuple(patterns), most_bytes)
-        code = _copy(host, transport, python, timeout_s, wish, log_dir, found.id)
+        code = _copy(host, transport, python, timeout_s, wish, log_dir, found.id, options)
         worst = worst or code
     return worst
 
@@ -98,22 +99,31 @@ def fetch_asked(found: RemoteRun, log_dir: Path) -> None:
     if runs.read_kept(found.id, ORIGIN) is None:
         return
     patterns = read_origin(runs, found.id).get("fetch")
-    if isinstance(patterns, list) and patterns:
+    if not isinstance(patterns, list) or not patterns:
+        return
+    try:
         fetch_paths(found, patterns, log_dir, is_chosen=False, from_all=False, most_bytes=MOST_BYTES)
+    except LauncherError as error:
+        tell(f"launch: {error.message}; fix: {shlex.join(['launch', 'fetch', found.id, *map(str, patterns)])}")
+    except click.exceptions.Exit:
+        pass  # it was said why
 
 
 def _copy(
-    host: Host, transport: Transport, python: str | None, timeout_s: float, wish: Wish, log_dir: Path, run_id: str
-) -> int:
-    """Copy files of one host, and say what came of it; return an exit code."""
+    host: Host, transport: Transport, python: str | None, timeout_s: float, wish: Wish, log_dir: Path, run_id: str,
+    options: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """Copy files of one host, and say what came of it; return an exit code. options: of the same `launch fetch`."""
     target = log_dir / f"{run_id}-fetched" / host.name
-    again = f"launch fetch {run_id} {shlex.join(wish.patterns)}"
+    again = shlex.join(["launch", "fetch", *options, run_id, *wish.patterns])
     try:
         got = fetch_files(transport, host, loader_pythons(python), timeout_s, wish, target)
     except TransportError as error:
-        tell_lost(error.failure)
-        tell(f"launch: the copy continues with {again}")
+        tell_lost(error.failure, f"launch: the copy continues with {again}")
         return EXIT_UNREACHABLE
+    except KeyboardInterrupt:
+        tell(f"launch: stopped by you; the copy continues with {again}")
+        raise
     if not got.matched:
         tell(f"launch: {host.name} has nothing in {wish.folder} that matches {listed_names(wish.patterns)}")
         return EXIT_FAILED
@@ -169,8 +179,8 @@ def _open(
             refuse_transport(chosen, "launch fetch PATH")
             opener = make_opener(chosen, settings, hosts, python=python)
         transport = opener(hosts, lambda text: None)
-    for host in hosts:
-        yield host, transport, python, timeout_s
+        for host in hosts:  # here, because a relative --ssh-config is read for each connection
+            yield host, transport, python, timeout_s
 
 
 @contextlib.contextmanager

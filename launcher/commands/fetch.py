@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +28,8 @@ _MOST_FILES = 1_000_000
 _MOST_SAID_BYTES = 4096
 _WHOLE = b"+"  # after the bytes of a file, see launcher/node/file_sender.py
 _PART = ".part"
+_MOST_NAME_BYTES = 255 - len(f".{_PART}")  # of one name in a path
+_MOST_NAMES = 100  # in a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Fetched:
 
     matched: int
     copied: int
-    bytes_in_all: int
+    bytes_in_all: int  # of these, as far as they were sent
     too_large: Sequence[tuple[str, int]]  # left out, with their sizes
     odd: Sequence[str]  # left out for other reasons, in words
 
@@ -59,16 +63,35 @@ def fetch_files(
     """
     try:
         _make(target, target.parent.parent)
-        known = _list_known(target)
-        python = open_python(transport, host, pythons, timeout_s)
-        try:
+        with _alone_in(target):
+            known = _list_known(target)
             request = {"folder": wish.folder, "patterns": wish.patterns, "most_bytes": wish.most_bytes, "known": known}
-            python.channel.write(sender_code() + json.dumps(request).encode("ascii") + b"\n")
-            return _take(_Answer(python.channel, host, python.rest), known, wish, target)
-        finally:
-            python.channel.close()
+            python = open_python(transport, host, pythons, timeout_s)
+            try:
+                python.channel.write(sender_code() + json.dumps(request).encode("ascii") + b"\n")
+                return _take(_Answer(python.channel, host, python.rest), known, wish, target)
+            finally:
+                python.channel.close()
     except OSError as error:
-        raise LauncherError(f"can't write {error.filename or target}: {error.strerror}") from None
+        text = f"can't write {error.filename or target}: {error.strerror}"
+        raise LauncherError(text, "name another directory with --log-dir") from None
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep others from copying to a directory while the block runs: two would write the same parts."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise LauncherError(f"another launch copies files to {folder}", "wait until it has ended") from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def _list_known(target: Path) -> dict[str, tuple[int, str]]:
@@ -97,7 +120,7 @@ def _hash(path: Path) -> str:
 
 
 def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target: Path) -> Fetched:
-    copied, bytes_in_all, odd = 0, 0, list[str]()
+    copied, sent, bytes_in_all, odd = 0, 0, 0, list[str]()
     for _ in range(_MOST_FILES):
         found = answer.read_line()
         if isinstance(found.get("error"), str):
@@ -112,18 +135,18 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
             raise answer.refuse("sent what is no file")
         if begin not in (0, known.get(path, (0, ""))[0]) or begin < 0:
             raise answer.refuse("sent the end of a file that isn't here")
-        bytes_in_all += size - begin
-        if bytes_in_all > wish.most_bytes:
+        sent += size - begin
+        if sent > wish.most_bytes:
             raise answer.refuse("sent more than it was asked for")
         if not is_safe(path):
             answer.copy(None, size - begin)
             odd.append(f"{one_line(path, 200)}: its name can't be a file here")
             continue
-        if begin == size and _is_same(target / path, known.get(path)):
+        if begin == size and _is_same(target / path, size):
             answer.copy(None, 0)
             continue
         if _receive(answer, target, path, begin, size):
-            copied += 1
+            copied, bytes_in_all = copied + 1, bytes_in_all + size - begin
         else:
             odd.append(f"{path}: changed while it was copied")
     raise answer.refuse("sent too many files")
@@ -132,14 +155,17 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
 def is_safe(path: str) -> bool:
     """Tell whether a path from a host names a file below the directory for it, in plain characters."""
     names = path.split("/")
-    return path.isprintable() and not {"", ".", ".."}.intersection(names) and not any(map(_is_part, names))
+    is_short = len(names) <= _MOST_NAMES and all(
+        len(name.encode("utf-8", "replace")) <= _MOST_NAME_BYTES for name in names
+    )
+    return is_short and path.isprintable() and not {"", ".", ".."}.intersection(names) and not any(map(_is_part, names))
 
 
-def _is_same(path: Path, known: tuple[int, str] | None) -> bool:
-    """Tell whether the file itself is what was known, not a part of it."""
+def _is_same(path: Path, size: int) -> bool:
+    """Tell whether the file itself was compared, not a part of it, and none of its bytes are too many."""
     found = path.lstat() if os.path.lexists(path) else None
     is_file = found is not None and stat.S_ISREG(found.st_mode) and not path.with_name(f".{path.name}{_PART}").exists()
-    return is_file and known is not None and found is not None and found.st_size == known[0]
+    return is_file and found is not None and found.st_size == size
 
 
 def _receive(answer: _Answer, target: Path, path: str, begin: int, size: int) -> bool:

@@ -226,10 +226,9 @@ def _stop_without_controller(run: ListedRun, streams: OutputStreams, *, is_now: 
     return stop(now, streams, is_now=is_now)
 
 
-def print_health(run: ListedRun, streams: OutputStreams) -> int:
-    """Tell whether the controller of a run lives, which this login has not started, and which agents it misses."""
-    print(json.dumps({"is_alive": is_running(run), "missing": run.read_missing()}))
-    return 0
+def find_health(run: ListedRun) -> dict[str, Any]:
+    """Return whether the controller of a run lives, which this login has not started, and which agents it misses."""
+    return {"is_alive": is_running(run), "missing": run.read_missing()}
 
 
 def find_orders(run: ListedRun) -> dict[str, Any]:

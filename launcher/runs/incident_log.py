@@ -142,7 +142,9 @@ class IncidentLog:
 
         def edit(hosts: _Hosts) -> None:
             for name, found in added.items():
-                _add_told(hosts.setdefault(name, _Memory([])), found)
+                memory = hosts.setdefault(name, _Memory([]))
+                memory.forgotten_at = min(memory.forgotten_at, round(now))  # by a clock that was ahead
+                _add_told(memory, found)
 
         if any(added.values()):
             self._change(edit)
@@ -153,6 +155,7 @@ class IncidentLog:
         hosts = self._read()
         for name in names:
             runs = hosts[name].runs if name in hosts else []
+            runs = [run for run in runs if run["at"] <= now + _DAY_S]  # a clock that was ahead would blame for years
             if find_blame(runs, now) >= _LEAST_BLAME:
                 found[name] = _describe(runs, now)
         return found

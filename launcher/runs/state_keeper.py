@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -102,8 +101,10 @@ class StateKeeper:
         if self._write is None or not self._has_plan or self._is_queued:
             return
         self._is_queued = True
-        with contextlib.suppress(LauncherError):  # no thread is left; a run needs no state
+        try:
             self._disk.put(self._write_newest)
+        except LauncherError:  # no thread is left; a run needs no state
+            self._is_queued = False
 
     def _write_newest(self) -> None:
         self._is_queued = False  # before it is read: what changes now is queued again

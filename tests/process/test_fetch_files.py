@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -58,11 +59,12 @@ def test_files_come_once_and_continue(workdir: Path, tmp_path: Path) -> None:
     with (workdir / "outputs/a.pt").open("ab") as file:  # it has grown, another has changed, and one was cut off
         file.write(b"more")
     (workdir / "outputs/deep/b \u00e9.txt").write_text("c")
+    (target / "outputs/empty").write_bytes(b"it was not")
     (workdir / "outputs/c").write_bytes(b"c" * 100)
     (target / "outputs/.c.part").write_bytes(b"c" * 60)
     found = fetch(workdir, target, "outputs/**")
-    assert (found.copied, found.bytes_in_all) == (3, 4 + 1 + 40)
-    for name in ("a.pt", "deep/b \u00e9.txt", "c"):
+    assert (found.copied, found.bytes_in_all) == (4, 4 + 1 + 40)
+    for name in ("a.pt", "deep/b \u00e9.txt", "c", "empty"):
         assert (target / "outputs" / name).read_bytes() == (workdir / "outputs" / name).read_bytes()
     assert not [*target.rglob("*.part")]
 
@@ -97,6 +99,18 @@ def test_nothing_is_written_through_a_link_here(workdir: Path, tmp_path: Path) -
     with pytest.raises(LauncherError, match="it is a link"):
         fetch(workdir, tmp_path / "R", "outputs/a.pt")
     assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_a_directory_to_which_another_fetch_copies(workdir: Path, tmp_path: Path) -> None:
+    fetch(workdir, tmp_path / "R", "outputs/empty")
+    fd = os.open(tmp_path / "R", os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(LauncherError, match=r"^another launch copies files to "):
+            fetch(workdir, tmp_path / "R", "outputs/")
+    finally:
+        os.close(fd)
+    assert fetch(workdir, tmp_path / "R", "outputs/").copied == 2
 
 
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
@@ -142,10 +156,11 @@ def entry(path: object, begin: object = 0, size: object = 1, content: bytes = b"
 END = b'{"end": true, "matched": 1}\n'
 
 
-@pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a\n", "\x1b[2J", "a/", ".x.part"])
+@pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a\n", "\x1b[2J", "a/", ".x.part",
+                                  "\u00e9" * 130, "a/" * 5000 + "a"])  # fmt: skip
 def test_a_name_that_leads_elsewhere_is_skipped(path: str, tmp_path: Path) -> None:
     found = fetch_files(Liar(entry(path) + END), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
-    assert (found.copied, len(found.odd), found.odd[0].isprintable()) == (0, 1, True)
+    assert (found.copied, found.bytes_in_all, len(found.odd), found.odd[0].isprintable()) == (0, 0, 1, True)
     assert [path.name for path in tmp_path.rglob("*")] == ["R"]
     assert not is_safe(path)
 

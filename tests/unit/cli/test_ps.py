@@ -45,3 +45,12 @@ def test_no_column_is_cut(
     for cell in ("20261120-091233", "base", state, "1 h 00 min", "gpu1", "2 x 8"):
         assert f"{cell}  " in row, row
     assert row.endswith("[gpu1:0] step 1 loss 4.17" if columns == 200 else "[gpu1:0] …"), row
+
+
+def test_what_is_known_of_a_run_is_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    known = "doesn't answer; 3 h 02 min ago it was running"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for columns, said in ((80, f"launch: run 20261120-091233: {known}\n"), (200, "")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        ps._print_table([{**ROW, "state": "unknown", "restarts": None, "last_line": known}])
+        assert capsys.readouterr().err == said

@@ -26,7 +26,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node.code.listing import hash_listing
 from launcher.runs.result import Result
-from launcher.runs.run_list import ORIGIN, RunList
+from launcher.runs.run_list import KEPT, ORIGIN, RunList
 from launcher.session.node_state import Census
 
 RUN: click.Command = importlib.import_module(COMMANDS["run"][0]).command
@@ -103,9 +103,19 @@ def test_a_script_that_is_called_like_a_command() -> None:
         ("--env A=1 --env B=2 t.py", "--env A=3 --env C=4", "--env B=2 --env A=3 --env C=4 t.py"),
         ("--notify x t.py", "--notify y", "--notify y t.py"),
         ("--hosts a -- --lr 1", "-q", "--hosts a -q -- --lr 1"),
+        ("t.py", "--sync --restarts 3", "--sync= --restarts 3 t.py"),
+        ("--sync= t.py", "--sync lib", "--sync=/here/lib t.py"),
+        ("--hosts a t.py", "--hostfile h --log-dir=../l --env-file ~/e --ssh-config /c --python p",
+         "--hostfile /here/h --log-dir=/l --env-file '~/e' --ssh-config /c --python p t.py"),
     ],
-)
-def test_options_instead_of_those_of_the_run(typed: str, given: str, line: str) -> None:
+)  # fmt: skip
+def test_options_instead_of_those_of_the_run(
+    typed: str, given: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here/lib").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    line = line.replace("=/l ", f"={tmp_path}/l ")
+    line = line.replace("/here/", f"{tmp_path}/here/")
     found = override(read(shlex.split(typed)), RUN, shlex.split(given))
     assert (shlex.join(found.line), found.notified) == (line, False)
 
@@ -132,6 +142,11 @@ def test_other_words_are_refused() -> None:
 )  # fmt: skip
 def test_the_trainer_continues(typed: str, origin: dict[str, Any], line: str) -> None:
     assert shlex.join(resume(read(shlex.split(typed)), {"is_trainer": True, **origin}).line) == line
+
+
+def test_a_demo_starts_over() -> None:
+    typed = Typed("demo", (("--nodes", "3"),), ())
+    assert resume(typed, {"is_trainer": True, "is_default": True, "save_dir": "outputs/R"}) == typed
 
 
 @pytest.fixture
@@ -216,6 +231,20 @@ def test_a_run_that_may_live_is_not_started_again(sent: Path) -> None:
             call("again", "base")
     finally:
         entry.close(is_kept=False)
+
+
+def test_a_run_whose_controller_died_has_not_ended(sent: Path) -> None:
+    entry = RunList.of_user(os.environ).begin("20261120-101500", None, sent / "logs")
+    place = RunList.of_user(os.environ).base / "20261120-101500"
+    (place / KEPT).mkdir()
+    (place / KEPT / "start.py").touch()
+    entry.close(is_kept=True)
+    RunList.of_user(os.environ).keep(place.name, ORIGIN, read_bytes_of_first(sent))
+    for words in (("again",), ("ps", "--forget", place.name)):
+        with pytest.raises(UsageError, match=r"has not ended: its controller died$") as raised:
+            call(*words)
+        assert f"launch stop {place.name}" in raised.value.fix
+    assert place.exists()
 
 
 def read_bytes_of_first(sent: Path) -> bytes:

@@ -177,6 +177,20 @@ def test_what_was_forgotten_does_not_come_back(log: IncidentLog, there: Incident
     assert say(log)["gpu4"] == "lost in its last run, the last time 1 minute ago"
 
 
+def test_a_clock_that_was_a_year_ahead(log: IncidentLog, there: IncidentLog) -> None:
+    """Neither what was noted nor what was forgotten by it lasts."""
+    log.note("r1", NOW + 365 * DAY_S, {"gpu1": "lost"})
+    assert say(log) == {} and "gpu1" in say(log, days=365)
+    log.forget(["gpu4"], NOW + 365 * DAY_S)
+    there.note("r1", NOW - 60, {"gpu4": "lost"})
+    exchange(log, there)
+    assert say(log) == {}
+    for minute in (1, 3):  # the first one may be from before the clock was set
+        there.note("r2", NOW + 60 * minute, {"gpu4": "lost"})
+        exchange(log, there, now=NOW + 60 * (minute + 1))
+    assert "gpu4" in say(log)
+
+
 def test_what_is_forgotten_before_it_is_known(log: IncidentLog, there: IncidentLog) -> None:
     there.note("r1", NOW - 600, {"gpu4": "lost"})
     assert log.forget(["gpu4"], NOW) == []

@@ -1,0 +1,26 @@
+"""What the ranks have written, copied from their hosts as they were reached at the start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import Launch, shell
+
+
+@pytest.mark.parametrize("transport", ["ssh", "fabric"])
+def test_results_come_from_all_hosts(launch: Launch) -> None:
+    """Also from another directory, if --ssh-config is relative to that of the run."""
+    (launch.folder / "config").write_text(launch.ssh_config.read_text())
+    script = "mkdir -p outputs; echo $RANK >outputs/$RANK"
+    done = replace(launch, ssh_config=Path("config")).run("--fetch", "outputs/0", *shell(script))
+    assert done.exit_code == 0, str(done)
+    run = (launch.folder / "logs/latest").readlink().name
+    copies = launch.folder / f"logs/{run}-fetched"
+    assert done.stderr.endswith(f"launch: copied 1 file (2 bytes) of node1 to {copies}/node1\n")
+    elsewhere = replace(launch, folder=launch.folder / "outputs")
+    done = elsewhere.run_command("fetch", "--all", "--log-dir", "../logs", run, "outputs/")
+    assert done.exit_code == 0, str(done)
+    names = [str(path.relative_to(copies)) for path in sorted(copies.rglob("?"))]
+    assert names == [f"node{node}/outputs/{rank}" for node in (1, 2) for rank in range(4)]
