@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.command_table import COMMANDS
-from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.error_lines import show_error, tell, tell_lost
 from launcher.cli.find_run import read_run_json
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.repetition import read_origin, typed_of
@@ -55,7 +55,11 @@ def fetch_paths(
     worst = 0
     for host, transport, python, timeout_s in _open(origin, names, found.id):
         wish = Wish(folders[host.name], tuple(patterns), most_bytes)
-        code = _copy(host, transport, python, timeout_s, wish, log_dir, found.id, options)
+        try:
+            code = _copy(host, transport, python, timeout_s, wish, log_dir, found.id, options)
+        except LauncherError as error:  # the other hosts may have theirs
+            show_error(error)
+            code = error.exit_code
         worst = worst or code
     return worst
 

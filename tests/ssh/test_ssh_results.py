@@ -24,3 +24,9 @@ def test_results_come_from_all_hosts(launch: Launch) -> None:
     assert done.exit_code == 0, str(done)
     names = [str(path.relative_to(copies)) for path in sorted(copies.rglob("?"))]
     assert names == [f"node{node}/outputs/{rank}" for node in (1, 2) for rank in range(4)]
+    (copies / "node1").rename(copies / "first")
+    (copies / "node1").symlink_to("first")
+    (copies / "node2/outputs/0").unlink()
+    done = elsewhere.run_command("fetch", "--all", "--log-dir", "../logs", run, "outputs/")
+    assert done.exit_code == 1 and "-fetched/node1: it is a link\n" in done.stderr, str(done)
+    assert (copies / "node2/outputs/0").exists(), "what fails for one host is copied from the others"
