@@ -31,6 +31,7 @@ from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageE
 from launcher.hosts.ranges import fold_names
 from launcher.node import messages
 from launcher.node.facts import network
+from launcher.node.logind import is_shutting_down
 from launcher.output.console import Console
 from launcher.output.lines import STDOUT
 from launcher.output.log_writer import redirect_streams, warn_of_little
@@ -42,7 +43,7 @@ from launcher.output.write_queue import STALLED_S
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.kept_run import KeptRun
-from launcher.runs.logout import is_shutting_down, warn_of_lost_memory
+from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.result import Result
 from launcher.runs.run import RunLeftError
 from launcher.runs.run_list import ListedRun, RunList, RunListEntry

@@ -276,7 +276,7 @@ class RunListEntry:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def note_missing(self, hosts: Sequence[str], rebooting: Sequence[str] = ()) -> None:
+    def note_missing(self, hosts: Sequence[str], rebooting: Sequence[str]) -> None:
         """Write down which hosts' agents are not connected, and which of these hosts are known to reboot."""
         if self._place is not None:
             with contextlib.suppress(OSError):
