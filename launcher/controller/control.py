@@ -188,7 +188,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
             can_reach=partial(_can_reach, hub),
         )  # fmt: skip
         if unit is not None:
-            unit.stand_by()
+            unit.stand_by(is_last=standing.is_hopeless)
         return _drive(again, entry, kept, unit, variables, request.notify, os._exit).exit_code
     finally:
         record.disk.wait(STALLED_S)

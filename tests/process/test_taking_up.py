@@ -113,6 +113,7 @@ def test_a_run_outlives_its_controllers(started: Started, capfd: pytest.CaptureF
     capfd.readouterr()
     assert start_controller(started.look(), STREAMS) == 0
     assert capfd.readouterr().err == f"launch: the controller of run {RUN} died; controller 3 takes it up\n"
+    assert wait_until(lambda: started.standing().idle_controllers == 1)  # until an attempt begins
     assert wait_until(lambda: not started.look().is_alive)
     run = started.look()
     assert run.end is not None
