@@ -130,8 +130,8 @@ def choose_logins(found: ListedRun | RemoteRun, orders: Sequence[Mapping[str, An
                 for each in orders}  # fmt: skip
     name = found.way.name
     if not found.logins:
-        text = f"this machine has not started run {found.id}, so it doesn't know how to log in to its hosts"
-        raise UsageError(text, f"use launch rejoin where it was started, or on {name}")
+        text = f"only the machine that started run {found.id} knows how to log in to its hosts"
+        raise UsageError(text, f"use launch rejoin {found.id} there, without --controller, or on {name}")
     known = {host.name: host for host in found.logins}
     try:
         wanted = {str(each["name"]): each["order"] for each in orders}

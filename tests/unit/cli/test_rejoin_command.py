@@ -38,7 +38,7 @@ def test_it_logs_in_as_the_run_was_started() -> None:
         (
             STARTED_ELSEWHERE,
             [order("gpu2")],
-            "this machine has not started run 20261120-091233, so it doesn't know how to log in to its hosts",
+            "only the machine that started run 20261120-091233 knows how to log in to its hosts",
         ),
         (STARTED_HERE, [{"name": "gpu2"}], "gpu1 sent an answer that can't be read"),
         (STARTED_HERE, ["gpu2"], "gpu1 sent an answer that can't be read"),
