@@ -206,6 +206,7 @@ class Agent:
             for fd, _ in ready:
                 callbacks[fd]()
             self._flush()
+        signals.signal(signals.SIGTERM, signals.SIG_DFL)  # it is read no more
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
         if self._notice is not None and self._lifecycle.has_given_up:
             run_notice(*self._notice)
