@@ -10,7 +10,7 @@ from launcher.runs.attempt import CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
 from launcher.runs.policy import Ending
 
-MOST_IDLE = 3
+_MOST_IDLE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +31,4 @@ class Standing:
     @property
     def is_hopeless(self) -> bool:
         """Whether so many of these died that only the user, or a boot, shall start another one."""
-        return self.idle_controllers >= MOST_IDLE
+        return self.idle_controllers >= _MOST_IDLE
