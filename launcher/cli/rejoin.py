@@ -97,6 +97,11 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = Fals
     return sorted(outcomes.get() for _ in starts)
 
 
+def _read_order(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an order whose addresses are such: they may be shown."""
+    return {**order, "addresses": [[str(address), int(port)] for address, port in order["addresses"]]}
+
+
 def rejoin_quietly(found: ListedRun | RemoteRun, context: click.Context) -> None:
     """Do that in another thread of a command, without a question; launch rejoin says what fails."""
     with context.scope(cleanup=False), contextlib.suppress(LauncherError, click.exceptions.Exit):
@@ -134,8 +139,8 @@ def choose_logins(found: ListedRun | RemoteRun, orders: Sequence[Mapping[str, An
         raise UsageError(text, f"use launch rejoin {found.id} there, without --controller, or on {name}")
     known = {host.name: host for host in found.logins}
     try:
-        wanted = {str(each["name"]): each["order"] for each in orders}
-    except (TypeError, KeyError):
+        wanted = {str(each["name"]): _read_order(each["order"]) for each in orders}
+    except (TypeError, KeyError, ValueError):
         raise _unreadable(found) from None
     if strange := [host for host in wanted if host not in known]:
         text = f"{name} says that run {found.id} misses {shown(strange[0])}, which is no host of the run"

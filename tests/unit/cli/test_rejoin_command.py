@@ -18,13 +18,14 @@ STARTED_ELSEWHERE = RemoteRun("20261120-091233", Way("gpu1"))
 
 
 def order(name: str, **fields: Any) -> dict[str, Any]:
-    return {"name": name, "user": None, "port": None, "order": {"token": f"of {name}"}, **fields}
+    found = {"token": f"of {name}", "addresses": [["192.0.2.7", 4000]]}
+    return {"name": name, "user": None, "port": None, "order": found, **fields}
 
 
 def test_it_logs_in_as_the_run_was_started() -> None:
     """What the controller's host says of the way there is of no account."""
     told = [order("gpu2", user="root", port=1)]
-    assert choose_logins(STARTED_HERE, told) == {LOGINS[1]: {"token": "of gpu2"}}
+    assert choose_logins(STARTED_HERE, told) == {LOGINS[1]: order("gpu2")["order"]}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,11 @@ def test_it_logs_in_as_the_run_was_started() -> None:
             "only the machine that started run 20261120-091233 knows how to log in to its hosts",
         ),
         (STARTED_HERE, [{"name": "gpu2"}], "gpu1 sent an answer that can't be read"),
+        (
+            STARTED_HERE,
+            [order("gpu2", order={"addresses": [["192.0.2.7", "\x1b[2J"]]})],
+            "gpu1 sent an answer that can't be read",
+        ),
         (STARTED_HERE, ["gpu2"], "gpu1 sent an answer that can't be read"),
     ],
 )
