@@ -47,6 +47,7 @@ EXIT_HANG = 124  # the exit code of timeout(1)
 EXIT_SIGNAL_BASE = 128
 
 _MAX_FAILURE = 500  # characters of its text
+_MAX_FIX = 10_000  # it may name many keys
 
 
 class LauncherError(Exception):
@@ -124,7 +125,8 @@ class HostFailureKind(str, Enum):
 class HostFailure:
     """Why one host takes no part: a kind for programs, one line of text, and the remedy, if there is one.
 
-    The text never holds a newline or another control character, whoever wrote it, and is cut at 500 characters.
+    Text and fix never hold a newline or another control character, whoever wrote them, and the text is cut at 500
+    characters.
     """
 
     host: str  # its name as the user wrote it; a jump host's as in ssh_config
@@ -134,8 +136,9 @@ class HostFailure:
     address: str = ""  # where `launch` tried to reach it; text and fix may name it
 
     def __post_init__(self) -> None:
-        """Make the text safe: parts of it may come from the host, or from another machine that answered for it."""
+        """Make both safe: parts of them may come from the host, or from another machine that answered for it."""
         object.__setattr__(self, "text", one_line(self.text, _MAX_FAILURE))
+        object.__setattr__(self, "fix", one_line(self.fix, _MAX_FIX))
 
 
 class UnreachableError(LauncherError):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,12 +18,9 @@ from launcher.cli.options.values import gather
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_UNREACHABLE, HostFailure, HostFailureKind, LauncherError, UsageError
 from launcher.hosts.host import Host
-from launcher.hosts.ranges import fold_names
+from launcher.hosts.ranges import fold_names, shown
 from launcher.hosts.unreachable import failure_lines
 from launcher.runs.run_list import ListedRun, RemoteRun, Way
-
-if TYPE_CHECKING:
-    pass
 
 _DIAL_S = 6.0  # agents that were cut off dial again every 5 s
 
@@ -63,15 +60,15 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = Fals
     Raise LauncherError if the run has no controller that lives, or can't have a host back. may_ask: for passwords;
     takes_up: start another controller if that of the run died.
     """
-    from launcher.cli.find_run import ask_value, carry_out
+    from launcher.cli.find_run import carry_out
     from launcher.cli.host_choice import choose_opener
-    from launcher.commands.run_actions import find_orders
     from launcher.controller.agent_start import start_again
     from launcher.runs.kept_run import start_controller
     from launcher.session.settings import loader_pythons
     from launcher.transports.settings import TransportSettings
 
-    answer = ask_value(found, find_orders, may_ask=may_ask)
+    ask = partial(_ask, found, may_ask=may_ask)
+    answer = ask()
     if answer["has_ended"]:
         raise UsageError(f"run {found.id} has ended", "see launch ps for those that run")
     if not answer["is_alive"] and takes_up:
@@ -79,15 +76,15 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = Fals
         if code:
             raise click.exceptions.Exit(code)  # it has said why
         time.sleep(_DIAL_S)
-        answer = ask_value(found, find_orders, may_ask=may_ask)
+        answer = ask()
     if not answer["is_alive"]:
         raise UsageError(f"the controller of run {found.id} died", f"launch rejoin {found.id}")
-    starts = {_read_host(each): each["order"] for each in answer["orders"]}
-    if answer["missing"] and not starts:
+    if answer["missing"] and not answer["orders"]:
         text = f"run {found.id} was started without --detach and --restarts, and can't have a lost host back"
         raise UsageError(text, f"launch stop {found.id}")
-    if not starts:
+    if not answer["orders"]:
         return []
+    starts = choose_logins(found, answer["orders"])
     way = found.way if isinstance(found, RemoteRun) else Way(found.controller.host)
     config = Path(way.ssh_config) if way.ssh_config else None
     settings = TransportSettings(way.transport, config, silence_s=0.0)
@@ -100,14 +97,55 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = Fals
     return sorted(outcomes.get() for _ in starts)
 
 
+def _read_order(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an order whose addresses are such: they may be shown."""
+    return {**order, "addresses": [[str(address), int(port)] for address, port in order["addresses"]]}
+
+
 def rejoin_quietly(found: ListedRun | RemoteRun, context: click.Context) -> None:
     """Do that in another thread of a command, without a question; launch rejoin says what fails."""
     with context.scope(cleanup=False), contextlib.suppress(LauncherError, click.exceptions.Exit):
         rejoin(found, may_ask=False)
 
 
-def _read_host(value: Mapping[str, Any]) -> Host:
-    return Host(value["name"], user=value["user"], port=value["port"], address=value["address"], source="launch rejoin")
+def _ask(found: ListedRun | RemoteRun, *, may_ask: bool) -> dict[str, Any]:
+    """Return what `find_orders` says of a run; raise LauncherError if that can't be had."""
+    from launcher.cli.find_run import ask_value
+    from launcher.commands.run_actions import find_orders
+
+    answer = ask_value(found, find_orders, may_ask=may_ask)
+    if isinstance(answer, dict) and answer.keys() == {"is_alive", "has_ended", "missing", "orders"}:
+        return answer
+    raise _unreadable(found)
+
+
+def _unreadable(found: ListedRun | RemoteRun) -> LauncherError:
+    host = found.way.name if isinstance(found, RemoteRun) else found.controller.host
+    return LauncherError(f"{host} sent an answer that can't be read")
+
+
+def choose_logins(found: ListedRun | RemoteRun, orders: Sequence[Mapping[str, Any]]) -> dict[Host, Mapping[str, Any]]:
+    """Return where to log in, and the order of the agent there; raise LauncherError if that isn't known here.
+
+    Of a run that another machine controls, only this machine's own record says where: whoever controls that machine
+    could otherwise let this one start an agent wherever the user can log in.
+    """
+    if isinstance(found, ListedRun):
+        return {Host(each["name"], user=each["user"], port=each["port"], source="launch rejoin"): each["order"]
+                for each in orders}  # fmt: skip
+    name = found.way.name
+    if not found.logins:
+        text = f"only the machine that started run {found.id} knows how to log in to its hosts"
+        raise UsageError(text, f"use launch rejoin {found.id} there, without --controller, or on {name}")
+    known = {host.name: host for host in found.logins}
+    try:
+        wanted = {str(each["name"]): _read_order(each["order"]) for each in orders}
+    except (TypeError, KeyError, ValueError):
+        raise _unreadable(found) from None
+    if strange := [host for host in wanted if host not in known]:
+        text = f"{name} says that run {found.id} misses {shown(strange[0])}, which is no host of the run"
+        raise LauncherError(text, f"see who controls {name}; nothing was started")
+    return {known[host]: order for host, order in wanted.items()}
 
 
 def _start(start: Callable[..., object], host: Host, order: Mapping[str, Any], outcomes: SimpleQueue[Outcome]) -> None:

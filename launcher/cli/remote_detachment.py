@@ -86,7 +86,7 @@ def run_planted(
             if run_id != proposed_id and not runs.exchange_id(proposed_id, run_id, credentials.fingerprint):
                 text = f"--detach: another run that was started on this machine has the id {run_id}"
                 raise UsageError(text, "try again")
-            run = RemoteRun(run_id, way, output.name, wall_clock(), names)
+            run = RemoteRun(run_id, way, output.name, wall_clock(), tuple(everyone))
             runs.add(run)
         planted = run
         if not output.as_json:

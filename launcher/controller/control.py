@@ -31,6 +31,7 @@ from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageE
 from launcher.hosts.ranges import fold_names
 from launcher.node import messages
 from launcher.node.facts import network
+from launcher.node.logind import is_shutting_down
 from launcher.output.console import Console
 from launcher.output.lines import STDOUT
 from launcher.output.log_writer import redirect_streams, warn_of_little
@@ -42,7 +43,7 @@ from launcher.output.write_queue import STALLED_S
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.kept_run import KeptRun
-from launcher.runs.logout import is_shutting_down, warn_of_lost_memory
+from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.result import Result
 from launcher.runs.run import RunLeftError
 from launcher.runs.run_list import ListedRun, RunList, RunListEntry
@@ -150,8 +151,6 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
     _own_logs(state)
     runs = RunList(state / "runs", state / "logs")
     run, entry = runs.resume(place.name)
-    if run.end is not None:
-        raise UsageError(f"run {run.id} has ended", "see launch ps")
     kept = KeptRun(place, lambda error: _complain(console, error))
     values, standing, generation = kept.resume()
     assert isinstance(values, Kept)
@@ -172,7 +171,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
         _listen_again(hub, values.port)
         hub.go()
         hub.keep(_make_notice(request, record))
-        if run.is_being_stopped or run.read_record().get("result") is not None:
+        if run.end is not None or run.is_being_stopped or run.read_record().get("result") is not None:
             return _end_late(run, entry, kept, unit, console)
         addresses = [address for _, address in network.list_addresses()]
         watch_agents(
@@ -187,7 +186,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
             can_reach=partial(_can_reach, hub),
         )  # fmt: skip
         if unit is not None:
-            unit.stand_by()
+            unit.stand_by(is_last=standing.is_hopeless)
         return _drive(again, entry, kept, unit, variables, request.notify, os._exit).exit_code
     finally:
         record.disk.wait(STALLED_S)
@@ -196,15 +195,18 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
 
 
 def _end_late(run: ListedRun, entry: RunListEntry, kept: KeptRun, unit: ControllerUnit | None, console: Console) -> int:
-    """End a run whose controller died while it ended the run; return its exit code."""
+    """End a run whose controller died while it ended the run, or after that; return its exit code."""
     found = run.read_record().get("result")
     code = found["exit_code"] if found is not None else EXIT_SIGNAL_BASE + signal.SIGINT
     number = found["interrupted_by"] if found is not None else signal.SIGINT
-    if found is None:
+    if run.end is not None:
+        code = run.end.exit_code
+    elif found is None:
         console.say(f"launch: stopped by you; the controller of run {run.id} died before its last process had ended")
     else:
         console.say(f"launch: run {run.id} has ended; its controller died before it could say so")
-    entry.end(Result(code, 0.0, Census({}, {}), interrupted_by=number))
+    if run.end is None:
+        entry.end(Result(code, 0.0, Census({}, {}), interrupted_by=number))
     kept.remove()
     if unit is not None:
         unit.remove()

@@ -45,11 +45,16 @@ class ControllerUnit:
         """Let the run be taken up after a boot; return why that is not possible, or ""."""
         return boot_units.install(self._name, self._program)
 
-    def stand_by(self) -> None:
-        """Let the run be taken up if this process dies; until then, `launch clean` leaves the boot unit alone."""
+    def stand_by(self, *, is_last: bool = False) -> None:
+        """Let the run be taken up if this process dies; until then, `launch clean` leaves the boot unit alone.
+
+        is_last: after this process only a boot, or the user, shall start another one.
+        """
         with contextlib.suppress(OSError):  # a disk that takes no lock
             self._lock = os.open(boot_units.find_lock(self._name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if is_last:
+            return
         argv, null = [sys.executable, "-X", "utf8", "-ISc", self._program], subprocess.DEVNULL
         with contextlib.suppress(OSError):  # no process is left
             subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, start_new_session=True)

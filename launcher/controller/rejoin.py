@@ -114,7 +114,7 @@ def watch_agents(
 
 def describe_start(host: Host, order: Order) -> dict[str, Any]:
     """Return as JSON what `launch rejoin` needs to start the agent of a host."""
-    return {"name": host.name, "user": host.user, "port": host.port, "address": host.address, "order": order}
+    return {"name": host.name, "user": host.user, "port": host.port, "order": order}
 
 
 class Rejoining:
@@ -145,13 +145,15 @@ class Rejoining:
         self._returns: list[Return] = []  # that were not mentioned yet
         self._window = threading.Semaphore(_LOGINS_AT_ONCE)
 
-    def serve(self, is_changed: threading.Event, note_missing: Callable[[Sequence[str]], object]) -> None:
+    def serve(
+        self, is_changed: threading.Event, note_missing: Callable[[Sequence[str], Sequence[str]], object]
+    ) -> None:
         """Work until this process ends; is_changed: set when an agent comes or goes.
 
-        note_missing: gets the hosts whose agent is missing, whenever that may have changed.
+        note_missing: gets the hosts whose agent is missing, and those that reboot, whenever that may have changed.
         """
         while True:
-            note_missing(self._hub.missing())
+            note_missing(self._hub.missing(), self._hub.find_rebooting())
             self._mention()
             wait_s = self._try_missing(is_changed)
             is_changed.wait(wait_s)

@@ -40,6 +40,8 @@ _UNIT = """\
 [Unit]
 Description=launch %(name)s
 ConditionHost=%(host)s
+StartLimitIntervalSec=3600
+StartLimitBurst=5
 
 [Service]
 ExecStart=%(command)s

@@ -101,6 +101,7 @@ END = "end"
 OUT = "out"
 ERR = "err"
 UNIT = "unit"  # whether it will be started again after a boot of its host, and why not
+LEAVING = "leaving"  # its host shuts down
 
 # launch host -> controller, besides GO
 SIGNAL = "signal"  # that the user has sent with the keyboard

@@ -79,6 +79,7 @@ class Run:
         self._carried = standing.carried
         self._endings = [*standing.endings]
         self._attempts = [dict(attempt) for attempt in standing.attempts]  # for run.json
+        self._idle_controllers = standing.idle_controllers
         self._idle: list[Connection] = []  # to hosts that wait for the next attempt
 
     async def execute(self) -> Result:
@@ -165,10 +166,13 @@ class Run:
 
     def _keep(self, attempt_began_at: float | None = None) -> None:
         """Let whoever keeps it know where the run stands."""
+        if attempt_began_at is not None:
+            self._idle_controllers = 0
         if self._request.keep is not None:
             standing = Standing(
-                self._began_at, self._hosts, self._endings, self._attempts, self._carried, attempt_began_at
-            )
+                self._began_at, self._hosts, self._endings, self._attempts, self._carried, attempt_began_at,
+                self._idle_controllers,
+            )  # fmt: skip
             self._request.keep(standing)
 
     async def _take_up(self, standing: Standing) -> Result | None:
@@ -176,9 +180,11 @@ class Run:
 
         An attempt that was under way has ended with its controller.
         """
+        self._idle_controllers += 1
         fence_s = find_fence(self._request.job)
         self._state.plan()  # of earlier attempts there is one
         if standing.attempt_began_at is None:
+            self._keep()
             self._say(f"launch: continuing in {span(round(fence_s))}, when nothing can be alive any more", Style.STRONG)
             self._state.pause(fence_s)
             try:

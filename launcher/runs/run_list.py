@@ -239,9 +239,14 @@ class RemoteRun:
     way: Way
     name: str | None = None
     began_at: float = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
-    hosts: tuple[str, ...] = ()  # with the spares; empty if an earlier version has started it
+    logins: tuple[Host, ...] = ()  # of its hosts and spares, as it was started; empty if it was started elsewhere
     row: Mapping[str, Any] | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
     alive: Sighting | None = None  # the last time that it was seen to live
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of its hosts and spares, where these are known here."""
+        return tuple(host.name for host in self.logins)
 
     @property
     def is_alive(self) -> bool | None:
@@ -271,7 +276,7 @@ class RunListEntry:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def note_missing(self, hosts: Sequence[str], rebooting: Sequence[str] = ()) -> None:
+    def note_missing(self, hosts: Sequence[str], rebooting: Sequence[str]) -> None:
         """Write down which hosts' agents are not connected, and which of these hosts are known to reboot."""
         if self._place is not None:
             with contextlib.suppress(OSError):
@@ -419,7 +424,8 @@ class RunList:
         """List a run whose id was taken; raise OSError if that can't be written."""
         with contextlib.suppress(LauncherError):
             self._prune()
-        values = {"name": run.name, "began_at": run.began_at, "hosts": run.hosts, "way": asdict(run.way)}
+        hosts = [{"name": host.name, "user": host.user, "port": host.port} for host in run.logins]
+        values = {"name": run.name, "began_at": run.began_at, "hosts": hosts, "way": asdict(run.way)}
         replace_private(self.base / run.id / _WAY, json.dumps(values))
 
     def note_end(self, run: RemoteRun, row: Mapping[str, Any]) -> None:
@@ -652,9 +658,9 @@ def _read_remote(place: Path) -> RemoteRun | None:
     try:
         values = json.loads((place / _WAY).read_text("utf-8"))
         way = Way(**values.pop("way"))
-        hosts = tuple(str(name) for name in values.pop("hosts", ()))
+        logins = tuple(Host(**each, source="launch ps") for each in values.pop("hosts", ()))
         seen, alive = _read_seen(place / _SEEN), _read_alive(place / _ALIVE)
-        run = RemoteRun(place.name, way, row=seen, alive=alive, hosts=hosts, **values)
+        run = RemoteRun(place.name, way, row=seen, alive=alive, logins=logins, **values)
         return run if math.isfinite(run.began_at) and isinstance(run.name, (str, type(None))) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # it is being written, or none of ours
         return None

@@ -10,6 +10,8 @@ from launcher.runs.attempt import CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
 from launcher.runs.policy import Ending
 
+_MOST_IDLE = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -24,3 +26,9 @@ class Standing:
     attempts: Sequence[Mapping[str, Any]]  # for run.json
     carried: CarriedOver
     attempt_began_at: float | None  # of the attempt that is under way
+    idle_controllers: int = 0  # that took the run up since the last attempt began; their deaths cost no restart
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many of these died that only the user, or a boot, shall start another one."""
+        return self.idle_controllers >= _MOST_IDLE

@@ -77,7 +77,7 @@ _LOCK = threading.Lock()
 _HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
 _NO_COLUMNS, _NO_LINE = 13, 15
 _AGENT_MODULES = (
-    "boot_units", "clock", "fast_json", "messages", "own_folders", "signals", "relays.relayed_process",
+    "boot_units", "clock", "fast_json", "logind", "messages", "own_folders", "signals", "relays.relayed_process",
     *(f"agents.{name}" for name in ("agent", "agent_lock", "agent_unit", "children", "controller_link", "notice")),
 )  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")

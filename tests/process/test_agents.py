@@ -457,6 +457,32 @@ def test_an_agent_that_is_killed_is_started_again(fleet: Fleet) -> None:
     assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
 
 
+def test_an_agent_whose_host_shuts_down(
+    make_fleet: MakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """It says so, and nothing starts it again; without a shutdown, one that gets SIGTERM is started again."""
+    says = tmp_path / "systemctl"
+    says.write_text("#!/bin/sh\necho running\n")
+    says.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fleet = make_fleet("n1", "n2")
+    fleet.start()
+    agents = []
+    for answer in ("running", "stopping"):
+        says.write_text(f"#!/bin/sh\necho {answer}\n")
+        lost = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
+        agents.append(int(read_line(lost)))
+        os.kill(agents[-1], signal.SIGTERM)
+        assert fail_of(lost) == (HostFailureKind.CONNECTION, "the connection to its agent was lost")
+        assert fleet.hub.find_rebooting() == (["n1"] if answer == "stopping" else [])
+    assert len({*agents}) == 2
+    wait_until(lambda: len(find_agents(fleet)) == 1)  # that of n2
+    assert fleet.hub.missing() == ["n1"]
+    fleet.plant("n1", is_after_go=True)  # as a boot would
+    assert fleet.hub.wait_for_all(DEADLINE_S) == []
+    assert fleet.hub.find_rebooting() == []
+
+
 def test_an_agent_that_is_killed_loses_its_host_alone(make_fleet: MakeFleet) -> None:
     """Without restarts it is not needed again."""
     fleet = make_fleet("n1", "n2")

@@ -209,14 +209,15 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     }  # fmt: skip
     runs.note_end(RemoteRun("20261120-091234", Way("127.0.0.1")), row)
     runs.note_alive(RemoteRun("20261120-091233", Way("127.0.0.1")), {**row, "run": "20261120-091233",
-                    "state": "running", "exit_code": None})  # fmt: skip
+                    "state": "running", "exit_code": None, "restarts": 0, "restarts_left": 2})  # fmt: skip
     said = machine.call("stop", "base", code=69).stderr.splitlines()
     assert said[0].startswith("launch: 127.0.0.1: ")
     assert re.fullmatch(
         r"launch: only 127.0.0.1 knows whether run 20261120-091233 continues; \d.* ago it was running", said[-2]
     )
-    assert (
-        said[-1] == "  fix: try again when 127.0.0.1 responds; if it has died, all hosts stop the run after --silence"
+    assert said[-1] == (
+        "  fix: try again when 127.0.0.1 responds; if it has died, all hosts stop the run after --silence, and launch "
+        "rejoin 20261120-091233 continues it once 127.0.0.1 is back"
     )
     assert re.fullmatch(r"doesn't answer; \d.* ago it was running", str(machine.runs[1]["last_line"]))
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,6 +114,9 @@ def test_a_run_outlives_its_controllers(started: Started, capfd: pytest.CaptureF
     capfd.readouterr()
     assert start_controller(started.look(), STREAMS) == 0
     assert capfd.readouterr().err == f"launch: the controller of run {RUN} died; controller 3 takes it up\n"
+    assert wait_until(lambda: started.standing().idle_controllers == 1)  # until an attempt begins
+    kept = started.place / "kept"
+    shutil.copytree(kept, started.place / "copy")
     assert wait_until(lambda: not started.look().is_alive)
     run = started.look()
     assert run.end is not None
@@ -130,6 +134,12 @@ def test_a_run_outlives_its_controllers(started: Started, capfd: pytest.CaptureF
     assert sum("takes it up" in line for line in log) == 2
     assert f"launch: this host shuts down; launch rejoin {RUN} continues the run after that" in log
     assert log[-1].startswith("launch: finished in ")
+    # Its controller may die once it has ended the run, and before it removes what was kept.
+    (started.place / "copy").rename(kept)
+    assert subprocess.run(start_argv(started.place), check=False).returncode == 0
+    assert not kept.exists()
+    assert started.look().end == run.end
+    assert started.log() == log
     assert re.findall(r"attempt \d", (run.folder / "node_0.log").read_text()) == ["attempt 0", "attempt 1", "attempt 2"]
 
 

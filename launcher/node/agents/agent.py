@@ -6,7 +6,7 @@ It is started by the loader, and its first message comes on stdin. Messages are 
                        is_after_go, machine, boot_code}
     stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
     to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
-                       took {channel, bytes}    unit {why}    beat
+                       took {channel, bytes}    unit {why}    leaving    beat
     from controller    welcome {generation}    gone    go    kept    notify {variables} + command
                        open {channel, attempt, command}    data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
@@ -18,6 +18,8 @@ for a run that has its `go` (is_after_go), as after a reboot of its host, leaves
 If it may dial again (redial_s), that fork is only its parent, which starts it again if it is killed. The new one has
 nothing in its hands, as after a lost connection: what the old one had started has lost its pipes, and ends by itself.
 
+If its host shuts down, it says so (`leaving`), and ends until the next boot.
+
 With boot_code, it lets its host start it again after a boot (agent_unit), and says whether that can be: `unit`.
 """
 
@@ -28,7 +30,7 @@ import os
 import select
 from functools import partial
 
-from launcher.node import clock, messages, signals
+from launcher.node import clock, logind, messages, signals
 from launcher.node.agents.agent_lock import AgentLock, take_lock
 from launcher.node.agents.agent_unit import AgentUnit, find_redial, restore_login
 from launcher.node.agents.children import Children
@@ -182,7 +184,8 @@ class Agent:
             os.set_blocking(fd, False)
         signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
-        for number in (signals.SIGCHLD, signals.SIGHUP):
+        # SIGTERM has an effect only once it is read.
+        for number in (signals.SIGCHLD, signals.SIGHUP, signals.SIGTERM):
             signals.signal(number, lambda number, frame: None)
         if plant["is_after_go"] and not is_again:
             self._leave_login()
@@ -203,6 +206,7 @@ class Agent:
             for fd, _ in ready:
                 callbacks[fd]()
             self._flush()
+        signals.signal(signals.SIGTERM, signals.SIG_DFL)  # it is read no more
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
         if self._notice is not None and self._lifecycle.has_given_up:
             run_notice(*self._notice)
@@ -308,6 +312,7 @@ class Agent:
             if not number:
                 _name_process("launch-guardian")
                 signals.set_wakeup_fd(-1)
+                signals.signal(signals.SIGTERM, signals.SIG_DFL)
                 _drop(_STDOUT)
                 if self._link is not None:
                     self._link.close()
@@ -399,8 +404,19 @@ class Agent:
             self._children.refuse(channel, why)
 
     def _take_signals(self) -> None:
-        os.read(self._wake_read, 4096)
+        numbers = os.read(self._wake_read, 4096)
         self._children.reap()
+        if signals.SIGTERM in numbers:
+            self._terminate()
+
+    def _terminate(self) -> None:
+        """End at once; if this host shuts down, say so before, and let the parent start nothing in its last seconds."""
+        if logind.is_shutting_down():
+            self._send(messages.LEAVING)
+            self._flush()
+            os._exit(0)
+        signals.signal(signals.SIGTERM, signals.SIG_DFL)
+        os.kill(os.getpid(), signals.SIGTERM)
 
     # ---- the boot unit --------------------------------------------------------------------------------------------
 

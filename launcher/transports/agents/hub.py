@@ -64,6 +64,7 @@ class _Seen:
     machine: str = ""
     address: str = ""
     lost_at: float | None = None  # of launcher.clock.boottime
+    is_rebooting: bool = False  # its host has said that it shuts down
     tried: str = ""  # from where it could not be started again, and why
 
 
@@ -161,6 +162,12 @@ class Hub:
         """Return the hosts whose agent is not connected now."""
         with self._changed:
             return [name for name, index in self._indexes.items() if index not in self._links]
+
+    def find_rebooting(self) -> list[str]:
+        """Return the hosts of these that have shut down."""
+        with self._changed:
+            return [name for name, index in self._indexes.items()
+                    if index not in self._links and self._seen[index].is_rebooting]  # fmt: skip
 
     def find_absences(self) -> list[Absence]:
         """Return the hosts whose agent is not connected since GO, or since it was lost."""
@@ -271,8 +278,9 @@ class Hub:
         # What asyncio reports here is the failure of a connection, perhaps a stranger's; `connection_lost` follows.
         self._loop.set_exception_handler(lambda loop, context: None)
         agent_listener = AgentListener(
-            listener, context, lambda: AgentLink(self._admit, self._lose, self._note_unit), self._most_strangers
-        )
+            listener, context, lambda: AgentLink(self._admit, self._lose, self._note_unit, self._note_leaving),
+            self._most_strangers,
+        )  # fmt: skip
         self._agent_listener = agent_listener
         tasks = [self._start(agent_listener.accept()), self._start(self._beat())]
         is_serving.set()
@@ -363,6 +371,10 @@ class Hub:
         with self._changed:
             self._units[link.index] = one_line(str(header["why"]), _MOST_REASON)
             self._changed.notify_all()
+
+    def _note_leaving(self, link: AgentLink) -> None:
+        with self._changed:
+            self._seen[link.index].is_rebooting = True
 
     def _forget(self, index: int) -> None:
         self._absent.discard(index)

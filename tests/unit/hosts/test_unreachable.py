@@ -60,3 +60,9 @@ def test_a_host_that_fails_twice_is_counted_and_listed_once() -> None:
     refused = HostFailure("a", HostFailureKind.SHELL, "its login shell ended")
     lines.append("  a: its login shell ended")
     assert failure_lines([lost, lost, refused]) == ["launch: 1 host can't be used:", *lines]
+
+
+def test_what_a_machine_says_reaches_no_terminal_as_it_is() -> None:
+    said = "\x1b[2J\nlaunch: finished"
+    failure = HostFailure("a", HostFailureKind.SHELL, said, said)
+    assert failure_lines([failure])[1:] == ["  a: ?[2J?launch: finished", "    fix: ?[2J?launch: finished"]

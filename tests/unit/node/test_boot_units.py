@@ -91,6 +91,8 @@ def test_a_unit_where_the_user_lingers(tools: Tools, tmp_path: Path) -> None:
         "[Unit]\n"
         "Description=launch 20261120-091233.1\n"
         f"ConditionHost={machine or socket.gethostname()}\n"
+        "StartLimitIntervalSec=3600\n"
+        "StartLimitBurst=5\n"
         "\n"
         "[Service]\n"
         f'ExecStart="{sys.executable}" "-X" "utf8" "-IS" "{program(home)}"\n'

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.logout import is_shutting_down, warn_of_logout, warn_of_lost_memory
+from launcher.node.logind import is_shutting_down
+from launcher.runs.logout import warn_of_logout, warn_of_lost_memory
 
 AGENT = {"SSH_CONNECTION": "192.0.2.7 50000 192.0.2.1 22", "SSH_AUTH_SOCK": "/tmp/agent"}
 

@@ -6,12 +6,14 @@ import json
 import math
 import stat
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
 
+from launcher.hosts.host import Host
 from launcher.runs import run_list
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, claim_place
 
@@ -22,11 +24,12 @@ ROW = {
     "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
     "can_continue": False, "last_line": "step 1",
 }  # fmt: skip
+LOGINS = (Host("gpu1", "ann", 2222), Host("gpu2"))
 WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
 
 
 def planted(run_id: str, began_at: float = 1.8e9) -> RemoteRun:
-    return RemoteRun(run_id, WAY, "base", began_at)
+    return RemoteRun(run_id, WAY, "base", began_at, LOGINS)
 
 
 def read(runs: RunList) -> list[RemoteRun]:
@@ -43,7 +46,9 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read(runs) == []
     add(runs, planted("20261120-091233"))
     (found,) = read(runs)
-    assert found == planted("20261120-091233")
+    assert found == replace(planted("20261120-091233"), logins=found.logins)
+    assert [(host.name, host.user, host.port) for host in found.logins] == [("gpu1", "ann", 2222), ("gpu2", None, None)]
+    assert found.hosts == ("gpu1", "gpu2")
     assert (found.way.host.name, found.way.host.user, found.way.host.port) == ("gpu1", "ann", 2222)
     (place,) = (tmp_path / "launch" / "planted").iterdir()
     assert stat.S_IMODE(place.stat().st_mode) == 0o700

@@ -359,7 +359,8 @@ def test_what_starts_the_agents_of_missing_hosts(tmp_path: Path) -> None:
         entry.note_orders(orders)
         assert entry.read_orders() == orders
         assert run.read_orders() == []
-        entry.note_missing(["g2", "g3"])
+        entry.note_missing(["g2", "g3"], ["g3"])
         assert run.read_orders() == orders[1:]
+        assert (run.read_missing(), run.read_missing(are_rebooting=True)) == (["g2", "g3"], ["g3"])
         assert (run.place / "orders.json").stat().st_mode & 0o777 == 0o600
     assert not (run.place / "orders.json").exists()

@@ -161,7 +161,7 @@ def test_every_module_of_the_node_is_sent():
     parts = [name for names in bootstrap._PARTS.values() for name in names]
     sent = [*bootstrap._FIRST_MODULES, *parts]
     assert sorted(sent) == sorted(
-        find_modules() - agents - {"controller_code", "file_sender"}
+        find_modules() - agents - {"controller_code", "file_sender", "logind"}
     )  # the relays' go by themselves
     assert {name for name in bootstrap._AGENT_MODULES if name.startswith("agents.")} == agents
 
