@@ -649,6 +649,7 @@ def test_an_agent_refuses_a_controller_that_was_replaced(wire: Callable[[int], W
     assert newer.find_absences()[0].machine == machines["n1"]
     way.cut()
     assert newer.wait_for_all(DEADLINE_S) == []
+    assert run(newer.open_transport(), A, "true")[1] == 0  # it has heard which controller that is
     newer_port, way.target = way.target, fleet.port
     way.cut()
     wait_until(lambda: fleet.hub.take_returns())
