@@ -63,9 +63,10 @@ def list_files(tmp_path: Path) -> list[str]:
 
 
 def test_a_run_that_takes_itself_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mark, home, tools = secrets.token_hex(8), tmp_path / "home", tmp_path / "bin"
-    for folder in (home, tools):
+    mark, home, tools, tmpdir = secrets.token_hex(8), tmp_path / "home", tmp_path / "bin", tmp_path / "tmp"
+    for folder in (home, tools, tmpdir):
         folder.mkdir(mode=0o700)
+    monkeypatch.setenv("TMPDIR", str(tmpdir))  # what a power cut leaves there is not for other tests to find
     for name, script in TOOLS.items():
         (tools / name).write_text(script)
         (tools / name).chmod(0o755)

@@ -69,7 +69,8 @@ class Started:
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     """Yield a run of two hosts whose first attempt is under way, and which is kept."""
-    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+    (tmp_path / "TMPDIR").mkdir()
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     systemctl = tmp_path / "bin" / "systemctl"
     systemctl.parent.mkdir()
