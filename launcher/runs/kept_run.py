@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError, UsageError
 from launcher.node.own_folders import make_own
@@ -24,11 +24,13 @@ from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import tell
 from launcher.output.write_queue import STALLED_S, WriteQueue
 from launcher.private_files import flush, replace_durably
-from launcher.runs.run_list import KEPT, ListedRun
-from launcher.runs.standing import Standing
+from launcher.runs.run_list import KEPT, START, ListedRun
+
+if TYPE_CHECKING:  # commands about a run of another process drive none
+    from launcher.runs.standing import Standing
 
 _REQUEST, _STANDING, _GENERATION = "request", "standing", "generation"
-_CODE, _START = "code", "start.py"
+_CODE = "code"
 _HASH_CHARS = 64
 _EXIT_S = 0.5  # for a process to exit that has closed its streams
 _AGAIN = "start the run again: it continues from its last checkpoint"
@@ -119,7 +121,7 @@ class KeptRun:
         self._is_kept = False
         self._queue.close()
         with contextlib.suppress(OSError):
-            (self._folder / _START).unlink()  # first: what is left of the others can't be started
+            (self._folder / START).unlink()  # first: what is left of the others can't be started
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _begin(self, request: object, code: Path) -> None:
@@ -130,7 +132,7 @@ class KeptRun:
         self._write(_GENERATION, 1)
         self._write(_REQUEST, request)
         self._write_standing()
-        replace_durably(self._folder / _START, start.encode())
+        replace_durably(self._folder / START, start.encode())
         for path in self._folder.parent.iterdir():  # what the run's entry has had from its beginning
             if path.is_file():
                 flush(path)
@@ -166,7 +168,7 @@ def start_argv(place: Path) -> list[str]:
 
 def find_start(place: Path) -> Path:
     """Return the program of `start_argv`; it is there for as long as the run can be taken up."""
-    return place / KEPT / _START
+    return place / KEPT / START
 
 
 def start_controller(run: ListedRun, streams: OutputStreams) -> int:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
 
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
+from launcher.node.agents.notice import run_notice
 from launcher.runs.report import describe_cause
 from launcher.runs.result import Result
 
-LONGEST_S = 60.0
-# The command comes through a pipe: every user of this machine can read a command line, and a webhook is a secret.
-_SHELL = ("/bin/sh", "-c", 'command=$(cat); exec </dev/null; eval "$command"')
 LOOK_S = 5.0  # for the shell to find the program
 _PLAIN_WORD = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 
@@ -64,22 +61,5 @@ class Notifier:
 
     def _run(self, env: Mapping[str, str]) -> None:
         """Run it for a minute at most, with the processes that it starts."""
-        try:
-            process = subprocess.Popen(
-                _SHELL, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            self._say(f"launch: can't run --notify: {error.strerror}")
-            return
-        try:
-            process.communicate(os.fsencode(self._command), LONGEST_S)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            self._say(f"launch: --notify was killed after {LONGEST_S:g} s")
-            return
-        if code := process.returncode:
-            why = {126: ", it can't be run", 127: ", it wasn't found"}.get(code, "")
-            ending = f"exit code {code}{why}" if code > 0 else f"signal {-code}"
-            self._say(f"launch: --notify failed ({ending})")
+        if failed := run_notice(os.fsencode(self._command), env):
+            self._say(f"launch: {failed}")

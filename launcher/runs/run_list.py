@@ -47,7 +47,7 @@ CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before t
 LOCK = "lock"  # the file that the process which controls a run keeps locked
 _CONTROLLER, _END, _STOP, _AGENTS = "controller.json", "end.json", "stop", "agents.json"
 _ORDERS = "orders.json"  # for agents of hosts that come back
-KEPT = "kept"  # the directory of launcher.runs.kept_run
+KEPT, START = "kept", "start.py"  # the directory of launcher.runs.kept_run, and what takes the run up
 _STATE = "state.json"
 _MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
 _WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its row once it has ended
@@ -122,7 +122,7 @@ class ListedRun:
     @property
     def is_kept(self) -> bool:
         """Whether another controller could take it up, if this one died."""
-        return (self.place / KEPT / "start.py").exists()
+        return (self.place / KEPT / START).exists()
 
     @property
     def can_be_taken_up(self) -> bool:
@@ -440,11 +440,8 @@ class RunList:
 
     def keep(self, run_id: str, name: str, data: bytes) -> None:
         """Keep something of a run that was started here; a disk that can't be written is no error."""
-        place = self.base / run_id
-        with contextlib.suppress(OSError), open(place / f"{name}.new", "wb", opener=open_private) as file:
-            file.write(data)
-            file.close()
-            (place / f"{name}.new").rename(place / name)
+        with contextlib.suppress(OSError):
+            replace_durably(self.base / run_id / name, data)
 
     def read_kept(self, run_id: str, name: str) -> bytes | None:
         """Return what `keep` has kept; None if there is nothing."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs import notification
+from launcher.node.agents import notice
 from launcher.runs.notification import Notifier
 from launcher.runs.result import Result
 from launcher.session.node_state import Census
@@ -36,7 +36,7 @@ def test_the_command_knows_the_run_and_its_name(tmp_path: Path) -> None:
 )
 def test_a_failure_is_said_without_the_command(command: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "sleep" in command:
-        monkeypatch.setattr(notification, "LONGEST_S", 0.1)
+        monkeypatch.setattr(notice, "LONGEST_S", 0.1)
     said: list[str] = []
     make(command, said)("end", ENDED)
     assert said == [line]

@@ -155,7 +155,7 @@ def _may_import(module: Module, name: str) -> bool:
         is_on_a_node = mine == "controller" and name.startswith(on_a_node)
         shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
-        of_itself = ("facts.machine", "own_folders", "processes.run_owner", "logind")
+        of_itself = ("agents.notice", "facts.machine", "own_folders", "processes.run_owner", "logind")
         is_one_itself = mine == "runs" and name.startswith(tuple(f"launcher.node.{each}" for each in of_itself))
         is_shared = name.startswith(("launcher.node.messages", "launcher.node.clock"))
         return is_on_a_node or is_one_itself or is_of_trees or is_shared

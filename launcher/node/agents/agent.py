@@ -209,7 +209,8 @@ class Agent:
         signals.signal(signals.SIGTERM, signals.SIG_DFL)  # it is read no more
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
         if self._notice is not None and self._lifecycle.has_given_up:
-            run_notice(*self._notice)
+            command, variables = self._notice
+            run_notice(command, {**os.environ, **{name: str(value) for name, value in variables.items()}})
         if self._unit is not None and self._lifecycle.has_started:
             self._unit.remove()
         self._lock.release()

@@ -1,4 +1,4 @@
-"""Run the command of --notify on a host of a run whose controller is gone: nobody else is left who could."""
+"""Run the command of --notify: the controller of a run does, and a host of it if the controller is gone."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Mapping
 
 LONGEST_S = 60.0
 # The command comes through a pipe: every user of this machine can read a command line, and a webhook is a secret.
 _SHELL = ("/bin/sh", "-c", 'command=$(cat); exec </dev/null; eval "$command"')
+_CODES = {126: ", it can't be run", 127: ", it wasn't found"}
 
 
-def run_notice(command: bytes, variables: dict[str, Any]) -> None:
-    """Run it for a minute at most, with the processes that it starts; variables: added to the environment."""
+def run_notice(command: bytes, env: Mapping[str, str]) -> str:
+    """Run it for a minute at most, with the processes that it starts; return what failed, or ""."""
     import signal
     import subprocess
 
-    env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     try:
         process = subprocess.Popen(
             _SHELL, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
+    except OSError as error:
+        return "can't run --notify: %s" % error.strerror
+    try:
         process.communicate(command, LONGEST_S)
-    except OSError:
-        pass  # nobody could be told
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except OSError:  # it has just ended
+            pass
+        return "--notify was killed after %g s" % LONGEST_S
+    code = process.returncode
+    if code > 0:
+        return "--notify failed (exit code %d%s)" % (code, _CODES.get(code, ""))
+    return "--notify failed (signal %d)" % -code if code else ""

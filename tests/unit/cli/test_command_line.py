@@ -6,6 +6,8 @@ import getpass
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -884,3 +886,11 @@ def test_a_rank_starts_no_run_on_its_machine_either(launch, monkeypatch):
     code, _, err = launch("singlenode --nproc 1 --no-python --workdir / true")
     said = "launch: this is rank 3 of run RUN, and every rank would start a run\n  fix: start launch outside of a run\n"
     assert (code, err) == (EXIT_USAGE, said)
+
+
+def test_commands_about_a_run_import_no_part_that_drives_one() -> None:
+    """`ps`, `logs`, `wait` and `stop` would take twice as long to start."""
+    code = "import sys, launcher.commands.run_actions as run_actions; print(*sorted(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "launcher.commands.run_actions" in found
+    assert not {"asyncio", "launcher.session.session", "launcher.runs.attempt"} & {*found}
