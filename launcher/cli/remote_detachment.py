@@ -64,9 +64,9 @@ def run_planted(
             return stopped
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
     credentials = make_credentials(len(everyone))
-    question, runs, planted = CodeQuestion(job), RunList.of_user(os.environ), None
+    question, runs = CodeQuestion(job), RunList.of_user(os.environ)
     with _remembering():  # so that no run of this machine has the id that the controller shall use
-        proposed_id = runs.take_id(datetime.now(), credentials.fingerprint)
+        proposed_id = own_id = runs.take_id(datetime.now(), credentials.fingerprint)
     request = Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": question.version()}, credentials, proposed_id, output.quiet, output.as_json,
@@ -86,22 +86,24 @@ def run_planted(
             if run_id != proposed_id and not runs.exchange_id(proposed_id, run_id, credentials.fingerprint):
                 text = f"--detach: another run that was started on this machine has the id {run_id}"
                 raise UsageError(text, "try again")
-            run = RemoteRun(run_id, way, output.name, wall_clock(), tuple(everyone))
-            runs.add(run)
-        planted = run
+            own_id = run_id
+            planted = RemoteRun(run_id, way, output.name, wall_clock(), tuple(everyone))
+            runs.add(planted)
         if not output.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
         question.keep(partial(keep_version, runs, run_id))
         with keep_origin(runs, run_id, job_here, everyone, find_checkpoints(job, run_id)):
             code = _attach(planting)
+    except KeyboardInterrupt:
+        if planting.was_refused:
+            tell("launch: stopped by you; nothing was started")
+        raise
     finally:
         planting.close()
         question.close()
-        if planted is None:
-            runs.discard(proposed_id)
-    if planting.was_refused:
-        runs.discard(planted.id)
-    elif code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
+        if planting.was_refused:
+            runs.discard(own_id)
+    if not planting.was_refused and code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
     if code is not None:
         if output.fetch and not planting.was_refused and code != EXIT_UNREACHABLE:
@@ -131,9 +133,6 @@ def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) ->
     console = make_console(hosts, replace(output, as_json=False))
     try:
         return planting.gather(console.progress)
-    except KeyboardInterrupt:
-        console.say("launch: stopped by you; nothing was started")
-        raise
     finally:
         console.close()
 

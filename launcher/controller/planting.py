@@ -60,6 +60,7 @@ class Planting:
         self._channels: list[Channel] = []
         self._launcher: RemoteLauncher | None = None
         self._window = threading.Semaphore(CONNECT_WINDOW)
+        self._may_have_started = False
 
     def gather(self, progress: Callable[[str], object]) -> str:
         """Start all of them, and return the id of the run once every agent has reached the controller.
@@ -105,6 +106,7 @@ class Planting:
         before = {number: signal.signal(number, self._take_signal) for number in {*numbers} - ignored}
         code = None
         try:
+            self._may_have_started = True
             self._launcher.send(messages.GO)
             code = self._watch()
         finally:
@@ -132,8 +134,8 @@ class Planting:
 
     @property
     def was_refused(self) -> bool:
-        """Whether the run has ended before its ranks were started."""
-        return self._launcher is not None and self._launcher.was_refused
+        """Whether the run has ended before its ranks were started, or was not told to start yet."""
+        return not self._may_have_started or (self._launcher is not None and self._launcher.was_refused)
 
     def close(self) -> None:
         """Hang up everywhere."""
