@@ -38,7 +38,7 @@ ORDER = ("cluster", "slurm", "ssh", "process", "unit")
 
 # What others leave in /tmp is of other machines then: no worker sees a run of another one there, and takes it for over.
 OWN_MACHINE_ID = """
-id=$(mktemp) && od -An -N16 -tx1 /dev/urandom | tr -d ' \\n' >"$id"
+id=$(mktemp) && od -An -N16 -tx1 /dev/urandom | tr -d ' \\n' >"$id" && chmod 644 "$id"
 mount --bind "$id" /etc/machine-id 2>/dev/null
 rm -f "$id"
 """
