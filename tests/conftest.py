@@ -36,8 +36,16 @@ WITHOUT_TORCH = ("gw2", "gw3", "gw4", "gw5")  # a worker in the place of one tha
 WAITING = "faults"
 ORDER = ("cluster", "slurm", "ssh", "process", "unit")
 
+# What others leave in /tmp is of other machines then: no worker sees a run of another one there, and takes it for over.
+OWN_MACHINE_ID = """
+id=$(mktemp) && od -An -N16 -tx1 /dev/urandom | tr -d ' \\n' >"$id"
+mount --bind "$id" /etc/machine-id 2>/dev/null
+rm -f "$id"
+"""
 # A shell is the first process there, since Python would not reap orphans; if unshare, outside, is killed, all die.
-ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
+ALONE = (
+    "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", OWN_MACHINE_ID + '"$@"; exit $?', "sh",
+)  # fmt: skip
 
 # Property tests: the same examples each time in CI, and no deadline, since a loaded machine isn't a bug.
 settings.register_profile(
