@@ -1,4 +1,4 @@
-"""Claims on the GPUs of a box, and the queue for them: files that all its users share, in a directory of the system.
+"""Claims on the GPUs of a box: files that all its users share, in a directory of the system.
 
 Who wants GPUs makes a file of its own there, holds a lock on it, and then looks for files of others that are older. So
 nobody writes what another one reads first, and nothing is left to be agreed upon:
@@ -17,33 +17,42 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
 import struct
 import time
 
+from launcher.node import fast_json, messages
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator, Sequence
+    from typing import Any, Iterator, Mapping, Sequence
 
-CPUS = "cpus"  # claims all of a host without GPUs
+    from launcher.node.loop import Loop, Timer
+    from launcher.node.send_queue import SendQueue
+
 UNUSED_S = 60.0  # after it a claim counts only while its holder has a child: ranks
 MOST_RESERVED_S = 600.0  # for the next attempt of a run
+_CPUS = "cpus"
+_SETTLING_S = 0.002
+_LOOK_S = 5.0  # for runs that have started on GPUs of this one
 _PLACES = ("/run/lock", "/var/lock", "/tmp")
 _SHARED_DISKS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "glusterfs", "afs")
 _PREFIX = "launch-claim-"
 _NEW = "launch-new-"  # nobody looks at these
 _MOST_BYTES = 4096
+_MOST_LETTERS = 100
+_MOST_PARTS = 1024
+_MOST_SECONDS = 1e11
 _MOST_OF_A_USER = 64
 _COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, which file systems read
 _FLOCK = struct.Struct("hhqqi")  # struct flock of 64-bit Linux
 
 
 class Claim:
-    """A claim or a place in the queue, as anybody on the box may read it; all but `uid` and `order` is its owner's word."""
+    """A claim, as anybody on the box may read it; all but `uid` and `order` is its owner's word."""
 
-    __slots__ = ("gpus", "is_mine", "is_reserved", "is_shared", "is_waiting", "name", "order", "run", "since", "uid", "until")
+    __slots__ = ("is_reserved", "is_shared", "name", "order", "parts", "run", "since", "uid")
 
     def __init__(self, uid: int, order: tuple[int, str], values: dict[str, Any], *, is_reserved: bool) -> None:
         """Raise ValueError, TypeError or KeyError for values of another form."""
@@ -51,28 +60,25 @@ class Claim:
         self.order = order  # the oldest first
         self.run = _text(values["run"])
         self.name = _text(values.get("name") or "")
-        self.gpus = frozenset(map(_text, values["gpus"]))
+        self.parts = frozenset(map(_text, values["parts"][:_MOST_PARTS]))  # keys of GPUs, and _CPUS
         self.since = float(values["since"])  # seconds since 1970
-        self.until = float(values["until"]) if values.get("until") is not None else None
-        self.is_waiting = values.get("is_waiting") is True  # in the queue
+        if not 0 <= self.since <= _MOST_SECONDS:  # nor NaN
+            raise ValueError("no time")
         self.is_shared = values.get("is_shared") is True  # its run was started on claimed GPUs by --share
         self.is_reserved = is_reserved  # for the next attempt of its run
 
-    def is_of(self, uid: int, run: str) -> bool:
-        return self.uid == uid and self.run == run
-
-    def as_fields(self) -> dict[str, Any]:
-        """Return what a message says of it."""
+    def as_fields(self, numbers: Mapping[str, int]) -> dict[str, Any]:
+        """Return what a message says of it; numbers: of this node's GPUs, by key."""
         import pwd
 
         try:
-            user = pwd.getpwuid(self.uid).pw_name
+            user = pwd.getpwuid(self.uid).pw_name[:_MOST_LETTERS]
         except KeyError:
             user = str(self.uid)
         return {
-            "user": user, "run": self.run, "name": self.name or None, "gpus": sorted(self.gpus), "since": self.since,
-            "until": self.until, "is_waiting": self.is_waiting, "is_shared": self.is_shared,
-            "is_reserved": self.is_reserved, "is_mine": self.uid == os.geteuid(),
+            "user": user, "run": self.run, "name": self.name or None, "since": self.since,
+            "gpus": sorted(numbers[part] for part in self.parts if part in numbers),
+            "is_of_cpus": _CPUS in self.parts, "is_shared": self.is_shared, "is_reserved": self.is_reserved,
         }  # fmt: skip
 
 
@@ -104,7 +110,7 @@ def _is_on_network(device: int) -> bool:
 
 
 class OwnClaim:
-    """A claim, or a place in the queue, of this process; it ends with it.
+    """A claim of this process; it ends with it.
 
     Only one object has the file open. Whoever opens and closes it again in this process ends the lock: `read_claims`
     leaves it out.
@@ -116,9 +122,9 @@ class OwnClaim:
         values: see `Claim`.
         """
         name = os.urandom(8).hex()
+        self.values = values
         self._directory = directory
         self.path = os.path.join(directory, _PREFIX + name)
-        self._values = values
         new = os.path.join(directory, _NEW + name)
         self._fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -143,37 +149,32 @@ class OwnClaim:
         return int(time.clock_gettime(_COARSE_CLOCK) * 1e9) > self.order[0]
 
     def _write(self, values: dict[str, Any]) -> None:
-        data = json.dumps(values).encode()
+        data = fast_json.dumps(values).encode()
         if len(data) > _MOST_BYTES:
             raise OSError(errno.EFBIG, "a claim of %d bytes" % len(data), self.path)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, data, 0)
 
-    def find_rivals(self) -> list[Claim]:
-        """Return the older claims of other runs on the same GPUs, and the older places in the queue for them."""
-        uid, run, gpus = os.geteuid(), self._values["run"], frozenset(self._values["gpus"])
-        return [
-            claim
-            for claim in read_claims(self._directory, own=(self,))
-            if claim.order < self.order and claim.gpus & gpus and not claim.is_of(uid, run)
-        ]
+    def find_others(self) -> list[Claim]:
+        """Return the claims of other runs on the same GPUs; `order` tells whose is older."""
+        own, parts = (os.geteuid(), self.values["run"]), frozenset(self.values["parts"])
+        claims = read_claims(self._directory, own=(self,))
+        return [claim for claim in claims if claim.parts & parts and (claim.uid, claim.run) != own]
 
-    def reserve(self, seconds: float) -> None:
-        """Let it end with this process only after that time, unless the run takes it over before."""
+    def end(self, reserve_s: float = 0.0) -> None:
+        """End it after that time, also without this process, or at once; the run's next attempt may take it over."""
         try:
-            self._write(dict(self._values, reserved_s=min(seconds, MOST_RESERVED_S)))
+            if reserve_s > 0:
+                self._write(dict(self.values, reserved_s=min(reserve_s, MOST_RESERVED_S)))
+            else:
+                _unlink(self.path)
         except OSError:  # a full disk
             _unlink(self.path)
         os.close(self._fd)
 
-    def release(self) -> None:
-        """End it."""
-        _unlink(self.path)
-        os.close(self._fd)
-
 
 def read_claims(directory: str, own: Sequence[OwnClaim] = ()) -> list[Claim]:
-    """Return all claims and places in the queue that count, the oldest first.
+    """Return all claims that count, the oldest first.
 
     own: what this process holds, which is left out. A file that its owner makes or removes meanwhile may be missing.
     """
@@ -251,7 +252,7 @@ def _read(path: str, order: tuple[int, str]) -> list[Claim]:
             return []
         claim = Claim(status.st_uid, order, values, is_reserved=is_reserved)
         is_new = time.time() - status.st_ctime < UNUSED_S
-        return [claim] if is_reserved or claim.is_waiting or is_new or _has_child(holder) else []
+        return [claim] if is_reserved or is_new or _has_child(holder) else []
     except (OSError, ValueError, TypeError, KeyError):
         return []
     finally:
@@ -291,14 +292,14 @@ def _is_reserved(values: dict[str, Any], status: os.stat_result) -> bool:
 
 def _parse(data: bytes) -> dict[str, Any] | None:
     try:
-        values = json.loads(data)
+        values = fast_json.loads(data.decode())
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 200:
+    if not isinstance(value, str) or len(value) > _MOST_LETTERS:
         raise ValueError("no short text")
     return value
 
@@ -312,3 +313,102 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
+
+
+# ---- for a run -------------------------------------------------------------------------------------------------------
+
+
+class ClaimHolder:
+    """Claims GPUs of this node for an attempt of a run, and watches who else starts on them."""
+
+    def __init__(
+        self, loop: Loop, send_queue: SendQueue, gpus: Sequence[Mapping[str, Any]], own: OwnClaim | None = None
+    ) -> None:
+        """gpus: of this node, as it reports them; own: of the attempt before, on the same connection."""
+        self._loop = loop
+        self._send_queue = send_queue
+        self._keys = {gpu["index"]: _find_key(gpu) for gpu in gpus}
+        self._numbers = {key: index for index, key in self._keys.items()}
+        self._own = own
+        self._lost_reserve_s = 0.0
+        self._timer: Timer | None = None
+        self._told: set[tuple[int, str]] = set()
+
+    @property
+    def own(self) -> OwnClaim | None:
+        """What is held."""
+        return self._own
+
+    def answer(self, header: Mapping[str, Any]) -> None:
+        """Serve a CLAIM."""
+        directory = find_directory()
+        if directory is None:
+            self._send([], "there is no directory that all its users share")
+        elif header["is_look"]:
+            self._send(read_claims(directory))
+        else:
+            self._claim(directory, header)
+
+    def _claim(self, directory: str, header: Mapping[str, Any]) -> None:
+        self._lost_reserve_s = header["lost_reserve_s"]
+        parts = [self._keys[index] for index in header["gpus"] if index in self._keys]
+        if header["cpus"]:
+            parts = [_CPUS, *self._numbers]
+        values = {"run": header["run"], "name": header["name"], "since": header["since"], "parts": parts}
+        values["is_shared"] = header["shares"]
+        if self._own is not None and self._own.values != values:
+            self._own.end()
+            self._own = None
+        try:
+            self._own = self._own or OwnClaim(directory, values)
+        except OSError as error:
+            self._send([], "%s: %s" % (directory, error.strerror))
+            return
+        self._settle(directory, shares=header["shares"])
+
+    def _settle(self, directory: str, *, shares: bool) -> None:
+        own = self._own
+        assert own is not None  # until `end`, which cancels this
+        if not own.is_settled:
+            self._timer = self._loop.call_later(_SETTLING_S, lambda: self._settle(directory, shares=shares))
+            return
+        others = own.find_others()
+        rivals = [claim for claim in others if claim.order < own.order]
+        if rivals and not shares:
+            self.end(0.0)
+        else:
+            remove_old(directory, own.values["run"], own=(own,))
+            self._told = {(claim.uid, claim.run) for claim in rivals}
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._send(rivals)
+
+    def _send(self, claims: Sequence[Claim], error: str | None = None) -> None:
+        found = [claim.as_fields(self._numbers) for claim in claims[: messages.MAX_CLAIMS]]
+        self._send_queue.send(messages.CLAIMED, rivals=found, error=error)
+
+    def _look(self) -> None:
+        assert self._own is not None  # until `end`, which cancels this
+        for claim in self._own.find_others():
+            who = claim.uid, claim.run
+            if claim.is_shared and who not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
+                self._told.add(who)
+                self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers))
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def end(self, reserve_s: float | None) -> None:
+        """End the claim, at once or after that time; None: the launcher is lost, and has said before what follows."""
+        self._loop.cancel(self._timer)
+        own, self._own = self._own, None
+        seconds = self._lost_reserve_s if reserve_s is None else reserve_s
+        if own is not None:
+            own.end(seconds)
+
+    def leave(self) -> OwnClaim | None:
+        """Return the claim, which the next attempt on this connection takes over."""
+        self._loop.cancel(self._timer)
+        return self._own
+
+
+def _find_key(gpu: Mapping[str, Any]) -> str:
+    """Return what names a GPU of this box for all its users, however they number them."""
+    return gpu["uuid"] or gpu.get("bus_id") or "GPU %d" % gpu["index"]
