@@ -381,7 +381,7 @@ def _ask(
     way: Way, connect: Callable[[], RemoteLauncher], request: Request, read: Callable[[bytes], _AnswerT]
 ) -> _AnswerT | HostFailure:
     """Return what a host answers, or why it doesn't: whoever waits must get something."""
-    from launcher.transports.base import TransportError
+    from launcher.transports.base import failure_of
 
     try:
         launcher = connect()
@@ -390,12 +390,8 @@ def _ask(
             return read(launcher.read_output())
         finally:
             launcher.close()
-    except TransportError as error:
-        return error.failure
-    except LauncherError as error:
-        return HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
     except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
-        return HostFailure(way.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
+        return failure_of(way.name, error)
 
 
 def read_answer(data: bytes) -> _Answer:

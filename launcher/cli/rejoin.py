@@ -16,7 +16,7 @@ from launcher.cli.find_run import controller_options
 from launcher.cli.options.help import Command
 from launcher.cli.options.values import gather
 from launcher.concurrency import start_thread
-from launcher.errors import EXIT_UNREACHABLE, HostFailure, HostFailureKind, LauncherError, UsageError
+from launcher.errors import EXIT_UNREACHABLE, HostFailure, LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, shown
 from launcher.hosts.unreachable import failure_lines
@@ -150,15 +150,11 @@ def choose_logins(found: ListedRun | RemoteRun, orders: Sequence[Mapping[str, An
 
 def _start(start: Callable[..., object], host: Host, order: Mapping[str, Any], outcomes: SimpleQueue[Outcome]) -> None:
     """Start one agent; whoever waits gets something."""
-    from launcher.transports.base import TransportError
+    from launcher.transports.base import failure_of
 
     try:
         start(host=host, order=order)
         failure = None
-    except TransportError as error:
-        failure = error.failure
-    except LauncherError as error:
-        failure = HostFailure(host.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
     except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
-        failure = HostFailure(host.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
+        failure = failure_of(host.name, error)
     outcomes.put((host.name, failure))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -19,11 +18,11 @@ from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.escapes import one_line
 from launcher.hosts.host import Host
 from launcher.private_files import make_private, open_private
+from launcher.sync.kept_code import hash_file
 from launcher.transports.base import STDOUT, Channel, Transport, TransportError
 from launcher.transports.bootstrap import open_python, sender_code
 
 _MOST_LINE_BYTES = 1 << 20
-_READ_BYTES = 1 << 20
 _MOST_FILES = 1_000_000
 _MOST_SAID_BYTES = 4096
 _WHOLE = b"+"  # after the bytes of a file, see launcher/node/file_sender.py
@@ -103,20 +102,12 @@ def _list_known(target: Path) -> dict[str, tuple[int, str]]:
             if path.is_symlink() or not path.is_file():
                 continue
             whole = path.with_name(name[1 : -len(_PART)]) if _is_part(name) else path
-            known[whole.relative_to(target).as_posix()] = path.stat().st_size, _hash(path)
+            known[whole.relative_to(target).as_posix()] = path.stat().st_size, hash_file(path)
     return known
 
 
 def _is_part(name: str) -> bool:
     return name.startswith(".") and name.endswith(_PART) and len(name) > len(_PART) + 1
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(_READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
 
 
 def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target: Path) -> Fetched:

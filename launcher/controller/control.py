@@ -269,7 +269,13 @@ def _drive(
     notify: str | None, end_process: Callable[[int], object],
 ) -> Result:  # fmt: skip
     """Drive a run to its end; if this host shuts down, the process ends before, and agents wait for another one."""
-    run = replace(run, is_left=lambda: kept.is_kept and not entry.is_being_stopped and is_shutting_down())
+
+    def find_successor() -> str:
+        if not kept.is_kept or entry.is_being_stopped or not is_shutting_down():
+            return ""
+        return "its boot unit" if unit is not None and unit.is_installed else f"launch rejoin {run.record.run_id}"
+
+    run = replace(run, find_successor=find_successor)
     running = execute_job(run, entry, variables=variables, notify=notify, end_process=end_process)
     try:
         result = asyncio.run(running)

@@ -45,6 +45,11 @@ class ControllerUnit:
         """Let the run be taken up after a boot; return why that is not possible, or ""."""
         return boot_units.install(self._name, self._program)
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether the next boot lets the run be taken up."""
+        return self._name in boot_units.find()
+
     def stand_by(self, *, is_last: bool = False) -> None:
         """Let the run be taken up if this process dies; until then, `launch clean` leaves the boot unit alone.
 

@@ -20,7 +20,7 @@ from launcher.concurrency import start_thread
 from launcher.controller.agent_start import await_answer, give_order, make_order, open_agent
 from launcher.controller.orders import Control, find_patience
 from launcher.controller.remote_launcher import RemoteLauncher
-from launcher.errors import HostFailure, HostFailureKind, LauncherError, UnreachableError
+from launcher.errors import HostFailure, HostFailureKind, UnreachableError
 from launcher.escapes import clean
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, shown
@@ -32,7 +32,7 @@ from launcher.output.run_folder import is_run_id
 from launcher.runs.incident_log import SharedIncidents
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
-from launcher.transports.base import Channel, Transport, TransportError
+from launcher.transports.base import Channel, Transport, TransportError, failure_of
 
 MARGIN_S = 5.0  # for the answer of a controller that waits for an agent in vain
 
@@ -207,12 +207,8 @@ class Planting:
     # ---- failures -----------------------------------------------------------------------------------------------
 
     def _fail(self, host: Host, error: Exception) -> None:
-        """Turn an exception of a thread into a HostFailure."""
-        if isinstance(error, LauncherError):
-            failure = HostFailure(host.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
-        else:
-            failure = HostFailure(host.name, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
-        self._events.put((_FAILED, failure))
+        """Take what a thread has raised."""
+        self._events.put((_FAILED, failure_of(host.name, error)))
 
     def _collect_failures(self) -> list[HostFailure]:
         """Return the failures of other hosts that come right after the first one."""

@@ -22,7 +22,7 @@ from launcher.hosts.host import Host
 from launcher.runs.run_list import RunListEntry
 from launcher.session.settings import loader_pythons
 from launcher.transports.agents.hub import Absence, Hub, Return
-from launcher.transports.base import Transport, TransportError
+from launcher.transports.base import Transport, TransportError, failure_of
 from launcher.transports.process_channel import LocalTransport
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.openssh import OpenSSHTransport
@@ -194,10 +194,8 @@ class Rejoining:
         with self._window:
             try:
                 failure = self._start_agent(absence)
-            except LauncherError as error:
-                failure = HostFailure(absence.host, HostFailureKind.CONFIGURATION, error.message)
             except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
-                failure = HostFailure(absence.host, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
+                failure = failure_of(absence.host, error)
         if failure is not None:
             self._note_failure(absence, failure)
         else:

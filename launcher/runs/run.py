@@ -469,9 +469,10 @@ class Run:
         return await self._conclude(result, report.failed_words(result))
 
     async def _conclude_stop(self, result: Result, number: int) -> Result:
-        is_left = self._request.is_left if number == signal.SIGTERM else None
-        if is_left is not None and await asyncio.to_thread(is_left):
-            self._say(f"launch: this host shuts down; launch rejoin {self._record.run_id} continues the run after that")
+        find_successor = self._request.find_successor if number == signal.SIGTERM else None
+        successor = await asyncio.to_thread(find_successor) if find_successor is not None else ""
+        if successor:
+            self._say(f"launch: this host shuts down; {successor} continues the run after that")
             await self._close_disk()
             raise RunLeftError
         stopped = Result(EXIT_SIGNAL_BASE + number, result.seconds, result.census, interrupted_by=number)

@@ -59,5 +59,5 @@ class RunRequest:
     note_state: Callable[[RunState], object] | None = None  # writes down what the run does now; called in a thread
     contents: Contents | None = None  # of the job's tree, if it has one
     keep: Callable[[Standing], object] | None = None  # called in the event loop whenever the run stands elsewhere
-    is_left: Callable[[], bool] | None = None  # tells of a SIGTERM whether another controller will take the run up
+    find_successor: Callable[[], str] | None = None  # after a SIGTERM: what takes the run up after a boot; "": nothing
     standing: Standing | None = None  # where it stood when its controller died; None: it begins

@@ -112,7 +112,7 @@ def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> li
         except FileNotFoundError:
             lacking.append(entry.path)
             continue
-        if _hash(path) != entry.content:  # a disk may damage what it keeps
+        if hash_file(path) != entry.content:  # a disk may damage what it keeps
             path.unlink()
             lacking.append(entry.path)
     for entry in kept.entries:  # last, so that nothing is written through one
@@ -121,7 +121,8 @@ def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> li
     return lacking
 
 
-def _hash(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(PIECE_BYTES):

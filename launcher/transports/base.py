@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from launcher.errors import HostFailure
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
 
 STDOUT, STDERR = 1, 2
@@ -19,6 +19,15 @@ class TransportError(Exception):
     def __init__(self, failure: HostFailure) -> None:
         super().__init__(f"{failure.host}: {failure.text}")
         self.failure = failure
+
+
+def failure_of(host: str, error: Exception) -> HostFailure:
+    """Return what is to be reported of a host, whatever was raised while it was served."""
+    if isinstance(error, TransportError):
+        return error.failure
+    if isinstance(error, LauncherError):
+        return HostFailure(host, HostFailureKind.CONFIGURATION, error.message, error.fix)
+    return HostFailure(host, HostFailureKind.CONNECTION, f"the connection was lost: {error!r}")
 
 
 class Channel(Protocol):

@@ -102,6 +102,10 @@ def test_a_run_that_takes_itself_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         os.kill(look().controller.pid, signal.SIGKILL)
         assert wait_until(lambda: "attempt 1" in read_log("node_1.log")), read_log("launch.log")
 
+        (tools / "systemctl").write_text("#!/bin/sh\necho stopping\n")
+        os.kill(look().controller.pid, signal.SIGTERM)
+        line = "launch: this host shuts down; its boot unit continues the run after that"
+        assert wait_until(lambda: line in read_log("launch.log")), read_log("launch.log")
         lose_power(mark)
         assert wait_until(lambda: not look().is_alive)  # the kernel ends the threads of a process one by one
         folder = home / ".config" / "systemd" / "user"
