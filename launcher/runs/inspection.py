@@ -222,7 +222,7 @@ class Inspector:
             rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus} or claims_cpus or claim.is_of_cpus]
             if order is not None:  # a spare only looks, and may hold what is reserved for this run
                 rivals = [claim for claim in rivals if claim.run != order.run]
-            shares = order is None or order.shares
+            shares = order is not None and order.shares
             findings += find_claimed(nodes[index], own, rivals, now, shares=shares)
             if answer["error"] and order is not None:
                 text = f"its GPUs can't be claimed: {answer['error']}"

@@ -474,11 +474,11 @@ NO_CHECK = Option(
 )  # fmt: skip
 CLAIMS = (
     Option(
-        ["--share"], is_flag=True, help="Start on GPUs that other runs have claimed, too.",
+        ["--share"], is_flag=True, help="Start even on GPUs that other runs have claimed.",
         heading="Checks", is_rare=True,
     ),
     Option(
-        ["--claim-cpus"], is_flag=True, help="Claim each host as a whole, also for a run on CPUs.",
+        ["--claim-cpus"], is_flag=True, help="Claim each host as a whole, even for a run on CPUs.",
         heading="Checks", anywhere=_SHOWN, is_rare=True,
     ),
 )  # fmt: skip
