@@ -478,7 +478,7 @@ CLAIMS = (
         heading="Checks", is_rare=True,
     ),
     Option(
-        ["--claim-cpus"], is_flag=True, help="Claim each host as a whole, even for a run on CPUs.",
+        ["--claim-cpus"], is_flag=True, help="Claim all CPUs and GPUs, even for a run on CPUs.",
         heading="Checks", anywhere=_SHOWN, is_rare=True,
     ),
 )  # fmt: skip

@@ -242,7 +242,7 @@ Checks:
   --dry-run     Print the command and start nothing.
   --no-check    Skip every check that the run doesn't need.
   --share       Start even on GPUs that other runs have claimed.
-  --claim-cpus  Claim each host as a whole, even for a run on CPUs.
+  --claim-cpus  Claim all CPUs and GPUs, even for a run on CPUs.
 
 Output:
   -q, --quiet    Hide the ranks' output; it is still in the logs.
