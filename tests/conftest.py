@@ -37,14 +37,16 @@ WAITING = "faults"
 ORDER = ("cluster", "slurm", "ssh", "process", "unit")
 
 # What others leave in /tmp is of other machines then: no worker sees a run of another one there, and takes it for over.
-OWN_MACHINE_ID = """
+# Nor does it see their claims on GPUs, which fake ones share.
+OWN_MACHINE = """
+mount -t tmpfs -o mode=1777 tmpfs /run/lock 2>/dev/null
 id=$(mktemp) && od -An -N16 -tx1 /dev/urandom | tr -d ' \\n' >"$id" && chmod 644 "$id"
 mount --bind "$id" /etc/machine-id 2>/dev/null
 rm -f "$id"
 """
 # A shell is the first process there, since Python would not reap orphans; if unshare, outside, is killed, all die.
 ALONE = (
-    "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", OWN_MACHINE_ID + '"$@"; exit $?', "sh",
+    "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", OWN_MACHINE + '"$@"; exit $?', "sh",
 )  # fmt: skip
 
 # Property tests: the same examples each time in CI, and no deadline, since a loaded machine isn't a bug.

@@ -12,6 +12,7 @@ from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.table import (
+    CLAIMS,
     DRY_RUN,
     HANGS,
     JOB_HERE,
@@ -22,7 +23,7 @@ from launcher.cli.options.table import (
     Option,
     reword,
 )
-from launcher.cli.options.values import JobRequest, OutputOptions, gather
+from launcher.cli.options.values import ClaimOptions, JobRequest, OutputOptions, gather
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
@@ -44,12 +45,12 @@ _JOB = reword(
         help="Number of this host, counted from 0.", heading="Processes", is_common=True,
     ),
     MASTER_ADDR.but(required=True, help="Address of node 0.", is_common=True),
-    *_JOB, *HANGS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, WORDS,
+    *_JOB, *HANGS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT_HERE, WORDS,
 ])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], nnodes: int, node_rank: int, master_addr: str, dry_run: bool, no_check: bool,
-    request: JobRequest, output: OutputOptions,
+    request: JobRequest, output: OutputOptions, claims: ClaimOptions,
 ) -> int:  # fmt: skip
     """Run this machine's share of a run that is started by hand on each host.
 
@@ -74,5 +75,5 @@ def command(
     open_transport = open_this_machine()
     from launcher.cli.runner import read_run_options, run_job
 
-    run_options = replace(read_run_options(output, with_checks=not no_check), share=share)
+    run_options = replace(read_run_options(output, with_checks=not no_check, claims=claims), share=share)
     return run_job(job, [host], open_transport, output, run_options)

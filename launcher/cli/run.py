@@ -23,6 +23,7 @@ from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.sources import show_sources
 from launcher.cli.options.table import (
     CHECK,
+    CLAIMS,
     CONTROLLER,
     DETACH,
     DRY_RUN,
@@ -42,6 +43,7 @@ from launcher.cli.options.table import (
     WORDS,
 )
 from launcher.cli.options.values import (
+    ClaimOptions,
     HostChoice,
     JobRequest,
     OutputOptions,
@@ -60,13 +62,14 @@ from launcher.transports.settings import TransportSettings
 
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES,
-    DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *OUTPUT, DETACH, CONTROLLER,
-    SURVIVE_REBOOTS, NOTIFY, FETCH, WORDS,
+    DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *CLAIMS, *OUTPUT, DETACH,
+    CONTROLLER, SURVIVE_REBOOTS, NOTIFY, FETCH, WORDS,
 ])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool, restarts: RestartOptions,
     choice: HostChoice, request: JobRequest, settings: TransportSettings, output: OutputOptions, sync: SyncOptions,
+    claims: ClaimOptions,
 ) -> int:  # fmt: skip
     """Run SCRIPT on every host under torchrun, one process per GPU.
 
@@ -99,7 +102,7 @@ def command(
     open_transport = make_opener(chosen, settings, (*hosts, *spares), python=job.python)
     from launcher.cli.runner import read_run_options, run_job
 
-    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
+    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
     run_options = replace(run_options, is_dry=dry_run)
     controller = choose_controller(output, chosen, hosts, spares)
     output = replace(output, survive_reboots=may_survive_reboots(output, restarts, controller))

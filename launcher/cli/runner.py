@@ -17,7 +17,7 @@ from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.sources import is_chosen
-from launcher.cli.options.values import OutputOptions, RestartOptions
+from launcher.cli.options.values import ClaimOptions, OutputOptions, RestartOptions
 from launcher.cli.repetition import again_variable, keep_origin, keep_version
 from launcher.cli.typed_command import describe_origin, name_program, typed_options
 from launcher.errors import UsageError
@@ -93,10 +93,11 @@ def run_recorded(
 
 
 def read_run_options(
-    output: OutputOptions, *, with_checks: bool = True, restarts: RestartOptions | None = None
-) -> RunOptions:
+    output: OutputOptions, *, with_checks: bool = True, restarts: RestartOptions | None = None,
+    claims: ClaimOptions | None = None,
+) -> RunOptions:  # fmt: skip
     """Return the options of a run, as far as these options determine them."""
-    restarts = restarts or RestartOptions()
+    restarts, claims = restarts or RestartOptions(), claims or ClaimOptions()
     if output.fetch:
         from launcher.cli.result_files import refuse_patterns
 
@@ -104,6 +105,7 @@ def read_run_options(
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
         restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,
+        shares=claims.share, claims_cpus=claims.claim_cpus,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.table import (
+    CLAIMS,
     DETACH,
     DRY_RUN,
     FETCH,
@@ -22,18 +23,19 @@ from launcher.cli.options.table import (
     RESTARTS,
     WORDS,
 )
-from launcher.cli.options.values import JobRequest, OutputOptions, RestartOptions, gather
+from launcher.cli.options.values import ClaimOptions, JobRequest, OutputOptions, RestartOptions, gather
 from launcher.cli.repetition import tell_changes
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *OUTPUT_HERE, DETACH, NOTIFY,
+    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT_HERE, DETACH, NOTIFY,
     FETCH.but(help="After the run, copy PATH to logs/RUN-fetched."), WORDS,
 ])  # fmt: skip
 @gather
 def command(
     *, words: tuple[str, ...], dry_run: bool, no_check: bool, restarts: RestartOptions, request: JobRequest,
     output: OutputOptions,
+    claims: ClaimOptions,
 ) -> int:  # fmt: skip
     """Run SCRIPT on this machine only, without SSH.
 
@@ -50,5 +52,5 @@ def command(
     open_transport = open_this_machine()
     from launcher.cli.runner import read_run_options, run_job
 
-    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts)
+    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
     return run_job(job, hosts, open_transport, output, run_options)

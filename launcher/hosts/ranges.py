@@ -119,6 +119,17 @@ def fold_names(names: Iterable[str]) -> str:
     return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))
 
 
+def fold_numbers(numbers: Iterable[int]) -> str:
+    """Fold numbers for display, in their order, as 0-3,6."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return ",".join(f"{low}-{high}" if low != high else str(low) for low, high in runs)
+
+
 def fold_runs(names: Iterable[str]) -> list[str]:
     """Fold consecutive names whose last digits count up, as gpu[1-4]; unlike ClusterShell, keep the order.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from launcher.forms import MOST_VALUES, NOT_SENT, Address, Count, FormError, Most, SentAs
+from launcher.forms import MOST_VALUES, NOT_SENT, Address, Count, FormError, Most, SentAs, Within
 
 SLOW_DNS_S = 0.5
 _Name = Annotated[str, Most(200)]  # of a package, or its version
@@ -78,6 +78,20 @@ class BootUnit:
     name: str
     run_id: Annotated[str, SentAs("run")]
     is_running: bool  # what it starts; it then removes this itself
+
+
+@dataclass(frozen=True, slots=True)
+class BoxClaim:
+    """What says on a box that a run uses GPUs of it, or all of its CPUs; all but the user is the run's own word."""
+
+    user: Annotated[str, Most(100)]
+    run: Annotated[str, Most(100)]
+    since: Annotated[float, Within(0, 1e11)]  # seconds since 1970
+    name: Annotated[str, Most(200)] | None = None
+    gpus: Annotated[tuple[Count, ...], Most(1024)] = ()
+    is_of_cpus: bool = False
+    is_shared: bool = False  # started with --share on GPUs that were claimed
+    is_reserved: bool = False  # for the run's next attempt
 
 
 @dataclass(frozen=True, slots=True)

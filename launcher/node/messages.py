@@ -22,6 +22,8 @@ MAX_RAS_BYTES = 1 << 20
 MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
 MAX_CODE_FILES = 2000  # whose hashes a node sends
+MAX_CLAIMS = 256  # of one box, in one answer
+MAX_NEIGHBOURS = 20  # that a run is told of, on one host
 BEATS_PER_SILENCE = 2.5  # heartbeats in the time after which the other side counts as dead: two may be lost
 
 # A candidate for a Python with torch: the one that the login shell finds.
@@ -43,6 +45,7 @@ JOIN = "join"  # connect to the next node of a chain
 PLACE = "place"  # no more pieces will come: fill the run's directory
 LIST_CODE = "list_code"  # asks for the hash of each Python file
 ADOPT = "adopt"
+CLAIM = "claim"  # GPUs of this node for the run, or ask who has claimed them
 WARM = "warm"  # import torch for the ranks of the START that will follow
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank
@@ -64,6 +67,8 @@ PLACED = "placed"  # the code is in the run's directory
 UNPLACED = "unplaced"  # it can't be
 PRUNED = "pruned"  # the code of runs that have ended was removed
 CODE = "code"  # the answer to LIST_CODE
+CLAIMED = "claimed"  # the answer to CLAIM: the claims of others that are in its way
+NEIGHBOUR = "neighbour"  # another run has started on claimed GPUs of this one
 COLD = "cold"  # why no Python that has imported torch starts the ranks
 STARTED = "started"
 OUTPUT = "output"

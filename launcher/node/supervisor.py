@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Generator, List
 
+    from launcher.node.claims import ClaimHolder, OwnClaim
     from launcher.node.code.code_process import CodeProcess
     from launcher.node.loop import Timer
     from launcher.node.processes.warm import WarmPython
@@ -78,6 +79,9 @@ class Supervisor:
             self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
         )
         self._tree: CodeProcess | None = None  # if launch sends the code
+        self._claims: ClaimHolder | None = None  # if the run uses GPUs
+        self._last_claim = inherited.claim if inherited is not None else None  # until this attempt takes it over
+        self._reserve_s = 0.0  # after the end, for the next attempt
         self._warm: WarmPython | None = None  # if it is to start the ranks
         self._why_cold = "its Python ignores PYTHONPATH"  # if a run that starts warm has none
         self._workdir: str | None = None  # in that code
@@ -104,7 +108,8 @@ class Supervisor:
         self._step_timer: Timer | None = None
         self._lease_timer: Timer | None = None
         self._is_short = False  # the run is a command, at whose end the connection is over
-        self._keeps_successor = False  # for another attempt
+        self._stays = False  # for another attempt, if there is something that it can go on with
+        self._keeps_successor = False  # for that attempt
         self._is_done = False
         self.kept: Kept | None = None  # for that attempt
 
@@ -197,6 +202,7 @@ class Supervisor:
             messages.PLACE: self._take_code,
             messages.LIST_CODE: lambda header, _: self._responder.list_code(header),
             messages.ADOPT: self._adopt,
+            messages.CLAIM: self._claim,
             messages.WARM: self._warm_up,
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
@@ -298,6 +304,14 @@ class Supervisor:
         self._leftover_folders = header.get("folders", [])
         self._leftover_units = header.get("units", [])
 
+    def _claim(self, header: dict[str, Any], _: bytes) -> None:
+        from launcher.node.claims import ClaimHolder
+
+        if self._steps is None:
+            self._claims = ClaimHolder(self._loop, self._send_queue, self._responder.gpus, self._last_claim)
+            self._last_claim = None
+            self._claims.answer(header)
+
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         self._started_at = time.time()
         self._responder.stop_listening()
@@ -342,8 +356,9 @@ class Supervisor:
             return
         self._enter_code(header)
         argv, env = header["argv"], dict(self._env, **header["env"])
-        if self._inherited is not None and self._inherited.python.is_for(argv, env, self._cwd):
-            self._warm, self._inherited = self._inherited.python, None
+        inherited = self._inherited.python if self._inherited is not None else None
+        if self._inherited is not None and inherited is not None and inherited.is_for(argv, env, self._cwd):
+            self._warm, self._inherited.python = inherited, None
         else:
             self._end_inherited()
             output_fds = self._responder.search.output_fds
@@ -357,10 +372,10 @@ class Supervisor:
         self._ranks.await_warm(self._warm)
 
     def _end_inherited(self) -> None:
-        """End what the attempt before this one has left, if this one doesn't use it."""
-        if self._inherited is not None:
+        """End the Python that the attempt before this one has left, if this one doesn't use it."""
+        if self._inherited is not None and self._inherited.python is not None:
             self._inherited.python.end()
-            self._inherited = None
+            self._inherited.python = None
 
     def _start_warm(self, python: WarmPython, header: dict[str, Any]) -> None:
         """Let the Python that has imported torch start the ranks; if it can't, say why, and let a shim start them."""
@@ -456,7 +471,8 @@ class Supervisor:
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def _stop(self, header: dict[str, Any], _: bytes) -> None:
-        if header.get("keeps_python"):
+        self._stays, self._reserve_s = header.get("stays", False), header.get("reserve_s", 0.0)
+        if self._stays:
             self._ranks.settle()
             successor = self._ranks.successor
             if successor is not None:
@@ -522,6 +538,7 @@ class Supervisor:
 
             reasons = [[name, boot_units.remove(name)] for name in self._leftover_units]
             cleaned["folders"] += [[name, reason] for name, reason in reasons if reason]
+        self._end_claim(is_over=not self._stays or bool(left) or self.reason is not None)
         files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
         # Keep the directory if something is left of the run: `launch clean` needs it. A cleaner's own is never kept.
         kept = (self._lost_folder or self._folder) if left and self._leftover_folders is None else None
@@ -536,41 +553,57 @@ class Supervisor:
         self._send_queue.send(messages.CENSUS, left=found, reason=self.reason, files=len(files), **cleaned)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
-        self._keep_successor(is_clean=not left and self.reason is None)
+        python = self._keep_successor(is_clean=not left and self.reason is None)
+        claim = self._claims.leave() if self._claims is not None else self._last_claim
+        if self._folder is not None and (python is not None or claim is not None):
+            self._handover_log.note(folder=None)  # it is removed: anybody may make one of that name now
+            self.kept = Kept(self._decoder, self._folder, python, claim)
+            self._send_queue.send(messages.IDLE)
         self._is_done = True
 
-    def _keep_successor(self, *, is_clean: bool) -> None:
+    def _end_claim(self, *, is_over: bool) -> None:
+        """End the claim before others can hear that the run has ended, if this process doesn't wait for an attempt."""
+        if not is_over:
+            return
+        if self._claims is not None:
+            self._claims.end(self._reserve_s if self.reason is None else None)
+        if self._last_claim is not None:
+            self._last_claim.end(self._reserve_s)
+            self._last_claim = None
+
+    def _keep_successor(self, *, is_clean: bool) -> WarmPython | None:
         """Let the Python that the next attempt may start from wait for it, if all is well; otherwise end it."""
         successor, python = self._ranks.successor, self._warm
-        if not self._keeps_successor or successor is None or python is None or self._folder is None:
-            return
+        if not self._keeps_successor or successor is None or python is None:
+            return None
         now = proc.read_process(successor.pid)
         # Without prctl it is the child of another process by now, which would be told how it ends.
         is_ours = now is not None and now.started == successor.started and now.ppid == os.getpid()
         if not is_clean or not is_ours:
             proc.send_signal(successor, signals.SIGKILL)
-            return
+            return None
         python.child = workers.Child(successor.pid)
-        self._handover_log.note(folder=None)  # it is removed: anybody may make one of that name now
-        self.kept = Kept(self._decoder, self._folder, python)
-        self._send_queue.send(messages.IDLE)
+        return python
 
 
 class Kept:
     """What an attempt leaves to the next one on the same connection."""
 
-    def __init__(self, decoder: messages.Decoder, run_folder: str, python: WarmPython) -> None:
+    def __init__(
+        self, decoder: messages.Decoder, run_folder: str, python: WarmPython | None, claim: OwnClaim | None
+    ) -> None:
         """decoder: may have the first bytes of a message; run_folder: a path that is in the environment."""
         self.decoder = decoder
         self.run_folder = run_folder
-        self.python = python
+        self.python = python  # it has imported torch
+        self.claim = claim  # of GPUs
 
 
 def serve(
     life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
     take_modules: Callable[[bytes], object],
 ) -> None:  # fmt: skip
-    """Serve a connection: one attempt, or several if a Python that has imported torch waits for the next."""
+    """Serve a connection: one attempt, or several if something waits for the next."""
     inherited: Kept | None = None
     while True:
         supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules, inherited)
@@ -579,12 +612,17 @@ def serve(
         if inherited is None:
             return
         if supervisor.reason is not None:  # a signal, or the end of the connection, came after the census
-            inherited.python.end()
+            if inherited.python is not None:
+                inherited.python.end()
+            if inherited.claim is not None:
+                inherited.claim.end()
             return
         # Nothing of the attempt may remain open here; a signal that comes meanwhile is for the next one.
         signals.pthread_sigmask(signals.SIG_BLOCK, workers.CAUGHT)
         signals.set_wakeup_fd(-1)
         del supervisor
         gc.collect()
-        python = inherited.python
-        workers.close_all_but({0, 1, 2, life_fd, handover_fd, *keepers_fds, python.report_fd, python.order_fd})
+        python, claim = inherited.python, inherited.claim
+        used = {0, 1, 2, life_fd, handover_fd, *keepers_fds}
+        used |= {python.report_fd, python.order_fd} if python is not None else set()
+        workers.close_all_but(used | {claim.fd} if claim is not None else used)

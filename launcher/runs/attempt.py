@@ -14,6 +14,7 @@ from launcher.diagnosis.cause import SETTLE_S, Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, UnreachableError
+from launcher.hosts.ranges import fold_numbers
 from launcher.job.activation import candidate_pythons
 from launcher.job.job import ProgramKind
 from launcher.job.plan import (
@@ -31,6 +32,7 @@ from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
 from launcher.output.write_queue import STALLED_S
+from launcher.preflight.claims import ClaimOrder
 from launcher.preflight.findings import WARNING, refuse_problems
 from launcher.preflight.summary import summarize
 from launcher.runs import report
@@ -51,6 +53,7 @@ from launcher.sync.delivery import Delivered
 from launcher.transports import bootstrap
 from launcher.wording import count, duration
 
+_LOST_RESERVE_S = 120.0  # for an attempt that another controller, or this one after a cut, makes
 LOOK_S = 2.5  # a node gives up on a hung file system after 2 s
 
 
@@ -114,7 +117,7 @@ class Attempt:
                     return await self._finish(cause, interruption.number)
                 return await self._stop_interrupted(interruption.number)
             except BaseException:
-                await session.stop_all(timeout_s=0)
+                await session.stop_all(timeout_s=0, stays=bool(self._carried.attempts) and self._stays)
                 raise
             return await self._finish(cause)
 
@@ -128,7 +131,7 @@ class Attempt:
             job, session, pythons, with_checks=self._options.with_checks, incidents=self._carried.incidents,
             checkpoints=self._shared_checkpoints(), contents=self._request.contents,
             warm_hosts=0 if self._options.is_dry else len(session.hosts) - self._spares,
-            attempt=self._carried.attempts,
+            attempt=self._carried.attempts, claims=self._make_claims(),
         )  # fmt: skip
         with session.subscribe(READY, self._note_connected):
             inspection = await inspector.ask(has_master=not (share and share[1]))
@@ -151,6 +154,15 @@ class Attempt:
             self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
         self._judge = Judge(session, self._plan, self._outputs, share is None, wall_clock())
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
+
+    def _make_claims(self) -> ClaimOrder | None:
+        options = self._options
+        if options.is_dry:
+            return None
+        return ClaimOrder(
+            self._record.run_id, self._record.name, self._began_at, len(self.session.hosts) - self._spares,
+            options.shares, options.claims_cpus, _LOST_RESERVE_S if options.restarts else 0.0,
+        )  # fmt: skip
 
     def _note_connected(self, event: Event) -> None:
         self._connected_at = event.at
@@ -266,6 +278,7 @@ class Attempt:
             call_when_all_run(session, self._plan, self._note_all_running),
             call_when_all_start(session, self._plan, self._note_all_started),
             session.subscribe(messages.COLD, self._say_cold),
+            session.subscribe(messages.NEIGHBOUR, self._say_neighbour),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._record, self._job) as watch,
         ):
             self._hang = watch
@@ -289,6 +302,12 @@ class Attempt:
             now = wall_clock()
             steps = self._connected_at - self._began_at, self._started_at - self._connected_at, now - self._started_at
             self._say(f"launch: {report.start_line(self._job, *steps, is_cold=self._is_cold)}")
+
+    def _say_neighbour(self, event: Event) -> None:
+        claim, host = event.fields["claim"], self.session.hosts[event.index].name
+        name = f" ({claim.name})" if claim.name else ""
+        gpus = f" GPU {fold_numbers(claim.gpus)}" if claim.gpus else ""
+        self._say(f"launch: {host}{gpus}: {claim.user}'s run {claim.run}{name} uses them, too (--share)")
 
     def _say_cold(self, event: Event) -> None:
         self._is_cold = True
@@ -314,12 +333,17 @@ class Attempt:
         """Return whether a Python that has imported torch is to wait for another attempt."""
         return self._job.starts_warm and self._may_follow_at_once and self.session.can_keep_connections
 
-    async def _end(self, timeout_s: float, *, ended_well: bool = False, keeps_python: bool = False) -> Census:
+    @property
+    def _stays(self) -> bool:
+        """Return whether something on a host, a Python or a claim, is to wait for another attempt."""
+        return self._keeps_python or (bool(self._options.restarts) and self.session.can_keep_connections)
+
+    async def _end(self, timeout_s: float, *, ended_well: bool = False, stays: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""
         if self._judge is not None:
             self._judge.stopped_at = wall_clock()
         self._state.stop()
-        census = await self.session.stop_all(timeout_s, keeps_python=keeps_python)
+        census = await self.session.stop_all(timeout_s, stays=stays)
         for output in self._outputs:
             output.finish(ended_well=ended_well)
         return census
@@ -345,7 +369,7 @@ class Attempt:
     async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
         judge = self._judge if interrupted_by is None and not self._is_last_try else None
         if cause is not None and judge is not None and judge.has_lost_port(cause, self._job):
-            census = await self._end(timeout_s=0, keeps_python=self._keeps_python)
+            census = await self._end(timeout_s=0, stays=self._stays)
             self._console.release()
             port = judge.plan.master_port
             self._say(f"launch: port {port} of node 0 was taken by another program; retrying on another")
@@ -355,8 +379,8 @@ class Attempt:
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
         is_hurried = cause is not None and await self._look_for_checkpoint()
         timeout_s = 0 if is_hurried else self._job.timeouts.stop_timeout_s
-        keeps_python = self._keeps_python and cause is not None and interrupted_by is None
-        census = await self._end(timeout_s, ended_well=cause is None, keeps_python=keeps_python)
+        stays = self._stays and cause is not None and interrupted_by is None
+        census = await self._end(timeout_s, ended_well=cause is None, stays=stays)
         if cause is None:
             self._console.release()
         else:  # more may be known by now: the cause itself may have taken longest to die

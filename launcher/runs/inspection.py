@@ -23,7 +23,9 @@ from launcher.job.plan import master_address, settle_device, warm_fields
 from launcher.node import messages
 from launcher.preflight import code
 from launcher.preflight.checks import find_all, find_problems, warn_of_checkpoints, warn_of_incidents
-from launcher.preflight.findings import PROBLEM, Finding, Severity
+from launcher.preflight.claims import ClaimOrder, find_claimed
+from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
+from launcher.preflight.gpus import wanted_gpus
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
@@ -59,12 +61,13 @@ class Inspector:
     def __init__(
         self, job: Job, session: Session, pythons: Sequence[str], *, with_checks: bool,
         incidents: Mapping[str, str] | None = None, checkpoints: str | None = None, contents: Contents | None = None,
-        warm_hosts: int = 0, attempt: int = 0,
+        warm_hosts: int = 0, attempt: int = 0, claims: ClaimOrder | None = None,
     ) -> None:  # fmt: skip
         """incidents: what went wrong with hosts in earlier runs; checkpoints: a directory that all hosts must share.
 
         contents: of the job's tree; None: it isn't sent. warm_hosts: how many, the first ones, import torch meanwhile
-        if the job starts warm. attempt: how many came before this one.
+        if the job starts warm. attempt: how many came before this one. claims: what the run claims; None: others'
+        claims are only looked at.
         """
         self.delivered: Delivered | None = None
         self._contents = contents
@@ -74,6 +77,7 @@ class Inspector:
         self._with_checks = with_checks
         self._warm_hosts = warm_hosts if job.starts_warm else 0
         self._attempt = attempt
+        self._claims = claims
         self._incidents = incidents or {}
         self._checkpoints = checkpoints
         self._began_at = wall_clock()
@@ -94,6 +98,8 @@ class Inspector:
                     await self._list_code()
                     if self._checkpoints is not None:
                         await self._share(self._checkpoints)
+        if not self._session.is_slurm_step:  # Slurm says whose GPUs they are
+            findings += await self._claim()
         find = find_all if self._with_checks else find_problems
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
@@ -193,6 +199,35 @@ class Inspector:
                 )
                 found = Probes(tried, state.probed["reverse_dns_s"], state.probed["own_address"])
                 self._facts[index] = replace(self._facts[index], probes=found)
+
+    async def _claim(self) -> list[Finding]:
+        """Claim what the run will use of its hosts; return which other runs have claimed that."""
+        order, job, states = self._claims, self.job, self._session.states
+        nodes = {index: CheckedHost(job, self._session.hosts[index], self._facts[index]) for index, _ in self._states()}
+        gpus = {index: [gpu.index for gpu in wanted_gpus(node)] for index, node in nodes.items() if job.wants_gpus}
+        claims_cpus = order is not None and order.claims_cpus
+        asked = [index for index in nodes if gpus.get(index) or claims_cpus]
+        for index in asked:
+            is_look = order is None or index >= order.hosts
+            values: dict[str, Any] = {} if order is None else {
+                "run": order.run, "name": order.name, "since": order.since, "shares": order.shares,
+                "cpus": order.claims_cpus, "lost_reserve_s": order.lost_reserve_s,
+            }  # fmt: skip
+            self._session.send(index, messages.CLAIM, is_look=is_look, gpus=gpus.get(index, []), **values)
+        await self._session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
+        findings, now = [], wall_clock()
+        for index in asked:
+            answer = states[index].claimed or {"rivals": [], "error": None}
+            own = {*gpus.get(index, [])}
+            rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus} or claims_cpus or claim.is_of_cpus]
+            if order is not None:  # a spare only looks, and may hold what is reserved for this run
+                rivals = [claim for claim in rivals if claim.run != order.run]
+            shares = order is not None and order.shares
+            findings += find_claimed(nodes[index], own, rivals, now, shares=shares)
+            if answer["error"] and order is not None:
+                text = f"its GPUs can't be claimed: {answer['error']}"
+                findings.append(Finding((nodes[index].name,), text, "see who else uses them", WARNING))
+        return findings
 
     def _find_code(self) -> dict[str, str | None] | None:
         """Return the directory whose Python files are compared, and the script in it; None: none are compared."""

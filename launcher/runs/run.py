@@ -49,6 +49,7 @@ from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import count, span
 
 IDLE_S = 1.0  # how long hosts are let wait for the next attempt: during a pause, nothing runs anywhere
+_RESERVE_SLACK_S = 60.0  # for the next attempt to connect and check
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
 
@@ -149,7 +150,7 @@ class Run:
         if self._request.notify is not None and not result.has_lost_port and not waits_for_hosts(ending):
             self._request.notify("restart", result)
         if self._searches(decision) or begins_at - boottime() > IDLE_S:
-            await self._hang_up(result)
+            await self._hang_up(result, reserve_s=max(0.0, begins_at - boottime()) + _RESERVE_SLACK_S)
         try:
             if self._searches(decision):
                 await self._pause(result.lost_host_wait_s)
@@ -249,14 +250,16 @@ class Run:
             may_follow_at_once=may_follow_at_once(self._endings, self._options.restarts),
         )  # fmt: skip
 
-    async def _hang_up(self, result: Result) -> Result:
+    async def _hang_up(self, result: Result, reserve_s: float = 0.0) -> Result:
         """End what waits on hosts for the next attempt; return the result, with the hosts that don't say so as unasked.
+
+        reserve_s: how long their claims stay for that attempt.
 
         Such a host ends it by itself once its connection is closed, or it has heard nothing for 15 s.
         """
         idle, self._idle = self._idle, []
         for connection in idle:
-            connection.send(messages.STOP, timeout_s=0)
+            connection.send(messages.STOP, timeout_s=0, reserve_s=reserve_s)
         deadline = time.monotonic() + HANG_UP_S
         while any(not connection.is_over for connection in idle) and time.monotonic() < deadline:
             await asyncio.sleep(_LISTEN_S)

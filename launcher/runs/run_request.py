@@ -35,6 +35,8 @@ class RunOptions:
     shown_ranks: frozenset[int] | None = None  # whose output the screen shows; None: all
     restarts: int = 0  # how many may follow without progress
     progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
+    shares: bool = False  # start on GPUs that other runs have claimed
+    claims_cpus: bool = False  # claim each host as a whole, also without GPUs
     min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
     saved_s: float = 60.0  # before the failure: what was saved later may be its reason
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from launcher.forms import Address, Count, FormError, Most, Within, fields_reader
+from launcher.job.facts import BoxClaim
 from launcher.node import messages
 
 LocalRank = Annotated[int, Within(0, 4095)]
@@ -52,6 +53,8 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
     messages.UNPLACED: {"text": str, "is_disk": bool, "is_full": bool},
     messages.PRUNED: {"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts},
     messages.CODE: {"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},
+    messages.CLAIMED: {"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None},
+    messages.NEIGHBOUR: {"claim": BoxClaim},
     messages.COLD: {"reason": str},
     messages.STARTED: {"local_rank": LocalRank, "pid": Count},
     messages.OUTPUT: {"local_rank": LocalRank | None, "stream": Literal[1, 2]},
@@ -76,7 +79,7 @@ _ANSWERS = {
     messages.MEET: messages.MET, messages.JOIN: messages.JOINED,
     messages.LISTING: messages.WANTED, messages.PIECE: messages.TOOK,
     messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
-    messages.LIST_CODE: messages.CODE,
+    messages.LIST_CODE: messages.CODE, messages.CLAIM: messages.CLAIMED,
 }  # fmt: skip
 _OF_TREE = (messages.WANTED, messages.PLACED, messages.UNPLACED, messages.PRUNED)  # the answers to a `tree` in PREPARE
 # What may come before the run's directory there is known.
@@ -170,12 +173,13 @@ class AllowedMessages:
             self._is_short = header.get("is_short", False)
             processes = header.get("processes", ())
             self._asked[messages.COLD] += 1
+            self._asked[messages.NEIGHBOUR] = messages.MAX_NEIGHBOURS
             self._ranks = {*header.get("local_ranks", ()), *(process["rank"] for process in processes)}
         elif kind == messages.STACKS:
             self._numbers.add(header["number"])
         elif kind == messages.STOP:
             self._is_stopped = True
-            self._asked[messages.IDLE] += bool(header.get("keeps_python"))
+            self._asked[messages.IDLE] += bool(header.get("stays"))
 
     def accept(self, header: Header) -> Header:
         """Return the header of a node's message, its texts cleaned; raise MalformedMessage if it isn't allowed now."""

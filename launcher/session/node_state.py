@@ -84,6 +84,7 @@ class NodeState:
     probed: Mapping[str, Any] | None = None
     shared: Mapping[str, Any] | None = None  # what it sees of the directory of the checkpoints
     code: Mapping[str, Any] | None = None  # hashes of its Python files
+    claimed: Mapping[str, Any] | None = None  # its last answer to CLAIM
     started: set[int] = field(default_factory=set)
     exits: dict[int, Event] = field(default_factory=dict)
     ended: Event | None = None
@@ -172,6 +173,9 @@ class NodeState:
     def _take_code(self, event: Event) -> None:
         self.code = event.fields
 
+    def _take_claimed(self, event: Event) -> None:
+        self.claimed = event.fields
+
     def _take_started(self, event: Event) -> None:
         self.started.add(event.fields["local_rank"])
         self.stage = Stage.RUNNING_RANKS
@@ -216,6 +220,7 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
     messages.PROBED: NodeState._take_probed,
     messages.SHARED: NodeState._take_shared,
     messages.CODE: NodeState._take_code,
+    messages.CLAIMED: NodeState._take_claimed,
     messages.STARTED: NodeState._take_started,
     messages.EXIT: NodeState._take_exit,
     messages.ENDED: NodeState._take_ended,

@@ -266,17 +266,17 @@ class Session:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    async def stop_all(self, timeout_s: float, *, keeps_python: bool = False) -> Census:
+    async def stop_all(self, timeout_s: float, *, stays: bool = False) -> Census:
         """Stop everything on all nodes, check what is left, and hang up.
 
         A host whose connection was lost is asked over a new one; its own supervisor is ending the run there.
-        A signal that comes meanwhile kills what is left at once. keeps_python: a Python that has imported torch may
-        wait for another attempt; `idle` then has the connections to such hosts, and the caller uses or closes them.
+        A signal that comes meanwhile kills what is left at once. stays: a Python that has imported torch, or a claim,
+        may wait for another attempt; `idle` then has the connections to such hosts, and the caller uses or closes them.
         """
         for state, connection in zip(self.states, self._pool.connections, strict=False):  # without the released ones
             state.has_orders = connection.recall()
             state.stage = Stage.STOPPING
-        self.send_to_all(messages.STOP, timeout_s=timeout_s, keeps_python=keeps_python)
+        self.send_to_all(messages.STOP, timeout_s=timeout_s, stays=stays)
         try:
             await self._await_censuses(timeout_s)
             await self._await_hang_ups()

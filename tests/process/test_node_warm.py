@@ -385,7 +385,7 @@ def start_twice(nodes: Nodes, folder: Path) -> Node:
         keeps_python=True,
     )  # fmt: skip
     assert node.wait_for_exits(2) == {0: (3, None), 1: (3, None)}, str(node)
-    node.send(messages.STOP, timeout_s=0, keeps_python=True)
+    node.send(messages.STOP, timeout_s=0, stays=True)
     assert node.wait_for(messages.CENSUS)["left"] == []
     node.wait_for(messages.IDLE)
     return node
@@ -419,7 +419,7 @@ def test_the_next_attempt_is_forked_from_the_same_import(nodes: Nodes, tmp_path:
         lines = [f"attempt {attempt} of rank {rank} in {first}/files\n" for attempt in (0, 1)]
         assert node.output[rank, STDOUT].decode() == "".join(lines)
     assert imports(tmp_path / "code") == ["0"]
-    node.send(messages.STOP, timeout_s=0, keeps_python=True)
+    node.send(messages.STOP, timeout_s=0, stays=True)
     node.wait_for(messages.IDLE)
     assert waiting(node) != pid and not is_alive(pid)  # that one has started the ranks
 
@@ -479,7 +479,7 @@ def test_a_signal_that_comes_after_the_census_ends_what_would_wait(nodes: Nodes,
     code = "import os; open(os.environ['LAUNCH_FILES'] + '/large', 'wb').write(bytes(8 << 20)); os._exit(3)"
     node = start(nodes, tmp_path, code, nproc=1, keeps_python=True)
     assert node.wait_for_exits() == {0: (3, None)}, str(node)
-    node.send(messages.STOP, timeout_s=0, keeps_python=True)
+    node.send(messages.STOP, timeout_s=0, stays=True)
     node.wait_for(messages.CENSUS)
     os.kill(node.supervisor, signal.SIGTERM)
     node.wait_until_gone()
@@ -490,6 +490,6 @@ def test_no_successor_is_forked_where_torch_has_started_a_helper(nodes: Nodes, t
     torch = "import subprocess; helper = subprocess.Popen(['sleep', '300'])"
     node = start(nodes, tmp_path, FAILS_ONCE, torch=write_torch(tmp_path, torch), keeps_python=True)
     assert node.wait_for_exits() == {0: (3, None)}, str(node)
-    node.send(messages.STOP, timeout_s=0, keeps_python=True)
+    node.send(messages.STOP, timeout_s=0, stays=True)
     node.wait_until_gone()
     assert not node.find(messages.IDLE)

@@ -472,6 +472,16 @@ NO_CHECK = Option(
     ["--no-check"], is_flag=True, help="Skip every check that the run doesn't need.",
     heading="Checks", anywhere=_SHOWN, is_rare=True,
 )  # fmt: skip
+CLAIMS = (
+    Option(
+        ["--share"], is_flag=True, help="Start even on GPUs that other runs have claimed.",
+        heading="Checks", is_rare=True,
+    ),
+    Option(
+        ["--claim-cpus"], is_flag=True, help="Claim all CPUs and GPUs, even for a run on CPUs.",
+        heading="Checks", anywhere=_SHOWN, is_rare=True,
+    ),
+)  # fmt: skip
 AS_JSON = Option(
     ["--json", "as_json"], is_flag=True, help="Print one JSON object per line to stdout.", heading="Output",
 )  # fmt: skip
@@ -586,8 +596,8 @@ SCRIPT = Option(["--script"], at_home="it runs")
 OPTIONS = {
     option.name: option
     for option in (
-        SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK, *OUTPUT,
-        DETACH, CONTROLLER, SURVIVE_REBOOTS, NOTIFY, FETCH, *BATCH,
+        SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK,
+        *CLAIMS, *OUTPUT, DETACH, CONTROLLER, SURVIVE_REBOOTS, NOTIFY, FETCH, *BATCH,
     )
 }  # fmt: skip
 NAME_HOSTS = ("hosts", "hostfile")

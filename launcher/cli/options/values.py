@@ -94,6 +94,14 @@ class RestartOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimOptions:
+    """What a run claims of its hosts, and whether it minds the claims of others."""
+
+    share: bool = False
+    claim_cpus: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OutputOptions:
     """What the console shows of a run, where its logs go, its name and note, and what happens without a console."""
 

@@ -181,6 +181,11 @@ class Responder:
 
         self._ask_child(lambda: code.sum_up(_find_code(wanted)), keep, code.TIMEOUT_S)
 
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """What this node has reported of its GPUs."""
+        return (self._facts or {}).get("gpus") or []
+
     def list_code(self, header: dict[str, Any]) -> None:
         """Answer a LIST_CODE with path and hash of each file; None: they could not all be read."""
         from launcher.node.facts import code

@@ -623,7 +623,18 @@ def test_a_typed_no_python_wins_over_legacy_in_the_file(launch, jobs):
 
 def test_every_option_of_a_run_can_have_a_default():
     options = {parameter.name for parameter in (*run_command.params, *sbatch_command.params)} - {"words"}
-    of_one_call = {"config", "is_module", "no_python", "as_json", "dry_run", "check", "verbose", "name", "note"}
+    of_one_call = {
+        "config",
+        "is_module",
+        "no_python",
+        "as_json",
+        "dry_run",
+        "check",
+        "verbose",
+        "name",
+        "note",
+        "share",
+    }
     of_one_call |= {"job_name", "directive", "output", "submit", "no_sync", "sync_secrets"}
     assert {*KEYS} == options - of_one_call | {"script"}
 

@@ -239,8 +239,10 @@ Background:
   --notify CMD  Run CMD in a shell when the run ends, restarts or waits long.
 
 Checks:
-  --dry-run   Print the command and start nothing.
-  --no-check  Skip every check that the run doesn't need.
+  --dry-run     Print the command and start nothing.
+  --no-check    Skip every check that the run doesn't need.
+  --share       Start even on GPUs that other runs have claimed.
+  --claim-cpus  Claim all CPUs and GPUs, even for a run on CPUs.
 
 Output:
   -q, --quiet    Hide the ranks' output; it is still in the logs.

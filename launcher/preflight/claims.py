@@ -1,0 +1,51 @@
+"""Say which GPUs that a run would use are claimed by other runs, and what can be done about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from launcher.hosts.ranges import fold_numbers
+from launcher.job.facts import BoxClaim
+from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding
+from launcher.wording import age
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOrder:
+    """What a run claims on its hosts, for one attempt."""
+
+    run: str
+    name: str | None
+    since: float  # wall-clock seconds
+    hosts: int  # the first of them; those behind are spares, which are only looked at
+    shares: bool = False  # start on claimed GPUs, too
+    claims_cpus: bool = False  # all of a host, with or without GPUs
+    lost_reserve_s: float = 0.0  # how long a claim stays if its host loses the launcher
+
+
+def find_claimed(
+    node: CheckedHost, gpus: Collection[int], claims: Sequence[BoxClaim], now: float, *, shares: bool
+) -> list[Finding]:
+    """Return a finding for each run that has claimed what this one would use.
+
+    gpus: that it would use; claims: of other runs that overlap with them; now: wall-clock seconds.
+    """
+    taken = {index for claim in claims for index in claim.gpus}
+    free = [gpu.index for gpu in node.fact.gpus if gpu.index not in taken and not gpu.processes]
+    fix = "start anyway with --share"
+    if gpus and len(free) >= len(gpus):
+        chosen = ",".join(map(str, free[: len(gpus)]))  # as --include takes them
+        fix = f"choose free GPUs with --include {node.name}:{chosen}, or {fix}"
+    return [
+        Finding((node.name,), _describe(claim, gpus, now), "" if shares else fix, WARNING if shares else PROBLEM)
+        for claim in claims
+    ]
+
+
+def _describe(claim: BoxClaim, gpus: Collection[int], now: float) -> str:
+    own = sorted({*claim.gpus} & {*gpus})
+    what = f"GPU {fold_numbers(own)}" if own else "the whole host" if claim.is_of_cpus else "GPUs"
+    name = f" ({claim.name})" if claim.name else ""
+    reserved = ", reserved for its restart" if claim.is_reserved else ""
+    return f"{what}: {claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{reserved}"

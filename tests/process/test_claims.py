@@ -1,0 +1,196 @@
+"""Claims on the GPUs of a machine: what other users can't do to them, and what runs see of each other's."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from machines.patience import DEADLINE_S
+from machines.processes import wait_until
+
+from launcher.node import claims
+from launcher.node.claims import OwnClaim, find_directory, read_claims, remove_old
+
+pytestmark = pytest.mark.linux
+
+LAUNCH = Path(sys.executable).with_name("launch")
+ANN, BOB = 54001, 54002  # nobody has these ids
+SMI = """#!/bin/sh
+case "$*" in *query-compute-apps*) exit;; esac
+for i in 0 1 2 3; do
+    echo "$i, NVIDIA H100, 81559, 550.54, GPU-{folder}-$i, 81000, Enabled, Default, 0, 00000000:0$i:00.0"
+done
+"""
+
+
+def values(run: str, *parts: str, **more: object) -> dict[str, object]:
+    return {"run": run, "name": None, "since": time.time(), "parts": parts, "is_shared": False, **more}
+
+
+def as_user(uid: int, act: Callable[[], object]) -> int:
+    """Start a process of a user that does this and ends; return its id."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def wait_for(pid: int) -> None:
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    found = find_directory()
+    if os.geteuid() != 0 or found is None:
+        pytest.skip("no root, who can be several users")
+    yield found
+    for path in Path(found).glob("launch-*"):
+        path.unlink()
+
+
+def test_of_all_that_want_the_same_one_wins(directory: str, tmp_path: Path) -> None:
+    """Twelve processes of three users try again and again, and note when they have it and when they leave it."""
+    log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def compete(number: int) -> None:
+        deadline, wins = time.monotonic() + DEADLINE_S, 0
+        while wins < 3:
+            assert time.monotonic() < deadline
+            own = OwnClaim(directory, values(f"run{number}", "A", f"B{number % 3}"))
+            while not own.is_settled:
+                time.sleep(0.001)
+            has_won = not any(claim.order < own.order for claim in own.find_others())
+            if has_won:
+                wins += 1
+                os.write(log, b"+")
+                time.sleep(0.002)
+                os.write(log, b"-")
+            own.end()
+            time.sleep(0.001 * (number % 5))
+
+    for pid in [as_user(ANN + number % 3, lambda number=number: compete(number)) for number in range(12)]:
+        wait_for(pid)
+    assert (tmp_path / "log").read_bytes() == b"+-" * 36
+    assert not list(Path(directory).glob("launch-*"))
+
+
+def test_what_others_put_there_harms_nobody(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = OwnClaim(directory, values("mine", "A"))
+    ready, go = os.pipe()
+
+    def harm() -> None:
+        place = Path(directory)
+        os.mkfifo(place / "launch-claim-fifo")
+        (place / "launch-claim-link").symlink_to(own.path)
+        bad = ["[" * 4000, "{}", "x" * 5000, json.dumps(values("x", "A", since=float("nan")))]
+        texts = {f"launch-claim-{number}": text for number, text in enumerate([*bad, json.dumps(values("dead", "A"))])}
+        held = []
+        for name, text in texts.items():
+            (place / name).write_text(text)
+            held.append((place / name).open("r+"))
+            if text in bad:
+                fcntl.lockf(held[-1], fcntl.LOCK_EX)
+        mine = Path(own.path)
+        for change in (lambda: mine.open("r+"), mine.unlink, lambda: mine.rename(place / "launch-claim-stolen")):
+            with pytest.raises(PermissionError):
+                change()
+        with mine.open() as file, pytest.raises(BlockingIOError):
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.write(go, b"x")
+        signal_end.read(1)
+
+    end, told = os.pipe()
+    signal_end = os.fdopen(end, "rb")
+    pid = as_user(BOB, harm)
+    os.read(ready, 1)
+    assert read_claims(directory, own=(own,)) == []
+    assert own.find_others() == []
+    os.write(told, b"x")
+    wait_for(pid)
+    # What a process holds for long without a child, such as ranks, doesn't count.
+    monkeypatch.setattr(claims, "UNUSED_S", -1.0)
+
+    def hold() -> None:
+        held = OwnClaim(directory, values("idle", "A"))
+        os.write(go, b"x")
+        signal_end.read(1)
+        held.end(60.0)
+
+    pid = as_user(BOB, hold)
+    os.read(ready, 1)
+    assert read_claims(directory, own=(own,)) == []
+    os.write(told, b"x")
+    wait_for(pid)
+    (reserved,) = read_claims(directory, own=(own,))
+    assert (reserved.uid, reserved.run, reserved.is_reserved) == (BOB, "idle", True)
+    wait_for(as_user(BOB, lambda: remove_old(directory, "idle")))
+    assert read_claims(directory, own=(own,)) == []
+    own.end()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start `launch singlenode` on a machine with four GPUs, which writes to a file of its own."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(SMI.format(folder=tmp_path.name))
+    tool.chmod(0o755)
+    with ExitStack() as ends:
+
+        def start(name: str, *words: str) -> subprocess.Popen[bytes]:
+            folder = tmp_path / name
+            folder.mkdir()
+            env = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+            with (folder / "said").open("wb") as said:
+                process = subprocess.Popen(
+                    [str(LAUNCH), "singlenode", *words], cwd=folder, env=env, stdout=said, stderr=said
+                )
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+            return process
+
+        yield start
+
+
+def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    def said(name: str) -> str:
+        return (tmp_path / name / "said").read_text()
+
+    script = "echo ready; until [ -e go ]; do sleep 0.05; done; exit $((7 * (2 - LAUNCH_ATTEMPT)))"
+    words = ("--gpus", "2", "--no-python", "sh", "-c")
+    first = launch("first", "--restarts", "2", "--name", "nightly", *words, script)
+    assert wait_until(lambda: said("first").count("ready") == 2), said("first")
+    assert launch("second", *words, "true").wait() == 70
+    name = os.uname().nodename.split(".")[0]
+    run = said("first").partition("run ")[2].partition(",")[0].partition(" ")[0]
+    assert f"  {name}: GPU 0-1: root, run {run} (nightly), for " in said("second"), said("second")
+    assert f"    fix: choose free GPUs with --include {name}:2,3, or start anyway with --share\n" in said("second")
+    sharing = launch("sharing", "--share", *words, "until [ -e go ]; do sleep 0.05; done")
+    assert wait_until(lambda: "uses them, too (--share)\n" in said("first")), said("first") + said("sharing")
+    (tmp_path / "sharing" / "go").touch()
+    assert sharing.wait() == 0, said("sharing")
+    # The second failure, which is another one, is followed by a pause, in which nothing of the run is alive.
+    (tmp_path / "first" / "go").touch()
+    assert wait_until(lambda: "restarting in 5 s" in said("first")), said("first")
+    assert launch("third", *words, "true").wait() == 70, said("third")
+    assert ", reserved for its restart\n" in said("third"), said("third")
+    assert first.wait() == 0, said("first")
+    assert launch("last", *words, "true").wait() == 0, said("last")
+    assert not list(Path(find_directory() or "").glob("launch-*"))
