@@ -35,6 +35,7 @@ UNUSED_S = 60.0  # after it a claim counts only while its holder has a child: ra
 MOST_RESERVED_S = 600.0  # for the next attempt of a run
 _CPUS = "cpus"
 _SETTLING_S = 0.002
+_MOST_SETTLING_S = 1.0
 _LOOK_S = 5.0  # for runs that have started on GPUs of this one
 _PLACES = ("/run/lock", "/var/lock", "/tmp")
 _SHARED_DISKS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "glusterfs", "afs")
@@ -60,10 +61,11 @@ class Claim:
         self.order = order  # the oldest first
         self.run = _text(values["run"])
         self.name = _text(values.get("name") or "")
-        self.parts = frozenset(map(_text, values["parts"][:_MOST_PARTS]))  # keys of GPUs, and _CPUS
-        self.since = float(values["since"])  # seconds since 1970
-        if not 0 <= self.since <= _MOST_SECONDS:  # nor NaN
-            raise ValueError("no time")
+        parts, since = values["parts"], values["since"]
+        if not isinstance(parts, list) or not 0 <= since <= _MOST_SECONDS:  # nor NaN
+            raise ValueError("no list, or no time")
+        self.parts = frozenset(map(_text, parts[:_MOST_PARTS]))  # keys of GPUs, and _CPUS
+        self.since = float(since)  # seconds since 1970
         self.is_shared = values.get("is_shared") is True  # its run was started on claimed GPUs by --share
         self.is_reserved = is_reserved  # for the next attempt of its run
 
@@ -136,7 +138,10 @@ class OwnClaim:
             os.close(self._fd)
             _unlink(new)
             raise
-        self.order = _order(os.fstat(self._fd), self.path)
+        status = os.fstat(self._fd)
+        self.order = _order(status, self.path)
+        self.place = status.st_dev, status.st_ino
+        self._made_at = time.monotonic()
 
     @property
     def fd(self) -> int:
@@ -145,15 +150,18 @@ class OwnClaim:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that may be older can be seen by now; it takes the kernel's clock a few milliseconds."""
-        return int(time.clock_gettime(_COARSE_CLOCK) * 1e9) > self.order[0]
+        """Whether all that may be older can be seen by now; it takes the kernel's clock a few milliseconds.
+
+        A clock that was set back delays a start for no longer than a moment.
+        """
+        is_late = time.monotonic() - self._made_at > _MOST_SETTLING_S
+        return is_late or int(time.clock_gettime(_COARSE_CLOCK) * 1e9) > self.order[0]
 
     def _write(self, values: dict[str, Any]) -> None:
         data = fast_json.dumps(values).encode()
         if len(data) > _MOST_BYTES:
             raise OSError(errno.EFBIG, "a claim of %d bytes" % len(data), self.path)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, data, 0)
+        os.pwrite(self._fd, data, 0)  # all at once, and it only grows: nobody reads half of it
 
     def find_others(self) -> list[Claim]:
         """Return the claims of other runs on the same GPUs; `order` tells whose is older."""
@@ -178,14 +186,15 @@ def read_claims(directory: str, own: Sequence[OwnClaim] = ()) -> list[Claim]:
 
     own: what this process holds, which is left out. A file that its owner makes or removes meanwhile may be missing.
     """
-    skipped = {claim.path for claim in own}
+    skipped = {claim.place for claim in own}  # by whatever name
     found: dict[int, list[tuple[tuple[int, str], str]]] = {}
     for path in _list(directory, _PREFIX):
         try:
             status = os.lstat(path)
         except OSError:
             continue
-        if path not in skipped and stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES:
+        is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES
+        if is_file and (status.st_dev, status.st_ino) not in skipped:
             found.setdefault(status.st_uid, []).append((_order(status, path), path))
     claims = [
         claim
@@ -201,13 +210,12 @@ def remove_old(directory: str, run: str | None = None, own: Sequence[OwnClaim] =
 
     run: the one that has. own: what this process holds, which stays.
     """
-    kept = {claim.path for claim in own}
+    kept = {claim.place for claim in own}
     for path in [*_list(directory, _PREFIX), *_list(directory, _NEW)]:
-        if path in kept:
-            continue
         try:
             status = os.lstat(path)
-            if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+            is_mine = status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
+            if not is_mine or (status.st_dev, status.st_ino) in kept:
                 continue
             is_new = time.time() - status.st_ctime < UNUSED_S
             if os.path.basename(path).startswith(_NEW):
@@ -218,7 +226,7 @@ def remove_old(directory: str, run: str | None = None, own: Sequence[OwnClaim] =
         except OSError:
             continue
         try:
-            if _find_holder(fd) == 0:
+            if _find_holder(fd) is None:
                 values = _parse(os.read(fd, _MOST_BYTES + 1))
                 is_over = values is None or values.get("run") == run or not _is_reserved(values, os.fstat(fd))
                 if is_over:
@@ -247,40 +255,37 @@ def _read(path: str, order: tuple[int, str]) -> list[Claim]:
         values = _parse(os.read(fd, _MOST_BYTES + 1))
         if values is None:
             return []
-        is_reserved = holder == 0 and _is_reserved(values, status)
-        if holder == 0 and not is_reserved:
+        is_reserved = holder is None and _is_reserved(values, status)
+        if holder is None and not is_reserved:
             return []
         claim = Claim(status.st_uid, order, values, is_reserved=is_reserved)
         is_new = time.time() - status.st_ctime < UNUSED_S
-        return [claim] if is_reserved or is_new or _has_child(holder) else []
+        return [claim] if holder is None or is_new or _has_child(holder) else []
     except (OSError, ValueError, TypeError, KeyError):
         return []
     finally:
         os.close(fd)
 
 
-def _find_holder(fd: int) -> int:
-    """Return the process id of who holds the write lock, -1 if it is not visible here, and 0 if nobody does."""
+def _find_holder(fd: int) -> int | None:
+    """Return the process id of who holds the write lock, 0 if it can't be seen here, and None if nobody does."""
     asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     try:
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     except OSError:  # a file system without locks
-        return -1
-    return 0 if kind == fcntl.F_UNLCK else pid or -1
+        return 0
+    return None if kind == fcntl.F_UNLCK else int(pid)  # -1 for a lock of another kind, which launch doesn't take
 
 
 def _has_child(pid: int) -> bool:
-    """Tell whether a process has a child, or nobody can know: it is hidden, or in another PID namespace."""
-    if pid <= 0 or not os.path.isdir("/proc/%d" % pid):
+    """Tell whether a process, of one thread, has a child, or nobody can know: it is hidden, or in another namespace."""
+    if pid == 0:
         return True
     try:
-        for thread in os.listdir("/proc/%d/task" % pid):
-            with open("/proc/%d/task/%s/children" % (pid, thread), "rb") as file:
-                if file.read().strip():
-                    return True
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        return True
-    return False
+        with open("/proc/%d/task/%d/children" % (pid, pid), "rb") as file:
+            return bool(file.read(1))
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN, or a process that is hidden
+        return pid > 0
 
 
 def _is_reserved(values: dict[str, Any], status: os.stat_result) -> bool:
@@ -359,22 +364,24 @@ class ClaimHolder:
         if self._own is not None and self._own.values != values:
             self._own.end()
             self._own = None
+        remove_old(directory, own=() if self._own is None else (self._own,))  # of a user only so many count
         try:
             self._own = self._own or OwnClaim(directory, values)
         except OSError as error:
             self._send([], "%s: %s" % (directory, error.strerror))
             return
-        self._settle(directory, shares=header["shares"])
+        self._settle(directory, header)
 
-    def _settle(self, directory: str, *, shares: bool) -> None:
+    def _settle(self, directory: str, header: Mapping[str, Any]) -> None:
         own = self._own
         assert own is not None  # until `end`, which cancels this
         if not own.is_settled:
-            self._timer = self._loop.call_later(_SETTLING_S, lambda: self._settle(directory, shares=shares))
+            self._timer = self._loop.call_later(_SETTLING_S, lambda: self._settle(directory, header))
             return
-        others = own.find_others()
-        rivals = [claim for claim in others if claim.order < own.order]
-        if rivals and not shares:
+        rivals = [claim for claim in own.find_others() if claim.order < own.order]
+        if header["continues"]:  # who shares its GPUs with it came after it
+            rivals = [claim for claim in rivals if not claim.is_shared]
+        if rivals and not header["shares"]:
             self.end(0.0)
         else:
             remove_old(directory, own.values["run"], own=(own,))

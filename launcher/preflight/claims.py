@@ -20,6 +20,7 @@ class ClaimOrder:
     since: float  # wall-clock seconds
     hosts: int  # the first of them; those behind are spares, which are only looked at
     shares: bool = False  # start on claimed GPUs, too
+    continues: bool = False  # after an attempt, whose GPUs others may share
     claims_cpus: bool = False  # all of a host, with or without GPUs
     lost_reserve_s: float = 0.0  # how long a claim stays if its host loses the launcher
 

@@ -66,6 +66,7 @@ class CarriedOver:
     warnings: set[str] = field(default_factory=set)  # that were printed
     incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
     here: set[str] = field(default_factory=set)  # hosts that are this machine: its network can't lose them
+    claimed_since: float = 0.0  # wall-clock seconds; 0.0: nothing was claimed yet
     gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
 
 
@@ -159,9 +160,11 @@ class Attempt:
         options = self._options
         if options.is_dry:
             return None
+        self._carried.claimed_since = self._carried.claimed_since or self._began_at
         return ClaimOrder(
-            self._record.run_id, self._record.name, self._began_at, len(self.session.hosts) - self._spares,
-            options.shares, options.claims_cpus, _LOST_RESERVE_S if options.restarts else 0.0,
+            self._record.run_id, self._record.name, self._carried.claimed_since, len(self.session.hosts) - self._spares,
+            options.shares, bool(self._carried.attempts), options.claims_cpus,
+            _LOST_RESERVE_S if options.restarts else 0.0,
         )  # fmt: skip
 
     def _note_connected(self, event: Event) -> None:

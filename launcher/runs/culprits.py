@@ -56,15 +56,16 @@ class CulpritSearch:
 
     def __init__(
         self, make_job: Callable[[Group], Job], hosts: Sequence[Host], open_transport: Opener, folder: Path,
-        on_tested: OnTested, *, with_checks: bool = True, limit_s: float = math.inf,
+        on_tested: OnTested, *, with_checks: bool = True, shares: bool = False,
+        limit_s: float = math.inf,
     ) -> None:  # fmt: skip
-        """limit_s: after it no further run begins."""
+        """shares: GPUs that another run, for which this one searches, has claimed; limit_s: after it no run begins."""
         self._make_job = make_job
         self._hosts = {host.name: host for host in hosts}
         self._open_transport = open_transport
         self._folder = folder
         self._on_tested = on_tested
-        self._options = RunOptions(with_checks=with_checks)
+        self._options = RunOptions(with_checks=with_checks, shares=shares)
         self._deadline = time.monotonic() + limit_s
 
     async def find(self) -> Verdict:
@@ -168,6 +169,7 @@ async def find_between_attempts(request: RunRequest, hosts: Sequence[Host]) -> V
         folder,
         say_failure,
         with_checks=request.options.with_checks,
+        shares=True,
         limit_s=SEARCH_S,
     )
     say_stop = partial(console.say, "launch: stopping the tests")

@@ -211,6 +211,7 @@ class Inspector:
             is_look = order is None or index >= order.hosts
             values: dict[str, Any] = {} if order is None else {
                 "run": order.run, "name": order.name, "since": order.since, "shares": order.shares,
+                "continues": order.continues,
                 "cpus": order.claims_cpus, "lost_reserve_s": order.lost_reserve_s,
             }  # fmt: skip
             self._session.send(index, messages.CLAIM, is_look=is_look, gpus=gpus.get(index, []), **values)

@@ -99,7 +99,8 @@ def test_what_others_put_there_harms_nobody(directory: str, monkeypatch: pytest.
         place = Path(directory)
         os.mkfifo(place / "launch-claim-fifo")
         (place / "launch-claim-link").symlink_to(own.path)
-        bad = ["[" * 4000, "{}", "x" * 5000, json.dumps(values("x", "A", since=float("nan")))]
+        times = [json.dumps(values("x", "A", since=since)) for since in (float("nan"), 10**400)]
+        bad = ["[" * 4000, "{}", "x" * 5000, *times, '{"run": "x", "parts": "A", "since": 1}']
         texts = {f"launch-claim-{number}": text for number, text in enumerate([*bad, json.dumps(values("dead", "A"))])}
         held = []
         for name, text in texts.items():
@@ -184,13 +185,13 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen
     assert f"    fix: choose free GPUs with --include {name}:2,3, or start anyway with --share\n" in said("second")
     sharing = launch("sharing", "--share", *words, "until [ -e go ]; do sleep 0.05; done")
     assert wait_until(lambda: "uses them, too (--share)\n" in said("first")), said("first") + said("sharing")
-    (tmp_path / "sharing" / "go").touch()
-    assert sharing.wait() == 0, said("sharing")
     # The second failure, which is another one, is followed by a pause, in which nothing of the run is alive.
     (tmp_path / "first" / "go").touch()
     assert wait_until(lambda: "restarting in 5 s" in said("first")), said("first")
     assert launch("third", *words, "true").wait() == 70, said("third")
     assert ", reserved for its restart\n" in said("third"), said("third")
-    assert first.wait() == 0, said("first")
+    assert first.wait() == 0, "restarts beside who shares: " + said("first")
+    (tmp_path / "sharing" / "go").touch()
+    assert sharing.wait() == 0, said("sharing")
     assert launch("last", *words, "true").wait() == 0, said("last")
     assert not list(Path(find_directory() or "").glob("launch-*"))
