@@ -121,7 +121,7 @@ def test_a_host_that_starts_nothing(fleet: Fleet, tools: Tools) -> None:
     assert why.startswith("this user doesn't linger, and ")
     assert kept(fleet, home) == []
     fleet.hub.close(DEADLINE_S)
-    assert not fleet.pids()
+    wait_until(lambda: not fleet.pids())
 
 
 def test_an_agent_that_gives_up_is_not_started_again(fleet: Fleet, tools: Tools) -> None:
