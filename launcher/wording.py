@@ -21,6 +21,12 @@ def plural(noun: str) -> str:
     return noun + ("es" if noun.endswith("s") else "s")
 
 
+def ordinal(number: int) -> str:
+    """Return `1st`, `2nd`, `3rd`, `4th` and so on."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
 def listed(words: Iterable[object]) -> str:
     """Return `a`, `a and b` or `a, b and c`; there must be at least one word."""
     *others, last = map(str, words)

@@ -34,9 +34,9 @@ class Detachment:
     def __init__(self, parent_fd: int) -> None:
         self._parent_fd = parent_fd
 
-    def leave(self, console: Console, record: RunRecord) -> None:
+    def leave(self, console: Console, record: RunRecord, why: str) -> None:
         """Use the terminal no more, and let the parent end, once what was said is written: Ctrl-S delays that."""
-        console.say(f"launch: all ranks run; run {record.run_id} continues without this terminal", Style.STRONG)
+        console.say(f"launch: {why}; run {record.run_id} continues without this terminal", Style.STRONG)
         for command, purpose in HINTS.items():
             console.say(f"  {command:<15} {purpose}")
         console.emit("detached", run=record.run_id, name=record.name, logs=record.folder)

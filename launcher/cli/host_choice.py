@@ -91,12 +91,18 @@ def _read_allocated() -> tuple[Host, ...]:
 
 
 def read_lineup(
-    choice: HostChoice, restarts: RestartOptions, master_addr: str | None, incident_log: IncidentLog
-) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+    choice: HostChoice, restarts: RestartOptions, master_addr: str | None, incident_log: IncidentLog, *,
+    takes_free: bool = False,
+) -> tuple[tuple[Host, ...], tuple[Host, ...]]:  # fmt: skip
     """Return the hosts of a run and its spares; raise UsageError if there are none.
 
+    takes_free: return all hosts, of which the run uses --num-nodes that are free.
     In a Slurm job the nodes beyond --num-nodes are spares, first of all those that failed in earlier runs.
     """
+    if takes_free:
+        hosts, spares = part_spares(read_hosts(replace(choice, num_nodes=None)), restarts.spares)
+        select_hosts(hosts, None, None, choice.num_nodes)  # raises UsageError for more than there are
+        return hosts, spares
     is_left_open = choice.hosts is None and choice.hostfile is None and choice.num_nodes is not None
     if not (is_left_open and restarts.restarts) or master_addr is not None or restarts.spares == 0:
         return part_spares(read_hosts(choice), restarts.spares)

@@ -39,7 +39,7 @@ from launcher.runs.code_version import CodeQuestion
 from launcher.runs.execution import find_checkpoints
 from launcher.runs.incident_log import IncidentLog, SharedIncidents
 from launcher.runs.run_list import RemoteRun, RunList, Way
-from launcher.runs.run_request import Opener, RunOptions
+from launcher.runs.run_request import ALL_RUN, QUEUED, Opener, RunOptions
 from launcher.session.session import Session
 from launcher.session.settings import loader_pythons
 from launcher.transports.agents.credentials import make_credentials
@@ -111,7 +111,8 @@ def run_planted(
 
             fetch_asked(planted, output.log_dir)
         return code
-    return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output)
+    why = QUEUED if planting.is_queued else ALL_RUN
+    return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output, why)
 
 
 def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, output: OutputOptions) -> int:
@@ -155,8 +156,9 @@ def _attach(planting: Planting) -> int | None:
 
 
 def _leave(
-    run: RemoteRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions
-) -> int:
+    run: RemoteRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions,
+    why: str,
+) -> int:  # fmt: skip
     """Look whether controller and agents have survived the end of the logins that started them."""
     connect = partial(RemoteLauncher, transport, controller, loader_pythons(job.python), job.timeouts.connect_timeout_s)
     try:
@@ -179,7 +181,7 @@ def _leave(
     if output.as_json:
         print(json.dumps(dated("detached", run=run.id, name=output.name, controller=controller.name)), flush=True)
         return 0
-    tell(f"launch: all ranks run; run {run.id} continues without this terminal")
+    tell(f"launch: {why}; run {run.id} continues without this terminal")
     for command, purpose in {**HINTS, "launch fetch": "copy its logs to this machine"}.items():
         tell(f"  {command:<15} {purpose}")
     if output.fetch:

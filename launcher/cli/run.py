@@ -79,7 +79,7 @@ def command(
     from launcher.errors import UsageError
 
     incident_log = IncidentLog.of_user(os.environ)
-    hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log)
+    hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log, takes_free=claims.queue)
     job = read_job(request, words, (*hosts, *spares))
     workdir, place = resolve_workdir(request.workdir), local_workdir(words)
     job = add_tree(job, sync, workdir, place, output.log_dir, restarts.progress_dir)
@@ -88,12 +88,14 @@ def command(
     if output.verbose:
         show_sources()
     chosen, settings = choose_way(settings, (*hosts, *spares), job.env)
+    if claims.queue and chosen.name == "srun":
+        raise UsageError("--queue works only outside of Slurm jobs, whose GPUs nobody else has", "omit it")
     if output.fetch:
         from launcher.cli.result_files import refuse_transport
 
         refuse_transport(chosen, "--fetch")
     if dry_run and not check:
-        code = print_dry_run(job, hosts, output)
+        code = print_dry_run(job, hosts[: choice.num_nodes], output)
         if spares and not output.as_json:
             click.echo(f"# {'spare' if len(spares) == 1 else 'spares'}: {fold_names(host.name for host in spares)}")
         return code
@@ -103,7 +105,7 @@ def command(
     from launcher.cli.runner import read_run_options, run_job
 
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
-    run_options = replace(run_options, is_dry=dry_run)
+    run_options = replace(run_options, is_dry=dry_run, num_nodes=choice.num_nodes)
     controller = choose_controller(output, chosen, hosts, spares)
     output = replace(output, survive_reboots=may_survive_reboots(output, restarts, controller))
     if controller is not None and not dry_run:

@@ -63,7 +63,9 @@ def run_recorded(
     if not is_chosen("log_dir"):
         refuse_strange_folder(output.log_dir)
     if run_options.shown_ranks is not None:
-        refuse_unknown_ranks(plan_unasked(job, hosts, run_options.share), run_options.shown_ranks)
+        refuse_unknown_ranks(
+            plan_unasked(job, hosts[: run_options.num_nodes], run_options.share), run_options.shown_ranks
+        )
     spares = spares if run_options.restarts else ()
     detachment = start_detached(output, run_options.restarts)  # before the console starts its threads
     console = make_console([*hosts, *spares], output)
@@ -82,7 +84,7 @@ def run_recorded(
         ):
             request = RunRequest(
                 with_trainer_command(job), hosts, open_transport, record, console, run_options, spares=spares,
-                incident_log=incident_log, on_all_running=leave,
+                incident_log=incident_log, leave=leave,
             )  # fmt: skip
             end_process = os._exit if is_last else None
             running = execute_job(request, entry, variables=os.environ, notify=output.notify, end_process=end_process)
@@ -105,7 +107,7 @@ def read_run_options(
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
         restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,
-        shares=claims.share, claims_cpus=claims.claim_cpus,
+        shares=claims.share, claims_cpus=claims.claim_cpus, queues=claims.queue, queue_timeout_s=claims.queue_timeout,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from launcher.concurrency import start_thread
 from launcher.controller.agent_start import find_redial
 from launcher.controller.controller_unit import ControllerUnit
-from launcher.controller.orders import HUNG_UP, LEFT, Control, LastLine, find_patience, read_in_time
+from launcher.controller.orders import HUNG_UP, LEFT, LEFT_QUEUED, Control, LastLine, find_patience, read_in_time
 from launcher.controller.rejoin import watch_agents
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.hosts.ranges import fold_names
@@ -47,7 +47,7 @@ from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.result import Result
 from launcher.runs.run import RunLeftError
 from launcher.runs.run_list import ListedRun, RunList, RunListEntry
-from launcher.runs.run_request import RunRequest
+from launcher.runs.run_request import QUEUED, RunRequest
 from launcher.runs.state_home import find_state, own_state
 from launcher.session.node_state import Census
 from launcher.transports.agents.hub import LEAVE_S, Hub, Notice
@@ -102,7 +102,7 @@ def control(
             run = RunRequest(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
                 spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),
-                on_all_running=partial(_leave, console, record, last_line, hub, kept, values, unit),
+                leave=partial(_leave, console, record, last_line, hub, kept, values, unit),
                 keep=kept.note if request.options.restarts else None,
                 can_reach=partial(_can_reach, hub),
             )  # fmt: skip
@@ -370,25 +370,25 @@ def _end(last_line: LastLine, exit_code: int) -> NoReturn:
 
 def _leave(
     console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun, values: Kept,
-    unit: ControllerUnit | None,
+    unit: ControllerUnit | None, why: str,
 ) -> None:  # fmt: skip
     """Leave the streams of the launch host, once what was said is written, and a run that may be restarted is kept."""
     if values.request.options.restarts:
         kept.begin(values, Path(sys.path[0]))
-    leave = partial(_leave_streams, console, record, last_line, hub, kept, values.request, unit)
+    leave = partial(_leave_streams, console, record, last_line, hub, kept, values.request, unit, why)
     start_thread(leave, "leave", lambda error: None)
 
 
 def _leave_streams(
     console: Console, record: RunRecord, last_line: LastLine, hub: Hub, kept: KeptRun, request: Control,
-    unit: ControllerUnit | None,
+    unit: ControllerUnit | None, why: str,
 ) -> None:  # fmt: skip
     if kept.wait():
         hub.keep(_make_notice(request, record))
         if unit is not None:
             _survive(unit, hub, console, request.host or socket.gethostname())
     console.detach()
-    last_line.write(LEFT)
+    last_line.write(LEFT_QUEUED if why == QUEUED else LEFT)
     redirect_streams(record.folder)
 
 

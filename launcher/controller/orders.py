@@ -36,7 +36,8 @@ from launcher.transports.agents.credentials import Credentials
 
 LENGTH_BYTES = 8
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
-LEFT = "left"
+LEFT = "left"  # once all ranks run
+LEFT_QUEUED = "left queued"
 SILENCE_S = 15.0  # for which an answer continues without hearing from the launch host
 HUNG_UP = EXIT_SIGNAL_BASE + signal.SIGHUP  # the exit code of what doesn't hear from the launch host any more
 REFUSED = "refused"  # after the exit code of a run that never started
@@ -102,7 +103,7 @@ class Order:
 
     request: Request
     streams: OutputStreams  # where the answer is shown
-    # Begins the last line of both streams: on stderr the exit code and REFUSED or UNKNOWN, or LEFT if they end before
+    # Begins the last line of both streams: on stderr the exit code and REFUSED or UNKNOWN, or why they end before
     # that; on stdout what is known of hosts from `runs`.
     mark: bytes
     silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it

@@ -137,6 +137,11 @@ class Planting:
         """Whether the run has ended before its ranks were started, or was not told to start yet."""
         return not self._may_have_started or (self._launcher is not None and self._launcher.was_refused)
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether the run continues in the queue, before any rank runs."""
+        return self._launcher is not None and self._launcher.is_queued
+
     def close(self) -> None:
         """Hang up everywhere."""
         if self._launcher is not None:

@@ -51,6 +51,7 @@ class RemoteLauncher:
         python = open_python(transport, host, pythons, timeout_s)
         self.channel = python.channel
         self.exit_code: int | None = None  # once all output was read; None: it has left its streams, and continues
+        self.is_queued = False  # it continues in the queue
         self.was_refused = False  # what it was asked to run never started
         self.is_unknown = False  # the run that it was asked about
         self._mark = f"~{python.nonce} ".encode()
@@ -106,7 +107,8 @@ class RemoteLauncher:
         if self._incidents is not None:
             self._incidents.learn(self._cuts[STDOUT].word)
         word = self._cuts[STDERR].word
-        if word != orders.LEFT:
+        self.is_queued = word == orders.LEFT_QUEUED
+        if word not in (orders.LEFT, orders.LEFT_QUEUED):
             code, _, ending = word.partition(" ")
             if not re.fullmatch(r"[0-9]{1,3}", code):
                 text = f"its launch ended with {shown(code)}, which is no exit code"

@@ -38,6 +38,7 @@ class Gpu:
     compute_mode: str = ""
     ecc_errors: int | None = None  # uncorrectable ones since the driver was loaded
     processes: Annotated[tuple[GpuProcess, ...], Most(MOST_VALUES)] = ()
+    uuid: str = ""  # the same for all users of the machine, and after each boot
     bus_id: str = ""  # its PCI address as the tool writes it: 00000000:3B:00.0
 
     @property
@@ -92,6 +93,7 @@ class BoxClaim:
     is_of_cpus: bool = False
     is_shared: bool = False  # started with --share on GPUs that were claimed
     is_reserved: bool = False  # for the run's next attempt
+    is_waiting: bool = False  # a place in the queue, not a claim
 
 
 @dataclass(frozen=True, slots=True)

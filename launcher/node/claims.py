@@ -11,6 +11,9 @@ nobody writes what another one reads first, and nothing is left to be agreed upo
   takes, too. Once the clock has gone on since then, a file that a look did not show is younger (`Claim.is_settled`).
 
 What the file says is its owner's word: it may name any run, but its user is the owner of the file.
+
+A place in the queue for GPUs is such a file, too (`Claim.is_waiting`). Its age is its place, and it stays beside the
+claim until the run has all that it needs.
 """
 
 from __future__ import annotations
@@ -26,21 +29,24 @@ from launcher.node import fast_json, messages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator, Mapping, Sequence
+    from typing import Any, Callable, Iterator, Mapping, Sequence
 
     from launcher.node.loop import Loop, Timer
     from launcher.node.send_queue import SendQueue
 
 UNUSED_S = 60.0  # after it a claim counts only while its holder has a child: ranks
 MOST_RESERVED_S = 600.0  # for the next attempt of a run
+KEPT_S = 120.0  # a place in the queue whose holder has lost the launcher
 _CPUS = "cpus"
 _SETTLING_S = 0.002
 _MOST_SETTLING_S = 1.0
 _LOOK_S = 5.0  # for runs that have started on GPUs of this one
+_TURN_S = 2.0  # between two looks whether it is a run's turn
 _PLACES = ("/run/lock", "/var/lock", "/tmp")
 _SHARED_DISKS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "glusterfs", "afs")
 _PREFIX = "launch-claim-"
 _NEW = "launch-new-"  # nobody looks at these
+_KEPT = "launch-kept-"  # followed by the name of a place: it counts without its holder, and its age is still its own
 _MOST_BYTES = 4096
 _MOST_LETTERS = 100
 _MOST_PARTS = 1024
@@ -53,7 +59,7 @@ _FLOCK = struct.Struct("hhqqi")  # struct flock of 64-bit Linux
 class Claim:
     """A claim, as anybody on the box may read it; all but `uid` and `order` is its owner's word."""
 
-    __slots__ = ("is_reserved", "is_shared", "name", "order", "parts", "run", "since", "uid")
+    __slots__ = ("is_reserved", "is_shared", "is_waiting", "name", "order", "parts", "run", "since", "uid")
 
     def __init__(self, uid: int, order: tuple[int, str], values: dict[str, Any], *, is_reserved: bool) -> None:
         """Raise ValueError, TypeError or KeyError for values of another form."""
@@ -67,6 +73,7 @@ class Claim:
         self.parts = frozenset(map(_text, parts[:_MOST_PARTS]))  # keys of GPUs, and _CPUS
         self.since = float(since)  # seconds since 1970
         self.is_shared = values.get("is_shared") is True  # its run was started on claimed GPUs by --share
+        self.is_waiting = values.get("is_waiting") is True  # a place in the queue
         self.is_reserved = is_reserved  # for the next attempt of its run
 
     def as_fields(self, numbers: Mapping[str, int]) -> dict[str, Any]:
@@ -80,7 +87,8 @@ class Claim:
         return {
             "user": user, "run": self.run, "name": self.name or None, "since": self.since,
             "gpus": sorted(numbers[part] for part in self.parts if part in numbers),
-            "is_of_cpus": _CPUS in self.parts, "is_shared": self.is_shared, "is_reserved": self.is_reserved,
+            "is_of_cpus": _CPUS in self.parts, "is_shared": self.is_shared, "is_waiting": self.is_waiting,
+            "is_reserved": self.is_reserved,
         }  # fmt: skip
 
 
@@ -118,30 +126,36 @@ class OwnClaim:
     leaves it out.
     """
 
-    def __init__(self, directory: str, values: dict[str, Any]) -> None:
+    def __init__(self, directory: str, values: dict[str, Any], left: tuple[str, int] | None = None) -> None:
         """Make it known; raise OSError if that fails, such as on a full disk.
 
-        values: see `Claim`.
+        values: see `Claim`. left: path and descriptor, with the lock, of a file that is known already.
         """
-        name = os.urandom(8).hex()
         self.values = values
         self._directory = directory
-        self.path = os.path.join(directory, _PREFIX + name)
-        new = os.path.join(directory, _NEW + name)
+        self._made_at = time.monotonic()
+        if left is not None:
+            self.path, self._fd = left
+        else:
+            self._make()
+        status = os.fstat(self._fd)
+        self.order = _order(status, self.path)
+        self.place = status.st_dev, status.st_ino
+
+    def _make(self) -> None:
+        name = os.urandom(8).hex()
+        self.path = os.path.join(self._directory, _PREFIX + name)
+        new = os.path.join(self._directory, _NEW + name)
         self._fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._write(values)
+            self._write(self.values)
             os.fchmod(self._fd, 0o644)
             os.rename(new, self.path)
         except BaseException:
             os.close(self._fd)
             _unlink(new)
             raise
-        status = os.fstat(self._fd)
-        self.order = _order(status, self.path)
-        self.place = status.st_dev, status.st_ino
-        self._made_at = time.monotonic()
 
     @property
     def fd(self) -> int:
@@ -163,16 +177,25 @@ class OwnClaim:
             raise OSError(errno.EFBIG, "a claim of %d bytes" % len(data), self.path)
         os.pwrite(self._fd, data, 0)  # all at once, and it only grows: nobody reads half of it
 
-    def find_others(self) -> list[Claim]:
-        """Return the claims of other runs on the same GPUs; `order` tells whose is older."""
+    def find_others(self, held: Sequence[OwnClaim] = ()) -> list[Claim]:
+        """Return the claims of other runs on the same GPUs; `order` tells whose is older.
+
+        held: all that this process holds, if that is more than this one.
+        """
         own, parts = (os.geteuid(), self.values["run"]), frozenset(self.values["parts"])
-        claims = read_claims(self._directory, own=(self,))
+        claims = read_claims(self._directory, own=held or (self,))
         return [claim for claim in claims if claim.parts & parts and (claim.uid, claim.run) != own]
 
     def end(self, reserve_s: float = 0.0) -> None:
-        """End it after that time, also without this process, or at once; the run's next attempt may take it over."""
+        """End it after that time, also without this process, or at once; the run's next attempt may take it over.
+
+        A place in the queue stays for KEPT_S; it must not be written to, which would make it younger.
+        """
         try:
-            if reserve_s > 0:
+            if reserve_s > 0 and self.values.get("is_waiting"):
+                kept = os.path.join(self._directory, "%s%s-%s" % (_KEPT, _name(self.path), os.urandom(8).hex()))
+                os.close(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            elif reserve_s > 0:
                 self._write(dict(self.values, reserved_s=min(reserve_s, MOST_RESERVED_S)))
             else:
                 _unlink(self.path)
@@ -187,6 +210,7 @@ def read_claims(directory: str, own: Sequence[OwnClaim] = ()) -> list[Claim]:
     own: what this process holds, which is left out. A file that its owner makes or removes meanwhile may be missing.
     """
     skipped = {claim.place for claim in own}  # by whatever name
+    kept = _find_kept(directory)
     found: dict[int, list[tuple[tuple[int, str], str]]] = {}
     for path in _list(directory, _PREFIX):
         try:
@@ -200,7 +224,7 @@ def read_claims(directory: str, own: Sequence[OwnClaim] = ()) -> list[Claim]:
         claim
         for places in found.values()
         for order, path in sorted(places)[:_MOST_OF_A_USER]
-        for claim in _read(path, order)
+        for claim in _read(path, order, kept)
     ]
     return sorted(claims, key=lambda claim: claim.order)
 
@@ -210,16 +234,15 @@ def remove_old(directory: str, run: str | None = None, own: Sequence[OwnClaim] =
 
     run: the one that has. own: what this process holds, which stays.
     """
-    kept = {claim.place for claim in own}
-    for path in [*_list(directory, _PREFIX), *_list(directory, _NEW)]:
+    held, kept = {claim.place for claim in own}, _find_kept(directory)
+    for path in [*_list(directory, _PREFIX), *_list(directory, _NEW), *_list(directory, _KEPT)]:
         try:
             status = os.lstat(path)
             is_mine = status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
-            if not is_mine or (status.st_dev, status.st_ino) in kept:
+            if not is_mine or (status.st_dev, status.st_ino) in held:
                 continue
-            is_new = time.time() - status.st_ctime < UNUSED_S
-            if os.path.basename(path).startswith(_NEW):
-                if not is_new:
+            if not os.path.basename(path).startswith(_PREFIX):
+                if time.time() - status.st_ctime > KEPT_S:
                     _unlink(path)
                 continue
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -228,11 +251,54 @@ def remove_old(directory: str, run: str | None = None, own: Sequence[OwnClaim] =
         try:
             if _find_holder(fd) is None:
                 values = _parse(os.read(fd, _MOST_BYTES + 1))
-                is_over = values is None or values.get("run") == run or not _is_reserved(values, os.fstat(fd))
-                if is_over:
+                is_left = values is not None and _is_left(values, os.fstat(fd), path, kept)
+                if values is None or values.get("run") == run or not is_left:
                     _unlink(path)
         finally:
             os.close(fd)
+
+
+def take_place(directory: str, values: dict[str, Any], own: Sequence[OwnClaim] = ()) -> OwnClaim | None:
+    """Return the place in the queue that a process of the same run has left, as old as it is; None: it has none.
+
+    values: of the place. own: what this process holds.
+    """
+    held, kept = {claim.place for claim in own}, _find_kept(directory)
+    for path in _list(directory, _PREFIX):
+        try:
+            status = os.lstat(path)
+            is_mine = (status.st_uid, _name(path)) in kept and status.st_uid == os.geteuid()
+            if not is_mine or not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in held:
+                continue
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            found = _parse(os.pread(fd, _MOST_BYTES + 1, 0)) or {}
+            is_it = all(found.get(key) == values[key] for key in ("run", "parts", "is_waiting"))
+            if is_it:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            is_it = False
+        if is_it:
+            for name in kept[status.st_uid, _name(path)]:
+                _unlink(name)
+            return OwnClaim(directory, values, (path, fd))
+        os.close(fd)
+    return None
+
+
+def _find_kept(directory: str) -> dict[tuple[int, str], list[str]]:
+    """Return what keeps places in the queue whose holders have ended: files, by user and name of the place."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for path in _list(directory, _KEPT):
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue
+        if time.time() - status.st_ctime < KEPT_S:
+            found.setdefault((status.st_uid, _name(path).partition("-")[0]), []).append(path)
+    return found
 
 
 def _list(directory: str, prefix: str) -> Iterator[str]:
@@ -243,7 +309,12 @@ def _list(directory: str, prefix: str) -> Iterator[str]:
     return (os.path.join(directory, name) for name in names if name.startswith(prefix))
 
 
-def _read(path: str, order: tuple[int, str]) -> list[Claim]:
+def _name(path: str) -> str:
+    """Return what follows the prefix: of a place, what keeps it, too, begins with that."""
+    return os.path.basename(path).split("-", 2)[-1]
+
+
+def _read(path: str, order: tuple[int, str], kept: Mapping[tuple[int, str], Any]) -> list[Claim]:
     """Return the claim of a file, if it counts."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -255,12 +326,13 @@ def _read(path: str, order: tuple[int, str]) -> list[Claim]:
         values = _parse(os.read(fd, _MOST_BYTES + 1))
         if values is None:
             return []
-        is_reserved = holder is None and _is_reserved(values, status)
-        if holder is None and not is_reserved:
+        if holder is None and not _is_left(values, status, path, kept):
             return []
-        claim = Claim(status.st_uid, order, values, is_reserved=is_reserved)
+        claim = Claim(status.st_uid, order, values, is_reserved=holder is None)
         is_new = time.time() - status.st_ctime < UNUSED_S
-        return [claim] if holder is None or is_new or _has_child(holder) else []
+        if holder is None or is_new:
+            return [claim]
+        return [claim] if (not _is_stopped(holder) if claim.is_waiting else _has_child(holder)) else []
     except (OSError, ValueError, TypeError, KeyError):
         return []
     finally:
@@ -288,7 +360,19 @@ def _has_child(pid: int) -> bool:
         return pid > 0
 
 
-def _is_reserved(values: dict[str, Any], status: os.stat_result) -> bool:
+def _is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped by a signal: it would be first in line for ever."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return file.read(4096).rpartition(b") ")[2][:1] == b"T"
+    except OSError:  # hidden, or in another namespace
+        return False
+
+
+def _is_left(values: dict[str, Any], status: os.stat_result, path: str, kept: Mapping[tuple[int, str], Any]) -> bool:
+    """Tell whether a file counts whose holder has ended: for the next attempt of its run."""
+    if values.get("is_waiting") is True:
+        return (status.st_uid, _name(path)) in kept
     seconds = values.get("reserved_s")
     if not isinstance(seconds, (int, float)):
         return False
@@ -335,67 +419,92 @@ class ClaimHolder:
         self._keys = {gpu["index"]: _find_key(gpu) for gpu in gpus}
         self._numbers = {key: index for index, key in self._keys.items()}
         self._own = own
+        self._place: OwnClaim | None = None  # in the queue for it
         self._lost_reserve_s = 0.0
         self._timer: Timer | None = None
         self._told: set[tuple[int, str]] = set()
 
     @property
-    def own(self) -> OwnClaim | None:
-        """What is held."""
-        return self._own
+    def _held(self) -> tuple[OwnClaim, ...]:
+        return tuple(claim for claim in (self._own, self._place) if claim is not None)
 
     def answer(self, header: Mapping[str, Any]) -> None:
         """Serve a CLAIM."""
+        self._loop.cancel(self._timer)
         directory = find_directory()
         if directory is None:
             self._send([], "there is no directory that all its users share")
         elif header["is_look"]:
             self._send(read_claims(directory))
         else:
-            self._claim(directory, header)
+            try:
+                self._claim(directory, header)
+            except OSError as error:
+                self._send([], "%s: %s" % (directory, error.strerror))
 
     def _claim(self, directory: str, header: Mapping[str, Any]) -> None:
+        """Raise OSError if a file can't be made."""
         self._lost_reserve_s = header["lost_reserve_s"]
         parts = [self._keys[index] for index in header["gpus"] if index in self._keys]
         if header["cpus"]:
             parts = [_CPUS, *self._numbers]
         values = {"run": header["run"], "name": header["name"], "since": header["since"], "parts": parts}
         values["is_shared"] = header["shares"]
-        if self._own is not None and self._own.values != values:
+        if self._own is not None and (header["waits"] or self._own.values != values):
             self._own.end()
             self._own = None
-        remove_old(directory, own=() if self._own is None else (self._own,))  # of a user only so many count
-        try:
-            self._own = self._own or OwnClaim(directory, values)
-        except OSError as error:
-            self._send([], "%s: %s" % (directory, error.strerror))
+        remove_old(directory, own=self._held)  # of a user only so many count
+        if header["waits"]:
+            values["is_waiting"] = True
+            self._place = self._place or take_place(directory, values, self._held) or OwnClaim(directory, values)
+            self._when_settled(self._place, lambda: self._await_turn(None))
             return
-        self._settle(directory, header)
+        mine = os.geteuid(), header["run"]
+        reserved = [claim for claim in read_claims(directory, self._held) if claim.is_reserved and not claim.is_waiting]
+        has_turn = bool(header["continues"] or self._place or mine in {(claim.uid, claim.run) for claim in reserved})
+        own = self._own = self._own or OwnClaim(directory, values)
+        self._when_settled(own, lambda: self._decide(own, directory, header, has_turn=has_turn))
 
-    def _settle(self, directory: str, header: Mapping[str, Any]) -> None:
-        own = self._own
-        assert own is not None  # until `end`, which cancels this
-        if not own.is_settled:
-            self._timer = self._loop.call_later(_SETTLING_S, lambda: self._settle(directory, header))
-            return
-        rivals = [claim for claim in own.find_others() if claim.order < own.order]
+    def _when_settled(self, own: OwnClaim, act: Callable[[], object]) -> None:
+        if own.is_settled:
+            act()
+        else:
+            self._timer = self._loop.call_later(_SETTLING_S, lambda: self._when_settled(own, act))
+
+    def _decide(self, own: OwnClaim, directory: str, header: Mapping[str, Any], *, has_turn: bool) -> None:
+        """Keep the claim, unless an older one is in its way; has_turn: before those that wait."""
+        rivals = [claim for claim in own.find_others(self._held) if claim.order < own.order]
+        if has_turn:
+            rivals = [claim for claim in rivals if not claim.is_waiting]
         if header["continues"]:  # who shares its GPUs with it came after it
             rivals = [claim for claim in rivals if not claim.is_shared]
         if rivals and not header["shares"]:
-            self.end(0.0)
+            own.end()
+            self._own = None
         else:
-            remove_old(directory, own.values["run"], own=(own,))
+            remove_old(directory, own.values["run"], own=self._held)
             self._told = {(claim.uid, claim.run) for claim in rivals}
             self._timer = self._loop.call_later(_LOOK_S, self._look)
         self._send(rivals)
 
-    def _send(self, claims: Sequence[Claim], error: str | None = None) -> None:
+    def _send(self, claims: Sequence[Claim], error: str | None = None, *, waits: bool = False) -> None:
         found = [claim.as_fields(self._numbers) for claim in claims[: messages.MAX_CLAIMS]]
-        self._send_queue.send(messages.CLAIMED, rivals=found, error=error)
+        self._send_queue.send(messages.CLAIMED, rivals=found, error=error, waits=waits)
+
+    def _await_turn(self, told: object) -> None:
+        """Say what is before this place, whenever that changes: all claims, and the places that are older."""
+        place = self._place
+        assert place is not None  # until `end`, which cancels this
+        others = place.find_others(self._held)
+        rivals = [claim for claim in others if not claim.is_waiting or claim.order < place.order]
+        seen = [(claim.uid, claim.order, claim.is_reserved) for claim in rivals]
+        if seen != told:
+            self._send(rivals, waits=True)
+        self._timer = self._loop.call_later(_TURN_S, lambda: self._await_turn(seen))
 
     def _look(self) -> None:
         assert self._own is not None  # until `end`, which cancels this
-        for claim in self._own.find_others():
+        for claim in self._own.find_others(self._held):
             who = claim.uid, claim.run
             if claim.is_shared and who not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
                 self._told.add(who)
@@ -405,10 +514,12 @@ class ClaimHolder:
     def end(self, reserve_s: float | None) -> None:
         """End the claim, at once or after that time; None: the launcher is lost, and has said before what follows."""
         self._loop.cancel(self._timer)
-        own, self._own = self._own, None
         seconds = self._lost_reserve_s if reserve_s is None else reserve_s
-        if own is not None:
-            own.end(seconds)
+        if self._own is not None:
+            self._own.end(seconds)
+        if self._place is not None:  # with a claim it is of no use any more
+            self._place.end(seconds if self._own is None else 0.0)
+        self._own = self._place = None
 
     def leave(self) -> OwnClaim | None:
         """Return the claim, which the next attempt on this connection takes over."""

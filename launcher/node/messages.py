@@ -45,7 +45,7 @@ JOIN = "join"  # connect to the next node of a chain
 PLACE = "place"  # no more pieces will come: fill the run's directory
 LIST_CODE = "list_code"  # asks for the hash of each Python file
 ADOPT = "adopt"
-CLAIM = "claim"  # GPUs of this node for the run, or ask who has claimed them
+CLAIM = "claim"  # GPUs of this node for the run, or a place in the queue for them, or ask who has claimed them
 WARM = "warm"  # import torch for the ranks of the START that will follow
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank
@@ -67,7 +67,9 @@ PLACED = "placed"  # the code is in the run's directory
 UNPLACED = "unplaced"  # it can't be
 PRUNED = "pruned"  # the code of runs that have ended was removed
 CODE = "code"  # the answer to LIST_CODE
-CLAIMED = "claimed"  # the answer to CLAIM: the claims of others that are in its way
+CLAIMED = (
+    "claimed"  # the answer to CLAIM: the claims of others that are in its way; in the queue, whenever these change
+)
 NEIGHBOUR = "neighbour"  # another run has started on claimed GPUs of this one
 COLD = "cold"  # why no Python that has imported torch starts the ranks
 STARTED = "started"

@@ -308,8 +308,9 @@ class Supervisor:
         from launcher.node.claims import ClaimHolder
 
         if self._steps is None:
-            self._claims = ClaimHolder(self._loop, self._send_queue, self._responder.gpus, self._last_claim)
-            self._last_claim = None
+            if self._claims is None:
+                self._claims = ClaimHolder(self._loop, self._send_queue, self._responder.gpus, self._last_claim)
+                self._last_claim = None
             self._claims.answer(header)
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from launcher.errors import PreflightError
+from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_numbers
-from launcher.job.facts import BoxClaim
-from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding
+from launcher.job.facts import BoxClaim, NodeFacts
+from launcher.job.job import Job
+from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, refuse_problems
+from launcher.preflight.gpus import wanted_gpus
 from launcher.wording import age
 
 
@@ -24,6 +29,33 @@ class ClaimOrder:
     claims_cpus: bool = False  # all of a host, with or without GPUs
     lost_reserve_s: float = 0.0  # how long a claim stays if its host loses the launcher
 
+    def as_fields(self) -> dict[str, Any]:
+        """Return what CLAIM says of it to a host."""
+        return {
+            "run": self.run, "name": self.name, "since": self.since, "shares": self.shares,
+            "continues": self.continues, "cpus": self.claims_cpus, "lost_reserve_s": self.lost_reserve_s,
+            "waits": False,
+        }  # fmt: skip
+
+
+class GpusClaimedError(PreflightError):
+    """Other runs have claimed what this one would use, and nothing else is wrong."""
+
+
+def find_wanted(job: Job, host: Host, fact: NodeFacts) -> list[int]:
+    """Return the GPUs that a run would use there."""
+    return [gpu.index for gpu in wanted_gpus(CheckedHost(job, host, fact))] if job.wants_gpus else []
+
+
+def refuse_claimed(findings: Iterable[Finding], claimed: Collection[Finding]) -> None:
+    """Raise PreflightError if a finding would break the run, and GpusClaimedError if only the claimed ones would."""
+    findings = list(findings)
+    refuse_problems(finding for finding in findings if finding not in claimed)
+    try:
+        refuse_problems(findings)
+    except PreflightError as error:
+        raise GpusClaimedError(error.message, hosts=error.hosts) from None
+
 
 def find_claimed(
     node: CheckedHost, gpus: Collection[int], claims: Sequence[BoxClaim], now: float, *, shares: bool
@@ -34,10 +66,10 @@ def find_claimed(
     """
     taken = {index for claim in claims for index in claim.gpus}
     free = [gpu.index for gpu in node.fact.gpus if gpu.index not in taken and not gpu.processes]
-    fix = "start anyway with --share"
+    fix = "wait for them with --queue, or start anyway with --share"
     if gpus and len(free) >= len(gpus):
         chosen = ",".join(map(str, free[: len(gpus)]))  # as --include takes them
-        fix = f"choose free GPUs with --include {node.name}:{chosen}, or {fix}"
+        fix = f"choose free GPUs with --include {node.name}:{chosen}, {fix}"
     return [
         Finding((node.name,), _describe(claim, gpus, now), "" if shares else fix, WARNING if shares else PROBLEM)
         for claim in claims
@@ -48,5 +80,5 @@ def _describe(claim: BoxClaim, gpus: Collection[int], now: float) -> str:
     own = sorted({*claim.gpus} & {*gpus})
     what = f"GPU {fold_numbers(own)}" if own else "the whole host" if claim.is_of_cpus else "GPUs"
     name = f" ({claim.name})" if claim.name else ""
-    reserved = ", reserved for its restart" if claim.is_reserved else ""
+    reserved = ", in the queue" if claim.is_waiting else ", reserved for its start" if claim.is_reserved else ""
     return f"{what}: {claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{reserved}"

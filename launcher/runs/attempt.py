@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,8 +32,8 @@ from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
 from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
 from launcher.output.write_queue import STALLED_S
-from launcher.preflight.claims import ClaimOrder
-from launcher.preflight.findings import WARNING, refuse_problems
+from launcher.preflight.claims import ClaimOrder, refuse_claimed
+from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.runs import report
 from launcher.runs.hangs import HangWatch, StackTaker
@@ -42,7 +42,7 @@ from launcher.runs.judge import Judge
 from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
 from launcher.runs.rank_watch import call_when_all_run, call_when_all_start, say_early_exits
 from launcher.runs.result import Result
-from launcher.runs.run_request import RunRequest
+from launcher.runs.run_request import ALL_RUN, RunRequest
 from launcher.runs.state_keeper import StateKeeper
 from launcher.session.connection import READY, Event
 from launcher.session.node_state import Census
@@ -63,11 +63,27 @@ class CarriedOver:
 
     attempts: int = 0  # before this one
     have_all_run: bool = False  # all ranks of one of them, for a while
+    has_left: bool = False  # the terminal, if it was to
     warnings: set[str] = field(default_factory=set)  # that were printed
     incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
     here: set[str] = field(default_factory=set)  # hosts that are this machine: its network can't lose them
     claimed_since: float = 0.0  # wall-clock seconds; 0.0: nothing was claimed yet
     gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
+
+    def leave(self, leave: Callable[[str], object] | None, why: str) -> None:
+        """Leave the terminal, if that is wanted and was not done yet."""
+        if leave is not None and not self.has_left:
+            self.has_left = True
+            leave(why)
+
+
+def make_claim_order(request: RunRequest, carried: CarriedOver, hosts: int) -> ClaimOrder:
+    """Return what a run claims of so many hosts."""
+    record, options = request.record, request.options
+    return ClaimOrder(
+        record.run_id, record.name, carried.claimed_since, hosts, options.shares, bool(carried.attempts),
+        options.claims_cpus, _LOST_RESERVE_S if options.restarts else 0.0,
+    )  # fmt: skip
 
 
 class Attempt:
@@ -75,12 +91,13 @@ class Attempt:
 
     def __init__(
         self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver,
-        state: StateKeeper, *, is_last_try: bool, may_follow_at_once: bool, spares: int = 0,
+        state: StateKeeper, *, is_last_try: bool, may_follow_at_once: bool, spares: int = 0, others: int = 0,
     ) -> None:  # fmt: skip
         """carried: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
 
         may_follow_at_once: another attempt, if this one fails.
-        spares: how many of the session's hosts, the last ones, are only checked.
+        spares: how many of the session's hosts, the last ones, are only checked; others: the first of these, which the
+        run could have used as well.
         """
         self._request = request
         self._job = request.job  # on CPUs, once it is known that the hosts leave no choice
@@ -95,6 +112,7 @@ class Attempt:
         self._is_last_try = is_last_try
         self._may_follow_at_once = may_follow_at_once
         self._spares = spares
+        self._others = others
         self._stacks = StackTaker(session, request.record, request.console)
         self._plan: LaunchPlan | None = None
         self._began_at = self._connected_at = self._started_at = wall_clock()
@@ -142,7 +160,7 @@ class Attempt:
         if inspection.failures:
             raise UnreachableError(list(inspection.failures))
         self._check_gpus(inspection)
-        refuse_problems(inspection.findings)
+        refuse_claimed(inspection.findings, inspection.claimed)
         is_moved, self._job = inspector.job != job, inspector.job
         number = len(session.hosts) - self._spares
         spares = [host.name for host in session.hosts[number:]]
@@ -154,18 +172,14 @@ class Attempt:
         if is_moved and not self._carried.attempts:
             self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
         self._judge = Judge(session, self._plan, self._outputs, share is None, wall_clock())
+        spares = spares[self._others :]
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
 
     def _make_claims(self) -> ClaimOrder | None:
-        options = self._options
-        if options.is_dry:
+        if self._options.is_dry:
             return None
         self._carried.claimed_since = self._carried.claimed_since or self._began_at
-        return ClaimOrder(
-            self._record.run_id, self._record.name, self._carried.claimed_since, len(self.session.hosts) - self._spares,
-            options.shares, bool(self._carried.attempts), options.claims_cpus,
-            _LOST_RESERVE_S if options.restarts else 0.0,
-        )  # fmt: skip
+        return make_claim_order(self._request, self._carried, len(self.session.hosts) - self._spares)
 
     def _note_connected(self, event: Event) -> None:
         self._connected_at = event.at
@@ -319,10 +333,9 @@ class Attempt:
             self._say(f"launch: {host}: its ranks import torch themselves: {event.fields['reason']}")
 
     def _note_all_running(self) -> None:
-        """Tell once that all ranks have run for a while."""
-        has_told, self._carried.have_all_run = self._carried.have_all_run, True
-        if self._request.on_all_running is not None and not has_told:
-            self._request.on_all_running()
+        """Leave the terminal once all ranks have run for a while."""
+        self._carried.have_all_run = True
+        self._carried.leave(self._request.leave, ALL_RUN)
 
     def _known_cause(self, number: int) -> Cause | None:
         """Return why the run had failed before a signal came, or None."""

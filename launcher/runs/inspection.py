@@ -23,9 +23,8 @@ from launcher.job.plan import master_address, settle_device, warm_fields
 from launcher.node import messages
 from launcher.preflight import code
 from launcher.preflight.checks import find_all, find_problems, warn_of_checkpoints, warn_of_incidents
-from launcher.preflight.claims import ClaimOrder, find_claimed
+from launcher.preflight.claims import ClaimOrder, find_claimed, find_wanted
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
-from launcher.preflight.gpus import wanted_gpus
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
@@ -44,6 +43,7 @@ class Inspection:
     findings: tuple[Finding, ...]
     failures: tuple[HostFailure, ...]  # of the hosts that didn't respond
     seconds: float
+    claimed: tuple[Finding, ...] = ()  # of these findings, what other runs have claimed
 
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""
@@ -98,8 +98,9 @@ class Inspector:
                     await self._list_code()
                     if self._checkpoints is not None:
                         await self._share(self._checkpoints)
-        if not self._session.is_slurm_step:  # Slurm says whose GPUs they are
-            findings += await self._claim()
+        # Slurm says whose GPUs they are.
+        claimed = await self._claim() if not self._session.is_slurm_step else []
+        findings += claimed
         find = find_all if self._with_checks else find_problems
         facts = list(self._facts.values())
         findings += find(self.job, self._hosts(), facts)
@@ -108,7 +109,8 @@ class Inspector:
             findings += warn_of_checkpoints(self._hosts(), facts, self._checkpoints or "")
         findings += self.delivered.findings if self.delivered else ()
         failures = tuple(self._session.failures())
-        return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, wall_clock() - self._began_at)
+        seconds = wall_clock() - self._began_at
+        return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, seconds, tuple(claimed))
 
     def _hosts(self) -> list[Host]:
         return [self._session.hosts[index] for index in self._facts]
@@ -204,16 +206,12 @@ class Inspector:
         """Claim what the run will use of its hosts; return which other runs have claimed that."""
         order, job, states = self._claims, self.job, self._session.states
         nodes = {index: CheckedHost(job, self._session.hosts[index], self._facts[index]) for index, _ in self._states()}
-        gpus = {index: [gpu.index for gpu in wanted_gpus(node)] for index, node in nodes.items() if job.wants_gpus}
+        gpus = {index: find_wanted(job, node.host, node.fact) for index, node in nodes.items()}
         claims_cpus = order is not None and order.claims_cpus
         asked = [index for index in nodes if gpus.get(index) or claims_cpus]
         for index in asked:
             is_look = order is None or index >= order.hosts
-            values: dict[str, Any] = {} if order is None else {
-                "run": order.run, "name": order.name, "since": order.since, "shares": order.shares,
-                "continues": order.continues,
-                "cpus": order.claims_cpus, "lost_reserve_s": order.lost_reserve_s,
-            }  # fmt: skip
+            values = {} if order is None else order.as_fields()
             self._session.send(index, messages.CLAIM, is_look=is_look, gpus=gpus.get(index, []), **values)
         await self._session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
         findings, now = [], wall_clock()

@@ -157,12 +157,13 @@ def attempt_words(failed: Sequence[Ending]) -> str:
 
 
 def refusal_lines(error: LauncherError, number: int) -> list[str]:
-    """Return why a restart, the one with this number, could not start."""
+    """Return why a restart, the one with this number, could not start; 0: the run itself, after it was in the queue."""
+    which = f"restart {number}" if number else "the run"
     if isinstance(error, UnreachableError):
-        return [f"launch: restart {number} could not start", *failure_lines(error.failures)]
+        return [f"launch: {which} could not start", *failure_lines(error.failures)]
     fix = [f"fix: {error.fix}"] if error.fix else []
     return [
-        f"launch: restart {number} could not start:",
+        f"launch: {which} could not start:",
         *(f"  {line}" for line in [*error.message.splitlines(), *fix]),
     ]
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
 from launcher.clock import boottime, iso_time, wall_clock
 from launcher.diagnosis.failure import FailureKind
 from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, LauncherError, UnreachableError
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names
 from launcher.job.job import OnHang
 from launcher.node import messages
+from launcher.output.node_output import NodeOutput
 from launcher.output.style import Style
 from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited, disk_stalled
+from launcher.preflight.claims import GpusClaimedError
 from launcher.runs import report
-from launcher.runs.attempt import Attempt, CarriedOver
+from launcher.runs.attempt import Attempt, CarriedOver, make_claim_order
 from launcher.runs.hosts_and_spares import HostsAndSpares
 from launcher.runs.incident_log import Incident
 from launcher.runs.judge import find_incidents, judge_interruption, judge_refusal, judge_result
@@ -36,8 +41,9 @@ from launcher.runs.policy import (
     use_verdict,
     waits_for_hosts,
 )
+from launcher.runs.queue import Place, Queue, QueueTimeoutError
 from launcher.runs.result import Result
-from launcher.runs.run_request import RunRequest
+from launcher.runs.run_request import QUEUED, RunRequest
 from launcher.runs.run_state import RestartCount
 from launcher.runs.standing import Standing
 from launcher.runs.state_keeper import StateKeeper
@@ -46,10 +52,11 @@ from launcher.session.node_state import Census
 from launcher.session.session import HANG_UP_S, SIGNALS, Session
 from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Action, Interrupted, catch_signals
-from launcher.wording import count, span
+from launcher.wording import age, count, span
 
 IDLE_S = 1.0  # how long hosts are let wait for the next attempt: during a pause, nothing runs anywhere
 _RESERVE_SLACK_S = 60.0  # for the next attempt to connect and check
+_QUEUE_AGAIN_S = 20.0  # between two tries to reach hosts, while the others keep the run's places in the queue
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
 
@@ -77,6 +84,7 @@ class Run:
         standing = request.standing or _begin(request)
         self._began_at = standing.began_at
         self._hosts = standing.hosts
+        self._others = request.hosts[len(self._hosts.hosts) :] if request.standing is None else ()
         self._carried = standing.carried
         self._endings = [*standing.endings]
         self._attempts = [dict(attempt) for attempt in standing.attempts]  # for run.json
@@ -118,13 +126,15 @@ class Run:
             refusal: LauncherError | None = None
             try:
                 result = await self._attempt()
+            except QueueTimeoutError as error:
+                return await self._conclude_queue(error)
             except LauncherError as error:
-                if not self._endings:  # every mistake is reported before anything runs
+                if not self._endings and not self._record.has_begun:  # every mistake is reported before anything runs
                     raise
                 refusal = error
                 result = Result(error.exit_code, wall_clock() - began_at, Census({}, {}), error=error.message)
                 self._say_refusal(error)
-            if self._options.is_dry or (not self._endings and not result.ranks):
+            if self._options.is_dry or (not self._endings and not self._record.has_begun):
                 return await self._return_unstarted(result)
             if result.exit_code == 0:
                 self._note_attempt(began_at, result, None, None, None)
@@ -222,33 +232,95 @@ class Run:
                 if not has_said:
                     self._say(f"launch: {error.message}; waiting up to {FREED_S:g} s")
                     has_said = True
+                wait = self._pause(LOOK_AGAIN_S)
+            except GpusClaimedError:
+                if not self._options.queues:
+                    raise
+                wait = self._queue()
             finally:
                 self._idle = attempt.session.idle
             try:
-                await self._pause(LOOK_AGAIN_S)
+                await wait
             except Interrupted as interruption:
                 code = EXIT_SIGNAL_BASE + interruption.number
                 return Result(code, 0.0, Census({}, {}), interrupted_by=interruption.number)
 
     def _open_attempt(self) -> Attempt:
-        is_first = not self._endings
-        spares = self._hosts.spares if is_first else ()  # later each is checked when it is needed
-        hosts = (*self._hosts.hosts, *spares)
-        # What it says of the hosts, such as which of them is this machine, is printed once.
+        is_first = not self._endings and not self._record.has_begun
+        others, spares = (self._others, self._hosts.spares) if is_first else ((), ())  # later when they are needed
+        self._record.attempt = self._number
+        session, outputs = self._open_session((*self._hosts.hosts, *others, *spares), self._idle, is_first=is_first)
+        ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
+        is_last_try = len(ports) == MOST_PORTS and all(ports)
+        return Attempt(
+            self._request, session, outputs, self._carried, self._state, is_last_try=is_last_try,
+            spares=len(others) + len(spares), others=len(others),
+            may_follow_at_once=may_follow_at_once(self._endings, self._options.restarts),
+        )  # fmt: skip
+
+    def _open_session(
+        self, hosts: Sequence[Host], idle: Sequence[Connection] = (), *, is_first: bool = False
+    ) -> tuple[Session, list[NodeOutput]]:
+        """is_first: what the transport says of the hosts, such as which of them is this machine, is printed."""
         transport = self._request.open_transport(hosts, self._say if is_first else _ignore)
         first_node = (self._options.share or (1, 0))[1]
-        self._record.attempt = self._number
         outputs = self._request.console.outputs(hosts, self._record, first_node=first_node)
         job = self._request.job
         settings = Settings(self._record.run_id, job.env, loader_pythons(job.python), job.timeouts)
         progress = self._request.console.progress
-        session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress, idle=self._idle)
-        ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
-        is_last_try = len(ports) == MOST_PORTS and all(ports)
-        return Attempt(
-            self._request, session, outputs, self._carried, self._state, is_last_try=is_last_try, spares=len(spares),
-            may_follow_at_once=may_follow_at_once(self._endings, self._options.restarts),
-        )  # fmt: skip
+        session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress, idle=idle)
+        return session, outputs
+
+    # ---- the queue ----------------------------------------------------------------------------------------------
+
+    async def _queue(self) -> None:
+        """Wait until the GPUs that the run needs are its own; of the hosts, those with free GPUs are then its hosts.
+
+        Raise Interrupted for a signal, QueueTimeoutError, and UnreachableError if a run without restarts loses a host.
+        """
+        options, began_at = self._options, time.monotonic()
+        others = () if self._record.has_begun else self._others  # after that its hosts are chosen
+        hosts = (*self._hosts.hosts, *others)
+        if not self._record.has_begun:
+            self._record.transcript.begin()  # it may take days, and whoever looks for the run shall find it
+            self._record.disk.put(partial(self._record.update, {"queued_at": iso_time(wall_clock())}))
+        deadline = began_at + options.queue_timeout_s if options.queue_timeout_s is not None else math.inf
+        order = make_claim_order(self._request, self._carried, len(hosts))
+        place: Place | None = None
+        lost = ""
+
+        def note(now: Place) -> None:
+            nonlocal place
+            place = now
+            self._state.queue(now.number, now.whom)
+            say()
+            self._carried.leave(self._request.leave, QUEUED)
+
+        def say() -> None:
+            if place is not None:
+                waited = f" for {age(time.monotonic() - began_at)}" if time.monotonic() - began_at >= 1 else ""
+                self._say(f"launch: queued{waited}, {place.describe()}", Style.TEXT)
+
+        while True:
+            session, _ = self._open_session(hosts)
+            queue = Queue(self._request.job, session, order, len(self._hosts.hosts), note)
+            try:
+                chosen = await queue.wait(say, deadline)
+                break
+            except UnreachableError as error:
+                if not options.restarts:
+                    raise
+                names = fold_names(failure.host for failure in error.failures)
+                if names != lost:
+                    self._say(f"launch: {names} can't be reached; the run stays in the queue on the other hosts")
+                lost = names
+            if time.monotonic() > deadline:
+                raise QueueTimeoutError("its time in the queue (--queue-timeout) is over")
+            await self._pause(_QUEUE_AGAIN_S)
+        self._hosts = HostsAndSpares(chosen, self._hosts.spares, options.min_nodes)
+        self._others = ()
+        waited = age(time.monotonic() - began_at)
+        self._say(f"launch: its turn on {fold_names(host.name for host in chosen)} after {waited} in the queue")
 
     async def _hang_up(self, result: Result, reserve_s: float = 0.0) -> Result:
         """End what waits on hosts for the next attempt; return the result, with the hosts that don't say so as unasked.
@@ -303,7 +375,7 @@ class Run:
     @property
     def _is_awaited(self) -> bool:
         """Return whether somebody waits until all ranks have run for a while, and they have not yet."""
-        return self._request.on_all_running is not None and not self._carried.have_all_run
+        return self._request.leave is not None and not self._carried.has_left
 
     def _judge(self, result: Result, refusal: LauncherError | None) -> Ending:
         hosts = [host.name for host in self._hosts.hosts]
@@ -481,6 +553,10 @@ class Run:
         stopped = Result(EXIT_SIGNAL_BASE + number, result.seconds, result.census, interrupted_by=number)
         return await self._conclude(stopped, report.stopped_words(number, self._elapsed_s(), result.census))
 
+    async def _conclude_queue(self, error: QueueTimeoutError) -> Result:
+        result = Result(error.exit_code, self._elapsed_s(), Census({}, {}), error=error.message)
+        return await self._conclude(result, f"{error.message}; nothing was started, exit code {error.exit_code}")
+
     def _elapsed_s(self) -> float:
         return wall_clock() - self._began_at
 
@@ -511,7 +587,7 @@ class Run:
 def _begin(request: RunRequest) -> Standing:
     """Return where a run stands before its first attempt."""
     log, names, now = request.incident_log, [host.name for host in (*request.hosts, *request.spares)], wall_clock()
-    hosts = HostsAndSpares(request.hosts, request.spares, request.options.min_nodes)
+    hosts = HostsAndSpares(request.hosts[: request.options.num_nodes], request.spares, request.options.min_nodes)
     carried = CarriedOver(incidents=log.describe(names, now) if log is not None else {})
     return Standing(now, hosts, (), (), carried, None)
 

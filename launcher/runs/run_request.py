@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
     from launcher.transports.base import Transport
 
 Opener = Callable[[Sequence[Host], Callable[[str], None]], "Transport"]  # takes hosts and `say`
+ALL_RUN, QUEUED = "all ranks run", "queued"  # why a run leaves its terminal
 CulpritFinder = Callable[[Sequence[Host]], Awaitable["Verdict | None"]]
 
 
@@ -37,6 +38,9 @@ class RunOptions:
     progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
     shares: bool = False  # start on GPUs that other runs have claimed
     claims_cpus: bool = False  # claim each host as a whole, also without GPUs
+    queues: bool = False  # wait for GPUs that other runs have claimed
+    queue_timeout_s: float | None = None  # for so long at most
+    num_nodes: int | None = None  # how many of the hosts are used, those that are free first; None: all
     min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
     saved_s: float = 60.0  # before the failure: what was saved later may be its reason
 
@@ -54,7 +58,7 @@ class RunRequest:
     spares: Sequence[Host] = ()
     incident_log: IncidentLog | None = None  # what went wrong with hosts in earlier runs; None: nothing is remembered
     find_culprits: CulpritFinder | None = None  # tests which of these hosts are to blame; None: nobody can
-    on_all_running: Callable[[], object] | None = None  # called once all ranks have run for a while
+    leave: Callable[[str], object] | None = None  # the terminal, once it isn't needed any more; gets why
     # Tells whether all of these hosts can be reached, without asking them; None: only an attempt can tell.
     can_reach: Callable[[Collection[str]], bool] | None = None
     notify: Callable[[str, Result], object] | None = None  # gets LAUNCH_EVENT, and how the attempt or run ended

@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.escapes import one_line
 from launcher.hosts.ranges import fold_names
-from launcher.wording import age, count, listed
+from launcher.wording import age, count, listed, ordinal
 
 _MOST_HOSTS = 10_000
 _MOST_NAME = 255
@@ -34,6 +34,7 @@ class Activity(Enum):
     SEARCHING = "searching"  # for the host to blame, between two attempts
     PAUSED = "paused"  # until another attempt begins
     WAITING = "waiting"  # for hosts without which no attempt can start
+    QUEUED = "queued"  # for GPUs that other runs have claimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class RunState:
     restarts: RestartCount
     hosts: Mapping[str, float] = field(default_factory=dict)  # that it waits for, and since when each is missing
     until: float | None = None  # the end of a pause
+    place: int = 0  # in the queue
+    behind: str = ""  # the run before it there: `ann's nightly`
 
     def as_text(self) -> str:
         """Return it for the file."""
@@ -76,6 +79,8 @@ class RunState:
             "rebooting": [name for name in self.hosts if name in rebooting],
             "left_s": None if self.until is None else _round(self.until - now),
             "restart": self.restarts.used,
+            "place": self.place,
+            "behind": self.behind,
         }
 
 
@@ -96,6 +101,8 @@ def describe_doing(doing: Doing) -> str:
         return "waiting for " + listed(f"{_fold(names)} ({word}{waited})" for word, names in parts if names)
     if what == Activity.PAUSED.value and doing["left_s"] is not None:
         return f"paused {_passed(doing['left_s'])} before restart {restart}"
+    if what == Activity.QUEUED.value:
+        return f"queued, {ordinal(doing['place'])}" + (f", behind {doing['behind']}" if doing["behind"] else "")
     if what == Activity.STARTING.value and restart:
         return f"starting restart {restart}"
     if what == Activity.SEARCHING.value:
@@ -125,9 +132,12 @@ def read_doing(found: object) -> Doing | None:
         return None
     if found["what"] == Activity.WAITING.value and not found["hosts"]:
         return None
+    place, behind = found.get("place", 0), found.get("behind", "")  # an older version has none
+    if not isinstance(place, int) or not _is_number(place) or not isinstance(behind, str):
+        return None
     hosts, rebooting = ([one_line(name, _MOST_NAME) for name in some] for some in names)  # type: ignore[union-attr]
     return {**{key: found.get(key) for key in ("what", "for_s", "left_s", "restart")}, "hosts": hosts,
-            "rebooting": rebooting}  # fmt: skip
+            "rebooting": rebooting, "place": place, "behind": one_line(behind, _MOST_NAME)}  # fmt: skip
 
 
 def _are_names(found: object) -> bool:
@@ -143,12 +153,14 @@ def parse_state(text: str | bytes) -> RunState | None:
     try:
         found = json.loads(text)
         values = {key: found[key] for key in ("since", "hosts", "until")}
+        values |= {key: found[key] for key in ("place", "behind") if key in found}
         restarts = {key: found["restarts"][key] for key in ("used", "without_progress", "left")}
         state = RunState(Activity(found["what"]), restarts=RestartCount(**restarts), **values)
         times = [state.since, 0.0 if state.until is None else state.until, *state.hosts.values()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     is_well_formed = all(isinstance(time, (int, float)) and math.isfinite(time) for time in times)
-    are_counts = all(isinstance(number, int) and _is_number(number) for number in asdict(state.restarts).values())
+    counts = [*asdict(state.restarts).values(), state.place]
+    are_counts = all(isinstance(number, int) and _is_number(number) for number in counts)
     is_waiting = state.what is not Activity.WAITING or bool(state.hosts)
-    return state if is_well_formed and are_counts and is_waiting else None
+    return state if is_well_formed and are_counts and is_waiting and isinstance(state.behind, str) else None

@@ -78,6 +78,12 @@ class StateKeeper:
             rest_s = max(0.0, min(self.state.hosts.values()) + LONG_WAIT_S - wall_clock())
             self._long_wait = asyncio.get_running_loop().call_later(rest_s, self._tell_long_wait)
 
+    def queue(self, place: int, behind: str) -> None:
+        """Note that the run is in the queue for GPUs that others have claimed, and who is before it."""
+        self._has_plan = True  # of a run that is to be listed
+        self._end_wait()
+        self._change(Activity.QUEUED, place=place, behind=behind)
+
     def count(self, restarts: RestartCount) -> None:
         """Note how the restarts are counted from now on; the next change writes it."""
         self.state = replace(self.state, restarts=restarts)

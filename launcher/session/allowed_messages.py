@@ -53,7 +53,8 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
     messages.UNPLACED: {"text": str, "is_disk": bool, "is_full": bool},
     messages.PRUNED: {"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts},
     messages.CODE: {"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},
-    messages.CLAIMED: {"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None},
+    messages.CLAIMED: {"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None,
+                       "waits": bool},
     messages.NEIGHBOUR: {"claim": BoxClaim},
     messages.COLD: {"reason": str},
     messages.STARTED: {"local_rank": LocalRank, "pid": Count},
@@ -92,6 +93,8 @@ _MAX_SIZES = {
     messages.RAS_STATUS: messages.MAX_RAS_BYTES,
     messages.FILE: messages.MAX_FILES_BYTES,
 }
+
+_MANY = 1 << 62  # of what a node tells for as long as a run is in the queue
 
 Header = dict[str, Any]
 
@@ -167,6 +170,8 @@ class AllowedMessages:
             self._asked.update(_OF_TREE if header.get("tree") else ())
         elif kind == messages.PLACE:  # a file may turn out to be damaged, and is then wanted again
             self._asked[messages.WANTED] += 1
+        elif kind == messages.CLAIM and header.get("waits"):
+            self._asked[messages.CLAIMED] = _MANY
         elif kind == messages.PROBE:
             self._targets = len(header["targets"])
         elif kind == messages.START:

@@ -25,6 +25,7 @@ class Stage(Enum):
     RUNNING_SETUP = "running its setup, then looking for a Python with torch, and for GPUs"
     GATHERING_FACTS = "looking for a Python with torch, and for GPUs"
     WAITING_FOR_OTHERS = "waiting for the other hosts"
+    QUEUED = "in the queue"  # which the run says itself
     IMPORTING_TORCH = "importing torch"
     STARTING_RANKS = "starting its ranks"
     RUNNING_RANKS = "running, no output yet"
@@ -175,6 +176,8 @@ class NodeState:
 
     def _take_claimed(self, event: Event) -> None:
         self.claimed = event.fields
+        if event.fields["waits"]:
+            self.stage = Stage.QUEUED
 
     def _take_started(self, event: Event) -> None:
         self.started.add(event.fields["local_rank"])

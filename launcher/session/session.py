@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -257,7 +257,7 @@ class Session:
         for index, (state, output) in enumerate(zip(self.states, self._outputs, strict=False)):
             has_shown = has_output if state.stage is Stage.RUNNING_RANKS else output.has_lines
             has_shown = has_shown and state.stage is not Stage.STOPPING
-            is_over = state.ended is not None or state.census is not None
+            is_over = state.ended is not None or state.census is not None or state.stage is Stage.QUEUED
             if not (has_shown or is_over or (index, state.stage) in self._noticed):
                 self._noticed.add((index, state.stage))
                 quiet.setdefault(state.stage, []).append(self.hosts[index].name)
@@ -266,17 +266,24 @@ class Session:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    async def stop_all(self, timeout_s: float, *, stays: bool = False) -> Census:
+    async def stop_all(
+        self, timeout_s: float, *, stays: bool = False, reserve_s: Mapping[int, float] | None = None
+    ) -> Census:
         """Stop everything on all nodes, check what is left, and hang up.
 
         A host whose connection was lost is asked over a new one; its own supervisor is ending the run there.
         A signal that comes meanwhile kills what is left at once. stays: a Python that has imported torch, or a claim,
         may wait for another attempt; `idle` then has the connections to such hosts, and the caller uses or closes them.
+        reserve_s: how long claims stay for the next attempt where nothing waits for it, by index of the host.
         """
         for state, connection in zip(self.states, self._pool.connections, strict=False):  # without the released ones
             state.has_orders = connection.recall()
             state.stage = Stage.STOPPING
-        self.send_to_all(messages.STOP, timeout_s=timeout_s, stays=stays)
+        if reserve_s:
+            for index in range(len(self.states)):
+                self.send(index, messages.STOP, timeout_s=timeout_s, stays=stays, reserve_s=reserve_s.get(index, 0.0))
+        else:
+            self.send_to_all(messages.STOP, timeout_s=timeout_s, stays=stays)
         try:
             await self._await_censuses(timeout_s)
             await self._await_hang_ups()

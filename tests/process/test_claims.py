@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,8 @@ from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 
 from launcher.node import claims
-from launcher.node.claims import OwnClaim, find_directory, read_claims, remove_old
+from launcher.node.claims import OwnClaim, find_directory, read_claims, remove_old, take_place
+from launcher.runs.run_rows import describe_row
 
 pytestmark = pytest.mark.linux
 
@@ -146,6 +148,43 @@ def test_what_others_put_there_harms_nobody(directory: str, monkeypatch: pytest.
     own.end()
 
 
+def test_a_place_in_the_queue_keeps_its_age(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (OwnClaim(directory, values(run, "A", is_waiting=True)) for run in ("first", "second"))
+    first.end(60.0)
+    left, behind = read_claims(directory, own=(second,))[0], second.order
+    assert (left.run, left.is_waiting, left.is_reserved, left.order < behind) == ("first", True, True, True)
+    remove_old(directory, own=(second,))
+    assert take_place(directory, values("other", "A", is_waiting=True), (second,)) is None
+    again = take_place(directory, values("first", "A", is_waiting=True), (second,))
+    assert again is not None
+    assert again.order == left.order
+    assert len(list(Path(directory).glob("launch-*"))) == 2
+    monkeypatch.setattr(claims, "KEPT_S", -1.0)
+    again.end(60.0)
+    assert read_claims(directory, own=(second,)) == []
+    remove_old(directory, own=(second,))
+    second.end()
+    assert not list(Path(directory).glob("launch-*"))
+
+
+def test_a_place_whose_holder_is_stopped_is_in_nobodys_way(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "UNUSED_S", -1.0)
+    ready, go = os.pipe()
+
+    def hold() -> None:
+        place = OwnClaim(directory, values("first", "A", is_waiting=True))
+        os.write(go, b"x")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        place.end()
+
+    pid = as_user(BOB, hold)
+    os.read(ready, 1)
+    assert wait_until(lambda: read_claims(directory) == [])
+    os.kill(pid, signal.SIGCONT)
+    wait_for(pid)
+    assert not list(Path(directory).glob("launch-*"))
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start `launch singlenode` on a machine with four GPUs, which writes to a file of its own."""
@@ -182,16 +221,63 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen
     name = os.uname().nodename.split(".")[0]
     run = said("first").partition("run ")[2].partition(",")[0].partition(" ")[0]
     assert f"  {name}: GPU 0-1: root, run {run} (nightly), for " in said("second"), said("second")
-    assert f"    fix: choose free GPUs with --include {name}:2,3, or start anyway with --share\n" in said("second")
+    assert f"    fix: choose free GPUs with --include {name}:2,3, wait for them with --queue, or start" in said(
+        "second"
+    )
     sharing = launch("sharing", "--share", *words, "until [ -e go ]; do sleep 0.05; done")
     assert wait_until(lambda: "uses them, too (--share)\n" in said("first")), said("first") + said("sharing")
     # The second failure, which is another one, is followed by a pause, in which nothing of the run is alive.
     (tmp_path / "first" / "go").touch()
     assert wait_until(lambda: "restarting in 5 s" in said("first")), said("first")
     assert launch("third", *words, "true").wait() == 70, said("third")
-    assert ", reserved for its restart\n" in said("third"), said("third")
+    assert ", reserved for its start\n" in said("third"), said("third")
     assert first.wait() == 0, "restarts beside who shares: " + said("first")
     (tmp_path / "sharing" / "go").touch()
     assert sharing.wait() == 0, said("sharing")
     assert launch("last", *words, "true").wait() == 0, said("last")
     assert not list(Path(find_directory() or "").glob("launch-*"))
+
+
+def test_runs_that_wait_for_their_turn(launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    def said(name: str) -> str:
+        return (tmp_path / name / "said").read_text()
+
+    def states() -> dict[str, str]:
+        rows = json.loads(subprocess.run([LAUNCH, "ps", "--json"], capture_output=True, check=True).stdout)
+        return {row["name"]: describe_row(row) for row in rows}
+
+    words = ("--gpus", "2", "--no-python", "sh", "-c")
+    wait = "echo ready; until [ -e go ]; do sleep 0.05; done"
+    name = os.uname().nodename.split(".")[0]
+    first = launch("first", "--name", "nightly", *words, wait)
+    assert wait_until(lambda: said("first").count("ready") == 2), said("first")
+    second = launch("second", "--queue", "--name", "sweep", *words, wait)
+    assert wait_until(lambda: f"launch: queued, 1st, behind root's nightly on {name}\n" in said("second")), said(
+        "second"
+    )
+    third = launch("third", "--queue", "--name", "third", *words, wait)
+    assert wait_until(lambda: f"launch: queued, 2nd, behind root's sweep on {name}\n" in said("third")), said("third")
+    fourth = launch("fourth", "--queue", "--name", "fourth", *words, "true")
+    assert wait_until(lambda: "queued, 3rd, behind root's third" in said("fourth")), said("fourth")
+    found = states()
+    assert (found["sweep"], found["third"]) == (
+        "queued, 1st, behind root's nightly",
+        "queued, 2nd, behind root's sweep",
+    )
+    assert launch("late", "--queue", "--queue-timeout", "1", *words, "true").wait() == 70
+    assert "launch: its time in the queue (--queue-timeout) is over; nothing was started, exit code 70\n" in said(
+        "late"
+    )
+    (tmp_path / "first" / "go").touch()
+    assert first.wait() == 0
+    assert wait_until(lambda: said("second").count("ready") == 2), said("second")
+    assert f"launch: its turn on {name} after " in said("second")
+    assert launch("pushing", *words, "true").wait() == 70, "who doesn't wait comes after those who do"
+    assert "(third), for " in said("pushing") and ", in the queue\n" in said("pushing"), said("pushing")
+    third.send_signal(signal.SIGINT)
+    assert third.wait() == 130, said("third")
+    assert wait_until(lambda: "queued for " in said("fourth") and "1st, behind root's sweep" in said("fourth"))
+    second.send_signal(signal.SIGKILL)
+    assert fourth.wait() == 0, said("fourth")
+    assert wait_until(lambda: not list(Path(find_directory() or "").glob("launch-*")))
+    assert states()["third"] == "stopped"

@@ -99,6 +99,8 @@ class ClaimOptions:
 
     share: bool = False
     claim_cpus: bool = False
+    queue: bool = False
+    queue_timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

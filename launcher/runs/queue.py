@@ -1,0 +1,197 @@
+"""The queue for GPUs that other runs have claimed: files on each host, in the order of their age (node/claims.py).
+
+A run takes a place on one host after the other, and on the next one only when no other run is before it on this one.
+All runs go through the hosts in the same order, that of their GPUs' UUIDs, so no two of them wait for each other. When
+no run is before it anywhere, and as many hosts as it needs are free, it claims all of these, or none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import EXIT_PREFLIGHT, LauncherError, UnreachableError
+from launcher.hosts.host import Host
+from launcher.job.facts import BoxClaim
+from launcher.job.job import Job
+from launcher.node import messages
+from launcher.preflight.claims import ClaimOrder, find_wanted
+from launcher.session.connection import Event
+from launcher.session.session import Session
+from launcher.wording import ordinal
+
+SAY_S = 60.0  # between two lines that say where a run stands
+RESERVED_S = 60.0  # what a run has got, until its ranks' supervisors claim it
+
+
+class QueueTimeoutError(LauncherError):
+    """The run was in the queue for as long as --queue-timeout allows."""
+
+    exit_code = EXIT_PREFLIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run stands in the queue."""
+
+    number: int  # 1: no other run waits before it
+    behind: BoxClaim | None  # the run right before it, or one that has what it waits for
+    host: str = ""  # where that is so
+
+    @property
+    def whom(self) -> str:
+        """The run that it is behind: `ann's nightly`."""
+        claim = self.behind
+        return "" if claim is None else f"{claim.user}'s {claim.name or f'run {claim.run}'}"
+
+    def describe(self) -> str:
+        """Return `2nd, behind ann's nightly on gpu1`."""
+        return ordinal(self.number) + (f", behind {self.whom} on {self.host}" if self.whom else "")
+
+
+class Queue:
+    """The places of a run on hosts, over one session; only it sends CLAIM there."""
+
+    def __init__(
+        self, job: Job, session: Session, order: ClaimOrder, needed: int, on_place: Callable[[Place], object]
+    ) -> None:
+        """needed: how many of the session's hosts; on_place: gets where the run stands, whenever that changes."""
+        self._job = job
+        self._session = session
+        self._order = order
+        self._needed = needed
+        self._on_place = on_place
+        self._wanted: dict[int, list[int]] = {}  # GPUs, by index of the host; none: a run doesn't wait there
+        self._line: list[int] = []  # of hosts, in the order in which places are taken
+        self._asked = 0  # how many of them
+        self._rivals: dict[int, Sequence[BoxClaim]] = {}  # in the way, by index of the host
+        self._decided: dict[int, bool] = {}  # whether its GPUs are claimed, while that is tried
+        self._place: Place | None = None
+
+    async def wait(self, say: Callable[[], object], deadline: float) -> tuple[Host, ...]:
+        """Return the hosts whose GPUs are now reserved for the run.
+
+        say: called each SAY_S. deadline: by time.monotonic(). Raise Interrupted for a signal, QueueTimeoutError, and
+        UnreachableError if too few hosts respond; the places then stay for a while, if the order has such a time.
+        """
+        session, reserved = self._session, dict[int, float]()
+        with session.catch_signals(), session.subscribe(messages.CLAIMED, self._take):
+            try:
+                await self._line_up()
+                while True:
+                    await self._pump(self._may_claim, say, deadline)
+                    chosen = self._find_free()[: self._needed]
+                    if await self._claim(chosen):
+                        reserved = dict.fromkeys(chosen, RESERVED_S)
+                        return tuple(session.hosts[index] for index in chosen)
+            except UnreachableError:
+                reserved = dict.fromkeys(range(len(session.hosts)), self._order.lost_reserve_s)
+                raise
+            finally:
+                await session.stop_all(timeout_s=0, reserve_s=reserved)
+
+    async def _line_up(self) -> None:
+        """Ask which GPUs the hosts have, and take the first place."""
+        session, states, job = self._session, self._session.states, self._job
+        session.open(facts=True, gpus=job.wants_gpus, pythons=[], workdir=None, script=None, checks=False)
+        await session.pump(lambda: all(state.facts or state.failure for state in states))
+        self._refuse_lost()
+        keys = {}
+        for index, state in enumerate(states):
+            if state.facts is not None and state.failure is None:
+                self._wanted[index] = find_wanted(job, session.hosts[index], state.facts)
+                keys[index] = min((gpu.uuid for gpu in state.facts.gpus), default=state.facts.machine) or ""
+        waits = [index for index, gpus in self._wanted.items() if gpus or self._order.claims_cpus]
+        self._line = sorted(waits, key=lambda index: (keys[index], session.hosts[index].name))
+        self._go_on()
+
+    async def _pump(self, is_done: Callable[[], bool], say: Callable[[], object], deadline: float) -> None:
+        """Take events until `is_done`, or until too few hosts respond."""
+        next_line = time.monotonic() + SAY_S
+        while not await self._session.pump(lambda: is_done() or self._is_short(), min(next_line, deadline)):
+            if time.monotonic() >= deadline:
+                raise QueueTimeoutError("its time in the queue (--queue-timeout) is over")
+            say()
+            next_line += SAY_S
+        self._refuse_lost()
+
+    # ---- hosts ------------------------------------------------------------------------------------------------------
+
+    def _living(self) -> list[int]:
+        return [index for index, state in enumerate(self._session.states) if state.failure is None]
+
+    def _is_short(self) -> bool:
+        return len(self._living()) < self._needed
+
+    def _refuse_lost(self) -> None:
+        if self._is_short():
+            raise UnreachableError(self._session.failures())
+
+    # ---- places -----------------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        """Take an answer: what is in the way of a place, or of a claim."""
+        index, rivals = event.index, event.fields["rivals"]
+        if not event.fields["waits"]:
+            self._decided[index] = not rivals
+            return
+        self._rivals[index] = rivals
+        self._go_on()
+        place = self._find_place()
+        if place != self._place:
+            self._place = place
+            self._on_place(place)
+
+    def _go_on(self) -> None:
+        """Take places as far as no run is before this one."""
+        states = self._session.states
+        while self._asked < len(self._line):
+            is_first = all(
+                self._is_first(index) for index in self._line[: self._asked] if states[index].failure is None
+            )
+            if not is_first:
+                return
+            self._send(self._line[self._asked], waits=True)
+            self._asked += 1
+
+    def _is_first(self, index: int) -> bool:
+        return index in self._rivals and not any(claim.is_waiting for claim in self._rivals[index])
+
+    def _find_place(self) -> Place:
+        names = {index: self._session.hosts[index].name for index in self._rivals}
+        ahead = [(index, claim) for index, claims in self._rivals.items() for claim in claims if claim.is_waiting]
+        holders = [(index, claim) for index, claims in self._rivals.items() for claim in claims if not claim.is_waiting]
+        number = 1 + len({(claim.user, claim.run) for _, claim in ahead})
+        for index, claim in [*reversed(ahead), *holders]:
+            return Place(number, claim, names[index])
+        return Place(number, None)
+
+    # ---- the turn ---------------------------------------------------------------------------------------------------
+
+    def _may_claim(self) -> bool:
+        """Return whether no run is before this one anywhere, and enough hosts are free."""
+        waits = [index for index in self._line if self._session.states[index].failure is None]
+        return all(map(self._is_first, waits)) and len(self._find_free()) >= self._needed
+
+    def _find_free(self) -> list[int]:
+        return [index for index in self._living() if index in self._wanted and not self._rivals.get(index)]
+
+    async def _claim(self, chosen: Sequence[int]) -> bool:
+        """Claim the GPUs of these hosts; if some can't be, none is, and the places stay as they are."""
+        asked = [index for index in chosen if index in self._line]
+        self._decided = {}
+        for index in asked:
+            self._send(index, waits=False)
+        states = self._session.states
+        await self._session.pump(lambda: all(index in self._decided or states[index].failure for index in asked))
+        if all(self._decided.get(index) for index in asked):
+            return True
+        for index in asked:
+            del self._rivals[index]  # until it says what is in the way now
+            self._send(index, waits=True)
+        return False
+
+    def _send(self, index: int, *, waits: bool) -> None:
+        fields = self._order.as_fields()
+        self._session.send(index, messages.CLAIM, is_look=False, gpus=self._wanted[index], **{**fields, "waits": waits})
