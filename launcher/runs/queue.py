@@ -21,7 +21,7 @@ from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import ordinal
 
-SAY_S = 60.0  # between two lines that say where a run stands
+SAY_S = 60.0  # between two lines that say which place a run has
 RESERVED_S = 60.0  # what a run has got, until its ranks' supervisors claim it
 
 
@@ -33,7 +33,7 @@ class QueueTimeoutError(LauncherError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run stands in the queue."""
+    """The place of a run in the queue."""
 
     number: int  # 1: no other run waits before it
     behind: BoxClaim | None  # the run right before it, or one that has what it waits for
@@ -56,7 +56,7 @@ class Queue:
     def __init__(
         self, job: Job, session: Session, order: ClaimOrder, needed: int, on_place: Callable[[Place], object]
     ) -> None:
-        """needed: how many of the session's hosts; on_place: gets where the run stands, whenever that changes."""
+        """needed: how many of the session's hosts; on_place: gets the place, whenever it changes."""
         self._job = job
         self._session = session
         self._order = order

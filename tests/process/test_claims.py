@@ -149,7 +149,9 @@ def test_what_others_put_there_harms_nobody(directory: str, monkeypatch: pytest.
 
 
 def test_a_place_in_the_queue_keeps_its_age(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (OwnClaim(directory, values(run, "A", is_waiting=True)) for run in ("first", "second"))
+    first = OwnClaim(directory, values("first", "A", is_waiting=True))
+    assert wait_until(lambda: first.is_settled)
+    second = OwnClaim(directory, values("second", "A", is_waiting=True))
     first.end(60.0)
     left, behind = read_claims(directory, own=(second,))[0], second.order
     assert (left.run, left.is_waiting, left.is_reserved, left.order < behind) == ("first", True, True, True)

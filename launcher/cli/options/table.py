@@ -475,11 +475,11 @@ NO_CHECK = Option(
 CLAIMS = (
     Option(
         ["--queue"], is_flag=True, help="Wait for GPUs that other runs have claimed.",
-        heading="Checks", is_common=True, is_rare=True,
+        heading="Checks", is_common=True, anywhere=_WHEN, is_rare=True,
     ),
     Option(
         ["--queue-timeout"], metavar="T", type=_Duration(1), help="Maximum time in the queue.  [default: none]",
-        heading="Checks", needs="queue", is_rare=True,
+        heading="Checks", anywhere=_WHEN, needs="queue", is_rare=True,
     ),
     Option(
         ["--share"], is_flag=True, help="Start even on GPUs that other runs have claimed.",
