@@ -34,7 +34,7 @@ done
 
 
 def values(run: str, *parts: str, **more: object) -> dict[str, object]:
-    return {"run": run, "name": None, "since": time.time(), "parts": parts, "is_shared": False, **more}
+    return {"run": run, "name": None, "since": time.time(), "parts": [*parts], "is_shared": False, **more}
 
 
 def as_user(uid: int, act: Callable[[], object]) -> int:
