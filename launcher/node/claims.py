@@ -229,10 +229,10 @@ def read_claims(directory: str, own: Sequence[OwnClaim] = ()) -> list[Claim]:
     return sorted(claims, key=lambda claim: claim.order)
 
 
-def remove_old(directory: str, run: str | None = None, own: Sequence[OwnClaim] = ()) -> None:
+def remove_old(directory: str, taken: Mapping[str, Any] | None = None, own: Sequence[OwnClaim] = ()) -> None:
     """Remove this user's files whose holders have died, and what is reserved for a run that has taken it over.
 
-    run: the one that has. own: what this process holds, which stays.
+    taken: what that run has claimed now. own: what this process holds, which stays.
     """
     held, kept = {claim.place for claim in own}, _find_kept(directory)
     for path in [*_list(directory, _PREFIX), *_list(directory, _NEW), *_list(directory, _KEPT)]:
@@ -252,10 +252,16 @@ def remove_old(directory: str, run: str | None = None, own: Sequence[OwnClaim] =
             if _find_holder(fd) is None:
                 values = _parse(os.read(fd, _MOST_BYTES + 1))
                 is_left = values is not None and _is_left(values, os.fstat(fd), path, kept)
-                if values is None or values.get("run") == run or not is_left:
+                if values is None or not is_left or (taken is not None and _is_of(values, taken)):
                     _unlink(path)
         finally:
             os.close(fd)
+
+
+def _is_of(values: Mapping[str, Any], taken: Mapping[str, Any]) -> bool:
+    """Tell whether a file is of the same run, and about the same GPUs: another box may have the same directory."""
+    parts = values.get("parts")
+    return values.get("run") == taken["run"] and isinstance(parts, list) and set(map(str, parts)) <= {*taken["parts"]}
 
 
 def take_place(directory: str, values: dict[str, Any], own: Sequence[OwnClaim] = ()) -> OwnClaim | None:
@@ -482,7 +488,7 @@ class ClaimHolder:
             own.end()
             self._own = None
         else:
-            remove_old(directory, own.values["run"], own=self._held)
+            remove_old(directory, own.values, own=self._held)
             self._told = {(claim.uid, claim.run) for claim in rivals}
             self._timer = self._loop.call_later(_LOOK_S, self._look)
         self._send(rivals)

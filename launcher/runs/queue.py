@@ -56,7 +56,7 @@ class Queue:
     def __init__(
         self, job: Job, session: Session, order: ClaimOrder, needed: int, on_place: Callable[[Place], object]
     ) -> None:
-        """needed: how many of the session's hosts; on_place: gets the place, whenever it changes."""
+        """needed: how many of the session's hosts; on_place: gets the place, whenever it changes, but not that the turn has come."""
         self._job = job
         self._session = session
         self._order = order
@@ -139,7 +139,7 @@ class Queue:
         self._rivals[index] = rivals
         self._go_on()
         place = self._find_place()
-        if place != self._place:
+        if place != self._place and place.behind is not None:
             self._place = place
             self._on_place(place)
 

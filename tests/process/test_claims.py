@@ -143,7 +143,7 @@ def test_what_others_put_there_harms_nobody(directory: str, monkeypatch: pytest.
     wait_for(pid)
     (reserved,) = read_claims(directory, own=(own,))
     assert (reserved.uid, reserved.run, reserved.is_reserved) == (BOB, "idle", True)
-    wait_for(as_user(BOB, lambda: remove_old(directory, "idle")))
+    wait_for(as_user(BOB, lambda: remove_old(directory, values("idle", "A"))))
     assert read_claims(directory, own=(own,)) == []
     own.end()
 
