@@ -56,7 +56,7 @@ class Queue:
     def __init__(
         self, job: Job, session: Session, order: ClaimOrder, needed: int, on_place: Callable[[Place], object]
     ) -> None:
-        """needed: how many of the session's hosts; on_place: gets the place, whenever it changes, but not that the turn has come."""
+        """needed: how many of the session's hosts; on_place: gets the place, whenever it changes, but not the turn."""
         self._job = job
         self._session = session
         self._order = order
