@@ -220,7 +220,7 @@ class Inspector:
             own = {*gpus.get(index, [])}
             rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus} or claims_cpus or claim.is_of_cpus]
             if order is not None:  # a spare only looks, and may hold what is reserved for this run
-                rivals = [claim for claim in rivals if claim.run != order.run]
+                rivals = [claim for claim in rivals if not (claim.is_mine and claim.run == order.run)]
             shares = order is not None and order.shares
             findings += find_claimed(nodes[index], own, rivals, now, shares=shares)
             if answer["error"] and order is not None:
