@@ -85,7 +85,8 @@ class Claim:
         except KeyError:
             user = str(self.uid)
         return {
-            "user": user, "is_mine": self.uid == os.geteuid(), "run": self.run, "name": self.name or None, "since": self.since,
+            "user": user, "is_mine": self.uid == os.geteuid(),
+            "run": self.run, "name": self.name or None, "since": self.since,
             "gpus": sorted(numbers[part] for part in self.parts if part in numbers),
             "is_of_cpus": _CPUS in self.parts, "is_shared": self.is_shared, "is_waiting": self.is_waiting,
             "is_reserved": self.is_reserved,
