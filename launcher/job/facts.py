@@ -92,6 +92,7 @@ class BoxClaim:
     is_of_cpus: bool = False
     is_shared: bool = False  # started with --share on GPUs that were claimed
     is_reserved: bool = False  # for the run's next attempt
+    until: Annotated[float, Within(0, 1e11)] | None = None  # when it will be stopped, in seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from launcher.clock import short_time
 from launcher.hosts.ranges import fold_numbers
 from launcher.job.facts import BoxClaim
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding
@@ -23,6 +24,7 @@ class ClaimOrder:
     continues: bool = False  # after an attempt, whose GPUs others may share
     claims_cpus: bool = False  # all of a host, with or without GPUs
     lost_reserve_s: float = 0.0  # how long a claim stays if its host loses the launcher
+    until: float | None = None  # wall-clock seconds: when the run will be stopped
 
 
 def find_claimed(
@@ -49,4 +51,5 @@ def _describe(claim: BoxClaim, gpus: Collection[int], now: float) -> str:
     what = f"GPU {fold_numbers(own)}" if own else "the whole host" if claim.is_of_cpus else "GPUs"
     name = f" ({claim.name})" if claim.name else ""
     reserved = ", reserved for its restart" if claim.is_reserved else ""
-    return f"{what}: {claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{reserved}"
+    until = f", until {short_time(claim.until, now)}" if claim.until is not None else ""
+    return f"{what}: {claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{until}{reserved}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -67,6 +67,7 @@ class CarriedOver:
     incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
     here: set[str] = field(default_factory=set)  # hosts that are this machine: its network can't lose them
     claimed_since: float = 0.0  # wall-clock seconds; 0.0: nothing was claimed yet
+    until: float | None = None  # wall-clock seconds; None: the run has no time limit, or its ranks never started
     gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
 
 
@@ -75,7 +76,8 @@ class Attempt:
 
     def __init__(
         self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver,
-        state: StateKeeper, *, is_last_try: bool, may_follow_at_once: bool, spares: int = 0,
+        state: StateKeeper, on_all_started: Callable[[], object], *, is_last_try: bool, may_follow_at_once: bool,
+        spares: int = 0,
     ) -> None:  # fmt: skip
         """carried: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
 
@@ -88,6 +90,7 @@ class Attempt:
         self._outputs = outputs
         self._carried = carried
         self._state = state
+        self._on_all_started = on_all_started
         self._record = request.record
         self._console = request.console
         self._say = request.console.say
@@ -161,10 +164,13 @@ class Attempt:
         if options.is_dry:
             return None
         self._carried.claimed_since = self._carried.claimed_since or self._began_at
+        until = self._carried.until
+        if until is None and options.for_s is not None:  # a little early: it counts from the start of the ranks
+            until = wall_clock() + options.for_s
         return ClaimOrder(
             self._record.run_id, self._record.name, self._carried.claimed_since, len(self.session.hosts) - self._spares,
             options.shares, bool(self._carried.attempts), options.claims_cpus,
-            _LOST_RESERVE_S if options.restarts else 0.0,
+            _LOST_RESERVE_S if options.restarts else 0.0, until,
         )  # fmt: skip
 
     def _note_connected(self, event: Event) -> None:
@@ -301,6 +307,7 @@ class Attempt:
     def _note_all_started(self) -> None:
         """Note that all ranks run; print, for -v, how long each step of the start took."""
         self._state.run()
+        self._on_all_started()
         if self._options.is_verbose:
             now = wall_clock()
             steps = self._connected_at - self._began_at, self._started_at - self._connected_at, now - self._started_at
@@ -396,6 +403,7 @@ class Attempt:
         folder, options = self._options.progress_dir, self._options
         if not options.restarts or folder is None:
             return False
+        self._state.stop()  # what follows a signal now is a kill
         living = [state for state in self.session.states if state.failure is None and state.census is None]
         self.session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s)
         try:

@@ -213,6 +213,7 @@ class Inspector:
                 "run": order.run, "name": order.name, "since": order.since, "shares": order.shares,
                 "continues": order.continues,
                 "cpus": order.claims_cpus, "lost_reserve_s": order.lost_reserve_s,
+                "until": order.until,
             }  # fmt: skip
             self._session.send(index, messages.CLAIM, is_look=is_look, gpus=gpus.get(index, []), **values)
         await self._session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))

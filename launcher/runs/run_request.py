@@ -37,6 +37,8 @@ class RunOptions:
     progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
     shares: bool = False  # start on GPUs that other runs have claimed
     claims_cpus: bool = False  # claim each host as a whole, also without GPUs
+    until_at: float | None = None  # wall-clock seconds: then the run is stopped
+    for_s: float | None = None  # or so long after all ranks of an attempt have started
     min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
     saved_s: float = 60.0  # before the failure: what was saved later may be its reason
 

@@ -164,7 +164,7 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         options = SyncOptions(context.params["sync_limit"], sync="")
         tree, _ = read_tree(options, None, root, Path("logs"))
         job = Job(Program(ProgramKind.SCRIPT, "train.py"), tree=tree)
-        with keep_origin(runs, run_id, job, [Host("a", source="test")], None):
+        with keep_origin(runs, run_id, job, [Host("a", source="test")], None, None):
             pass
     entry.end(Result(3, 1.0, Census({}, {})))
     entry.close(is_kept=True)
