@@ -76,7 +76,7 @@ class Run:
         self._options = request.options
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         standing = request.standing or _begin(request)
-        self._began_at = standing.began_at
+        self._began_at = self._attempt_began_at = standing.began_at
         self._hosts = standing.hosts
         self._carried = standing.carried
         self._endings = [*standing.endings]
@@ -119,11 +119,11 @@ class Run:
             if result is not None:
                 return result
         while True:
-            began_at = wall_clock()
+            began_at = self._attempt_began_at = wall_clock()
             self._keep(began_at)
             refusal: LauncherError | None = None
             try:
-                result = await self._attempt(began_at)
+                result = await self._attempt()
                 if result.interrupted_by is not None:
                     result = replace(result, time_limit=self._time_limit)
             except LauncherError as error:
@@ -173,12 +173,12 @@ class Run:
 
     # ---- the time limit -----------------------------------------------------------------------------------------
 
-    def _note_all_started(self, attempt_began_at: float) -> None:
+    def _note_all_started(self) -> None:
         """Let the time of --for count from now, once all ranks have started; a restart doesn't prolong it."""
         for_s = self._options.for_s
         if for_s is not None and self._carried.until is None:
             self._carried.until = wall_clock() + for_s
-            self._keep(attempt_began_at)
+            self._keep(self._attempt_began_at)
             self._look_at_clock()
 
     def _look_at_clock(self) -> None:
@@ -243,7 +243,7 @@ class Run:
 
     # ---- one attempt --------------------------------------------------------------------------------------------
 
-    async def _attempt(self, began_at: float) -> Result:
+    async def _attempt(self) -> Result:
         """Make an attempt; before that, wait until the GPUs are free again.
 
         Raise LauncherError if it can't start.
@@ -252,7 +252,7 @@ class Run:
         self._carried.attempts = self._number
         self._state.begin_attempt()
         while True:
-            attempt = self._open_attempt(began_at)
+            attempt = self._open_attempt()
             try:
                 return await attempt.execute()
             except GpusInUseError as error:
@@ -269,7 +269,7 @@ class Run:
                 code = EXIT_SIGNAL_BASE + interruption.number
                 return Result(code, 0.0, Census({}, {}), interrupted_by=interruption.number)
 
-    def _open_attempt(self, began_at: float) -> Attempt:
+    def _open_attempt(self) -> Attempt:
         is_first = not self._endings
         spares = self._hosts.spares if is_first else ()  # later each is checked when it is needed
         hosts = (*self._hosts.hosts, *spares)
@@ -285,7 +285,7 @@ class Run:
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         is_last_try = len(ports) == MOST_PORTS and all(ports)
         return Attempt(
-            self._request, session, outputs, self._carried, self._state, partial(self._note_all_started, began_at),
+            self._request, session, outputs, self._carried, self._state, self._note_all_started,
             is_last_try=is_last_try, spares=len(spares),
             may_follow_at_once=may_follow_at_once(self._endings, self._options.restarts),
         )  # fmt: skip

@@ -5,19 +5,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 
 from launcher.node import claims
-from launcher.node.claims import OwnClaim, find_directory, read_claims, remove_old
+from launcher.node.claims import Claim, OwnClaim, find_directory, read_claims, remove_old
 
 pytestmark = pytest.mark.linux
 
@@ -146,6 +148,16 @@ def test_what_others_put_there_harms_nobody(directory: str, monkeypatch: pytest.
     own.end()
 
 
+def test_a_claim_counts_whatever_it_says_of_its_end() -> None:
+    def read(**more: object) -> Any:
+        claim = Claim(0, (1, "a"), {"run": "x", "since": 1, "parts": ["A"], **more}, is_reserved=False)
+        return claim.as_fields({"A": 0})["until"]
+
+    bad = ("18:00", float("nan"), float("inf"), 10**400, -1, [], None)
+    assert [read(until=until) for until in bad] == [None] * len(bad)
+    assert (read(), read(until=1_790_000_000)) == (None, 1_790_000_000.0)
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start `launch singlenode` on a machine with four GPUs, which writes to a file of its own."""
@@ -176,12 +188,13 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen
 
     script = "echo ready; until [ -e go ]; do sleep 0.05; done; exit $((7 * (2 - LAUNCH_ATTEMPT)))"
     words = ("--gpus", "2", "--no-python", "sh", "-c")
-    first = launch("first", "--restarts", "2", "--name", "nightly", *words, script)
+    first = launch("first", "--restarts", "2", "--name", "nightly", "--for", "365d", *words, script)
     assert wait_until(lambda: said("first").count("ready") == 2), said("first")
     assert launch("second", *words, "true").wait() == 70
     name = os.uname().nodename.split(".")[0]
     run = said("first").partition("run ")[2].partition(",")[0].partition(" ")[0]
     assert f"  {name}: GPU 0-1: root, run {run} (nightly), for " in said("second"), said("second")
+    assert re.search(r"nightly\), for [0-9.]+ s, until 2[0-9]{3}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}\n", said("second"))
     assert f"    fix: choose free GPUs with --include {name}:2,3, or start anyway with --share\n" in said("second")
     sharing = launch("sharing", "--share", *words, "until [ -e go ]; do sleep 0.05; done")
     assert wait_until(lambda: "uses them, too (--share)\n" in said("first")), said("first") + said("sharing")
