@@ -33,6 +33,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     from launcher.cli.repetition import (
         Repetition,
         command_line,
+        drop_past,
         override,
         read_json,
         read_origin,
@@ -60,7 +61,8 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
         raise UsageError(f"run {found.id} {said}", f"stop it with launch stop {found.id}, or {anyhow}")
     continues = row["state"] != "finished"
     typed_command: click.Command = importlib.import_module(COMMANDS[typed.command][0]).command
-    typed = override(typed, typed_command, words[has_run:])
+    timely = drop_past(typed, typed_command, origin)
+    was_limited, typed = timely != typed, override(timely, typed_command, words[has_run:])
     if typed.lacks_secret:
         text = f"run {found.id} had a secret in its command line, which launch doesn't keep"
         raise UsageError(text, f"run it with the secret instead of ***: {command_line(origin, hide_typed(typed.line))}")
@@ -72,6 +74,8 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     _enter(origin["directory"], found.id, origin["launch_host"])
     state = f"was {row['state']}" if row["state"] in ("killed", "stopped") else row["state"]
     tell(f"launch: again run {found.id}, which {state}: {command_line(origin, hide_typed(typed.line))}")
+    if was_limited:
+        tell(f"launch: the time of --until in run {found.id} has passed, so this run starts without it")
     first = str(origin.get("first") or found.id)
     version, patch = read_json(runs, found.id, CODE), runs.read_kept(found.id, PATCH) or b""
     repetition = Repetition(found.id, first, origin, version, patch, continues, listing)

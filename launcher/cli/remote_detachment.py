@@ -92,7 +92,7 @@ def run_planted(
         if not output.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
         question.keep(partial(keep_version, runs, run_id))
-        with keep_origin(runs, run_id, job_here, everyone, find_checkpoints(job, run_id)):
+        with keep_origin(runs, run_id, job_here, everyone, find_checkpoints(job, run_id), options.until_at):
             code = _attach(planting)
     except KeyboardInterrupt:
         if planting.was_refused:

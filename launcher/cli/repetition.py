@@ -12,7 +12,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from launcher.cli.error_lines import tell
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.table import FILE, KEYS, Option, Place, settle_folders
+from launcher.clock import wall_clock
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, shown
@@ -140,8 +141,11 @@ def _name_variable(group: Sequence[str]) -> str:
     return _name_value(group).partition("=")[0] if is_env else ""
 
 
-def describe_typed(job: Job, hosts: Sequence[Host], checkpoints: str | None) -> dict[str, Any]:
-    """Return how this command was typed, as JSON values; checkpoints: where the built-in trainer saves, if known."""
+def describe_typed(job: Job, hosts: Sequence[Host], checkpoints: str | None, until_at: float | None) -> dict[str, Any]:
+    """Return how this command was typed, as JSON values.
+
+    checkpoints: where the built-in trainer saves, if known; until_at: what --until meant.
+    """
     context = click.get_current_context()
     typed = read_typed(context.command, context.meta.get(TYPED_WORDS, ()), context.params.get("words") or ())
     repetition = find_repetition()
@@ -160,6 +164,7 @@ def describe_typed(job: Job, hosts: Sequence[Host], checkpoints: str | None) -> 
         "is_default": job.program == DEFAULT_PROGRAM,
         "save_dir": None if checkpoints is None else checkpoints.removesuffix(_CHECKPOINTS),
         "fetch": [*(context.params.get("fetch") or ())],
+        "until_at": until_at,
         "first": repetition.first_id if repetition is not None and repetition.continues else None,
     }
 
@@ -182,12 +187,14 @@ def _hide_entry(name: str, value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def keep_origin(runs: RunList, run_id: str, job: Job, hosts: Sequence[Host], checkpoints: str | None) -> Iterator[None]:
-    """Keep how this run was typed, and the code that it sends, while the block runs."""
+def keep_origin(
+    runs: RunList, run_id: str, job: Job, hosts: Sequence[Host], checkpoints: str | None, until_at: float | None
+) -> Iterator[None]:
+    """Keep how this run was typed, and the code that it sends, while the block runs; see `describe_typed`."""
     from launcher.concurrency import start_thread
     from launcher.runs.run_list import ORIGIN
 
-    runs.keep(run_id, ORIGIN, json.dumps(describe_typed(job, hosts, checkpoints)).encode())
+    runs.keep(run_id, ORIGIN, json.dumps(describe_typed(job, hosts, checkpoints, until_at)).encode())
     thread = None
     if job.tree is not None:
         with contextlib.suppress(LauncherError):  # no thread is left; the run itself will say so, or do without
@@ -287,6 +294,16 @@ def _anchor(option: Option | None, group: tuple[str, ...]) -> tuple[str, ...]:
         return group
     path = os.path.normpath(current_directory() / value)
     return (group[0], path) if len(group) > 1 else (f"{group[0].partition('=')[0]}={path}",)
+
+
+def drop_past(typed: Typed, command: click.Command, origin: Mapping[str, Any]) -> Typed:
+    """Return the command line without an --until whose time has come: 18:00 would mean that of tomorrow."""
+    until_at = origin.get("until_at")
+    if not isinstance(until_at, float) or until_at > wall_clock():
+        return typed
+    groups = group_options(command, [word for group in typed.options for word in group])
+    kept = tuple(group for option, group in groups if option is None or option.name != "until")
+    return replace(typed, options=kept)
 
 
 def resume(typed: Typed, origin: Mapping[str, Any]) -> Typed:

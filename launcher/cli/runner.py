@@ -20,6 +20,7 @@ from launcher.cli.options.sources import is_chosen
 from launcher.cli.options.values import ClaimOptions, OutputOptions, RestartOptions
 from launcher.cli.repetition import again_variable, keep_origin, keep_version
 from launcher.cli.typed_command import describe_origin, name_program, typed_options
+from launcher.clock import read_time, wall_clock
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, ProgramKind
@@ -79,7 +80,7 @@ def run_recorded(
         checkpoints = find_checkpoints(job, record.run_id)
         with (
             listed(runs, record, is_needed=is_needed) as entry,
-            keep_origin(runs, record.run_id, job, (*hosts, *spares), checkpoints),
+            keep_origin(runs, record.run_id, job, (*hosts, *spares), checkpoints, run_options.until_at),
             keep_code_version(job, record, kept),
         ):
             request = RunRequest(
@@ -104,11 +105,30 @@ def read_run_options(
         from launcher.cli.result_files import refuse_patterns
 
         refuse_patterns(output.fetch, "--fetch ")
+    if claims.until is not None and claims.for_s is not None:
+        raise UsageError("--until and --for are both given", "pass only one of them")
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
         restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,
         shares=claims.share, claims_cpus=claims.claim_cpus, queues=claims.queue, queue_timeout_s=claims.queue_timeout,
+        shares=claims.share, claims_cpus=claims.claim_cpus, until_at=read_until(claims.until), for_s=claims.for_s,
     )  # fmt: skip
+
+
+def read_until(text: str | None) -> float | None:
+    """Return the time of --until in wall-clock seconds, which mean the same on every host."""
+    if text is None:
+        return None
+    now = wall_clock()
+    try:
+        at = read_time(text, now)
+    except (ValueError, OverflowError):
+        said = f'--until: must be a time such as 18:00 or "2026-11-27 18:00", got {text!r}'
+        raise UsageError(said, "for a duration, pass --for, such as --for 6h") from None
+    if at <= now:
+        said = f"--until {text}: that time has passed; it is {datetime.fromtimestamp(now):%Y-%m-%d %H:%M} now"
+        raise UsageError(said, "pass a later one; 18:00 without a date is the next 18:00")
+    return at
 
 
 def plan_unasked(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> LaunchPlan:

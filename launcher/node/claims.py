@@ -59,7 +59,7 @@ _FLOCK = struct.Struct("hhqqi")  # struct flock of 64-bit Linux
 class Claim:
     """A claim, as anybody on the box may read it; all but `uid` and `order` is its owner's word."""
 
-    __slots__ = ("is_reserved", "is_shared", "is_waiting", "name", "order", "parts", "run", "since", "uid")
+    __slots__ = ("is_reserved", "is_shared", "is_waiting", "name", "order", "parts", "run", "since", "uid", "until")
 
     def __init__(self, uid: int, order: tuple[int, str], values: dict[str, Any], *, is_reserved: bool) -> None:
         """Raise ValueError, TypeError or KeyError for values of another form."""
@@ -72,6 +72,10 @@ class Claim:
             raise ValueError("no list, or no time")
         self.parts = frozenset(map(_text, parts[:_MOST_PARTS]))  # keys of GPUs, and _CPUS
         self.since = float(since)  # seconds since 1970
+        self.until: float | None = None  # seconds since 1970: when it will be stopped
+        until = values.get("until")
+        if isinstance(until, (int, float)) and 0 <= until <= _MOST_SECONDS:
+            self.until = float(until)
         self.is_shared = values.get("is_shared") is True  # its run was started on claimed GPUs by --share
         self.is_waiting = values.get("is_waiting") is True  # a place in the queue
         self.is_reserved = is_reserved  # for the next attempt of its run
@@ -89,7 +93,7 @@ class Claim:
             "run": self.run, "name": self.name or None, "since": self.since,
             "gpus": sorted(numbers[part] for part in self.parts if part in numbers),
             "is_of_cpus": _CPUS in self.parts, "is_shared": self.is_shared, "is_waiting": self.is_waiting,
-            "is_reserved": self.is_reserved,
+            "is_reserved": self.is_reserved, "until": self.until,
         }  # fmt: skip
 
 
@@ -456,8 +460,10 @@ class ClaimHolder:
         if header["cpus"]:
             parts = [_CPUS, *self._numbers]
         values = {"run": header["run"], "name": header["name"], "since": header["since"], "parts": parts}
-        values["is_shared"] = header["shares"]
-        if self._own is not None and (header["waits"] or self._own.values != values):
+        values.update(is_shared=header["shares"], until=header["until"])
+        # A better guess of its end is no reason to lose its place among others.
+        is_same = self._own is not None and self._own.values == dict(values, until=self._own.values["until"])
+        if self._own is not None and (header["waits"] or not is_same):
             self._own.end()
             self._own = None
         remove_old(directory, own=self._held)  # of a user only so many count

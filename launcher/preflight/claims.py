@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.clock import short_time
 from launcher.errors import PreflightError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_numbers
@@ -28,13 +29,14 @@ class ClaimOrder:
     continues: bool = False  # after an attempt, whose GPUs others may share
     claims_cpus: bool = False  # all of a host, with or without GPUs
     lost_reserve_s: float = 0.0  # how long a claim stays if its host loses the launcher
+    until: float | None = None  # wall-clock seconds: when the run will be stopped
 
     def as_fields(self) -> dict[str, Any]:
         """Return what CLAIM says of it to a host."""
         return {
             "run": self.run, "name": self.name, "since": self.since, "shares": self.shares,
             "continues": self.continues, "cpus": self.claims_cpus, "lost_reserve_s": self.lost_reserve_s,
-            "waits": False,
+            "until": self.until, "waits": False,
         }  # fmt: skip
 
 
@@ -81,4 +83,5 @@ def _describe(claim: BoxClaim, gpus: Collection[int], now: float) -> str:
     what = f"GPU {fold_numbers(own)}" if own else "the whole host" if claim.is_of_cpus else "GPUs"
     name = f" ({claim.name})" if claim.name else ""
     reserved = ", in the queue" if claim.is_waiting else ", reserved for its start" if claim.is_reserved else ""
-    return f"{what}: {claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{reserved}"
+    until = f", until {short_time(claim.until, now)}" if claim.until is not None else ""
+    return f"{what}: {claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{until}{reserved}"

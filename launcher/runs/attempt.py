@@ -68,6 +68,7 @@ class CarriedOver:
     incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
     here: set[str] = field(default_factory=set)  # hosts that are this machine: its network can't lose them
     claimed_since: float = 0.0  # wall-clock seconds; 0.0: nothing was claimed yet
+    until: float | None = None  # wall-clock seconds; None: the run has no time limit, or its ranks never started
     gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
 
     def leave(self, leave: Callable[[str], object] | None, why: str) -> None:
@@ -79,10 +80,12 @@ class CarriedOver:
 
 def make_claim_order(request: RunRequest, carried: CarriedOver, hosts: int) -> ClaimOrder:
     """Return what a run claims of so many hosts."""
-    record, options = request.record, request.options
+    record, options, until = request.record, request.options, carried.until
+    if until is None and options.for_s is not None:  # a little early: it counts from the start of the ranks
+        until = wall_clock() + options.for_s
     return ClaimOrder(
         record.run_id, record.name, carried.claimed_since, hosts, options.shares, bool(carried.attempts),
-        options.claims_cpus, _LOST_RESERVE_S if options.restarts else 0.0,
+        options.claims_cpus, _LOST_RESERVE_S if options.restarts else 0.0, until,
     )  # fmt: skip
 
 
@@ -91,7 +94,8 @@ class Attempt:
 
     def __init__(
         self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver,
-        state: StateKeeper, *, is_last_try: bool, may_follow_at_once: bool, spares: int = 0, others: int = 0,
+        state: StateKeeper, on_all_started: Callable[[], object], *, is_last_try: bool, may_follow_at_once: bool,
+        spares: int = 0, others: int = 0,
     ) -> None:  # fmt: skip
         """carried: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
 
@@ -105,6 +109,7 @@ class Attempt:
         self._outputs = outputs
         self._carried = carried
         self._state = state
+        self._on_all_started = on_all_started
         self._record = request.record
         self._console = request.console
         self._say = request.console.say
@@ -315,6 +320,7 @@ class Attempt:
     def _note_all_started(self) -> None:
         """Note that all ranks run; print, for -v, how long each step of the start took."""
         self._state.run()
+        self._on_all_started()
         if self._options.is_verbose:
             now = wall_clock()
             steps = self._connected_at - self._began_at, self._started_at - self._connected_at, now - self._started_at
@@ -409,6 +415,7 @@ class Attempt:
         folder, options = self._options.progress_dir, self._options
         if not options.restarts or folder is None:
             return False
+        self._state.stop()  # what follows a signal now is a kill
         living = [state for state in self.session.states if state.failure is None and state.census is None]
         self.session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s)
         try:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clock import local_time
+from launcher.clock import local_time, short_time
 from launcher.diagnosis.cause import Cause
 from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts.ranges import fold_names
@@ -24,7 +24,7 @@ from launcher.runs.judge import RankFates
 from launcher.runs.policy import Ending, Outcome, Stop, describe
 from launcher.runs.result import Result
 from launcher.session.node_state import Census
-from launcher.wording import count, duration, listed, plural
+from launcher.wording import count, duration, listed, plural, span
 
 _MOST_WRITTEN = 5  # names
 _MAX_LEFT = 10
@@ -130,14 +130,28 @@ def failed_words(result: Result) -> str:
     return ", ".join(filter(None, [result.census.describe(), f"exit code {result.exit_code}"]))
 
 
-def stopped_words(number: int, seconds: float, census: Census) -> str:
-    """Return the last line of a run that the signal with this number stopped after so many seconds."""
-    return ", ".join(filter(None, [f"stopped by {_SENDERS[number]} after {duration(seconds)}", census.describe()]))
+def limit_words(until: float, for_s: float | None, now: float) -> str:
+    """Return why a run is stopped now; for_s: the value of --for; None: --until has set its end."""
+    option = f"--until {short_time(until, now)}" if for_s is None else f"--for {span(for_s)}"
+    return f"the run has reached its time limit ({option})"
 
 
-def unstarted_words(number: int, census: Census) -> str:
+def stopped_words(result: Result, seconds: float) -> str:
+    """Return the last line of a run that was stopped after so many seconds."""
+    return ", ".join(
+        filter(None, [f"stopped by {_sender(result)} after {duration(seconds)}", result.census.describe()])
+    )
+
+
+def unstarted_words(result: Result) -> str:
     """Return the last line of a run that was stopped before any rank was started; a --setup may leave processes."""
-    return f"stopped by {_SENDERS[number]}, {'nothing was started' if census.is_clean else census.describe()}"
+    census = result.census
+    return f"stopped by {_sender(result)}, {'nothing was started' if census.is_clean else census.describe()}"
+
+
+def _sender(result: Result) -> str:
+    assert result.interrupted_by is not None  # it was stopped
+    return "its time limit" if result.time_limit else _SENDERS[result.interrupted_by]
 
 
 def no_restart_words(decision: Stop, attempts: int, seconds: float) -> str:

@@ -28,6 +28,7 @@ class Result:
     is_network: bool = False  # all hosts were lost, or this machine was suspended
     output_s: float | None = None  # from the start of the ranks to their last output; None: there was none
     has_saved: bool | None = None  # whether the ranks have saved a checkpoint; None: not known
+    time_limit: str | None = None  # the option that has stopped it in time, `until` or `for`
     lost_host_wait_s: float = 0.0  # until no rank can be alive on a host that was lost; 0: all hosts have been asked
 
     def as_record(self) -> dict[str, Any]:
@@ -36,6 +37,7 @@ class Result:
             "exit_code": self.exit_code,
             "seconds": round(self.seconds, 3),
             "interrupted_by": self.interrupted_by,
+            "time_limit": self.time_limit,
             "error": self.error,
             "left": dict(self.census.left),
             "unreachable": dict(self.census.unasked),

@@ -44,7 +44,7 @@ from launcher.runs.policy import (
 from launcher.runs.queue import Place, Queue, QueueTimeoutError
 from launcher.runs.result import Result
 from launcher.runs.run_request import QUEUED, RunRequest
-from launcher.runs.run_state import RestartCount
+from launcher.runs.run_state import Activity, RestartCount
 from launcher.runs.standing import Standing
 from launcher.runs.state_keeper import StateKeeper
 from launcher.session.connection import Connection
@@ -57,6 +57,7 @@ from launcher.wording import age, count, span
 IDLE_S = 1.0  # how long hosts are let wait for the next attempt: during a pause, nothing runs anywhere
 _RESERVE_SLACK_S = 60.0  # for the next attempt to connect and check
 _QUEUE_AGAIN_S = 20.0  # between two tries to reach hosts, while the others keep the run's places in the queue
+_TIME_LOOK_S = 60.0  # at the clock: a suspended machine delays a timer
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
 
@@ -82,7 +83,7 @@ class Run:
         self._options = request.options
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         standing = request.standing or _begin(request)
-        self._began_at = standing.began_at
+        self._began_at = self._attempt_began_at = standing.began_at
         self._hosts = standing.hosts
         self._others = request.hosts[len(self._hosts.hosts) :] if request.standing is None else ()
         self._carried = standing.carried
@@ -90,10 +91,13 @@ class Run:
         self._attempts = [dict(attempt) for attempt in standing.attempts]  # for run.json
         self._idle_controllers = standing.idle_controllers
         self._idle: list[Connection] = []  # to hosts that wait for the next attempt
+        self._timer: asyncio.TimerHandle | None = None  # for the time limit
+        self._time_limit: str | None = None  # that has been reached
 
     async def execute(self) -> Result:
         """Run the job to its end; raise LauncherError if it can't start."""
         with catch_signals({number: partial(self._hear, number) for number in SIGNALS}):
+            self._look_at_clock()
             try:
                 return await self._repeat()
             except LauncherError as error:
@@ -106,12 +110,14 @@ class Run:
                 await self._close_disk()  # what was logged until then says most about a bug
                 raise
             finally:
+                self._stop_timer()
                 self._state.close()
                 for connection in self._idle:
                     connection.close()
 
     def _hear(self, number: int) -> None:
         self._signals.put_nowait(number)
+        self._stop_timer()  # the run ends anyway
         self._state.stop()
 
     async def _repeat(self) -> Result:
@@ -121,11 +127,13 @@ class Run:
             if result is not None:
                 return result
         while True:
-            began_at = wall_clock()
+            began_at = self._attempt_began_at = wall_clock()
             self._keep(began_at)
             refusal: LauncherError | None = None
             try:
                 result = await self._attempt()
+                if result.interrupted_by is not None:
+                    result = replace(result, time_limit=self._time_limit)
             except QueueTimeoutError as error:
                 return await self._conclude_queue(error)
             except LauncherError as error:
@@ -172,6 +180,37 @@ class Run:
         except Interrupted as interruption:
             return await self._conclude_stop(await self._hang_up(result), interruption.number)
         return None
+
+    # ---- the time limit -----------------------------------------------------------------------------------------
+
+    def _note_all_started(self) -> None:
+        """Let the time of --for count from now, once all ranks have started; a restart doesn't prolong it."""
+        for_s = self._options.for_s
+        if for_s is not None and self._carried.until is None:
+            self._carried.until = wall_clock() + for_s
+            self._keep(self._attempt_began_at)
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        """Stop the run as SIGTERM does if its time has come; else look again then."""
+        until, now = self._carried.until, wall_clock()
+        if until is None:
+            return
+        if now < until:
+            wait_s = min(until - now, _TIME_LOOK_S)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look_at_clock)
+            return
+        for_s = self._options.for_s
+        self._time_limit = "until" if for_s is None else "for"
+        self._say(f"launch: {report.limit_words(until, for_s, now)}", Style.STRONG)
+        if self._state.state.what is Activity.STOPPING:
+            self._hear(signal.SIGTERM)  # by Run alone: a second signal would kill ranks that are saving
+        else:
+            signal.raise_signal(signal.SIGTERM)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     # ---- a controller that died ---------------------------------------------------------------------------------
 
@@ -253,7 +292,8 @@ class Run:
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         is_last_try = len(ports) == MOST_PORTS and all(ports)
         return Attempt(
-            self._request, session, outputs, self._carried, self._state, is_last_try=is_last_try,
+            self._request, session, outputs, self._carried, self._state, self._note_all_started,
+            is_last_try=is_last_try,
             spares=len(others) + len(spares), others=len(others),
             may_follow_at_once=may_follow_at_once(self._endings, self._options.restarts),
         )  # fmt: skip
@@ -531,7 +571,7 @@ class Run:
         """Return how a dry run ended, or a run that a signal stopped before it was started."""
         await self._discard_record()
         if result.interrupted_by is not None:
-            self._say(f"launch: {report.unstarted_words(result.interrupted_by, result.census)}")
+            self._say(f"launch: {report.unstarted_words(result)}")
         return result
 
     async def _conclude_failure(self, result: Result, decision: Stop) -> Result:
@@ -550,8 +590,11 @@ class Run:
             self._say(f"launch: this host shuts down; {successor} continues the run after that")
             await self._close_disk()
             raise RunLeftError
-        stopped = Result(EXIT_SIGNAL_BASE + number, result.seconds, result.census, interrupted_by=number)
-        return await self._conclude(stopped, report.stopped_words(number, self._elapsed_s(), result.census))
+        code = EXIT_SIGNAL_BASE + number
+        stopped = Result(
+            code, result.seconds, result.census, interrupted_by=number, time_limit=self._time_limit
+        )  # fmt: skip
+        return await self._conclude(stopped, report.stopped_words(stopped, self._elapsed_s()))
 
     async def _conclude_queue(self, error: QueueTimeoutError) -> Result:
         result = Result(error.exit_code, self._elapsed_s(), Census({}, {}), error=error.message)
@@ -562,6 +605,7 @@ class Run:
 
     async def _conclude(self, result: Result, words: str) -> Result:
         """Write the record, and then print how the run ended: the disk may be full."""
+        self._stop_timer()
         values = {**result.as_record(), "seconds": round(self._elapsed_s(), 3)}
         self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
         unwritten = await self._close_disk()
@@ -588,7 +632,8 @@ def _begin(request: RunRequest) -> Standing:
     """Return where a run stands before its first attempt."""
     log, names, now = request.incident_log, [host.name for host in (*request.hosts, *request.spares)], wall_clock()
     hosts = HostsAndSpares(request.hosts[: request.options.num_nodes], request.spares, request.options.min_nodes)
-    carried = CarriedOver(incidents=log.describe(names, now) if log is not None else {})
+    incidents = log.describe(names, now) if log is not None else {}
+    carried = CarriedOver(incidents=incidents, until=request.options.until_at)
     return Standing(now, hosts, (), (), carried, None)
 
 

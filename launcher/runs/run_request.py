@@ -41,6 +41,8 @@ class RunOptions:
     queues: bool = False  # wait for GPUs that other runs have claimed
     queue_timeout_s: float | None = None  # for so long at most
     num_nodes: int | None = None  # how many of the hosts are used, those that are free first; None: all
+    until_at: float | None = None  # wall-clock seconds: then the run is stopped
+    for_s: float | None = None  # or so long after all ranks of an attempt have started
     min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
     saved_s: float = 60.0  # before the failure: what was saved later may be its reason
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,13 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 
 from launcher.node import claims
-from launcher.node.claims import OwnClaim, find_directory, read_claims, remove_old, take_place
+from launcher.node.claims import Claim, OwnClaim, find_directory, read_claims, remove_old, take_place
 from launcher.runs.run_rows import describe_row
 
 pytestmark = pytest.mark.linux
@@ -187,6 +189,16 @@ def test_a_place_whose_holder_is_stopped_is_in_nobodys_way(directory: str, monke
     assert not list(Path(directory).glob("launch-*"))
 
 
+def test_a_claim_counts_whatever_it_says_of_its_end() -> None:
+    def read(**more: object) -> Any:
+        claim = Claim(0, (1, "a"), {"run": "x", "since": 1, "parts": ["A"], **more}, is_reserved=False)
+        return claim.as_fields({"A": 0})["until"]
+
+    bad = ("18:00", float("nan"), float("inf"), 10**400, -1, [], None)
+    assert [read(until=until) for until in bad] == [None] * len(bad)
+    assert (read(), read(until=1_790_000_000)) == (None, 1_790_000_000.0)
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start `launch singlenode` on a machine with four GPUs, which writes to a file of its own."""
@@ -217,15 +229,15 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen
 
     script = "echo ready; until [ -e go ]; do sleep 0.05; done; exit $((7 * (2 - LAUNCH_ATTEMPT)))"
     words = ("--gpus", "2", "--no-python", "sh", "-c")
-    first = launch("first", "--restarts", "2", "--name", "nightly", *words, script)
+    first = launch("first", "--restarts", "2", "--name", "nightly", "--for", "365d", *words, script)
     assert wait_until(lambda: said("first").count("ready") == 2), said("first")
     assert launch("second", *words, "true").wait() == 70
     name = os.uname().nodename.split(".")[0]
     run = said("first").partition("run ")[2].partition(",")[0].partition(" ")[0]
     assert f"  {name}: GPU 0-1: root, run {run} (nightly), for " in said("second"), said("second")
-    assert f"    fix: choose free GPUs with --include {name}:2,3, wait for them with --queue, or start" in said(
-        "second"
-    )
+    assert re.search(r"nightly\), for [0-9.]+ s, until 2[0-9]{3}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}\n", said("second"))
+    fix = f"    fix: choose free GPUs with --include {name}:2,3, wait for them with --queue, or start anyway with --share\n"
+    assert fix in said("second")
     sharing = launch("sharing", "--share", *words, "until [ -e go ]; do sleep 0.05; done")
     assert wait_until(lambda: "uses them, too (--share)\n" in said("first")), said("first") + said("sharing")
     # The second failure, which is another one, is followed by a pause, in which nothing of the run is alive.

@@ -8,6 +8,17 @@ import sys
 
 import pytest
 
+from launcher.clock import read_time
+
+READ = """
+import sys
+from launcher.clock import read_time, short_time
+at = read_time(sys.argv[1], float(sys.argv[2]))
+print(int(at), short_time(at, float(sys.argv[2])), sep="|")
+"""
+BERLIN = "CET-1CEST,M3.5.0,M10.5.0/3"  # summer time ends on 25 October 2026, at 01:00 UTC
+NOON = 1_792_843_200  # 24 October 2026, 12:00 UTC
+HOUR = 3600
 BEFORE = 1_792_889_999.9996  # a second before summer time ended in Berlin, 25 October 2026
 SHOW = f"""
 from launcher.clock import iso_time, local_time, utc_offset
@@ -29,3 +40,34 @@ def test_a_time_has_the_offset_of_the_start(zone: str, offset: str, local: str, 
         [sys.executable, "-c", SHOW], env={**os.environ, "TZ": zone}, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"{offset}|{local}|{iso}\n"
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "now", "at", "shown"),
+    [
+        ("UTC", "18:00", NOON, NOON + 6 * HOUR, "18:00"),
+        ("UTC", "12:00", NOON, NOON + 24 * HOUR, "2026-10-25 12:00"),
+        ("UTC", "12:00", NOON - 0.5, NOON, "12:00"),
+        ("UTC", "9:05", NOON, NOON + 21 * HOUR + 300, "2026-10-25 09:05"),
+        ("UTC", "2026-10-24 11:00", NOON, NOON - HOUR, "11:00"),
+        ("UTC", "2026-11-01T00:30", NOON, NOON + 7 * 24 * HOUR + 12.5 * HOUR, "2026-11-01 00:30"),
+        ("IST-5:30", "18:00", NOON, NOON + HOUR / 2, "18:00"),
+        ("IST-5:30", "17:30", NOON, NOON + 24 * HOUR, "2026-10-25 17:30"),
+        (BERLIN, "14:00", NOON, NOON + 25 * HOUR, "2026-10-25 14:00"),  # that day has 25 hours
+        (BERLIN, "2:30", NOON + 13 * HOUR + 600, NOON + 13.5 * HOUR, "02:30"),  # for the second time that night
+    ],
+)
+def test_a_time_that_was_typed_is_the_next_one_here(zone: str, text: str, now: float, at: float, shown: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READ, text, str(now)], env={**os.environ, "TZ": zone}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{int(at)}|{shown}\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "18", "24:00", "18:60", "6pm", "18:00:00", "1:5", "2026-02-30 00:00", "26-11-01 18:00", "\u0661:00"]
+)
+def test_other_texts_are_no_times(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_time(text, NOON)

@@ -14,7 +14,7 @@ from launcher.cli.options.table import HEADINGS, Option, settle_folders
 TYPED_WORDS = "launcher.typed"  # of a context's meta: a tuple, without the name of the command
 # The range that click adds to a number; the error for a wrong number names it.
 _RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
-_TIMES = "T is a time: 90, 90s, 10m or 2h."
+_TIMES = "T is a time: 90, 90s, 10m, 2h or 2d."
 _UNBROKEN = "\xa0"  # a space at which no line is broken
 _MANY = 30  # options: -h of a command with more shows only the common ones
 

@@ -32,7 +32,7 @@ HEADINGS = (
 HERE = "here"  # of --controller: this machine
 _WAIT = Timeouts()
 _SIZE_TEXT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT]?)B?")
-_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)")
 
 
 class Place(Enum):
@@ -138,10 +138,10 @@ def settle_folders(args: Sequence[str], options: Sequence[click.Option]) -> list
 
 
 class _Duration(click.types.FloatParamType):
-    """A time such as `90`, `90s`, `10m` or `2h`, converted to seconds, on the command line or in launcher.toml."""
+    """A time such as `90`, `10m`, `2h` or `2d`, converted to seconds, on the command line or in launcher.toml."""
 
     name = "time"
-    _words = "a time such as 90, 90s, 10m or 2h"
+    _words = "a time such as 90, 90s, 10m, 2h or 2d"
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
@@ -150,7 +150,7 @@ class _Duration(click.types.FloatParamType):
         found = _TIME.fullmatch(str(value).strip())
         if found is None:
             self.fail(f"must be {self._words}, got {value!r}", param, ctx)
-        seconds = float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
+        seconds = float(found[1]) * {"d": 86400, "h": 3600, "m": 60}.get(found[2], 1)
         if seconds < self._least_s:
             self.fail(f"must be at least {self._least_s:g}s, got {value!r}", param, ctx)
         return seconds
@@ -473,6 +473,14 @@ NO_CHECK = Option(
     heading="Checks", anywhere=_SHOWN, is_rare=True,
 )  # fmt: skip
 CLAIMS = (
+    Option(
+        ["--until"], metavar="TIME", help="Stop the run at TIME: 18:00, or '2026-11-27 18:00'.",
+        heading="Stopping and restarts", anywhere=_WHEN, rivals=["for"], is_rare=True,
+    ),
+    Option(
+        ["--for"], metavar="T", type=_Duration(1), help="Stop the run once its ranks have run for T, such as 6h.",
+        heading="Stopping and restarts", anywhere=_WHEN, rivals=["until"], is_rare=True,
+    ),
     Option(
         ["--queue"], is_flag=True, help="Wait for GPUs that other runs have claimed.",
         heading="Checks", is_common=True, anywhere=_WHEN, is_rare=True,

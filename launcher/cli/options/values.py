@@ -95,12 +95,14 @@ class RestartOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClaimOptions:
-    """What a run claims of its hosts, and whether it minds the claims of others."""
+    """What a run claims of its hosts, for how long at most, and whether it minds the claims of others."""
 
     share: bool = False
     claim_cpus: bool = False
     queue: bool = False
     queue_timeout: float | None = None
+    until: str | None = None  # as typed: a local time
+    for_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ General:
   --config FILE  Read defaults from FILE instead of launcher.toml.
   -h, --help     Show this message and exit.
 
-T is a time: 90, 90s, 10m or 2h.
+T is a time: 90, 90s, 10m, 2h or 2d.
 """
 
 RUN_COMMON = """\
@@ -233,6 +233,10 @@ Stopping and restarts:
   --progress-dir DIR            Count new files in DIR, where the script
                                 saves, as progress.  [default: 10 min of
                                 output]
+  --until TIME                  Stop the run at TIME: 18:00, or '2026-11-27
+                                18:00'.
+  --for T                       Stop the run once its ranks have run for T,
+                                such as 6h.
 
 Background:
   --detach      Let the run continue without this terminal, once all its ranks
@@ -262,7 +266,7 @@ General:
   -h             Show the common options and exit.
   --help         Show this message and exit.
 
-T is a time: 90, 90s, 10m or 2h.
+T is a time: 90, 90s, 10m, 2h or 2d.
 """
 
 STOP = """\

@@ -65,7 +65,7 @@ COMMANDS = "see launch --help for the commands"
 OPTIONS = "see launch run --help for the options"
 OF_TRAINER = "put options of the built-in trainer after -m launcher.trainer"
 
-A_TIME = "a time such as 90, 90s, 10m or 2h"
+A_TIME = "a time such as 90, 90s, 10m, 2h or 2d"
 HANG_TIME = "auto, off or a time such as 10m or 2h"
 TIMES = {"silence": "0.5", "stop-timeout": "0", "connect-timeout": "0.1", "rdzv-timeout": "1", "hang-timeout": "0.1"}
 
@@ -177,7 +177,7 @@ WRONG = [
         (f"--hosts a --{name} {value} t.py", f"--{name}: must be {wanted}, got {value!r}", OPTIONS)
         for name, least in TIMES.items()
         for value, wanted in [
-            *((word, HANG_TIME if name == "hang-timeout" else A_TIME) for word in ("x", "-1", "nan", "1e3", "2d")),
+            *((word, HANG_TIME if name == "hang-timeout" else A_TIME) for word in ("x", "-1", "nan", "1e3", "2w")),
             *([("0m", f"at least {least}s")] if least != "0" else []),
         ]
     ),

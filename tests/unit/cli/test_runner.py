@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import click
 import pytest
 
 from launcher.cli.command_table import COMMANDS
-from launcher.cli.options.values import OutputOptions
-from launcher.cli.runner import trainer_command
+from launcher.cli.options.values import ClaimOptions, OutputOptions
+from launcher.cli.runner import read_run_options, trainer_command
 from launcher.cli.typed_command import describe_origin
+from launcher.errors import UsageError
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.runs.execution import describe_trainer, find_checkpoints
 from launcher.runs.run_request import RunOptions
@@ -107,3 +109,28 @@ def test_where_the_trainer_writes(share: tuple[int, int] | None, is_requeued: bo
 def test_where_the_built_in_trainer_saves(args: tuple[str, ...], folder: str | None) -> None:
     assert find_checkpoints(Job(Program(ProgramKind.BUILTIN, TRAINER_MODULE, args)), "RUN") == folder
     assert find_checkpoints(Job(Program(ProgramKind.SCRIPT, "train.py", args)), "RUN") is None
+
+
+def test_a_time_limit_is_absolute() -> None:
+    options = read_run_options(OUTPUT, claims=ClaimOptions(until=f"{time.localtime().tm_hour}:00"))
+    assert options.until_at is not None and 0 < options.until_at - time.time() <= 25 * 3600
+    assert read_run_options(OUTPUT, claims=ClaimOptions(for_s=60.0)).for_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("claims", "message", "fix"),
+    [
+        (ClaimOptions(until="18:00", for_s=60.0), "--until and --for are both given", "only one"),
+        (
+            ClaimOptions(until="2026-01-01 09:00"),
+            "--until 2026-01-01 09:00: that time has passed; it is ",
+            "a later one",
+        ),
+        (ClaimOptions(until="6h"), "--until: must be a time such as 18:00 or .*, got '6h'", "--for 6h"),
+        (ClaimOptions(until="0001-01-01 00:00"), "--until.* 0001-01-01 00:00|--until: must be", ""),
+    ],
+)
+def test_other_time_limits_are_refused(claims: ClaimOptions, message: str, fix: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        read_run_options(OUTPUT, claims=claims)
+    assert fix in raised.value.fix

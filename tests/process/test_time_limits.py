@@ -1,0 +1,107 @@
+"""--until and --for: a run that is stopped in time, and stays so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from machines.patience import DEADLINE_S, slowed
+from machines.processes import wait_until
+from screen import Screen
+
+from launcher.hosts.host import Host
+from launcher.job.job import Job, Program, ProgramKind, Timeouts
+from launcher.output.run_folder import create_record
+from launcher.runs.result import Result
+from launcher.runs.run import Run
+from launcher.runs.run_request import RunOptions, RunRequest
+from launcher.runs.standing import Standing
+from launcher.transports.process_channel import LocalTransport
+
+LAUNCH = Path(sys.executable).with_name("launch")
+RUN = ("singlenode", "--cpu", "--no-check", "--restarts", "3", "--no-python")
+SAVES = "trap 'touch saved.$RANK; exit 0' TERM; while :; do sleep 0.05; done"
+
+
+def launch(folder: Path, *words: str) -> tuple[int, str, Mapping[str, Any]]:
+    done = subprocess.run(
+        [LAUNCH, *RUN, *words], cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    return done.returncode, done.stderr, json.loads((folder / "logs/latest/run.json").read_text())
+
+
+def test_ranks_save_and_no_restart_follows(tmp_path: Path) -> None:
+    code, said, record = launch(tmp_path, "--for", "1", "--nproc", "2", "sh", "-c", SAVES)
+    assert code == 143
+    assert {path.name for path in tmp_path.glob("saved.*")} == {"saved.0", "saved.1"}
+    lines = said.splitlines()[-3:]
+    assert lines[0] == "launch: the run has reached its time limit (--for 1 s)"
+    assert lines[1] == "launch: stopping the run on 1 host, up to 15 s to save (Ctrl-C again: kill now)"
+    assert lines[2].startswith("launch: stopped by its time limit after ")
+    results = [record["result"], *(attempt["result"] for attempt in record["attempts"])]
+    assert [(each["interrupted_by"], each["time_limit"]) for each in results] == [(15, "for")] * 2
+
+
+def test_restarts_and_pauses_prolong_nothing(tmp_path: Path) -> None:
+    code, said, record = launch(tmp_path, "--for", "1", "--nproc", "1", "sh", "-c", "exit $((3 + LAUNCH_ATTEMPT))")
+    assert code == 143, said
+    assert "launch: stopped by its time limit after " in said
+    assert len(record["attempts"]) == 2  # then a pause of 5 s
+    assert record["result"]["time_limit"] == "for"
+
+
+def test_ranks_that_are_being_stopped_keep_their_time_to_save(tmp_path: Path) -> None:
+    saves = "trap 'until [ -e limit ]; do sleep 0.05; done; sleep 0.5; touch saved; exit' TERM; echo ready >ready"
+    waits = f"if [ $RANK = 0 ]; then {saves}; while :; do sleep 0.05; done; fi; until [ -e ready ]; do :; done; exit 7"
+    words = [LAUNCH, *RUN, "--for", f"{slowed(2.0):g}", "--nproc", "2", "sh", "-c", waits]
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(words, cwd=tmp_path, stdout=said, stderr=said)
+    try:
+        assert wait_until(lambda: "has reached its time limit" in (tmp_path / "said").read_text())
+        (tmp_path / "limit").touch()
+        assert process.wait(DEADLINE_S) == 7, (tmp_path / "said").read_text()
+    finally:
+        process.kill()
+    assert (tmp_path / "saved").exists()
+    assert "restart" not in (tmp_path / "said").read_text().partition("rank 1 failed first")[2]
+
+
+def test_another_controller_keeps_the_end(tmp_path: Path) -> None:
+    """It takes a run up whose time has passed meanwhile; a time that is over before the start lets nothing start."""
+    kept: list[bytes] = []
+
+    def run(name: str, options: RunOptions, standing: Standing | None = None) -> tuple[Result, list[str]]:
+        screen, record = Screen(), create_record(tmp_path / name, datetime.now(), lambda path, error: None)
+        program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", SAVES))
+        job = Job(program, nproc=1, cpu=True, timeouts=Timeouts(DEADLINE_S), workdir=str(tmp_path))
+
+        async def execute() -> Result:
+            request = RunRequest(
+                job, [Host("n1")], lambda hosts, say: LocalTransport(), record, screen, options,
+                keep=lambda standing: kept.append(pickle.dumps(standing)), standing=standing,
+            )  # fmt: skip
+            return await asyncio.wait_for(Run(request).execute(), DEADLINE_S)
+
+        return asyncio.run(execute()), screen.words
+
+    options = RunOptions(with_checks=False, restarts=3, for_s=1.0)
+    began_at = time.time()
+    result, _ = run("first", options)
+    assert (result.exit_code, result.time_limit) == (143, "for")
+    standing: Standing = pickle.loads(kept[-1])
+    assert standing.carried.until is not None and began_at < standing.carried.until - 1.0 < time.time()
+    kept.clear()
+    result, words = run("second", options, standing)
+    assert (result.exit_code, result.time_limit, result.ranks) == (143, "for", 0)
+    assert "launch: the run has reached its time limit (--for 1 s)" in words
+    result, words = run("third", replace(options, for_s=None, until_at=time.time() - 1))
+    assert (result.exit_code, words[-1]) == (143, "launch: stopped by its time limit, nothing was started")
