@@ -47,6 +47,12 @@ def find_claimed(
 def _describe(claim: BoxClaim, gpus: Collection[int], now: float) -> str:
     own = sorted({*claim.gpus} & {*gpus})
     what = f"GPU {fold_numbers(own)}" if own else "the whole host" if claim.is_of_cpus else "GPUs"
+    return f"{what}: {describe_claim(claim, now)}"
+
+
+def describe_claim(claim: BoxClaim, now: float) -> str:
+    """Return `ann, run 20261124-091233 (nightly), for 2 h`; now: wall-clock seconds."""
     name = f" ({claim.name})" if claim.name else ""
     reserved = ", reserved for its restart" if claim.is_reserved else ""
-    return f"{what}: {claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{reserved}"
+    shared = ", shared (--share)" if claim.is_shared else ""
+    return f"{claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{shared}{reserved}"
