@@ -31,6 +31,7 @@ GROUPS = {
     },
     "Hosts": {
         "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
+        "free": ("launcher.cli.free", "Show which GPUs are free, and who uses the others."),
         "sync": ("launcher.cli.sync", "Send the code to every host and verify it, or compare it."),
         "clean": ("launcher.cli.clean", "Stop and remove leftovers of your earlier runs."),
         "exec": ("launcher.cli.exec", "Run a plain command on every host."),
@@ -68,6 +69,10 @@ EXAMPLES = {
     "check": (
         "launch check --hosts gpu1,gpu2",
         "launch check --hosts 'gpu[1-4]' --venv .venv train.py",
+    ),
+    "free": (
+        "launch free --hosts gpu1,gpu2",
+        "launch free --hosts 'gpu[1-4]' --json",
     ),
     "sync": (
         "launch sync --hosts gpu1,gpu2",

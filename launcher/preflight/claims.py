@@ -81,7 +81,13 @@ def find_claimed(
 def _describe(claim: BoxClaim, gpus: Collection[int], now: float) -> str:
     own = sorted({*claim.gpus} & {*gpus})
     what = f"GPU {fold_numbers(own)}" if own else "the whole host" if claim.is_of_cpus else "GPUs"
+    return f"{what}: {describe_claim(claim, now)}"
+
+
+def describe_claim(claim: BoxClaim, now: float) -> str:
+    """Return `ann, run 20261124-091233 (nightly), for 2 h`; now: wall-clock seconds."""
     name = f" ({claim.name})" if claim.name else ""
     reserved = ", in the queue" if claim.is_waiting else ", reserved for its start" if claim.is_reserved else ""
     until = f", until {short_time(claim.until, now)}" if claim.until is not None else ""
-    return f"{what}: {claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{until}{reserved}"
+    shared = ", shared (--share)" if claim.is_shared else ""
+    return f"{claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{until}{shared}{reserved}"

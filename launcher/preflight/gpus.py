@@ -77,17 +77,14 @@ def _check_busy(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:
     for gpu in gpus:
         for process in gpu.processes:
             jobs.setdefault((process.owner, process.name, process.mark), []).append((gpu, process))
-        used = _used_mib(gpu)
-        if not gpu.processes and used > max(_IDLE_MIB, (gpu.memory_mib or 0) // 20):
-            text = f"GPU {gpu.index}: {gigabytes(used)} in use by a process that isn't visible there"
+        if hidden := hidden_mib(gpu):
+            text = f"GPU {gpu.index}: {gigabytes(hidden)} in use by a process that isn't visible there"
             fix = "look on the machine itself, or reset the GPU: the process is in a container or dead"
             yield Finding((node.name,), text, fix, _severity(gpu))
     for places in _few(jobs):
-        memory = sum(process.memory_mib or 0 for _, process in places)
-        size = f", {gigabytes(memory)}" if memory else ""
         indexes = listed(dict.fromkeys(gpu.index for gpu, _ in places))
         processes = [process for _, process in places]
-        text = f"GPU {indexes} busy: {_who(processes)}{size}"
+        text = f"GPU {indexes} busy: {describe_processes(processes)}"
         worst = min((_severity(gpu) for gpu, _ in places), key=lambda severity: severity.rank)
         yield Finding((node.name,), text, _remedy(processes), worst)
 
@@ -97,6 +94,12 @@ def _few(jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]]) -> li
     named = list(jobs.values())
     others = [place for places in named[_FEW_JOBS:] for place in places]
     return [*named[:_FEW_JOBS], *([others] if others else [])]
+
+
+def hidden_mib(gpu: Gpu) -> int:
+    """Return how much memory of a GPU processes have that aren't visible on its host; 0 if some process is visible."""
+    used = _used_mib(gpu)
+    return used if not gpu.processes and used > max(_IDLE_MIB, (gpu.memory_mib or 0) // 20) else 0
 
 
 def _used_mib(gpu: Gpu) -> int:
@@ -111,6 +114,12 @@ def _severity(gpu: Gpu) -> Severity:
 
 def _is_mixed(processes: list[GpuProcess]) -> bool:
     return len({(process.owner, process.name, process.mark) for process in processes}) > 1
+
+
+def describe_processes(processes: list[GpuProcess]) -> str:
+    """Return `pid 4242 (python) of bob, 10 GB` for processes of one owner and program; others are only counted."""
+    memory = sum(process.memory_mib or 0 for process in processes)
+    return _who(processes) + (f", {gigabytes(memory)}" if memory else "")
 
 
 def _who(processes: list[GpuProcess]) -> str:

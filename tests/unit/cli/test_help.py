@@ -33,6 +33,7 @@ Follow:  ps          List the runs that were started on this machine.
          rejoin      Let hosts that a run has lost rejoin it, as after a reboot.
          fetch       Copy the logs of a run from its controller host.
 Hosts:   check       Compare the hosts and find what would break a run.
+         free        Show which GPUs are free, and who uses the others.
          sync        Send the code to every host and verify it, or compare it.
          clean       Stop and remove leftovers of your earlier runs.
          exec        Run a plain command on every host.

@@ -1,0 +1,203 @@
+"""`launch free`: which GPUs of the hosts nobody uses, and who has claimed the others or runs on them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher.clock import iso_time, wall_clock
+from launcher.errors import EXIT_UNREACHABLE, HostFailure
+from launcher.hosts.host import Host
+from launcher.hosts.ranges import fold_names, fold_numbers
+from launcher.hosts.unreachable import fold_failures
+from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
+from launcher.node import messages
+from launcher.preflight.claims import describe_claim
+from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
+
+_MOST_JOBS = 8  # on the same GPUs, that are named one by one
+
+_Row = tuple[str, str]  # what of a host, and who uses it
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What one host says about its GPUs."""
+
+    host: Host
+    facts: NodeFacts
+    claims: tuple[BoxClaim, ...] = ()
+    claims_error: str | None = None  # why it has none
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All of its GPUs, or those that were chosen with --include."""
+        chosen = self.host.gpus
+        return tuple(gpu for gpu in self.facts.gpus if chosen is None or gpu.index in chosen)
+
+    @property
+    def free(self) -> list[int]:
+        """The numbers of the GPUs that nobody has claimed or uses."""
+        return [gpu.index for gpu in self.gpus if self.state(gpu) == "free"]
+
+    def claims_on(self, gpu: Gpu) -> tuple[BoxClaim, ...]:
+        """Return the claims on a GPU, the oldest first."""
+        return tuple(claim for claim in self.claims if gpu.index in claim.gpus)
+
+    def state(self, gpu: Gpu) -> str:
+        """Return whether a GPU is `claimed`, `busy` without a claim, or `free`."""
+        return "claimed" if self.claims_on(gpu) else "busy" if gpu.processes or hidden_mib(gpu) else "free"
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What all hosts say, and which could not be asked."""
+
+    boxes: Sequence[Box]
+    failures: Sequence[HostFailure]
+    at: float  # wall-clock seconds
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code: not 0 if a host can't be reached."""
+        return EXIT_UNREACHABLE if self.failures else 0
+
+
+async def survey(session: Session) -> Survey:
+    """Ask all hosts and disconnect; at a signal, report which have failed so far and raise Interrupted."""
+    states = session.states
+    with session.catch_signals():
+        try:
+            session.open(facts=True, gpus=True, pythons=[])
+            await session.pump(lambda: all(state.facts or state.failure for state in states))
+            asked = [index for index, state in enumerate(states) if state.failure is None]
+            for index in asked:
+                session.send(index, messages.CLAIM, is_look=True, gpus=[])
+            await session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
+        except Interrupted:
+            session.say_failures()
+            raise
+        finally:
+            await session.stop_all(timeout_s=0)
+    boxes = [
+        Box(host, state.facts, tuple(state.claimed["rivals"]), state.claimed["error"])
+        for host, state in zip(session.hosts, states, strict=True)
+        if state.facts is not None and state.claimed is not None
+    ]
+    answered = {box.host.name for box in boxes}
+    failures = [failure for failure in session.failures() if failure.host not in answered]
+    return Survey(boxes, failures, wall_clock())
+
+
+def table(found: Survey) -> list[str]:
+    """Return a line for all GPUs of a host that the same people use; hosts that say the same share their lines."""
+    alike: dict[tuple[_Row, ...], list[str]] = {}
+    for box in found.boxes:
+        alike.setdefault(tuple(_rows(box, found.at)), []).append(box.host.name)
+    blocks = [(fold_names(names), rows) for rows, names in alike.items()]
+    lost = [(fold_names(names), text, fix) for names, text, fix in fold_failures(found.failures)]
+    name_width = max((len(name) for name, *_ in [*blocks, *lost]), default=0)
+    label_width = max((len(label) for _, rows in blocks for label, _ in rows), default=0)
+    lines = [
+        f"{'' if number else name:<{name_width}}  {label:<{label_width}}  {text}".rstrip()
+        for name, rows in blocks
+        for number, (label, text) in enumerate(rows)
+    ]
+    for name, text, fix in lost:
+        lines += [f"{name:<{name_width}}  can't be used: {text}"]
+        lines += [f"{'':<{name_width}}  fix: {fix}"] if fix else []
+    return [*lines, *_verdict(found.boxes)]
+
+
+def _rows(box: Box, now: float) -> Iterator[_Row]:
+    if not box.facts.gpus:
+        yield "no GPUs", ""
+    groups: dict[tuple[tuple[BoxClaim, ...], tuple[Any, ...]], list[Gpu]] = {}
+    for gpu in box.gpus:
+        claims = box.claims_on(gpu)
+        jobs = tuple(dict.fromkeys(map(_job, _unclaimed(gpu, claims))))
+        groups.setdefault((claims, jobs or (not claims and hidden_mib(gpu) > 0,)), []).append(gpu)
+    for (claims, _), gpus in groups.items():
+        label = f"GPU {fold_numbers(sorted(gpu.index for gpu in gpus))}"
+        for text in [*(describe_claim(claim, now) for claim in claims), *_describe_use(gpus, claims)]:
+            yield label, text
+            label = ""
+    for claim in box.claims:
+        if claim.is_of_cpus:
+            yield "all CPUs", describe_claim(claim, now)
+        elif not claim.gpus:  # of GPUs that this login can't see
+            yield "GPU ?", describe_claim(claim, now)
+    if box.facts.gpu_error not in (None, messages.NO_GPU_TOOL):
+        yield "", f"its GPU tool reports an error: {box.facts.gpu_error}"
+    if box.claims_error is not None:
+        yield "", f"claims can't be read: {box.claims_error}"
+
+
+def _describe_use(gpus: Sequence[Gpu], claims: Sequence[BoxClaim]) -> list[str]:
+    """Return who uses GPUs in the same way, beside those who have claimed them."""
+    jobs: dict[tuple[str | None, ...], list[GpuProcess]] = {}
+    for gpu in gpus:
+        for process in _unclaimed(gpu, claims):
+            jobs.setdefault(_job(process), []).append(process)
+    named = list(jobs.values())
+    others = [process for processes in named[_MOST_JOBS:] for process in processes]
+    texts = [f"{describe_processes(each)}, no claim" for each in [*named[:_MOST_JOBS], *([others] if others else [])]]
+    if texts or claims:
+        return texts
+    hidden = sum(map(hidden_mib, gpus))
+    return [f"{gigabytes(hidden)} in use by a process that isn't visible there, no claim" if hidden else "free"]
+
+
+def _unclaimed(gpu: Gpu, claims: Sequence[BoxClaim]) -> list[GpuProcess]:
+    """Return the processes on a GPU that can't belong to the runs that have claimed it.
+
+    Of another user's process only root can read the mark, so the owner decides; where that is not known, nothing does.
+    """
+    users = {claim.user for claim in claims}
+    return [process for process in gpu.processes if not claims or process.owner not in (None, *users)]
+
+
+def _job(process: GpuProcess) -> tuple[str | None, ...]:
+    return process.owner, process.name, process.mark
+
+
+def _verdict(boxes: Sequence[Box]) -> list[str]:
+    """Return how many GPUs are free and, if others aren't, the option that chooses them."""
+    total, free = sum(len(box.gpus) for box in boxes), sum(len(box.free) for box in boxes)
+    if not total:
+        return []
+    alike: dict[str, list[str]] = {}
+    for box in boxes:
+        if box.free:
+            alike.setdefault(",".join(map(str, box.free)), []).append(box.host.name)
+    choice = "@".join(f"{name}:{gpus}" for gpus, names in alike.items() for name in fold_names(names).split(","))
+    hint = f": --include {shlex.quote(choice)}" if 0 < free < total else ""
+    return [f"{free} of {total} GPUs {'is' if free == 1 else 'are'} free{hint}"]
+
+
+def as_record(found: Survey) -> dict[str, Any]:
+    """Return the same as JSON values."""
+    return {
+        "exit_code": found.exit_code,
+        "hosts": [
+            {
+                "host": box.host.name,
+                "gpus": [
+                    {
+                        "index": gpu.index, "state": box.state(gpu), "name": gpu.name, "memory_mib": gpu.memory_mib,
+                        "free_mib": gpu.free_mib, "processes": [asdict(process) for process in gpu.processes],
+                    }
+                    for gpu in box.gpus
+                ],
+                "claims": [asdict(claim) | {"since": iso_time(claim.since)} for claim in box.claims],
+                "gpu_error": box.facts.gpu_error,
+                "claims_error": box.claims_error,
+            }
+            for box in found.boxes
+        ],
+        "unreachable": [asdict(failure) for failure in found.failures],
+    }  # fmt: skip
