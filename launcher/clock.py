@@ -1,4 +1,4 @@
-"""A clock that keeps running while this machine is suspended, as on the nodes, and times as text and of text."""
+"""A clock that keeps running while this machine is suspended, as on the nodes, and times as text and back."""
 
 from __future__ import annotations
 

@@ -591,9 +591,7 @@ class Run:
             await self._close_disk()
             raise RunLeftError
         code = EXIT_SIGNAL_BASE + number
-        stopped = Result(
-            code, result.seconds, result.census, interrupted_by=number, time_limit=self._time_limit
-        )  # fmt: skip
+        stopped = Result(code, result.seconds, result.census, interrupted_by=number, time_limit=self._time_limit)
         return await self._conclude(stopped, report.stopped_words(stopped, self._elapsed_s()))
 
     async def _conclude_queue(self, error: QueueTimeoutError) -> Result:
