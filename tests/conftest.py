@@ -11,6 +11,7 @@ Two workers alone collect `tests/train`, whose imports of torch are most of what
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shlex
@@ -128,6 +129,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let no test meet what `launch` remembers of the hosts of another one, or of the user's."""
     os.environ["XDG_STATE_HOME"] = str(next(item.config.stash[STATES]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what collecting makes out of garbage collections: it lives to the end, and each would look through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _ignore_no_signal() -> None:
