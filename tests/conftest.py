@@ -11,6 +11,7 @@ Two workers alone collect `tests/train`, whose imports of torch are most of what
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shlex
@@ -34,6 +35,7 @@ THIS_MACHINE = ("process", "ssh")
 TORCH = "train"
 WITHOUT_TORCH = ("gw2", "gw3", "gw4", "gw5")  # a worker in the place of one that crashed has another name
 WAITING = "faults"
+TOGETHER = "slurm"  # one worker starts its Slurm, and on both nodes a Python that imports torch
 ORDER = ("cluster", "slurm", "ssh", "process", "unit")
 
 # What others leave in /tmp is of other machines then: no worker sees a run of another one there, and takes it for over.
@@ -63,12 +65,14 @@ STATES = pytest.StashKey[Iterator[Path]]()  # a directory for each test
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Runs each file's tests in order in one worker; a worker that is done takes the next file."""
+    """Runs each file's tests in order in one worker, and those of TOGETHER; a worker that is done takes the next."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         is_alone = self.config.option.tx[0] != "popen"
-        return "this machine" if not is_alone and _folder(nodeid) in THIS_MACHINE else str(file)
+        if not is_alone and _folder(nodeid) in THIS_MACHINE:
+            return "this machine"
+        return TOGETHER if _folder(nodeid) == TOGETHER else str(file)
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
         self.registered_collections[node] = list(collection)
@@ -128,6 +132,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let no test meet what `launch` remembers of the hosts of another one, or of the user's."""
     os.environ["XDG_STATE_HOME"] = str(next(item.config.stash[STATES]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what collecting makes out of garbage collections: it lives to the end, and each would look through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _ignore_no_signal() -> None:

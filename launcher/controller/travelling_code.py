@@ -27,6 +27,8 @@ _STAYING = (
 _FOR_RANKS = ("launcher/trainer/", "launcher/collectives/", "launcher/distributed.py")  # where they are compiled
 _NODE_SET = ("__init__.py", "Defaults.py", "NodeSet.py", "NodeUtils.py", "RangeSet.py")
 
+_LEVEL = 4  # twice as fast as zlib's default, for 4 % more bytes
+
 
 @dataclass(frozen=True, slots=True)
 class TravellingCode:
@@ -41,7 +43,7 @@ class TravellingCode:
 
     def compress(self) -> bytes:
         """Return what launcher.node.controller_code takes; the archive isn't compressed, so it is packed soon."""
-        return zlib.compress(self.archive)
+        return zlib.compress(self.archive, _LEVEL)
 
 
 @functools.cache
