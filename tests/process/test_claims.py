@@ -195,3 +195,31 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen
     assert sharing.wait() == 0, said("sharing")
     assert launch("last", *words, "true").wait() == 0, said("last")
     assert not list(Path(find_directory() or "").glob("launch-*"))
+
+
+def test_free_shows_who_uses_what(launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """GPUs 0 and 1 are claimed, this process has memory on 2, and nobody uses 3."""
+    holder = launch("holder", "--gpus", "2", "--name", "nightly", "--no-python", "sh", "-c", "echo ready; sleep 1000")
+    said = tmp_path / "holder" / "said"
+    assert wait_until(lambda: said.read_text().count("ready") == 2), said.read_text()
+    tool = tmp_path / "bin" / "nvidia-smi"
+    app = f'echo "GPU-{tmp_path.name}-2, {os.getpid()}, 10240"; exit'
+    tool.write_text(tool.read_text().replace(") exit", f") {app}"))
+    env = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+
+    def free(*words: str) -> str:
+        argv = [str(LAUNCH), "free", "--hosts", "localhost", *words]
+        return subprocess.run(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    first, second, third, last = free().splitlines()
+    run = said.read_text().partition("run ")[2].partition(",")[0].partition(" ")[0]
+    assert first.startswith(f"localhost  GPU 0-1  root, run {run} (nightly), for ")
+    assert second.startswith(f"           GPU 2    pid {os.getpid()} (")
+    assert second.endswith(") of root, 10 GB, no claim")
+    assert third == "           GPU 3    free"
+    assert last == "1 of 4 GPUs is free: --include localhost:3"
+    (host,) = json.loads(free("--json"))["hosts"]
+    assert [gpu["state"] for gpu in host["gpus"]] == ["claimed", "claimed", "busy", "free"]
+    assert [(claim["run"], claim["gpus"]) for claim in host["claims"]] == [(run, [0, 1])]
+    holder.terminate()
+    assert holder.wait() == 143
