@@ -46,10 +46,7 @@ DEFAULT_COMMAND = "run"
 
 # What help of a command, or of `launch` itself, shows. A test plans or parses each of them.
 EXAMPLES = {
-    "launch": (
-        "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
-        "launch --hosts gpu1,gpu2 --gpus 8 --sync --detach train.py",
-    ),
+    "launch": ("launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",),  # there is a line for one
     "run": (
         "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
         "launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py",

@@ -42,14 +42,14 @@ class CommandGroup(click.Group):
         return command
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help in 22 lines, so that all of it fits on a small terminal."""
+        """Write the help in 23 lines, so that all of it fits on a small terminal."""
         self.format_usage(ctx, formatter)
         formatter.write(f"  {self.help}\n")
         for heading, entries in GROUPS.items():
             names = [f"{heading}:", *[""] * (len(entries) - 1)]
             for label, (name, (_, text)) in zip(names, entries.items(), strict=True):
                 formatter.write(f"{label:<9}{name:<12}{text}\n")
-        formatter.write("Examples (options: launch COMMAND --help; version: launch --version):\n")
+        formatter.write("Example (options: launch COMMAND --help; version: launch --version):\n")
         for line in EXAMPLES["launch"]:
             formatter.write(f"  {line}\n")
 

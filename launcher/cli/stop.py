@@ -25,9 +25,18 @@ from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
     help="Kill the ranks at once, as a second Ctrl-C does: they can't save.",
     heading="Stopping and restarts",
 )
+@option(
+    "--ask",
+    is_flag=True,
+    help="With --hosts, only ask the owner of RUN, another user, to end it.",
+    heading="Hosts",
+)
+@option("--hosts", metavar="LIST", help="With --ask, the hosts that RUN uses, or some of them.", heading="Hosts")
 @controller_options
 @gather
-def command(*, run: str | None, now: bool, controller: str | None, ssh_config: Path | None) -> int:
+def command(
+    *, run: str | None, now: bool, ask: bool, hosts: str | None, controller: str | None, ssh_config: Path | None
+) -> int:
     """Stop RUN as Ctrl-C in its terminal does, and wait for its end.  [default: the only active run]
 
     The ranks get SIGTERM, so that they can save, and are killed after the run's stop timeout.
@@ -36,12 +45,42 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
     from launcher.cli.find_run import carry_out, find_run
     from launcher.commands.run_actions import stop
 
+    if ask or hosts is not None:
+        if not ask or hosts is None or run is None or now:
+            text = "--ask needs RUN and --hosts, and goes with nothing else"
+            raise UsageError(text, "launch stop --ask RUN --hosts gpu1, with RUN as launch free shows it")
+        return _ask(run, hosts, ssh_config)
     found = find_only() if run is None and controller is None else find_run(run, controller, ssh_config)
     try:
         return carry_out(found, partial(stop, is_now=now))
     except KeyboardInterrupt:
         tell(f"launch: run {found.id} is still being stopped (launch wait)")
         return 130
+
+
+def _ask(run: str, names: str, ssh_config: Path | None) -> int:
+    """Ask the owner of a run that uses these hosts to end it."""
+    from launcher.cli.host_choice import choose_opener
+    from launcher.cli.sessions import hold_session, make_settings
+    from launcher.commands.ask import ask
+    from launcher.hosts.hostfiles import parse_hosts
+    from launcher.job.job import Timeouts
+    from launcher.output.console import Console
+    from launcher.output.output_streams import find_streams
+    from launcher.session.settings import loader_pythons
+    from launcher.transports.settings import TransportSettings
+
+    hosts = parse_hosts(names, "--hosts", "port")
+    open_transport = choose_opener(TransportSettings(ssh_config=ssh_config), hosts, env={}, python=None)
+    console = Console(hosts, find_streams(os.environ))
+
+    def report(said: list[str]) -> int:
+        for text in said:
+            console.say(f"launch: {text}")
+        return 0
+
+    settings = make_settings("ask", Timeouts(), {}, loader_pythons(None))
+    return hold_session(hosts, open_transport, settings, console, lambda session: ask(session, run), report)
 
 
 def find_only() -> ListedRun | RemoteRun:

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.clock import iso_time, wall_clock
 from launcher.errors import EXIT_UNREACHABLE, HostFailure
 from launcher.hosts.host import Host
-from launcher.hosts.ranges import fold_names, fold_numbers
+from launcher.hosts.ranges import fold_names, fold_numbers, fold_runs
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
 from launcher.node import messages
@@ -174,7 +174,7 @@ def _verdict(boxes: Sequence[Box]) -> list[str]:
     for box in boxes:
         if box.free:
             alike.setdefault(",".join(map(str, box.free)), []).append(box.host.name)
-    choice = "@".join(f"{name}:{gpus}" for gpus, names in alike.items() for name in fold_names(names).split(","))
+    choice = "@".join(f"{name}:{gpus}" for gpus, names in alike.items() for name in fold_runs(names))
     hint = f": --include {shlex.quote(choice)}" if 0 < free < total else ""
     return [f"{free} of {total} GPUs {'is' if free == 1 else 'are'} free{hint}"]
 
@@ -193,7 +193,7 @@ def as_record(found: Survey) -> dict[str, Any]:
                     }
                     for gpu in box.gpus
                 ],
-                "claims": [asdict(claim) | {"since": iso_time(claim.since)} for claim in box.claims],
+                "claims": [_as_values(claim) for claim in box.claims],
                 "gpu_error": box.facts.gpu_error,
                 "claims_error": box.claims_error,
             }
@@ -201,3 +201,10 @@ def as_record(found: Survey) -> dict[str, Any]:
         ],
         "unreachable": [asdict(failure) for failure in found.failures],
     }  # fmt: skip
+
+
+def _as_values(claim: BoxClaim) -> dict[str, Any]:
+    values = asdict(claim) | {"since": iso_time(claim.since)}
+    values["until"] = iso_time(claim.until) if claim.until is not None else None
+    del values["asks"]  # that is no claim
+    return values

@@ -59,7 +59,19 @@ _FLOCK = struct.Struct("hhqqi")  # struct flock of 64-bit Linux
 class Claim:
     """A claim, as anybody on the box may read it; all but `uid` and `order` is its owner's word."""
 
-    __slots__ = ("is_reserved", "is_shared", "is_waiting", "name", "order", "parts", "run", "since", "uid", "until")
+    __slots__ = (
+        "asks",
+        "is_reserved",
+        "is_shared",
+        "is_waiting",
+        "name",
+        "order",
+        "parts",
+        "run",
+        "since",
+        "uid",
+        "until",
+    )
 
     def __init__(self, uid: int, order: tuple[int, str], values: dict[str, Any], *, is_reserved: bool) -> None:
         """Raise ValueError, TypeError or KeyError for values of another form."""
@@ -79,22 +91,27 @@ class Claim:
         self.is_shared = values.get("is_shared") is True  # its run was started on claimed GPUs by --share
         self.is_waiting = values.get("is_waiting") is True  # a place in the queue
         self.is_reserved = is_reserved  # for the next attempt of its run
+        self.asks = _text(values.get("asks") or "")  # no claim: asks this user to end this run
 
     def as_fields(self, numbers: Mapping[str, int]) -> dict[str, Any]:
         """Return what a message says of it; numbers: of this node's GPUs, by key."""
-        import pwd
-
-        try:
-            user = pwd.getpwuid(self.uid).pw_name[:_MOST_LETTERS]
-        except KeyError:
-            user = str(self.uid)
         return {
-            "user": user, "is_mine": self.uid == os.geteuid(),
+            "user": _find_user(self.uid), "is_mine": self.uid == os.geteuid(),
             "run": self.run, "name": self.name or None, "since": self.since,
             "gpus": sorted(numbers[part] for part in self.parts if part in numbers),
             "is_of_cpus": _CPUS in self.parts, "is_shared": self.is_shared, "is_waiting": self.is_waiting,
             "is_reserved": self.is_reserved, "until": self.until,
+            "asks": bool(self.asks),
         }  # fmt: skip
+
+
+def _find_user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name[:_MOST_LETTERS]
+    except KeyError:
+        return str(uid)
 
 
 def find_directory() -> str | None:
@@ -182,14 +199,16 @@ class OwnClaim:
             raise OSError(errno.EFBIG, "a claim of %d bytes" % len(data), self.path)
         os.pwrite(self._fd, data, 0)  # all at once, and it only grows: nobody reads half of it
 
-    def find_others(self, held: Sequence[OwnClaim] = ()) -> list[Claim]:
+    def find_others(self, held: Sequence[OwnClaim] = (), mine: str = "") -> list[Claim]:
         """Return the claims of other runs on the same GPUs; `order` tells whose is older.
 
-        held: all that this process holds, if that is more than this one.
+        held: all that this process holds, if that is more than this one. mine: user and run, to find who asks them to
+        end, too.
         """
         own, parts = (os.geteuid(), self.values["run"]), frozenset(self.values["parts"])
         claims = read_claims(self._directory, own=held or (self,))
-        return [claim for claim in claims if claim.parts & parts and (claim.uid, claim.run) != own]
+        found = [claim for claim in claims if claim.parts & parts or (mine and claim.asks == mine)]
+        return [claim for claim in found if (claim.uid, claim.run) != own]
 
     def end(self, reserve_s: float = 0.0) -> None:
         """End it after that time, also without this process, or at once; the run's next attempt may take it over.
@@ -446,12 +465,20 @@ class ClaimHolder:
         if directory is None:
             self._send([], "there is no directory that all its users share")
         elif header["is_look"]:
-            self._send(read_claims(directory))
+            self._send([claim for claim in read_claims(directory) if not claim.asks])
         else:
             try:
-                self._claim(directory, header)
+                if "asks" in header:
+                    self._ask(directory, header["asks"])
+                else:
+                    self._claim(directory, header)
             except OSError as error:
                 self._send([], "%s: %s" % (directory, error.strerror))
+
+    def _ask(self, directory: str, whom: str) -> None:
+        """Ask the owner of a run to end it, for as long as this process lives; whom: user and run."""
+        self._own = OwnClaim(directory, {"run": "", "since": time.time(), "parts": [], "asks": whom[:_MOST_LETTERS]})
+        self._send([])
 
     def _claim(self, directory: str, header: Mapping[str, Any]) -> None:
         """Raise OSError if a file can't be made."""
@@ -517,9 +544,10 @@ class ClaimHolder:
 
     def _look(self) -> None:
         assert self._own is not None  # until `end`, which cancels this
-        for claim in self._own.find_others(self._held):
-            who = claim.uid, claim.run
-            if claim.is_shared and who not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
+        mine = "%s/%s" % (_find_user(os.geteuid()), self._own.values["run"])
+        for claim in self._own.find_others(self._held, mine[:_MOST_LETTERS]):
+            who = claim.uid, claim.run or claim.order[1]
+            if (claim.is_shared or claim.asks) and who not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
                 self._told.add(who)
                 self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers))
         self._timer = self._loop.call_later(_LOOK_S, self._look)

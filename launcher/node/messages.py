@@ -70,7 +70,7 @@ CODE = "code"  # the answer to LIST_CODE
 CLAIMED = (
     "claimed"  # the answer to CLAIM: the claims of others that are in its way; in the queue, whenever these change
 )
-NEIGHBOUR = "neighbour"  # another run has started on claimed GPUs of this one
+NEIGHBOUR = "neighbour"  # another run has started on claimed GPUs of this one, or a user asks for its end
 COLD = "cold"  # why no Python that has imported torch starts the ranks
 STARTED = "started"
 OUTPUT = "output"

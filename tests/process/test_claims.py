@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -252,6 +253,43 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen
     assert not list(Path(find_directory() or "").glob("launch-*"))
 
 
+def test_a_user_who_asks_for_the_end_of_a_run(
+    directory: str, launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    def said(name: str) -> str:
+        return (tmp_path / name / "said").read_text()
+
+    run = launch("run", "--gpus", "2", "--no-python", "sh", "-c", "echo ready; until [ -e go ]; do sleep 0.05; done")
+    assert wait_until(lambda: said("run").count("ready") == 2), said("run")
+    own = said("run").partition("run ")[2].partition(",")[0]
+    (claim,) = read_claims(directory)
+    asked = {"run": "", "since": time.time(), "parts": [], "asks": f"root/{claim.run}"}
+    ready, go = os.pipe()
+    end, told = os.pipe()
+
+    def ask() -> None:
+        held = OwnClaim(directory, asked)
+        os.write(go, b"x")
+        os.read(end, 1)
+        held.end()
+
+    user = pwd.getpwnam("nobody")
+    pid = as_user(user.pw_uid, ask)
+    os.read(ready, 1)
+    name = os.uname().nodename.split(".")[0]
+    line = f"launch: nobody asks you to end this run, which uses {name} (launch stop --ask)\n"
+    assert wait_until(lambda: line in said("run")), said("run")
+    os.write(told, b"x")
+    wait_for(pid)
+    mine = subprocess.run([LAUNCH, "stop", "--ask", own, "--hosts", "localhost"], capture_output=True, text=True)
+    assert (mine.returncode, f"launch: run {own} is yours\n" in mine.stderr) == (2, True), mine.stderr
+    unknown = subprocess.run([LAUNCH, "stop", "--ask", "x", "--hosts", "localhost"], capture_output=True, text=True)
+    assert (unknown.returncode, "launch: no run x has claimed GPUs of localhost\n" in unknown.stderr) == (2, True)
+    (tmp_path / "run" / "go").touch()
+    assert run.wait() == 0
+    assert said("run").count("asks you") == 1
+
+
 def test_runs_that_wait_for_their_turn(launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
     def said(name: str) -> str:
         return (tmp_path / name / "said").read_text()
@@ -295,3 +333,31 @@ def test_runs_that_wait_for_their_turn(launch: Callable[..., subprocess.Popen[by
     assert fourth.wait() == 0, said("fourth")
     assert wait_until(lambda: not list(Path(find_directory() or "").glob("launch-*")))
     assert states()["third"] == "stopped"
+
+
+def test_free_shows_who_uses_what(launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """GPUs 0 and 1 are claimed, this process has memory on 2, and nobody uses 3."""
+    holder = launch("holder", "--gpus", "2", "--name", "nightly", "--no-python", "sh", "-c", "echo ready; sleep 1000")
+    said = tmp_path / "holder" / "said"
+    assert wait_until(lambda: said.read_text().count("ready") == 2), said.read_text()
+    tool = tmp_path / "bin" / "nvidia-smi"
+    app = f'echo "GPU-{tmp_path.name}-2, {os.getpid()}, 10240"; exit'
+    tool.write_text(tool.read_text().replace(") exit", f") {app}"))
+    env = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+
+    def free(*words: str) -> str:
+        argv = [str(LAUNCH), "free", "--hosts", "localhost", *words]
+        return subprocess.run(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    first, second, third, last = free().splitlines()
+    run = said.read_text().partition("run ")[2].partition(",")[0].partition(" ")[0]
+    assert first.startswith(f"localhost  GPU 0-1  root, run {run} (nightly), for ")
+    assert second.startswith(f"           GPU 2    pid {os.getpid()} (")
+    assert second.endswith(") of root, 10 GB, no claim")
+    assert third == "           GPU 3    free"
+    assert last == "1 of 4 GPUs is free: --include localhost:3"
+    (host,) = json.loads(free("--json"))["hosts"]
+    assert [gpu["state"] for gpu in host["gpus"]] == ["claimed", "claimed", "busy", "free"]
+    assert [(claim["run"], claim["gpus"]) for claim in host["claims"]] == [(run, [0, 1])]
+    holder.terminate()
+    assert holder.wait() == 143

@@ -17,10 +17,10 @@ from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 from node_process import STAND_IN
 
-from launcher.commands import check
+from launcher.commands import check, free
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
-from launcher.job.facts import NodeFacts
+from launcher.job.facts import BoxClaim, NodeFacts
 from launcher.preflight.findings import Finding
 from launcher.runs.bisection import Together, Verdict
 from launcher.runs.inspection import Inspection
@@ -139,6 +139,12 @@ def test_a_check() -> None:
     of_host = documented("### The facts of a host")
     assert found - {"unreachable"} == documented("## launch check --json")
     assert of_host == set(fields_of_type(NodeFacts))
+
+
+def test_free_gpus() -> None:
+    box = free.Box(Host("a"), facts(), (BoxClaim("ann", "20261124-091233", 0.0),))
+    record = free.as_record(free.Survey((box,), (), 1.0))
+    assert set(fields(record)) | COMMON == documented("## launch free --json")
 
 
 def test_the_guide_leads_there() -> None:

@@ -39,9 +39,8 @@ Hosts:   check       Compare the hosts and find what would break a run.
          exec        Run a plain command on every host.
          hosts       Show the hosts as launch reads them.
 Try:     demo        Train on loopback SSH hosts of this machine.
-Examples (options: launch COMMAND --help; version: launch --version):
+Example (options: launch COMMAND --help; version: launch --version):
   launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4
-  launch --hosts gpu1,gpu2 --gpus 8 --sync --detach train.py
 """
 
 # launcher.toml has no defaults for them
@@ -284,6 +283,9 @@ Examples:
   launch stop 20261120-091233 --now
 
 Hosts:
+  --ask              With --hosts, only ask the owner of RUN, another user, to
+                     end it.
+  --hosts LIST       With --ask, the hosts that RUN uses, or some of them.
   --controller HOST  Controller host of the run.  [default: as in launch ps]
   --ssh-config FILE  With --controller, read FILE instead of ~/.ssh/config.
 
@@ -447,7 +449,7 @@ def _split(line: str) -> tuple[str, list[str]]:
 
 def test_every_command_has_two_examples_of_itself() -> None:
     assert {*EXAMPLES} == {"launch", *COMMANDS, "test-distributed"}
-    assert {len(lines) for lines in EXAMPLES.values()} == {2}
+    assert {len(lines) for name, lines in EXAMPLES.items() if name != "launch"} == {2}
     for name in (*COMMANDS, "test-distributed"):
         assert {_split(line)[0] for line in EXAMPLES[name]} == {name}
 

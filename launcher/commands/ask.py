@@ -1,0 +1,48 @@
+"""`launch stop --ask`: leave another user's run a line that asks its owner to end it; nothing else happens to it."""
+
+from __future__ import annotations
+
+import time
+
+from launcher.errors import UsageError
+from launcher.hosts.ranges import fold_names
+from launcher.job.facts import BoxClaim
+from launcher.node import messages
+from launcher.session.session import Session
+
+_HELD_S = 8.0  # more than from one look of a run at what others leave there to the next
+
+
+async def ask(session: Session, word: str) -> list[str]:
+    """Ask the owners of the runs of this id or name that have claimed GPUs of these hosts; return who was asked.
+
+    Raise UsageError if there is none, or if it is the user's own.
+    """
+    states, hosts = session.states, session.hosts
+    with session.catch_signals():
+        try:
+            session.open(facts=True, gpus=True, pythons=[])
+            await session.pump(lambda: all(state.facts or state.failure for state in states))
+            asked = [index for index, state in enumerate(states) if state.failure is None]
+            for index in asked:
+                session.send(index, messages.CLAIM, is_look=True, gpus=[])
+            await session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
+            found: dict[tuple[str, str], dict[int, BoxClaim]] = {}
+            for index, state in enumerate(states):
+                for claim in state.claimed["rivals"] if state.claimed is not None else ():
+                    if word in (claim.run, claim.name):
+                        found.setdefault((claim.user, claim.run), {})[index] = claim
+            session.say_failures()
+            if not found:
+                names = fold_names(host.name for host in hosts)
+                raise UsageError(f"no run {word} has claimed GPUs of {names}", f"see launch free --hosts {names}")
+            texts = []
+            for (user, run), places in found.items():
+                if any(claim.is_mine for claim in places.values()):
+                    raise UsageError(f"run {run} is yours", f"launch stop {run}")
+                session.send(min(places), messages.CLAIM, is_look=False, asks=f"{user}/{run}", gpus=[])
+                texts.append(f"asked {user} to end run {run} on {fold_names(hosts[index].name for index in places)}")
+            await session.pump(lambda: False, time.monotonic() + _HELD_S)
+        finally:
+            await session.stop_all(timeout_s=0)
+    return texts
