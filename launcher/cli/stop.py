@@ -29,9 +29,14 @@ from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
     "--ask",
     is_flag=True,
     help="With --hosts, only ask the owner of RUN, another user, to end it.",
-    heading="Hosts",
+    heading="Stopping and restarts",
 )
-@option("--hosts", metavar="LIST", help="With --ask, the hosts that RUN uses, or some of them.", heading="Hosts")
+@option(
+    "--hosts",
+    metavar="LIST",
+    help="With --ask, the hosts that RUN uses, or some of them.",
+    heading="Stopping and restarts",
+)
 @controller_options
 @gather
 def command(

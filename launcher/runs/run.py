@@ -323,7 +323,7 @@ class Run:
         hosts = (*self._hosts.hosts, *others)
         if not self._record.has_begun:
             self._record.transcript.begin()  # it may take days, and whoever looks for the run shall find it
-            self._record.disk.put(partial(self._record.update, {"queued_at": iso_time(wall_clock())}))
+            self._record.disk.put(partial(self._record.update, {}))
         deadline = began_at + options.queue_timeout_s if options.queue_timeout_s is not None else math.inf
         order = make_claim_order(self._request, self._carried, len(hosts))
         place: Place | None = None

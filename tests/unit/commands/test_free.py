@@ -20,7 +20,7 @@ ANN = BoxClaim("ann", "20261124-091233", NOW - 7200, "nightly", (4, 5, 6, 7))
 BOB = BoxClaim("bob", "20261124-101500", NOW - 60, None, (6, 7), is_shared=True)
 WHOLE = BoxClaim("ann", "20261124-091233", NOW - 7200, is_of_cpus=True, is_reserved=True)
 OFF = HostFailure("gpu9", HostFailureKind.TIMED_OUT, "10.0.0.9 port 22 does not answer", "is it on?", "10.0.0.9")
-RESTS = "for 2 h 00 min, reserved for its restart"
+RESTS = "for 2 h 00 min, reserved for its start"
 
 
 def box(name: str, *claims: BoxClaim, gpus: tuple[Gpu, ...] = GPUS, error: str | None = None) -> Box:
