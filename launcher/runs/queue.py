@@ -8,7 +8,7 @@ no run is before it anywhere, and as many hosts as it needs are free, it claims 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import EXIT_PREFLIGHT, LauncherError, UnreachableError
@@ -92,7 +92,7 @@ class Queue:
                 await session.stop_all(timeout_s=0, reserve_s=reserved)
 
     async def _line_up(self) -> None:
-        """Ask which GPUs the hosts have, and take the first place."""
+        """Ask which GPUs the hosts have, and so in which order places are taken."""
         session, states, job = self._session, self._session.states, self._job
         session.open(facts=True, gpus=job.wants_gpus, pythons=[], workdir=None, script=None, checks=False)
         await session.pump(lambda: all(state.facts or state.failure for state in states))
@@ -104,7 +104,6 @@ class Queue:
                 keys[index] = min((gpu.uuid for gpu in state.facts.gpus), default=state.facts.machine) or ""
         waits = [index for index, gpus in self._wanted.items() if gpus or self._order.claims_cpus]
         self._line = sorted(waits, key=lambda index: (keys[index], session.hosts[index].name))
-        self._go_on()
 
     async def _pump(self, is_done: Callable[[], bool], say: Callable[[], object], deadline: float) -> None:
         """Take events until `is_done`, or until too few hosts respond."""
@@ -137,31 +136,28 @@ class Queue:
             self._decided[index] = not rivals
             return
         self._rivals[index] = rivals
-        self._go_on()
-        place = self._find_place()
+
+    def _go_on(self) -> None:
+        """Take places as far as no run is before this one; a host that was lost is in no way any more."""
+        living = self._living()
+        while self._asked < len(self._line):
+            if not all(self._is_first(index) for index in self._line[: self._asked] if index in living):
+                break
+            self._send(self._line[self._asked], waits=True)
+            self._asked += 1
+        place = self._find_place(living)
         if place != self._place and place.behind is not None:
             self._place = place
             self._on_place(place)
 
-    def _go_on(self) -> None:
-        """Take places as far as no run is before this one."""
-        states = self._session.states
-        while self._asked < len(self._line):
-            is_first = all(
-                self._is_first(index) for index in self._line[: self._asked] if states[index].failure is None
-            )
-            if not is_first:
-                return
-            self._send(self._line[self._asked], waits=True)
-            self._asked += 1
-
     def _is_first(self, index: int) -> bool:
         return index in self._rivals and not any(claim.is_waiting for claim in self._rivals[index])
 
-    def _find_place(self) -> Place:
+    def _find_place(self, living: Collection[int]) -> Place:
         names = {index: self._session.hosts[index].name for index in self._rivals}
-        ahead = [(index, claim) for index, claims in self._rivals.items() for claim in claims if claim.is_waiting]
-        holders = [(index, claim) for index, claims in self._rivals.items() for claim in claims if not claim.is_waiting]
+        rivals = [(index, claim) for index, claims in self._rivals.items() if index in living for claim in claims]
+        ahead = [(index, claim) for index, claim in rivals if claim.is_waiting]
+        holders = [(index, claim) for index, claim in rivals if not claim.is_waiting]
         number = 1 + len({(claim.user, claim.run) for _, claim in ahead})
         for index, claim in [*reversed(ahead), *holders]:
             return Place(number, claim, names[index])
@@ -170,7 +166,8 @@ class Queue:
     # ---- the turn ---------------------------------------------------------------------------------------------------
 
     def _may_claim(self) -> bool:
-        """Return whether no run is before this one anywhere, and enough hosts are free."""
+        """Return whether no run is before this one anywhere, and enough hosts are free; take places on the way."""
+        self._go_on()
         waits = [index for index in self._line if self._session.states[index].failure is None]
         return all(map(self._is_first, waits)) and len(self._find_free()) >= self._needed
 

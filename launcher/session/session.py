@@ -250,14 +250,14 @@ class Session:
         Silent ranks aren't named once any rank has printed: in most trainers only rank 0 does.
         """
         self._noticed_at = time.monotonic()
-        if self._only_connects:
+        if self._only_connects or any(state.stage is Stage.QUEUED for state in self.states):  # a queue says it itself
             return
         has_output = any(output.heard_at for output in self._outputs)
         quiet: dict[Stage, list[str]] = {}
         for index, (state, output) in enumerate(zip(self.states, self._outputs, strict=False)):
             has_shown = has_output if state.stage is Stage.RUNNING_RANKS else output.has_lines
             has_shown = has_shown and state.stage is not Stage.STOPPING
-            is_over = state.ended is not None or state.census is not None or state.stage is Stage.QUEUED
+            is_over = state.ended is not None or state.census is not None
             if not (has_shown or is_over or (index, state.stage) in self._noticed):
                 self._noticed.add((index, state.stage))
                 quiet.setdefault(state.stage, []).append(self.hosts[index].name)
