@@ -191,7 +191,7 @@ class OwnClaim:
         A clock that was set back delays a start for no longer than a moment.
         """
         is_late = time.monotonic() - self._made_at > _MOST_SETTLING_S
-        return is_late or int(time.clock_gettime(_COARSE_CLOCK) * 1e9) > self.order[0]
+        return is_late or time.clock_gettime_ns(_COARSE_CLOCK) > self.order[0]
 
     def _write(self, values: dict[str, Any]) -> None:
         data = fast_json.dumps(values).encode()
