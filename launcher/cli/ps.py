@@ -43,6 +43,12 @@ _LEAST_COLUMNS = 10  # for the last line
     heading="Hosts",
 )
 @option(
+    "--all-users",
+    is_flag=True,
+    help="With --hosts, list the runs of all users that have claimed GPUs there.",
+    heading="Hosts",
+)
+@option(
     "--ssh-config",
     metavar="FILE",
     type=FILE,
@@ -56,7 +62,9 @@ _LEAST_COLUMNS = 10  # for the last line
     heading="Output",
 )
 @gather
-def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forget: str | None, as_json: bool) -> int:
+def command(
+    *, all_runs: bool, hosts: str | None, all_users: bool, ssh_config: Path | None, forget: str | None, as_json: bool
+) -> int:
     """List the runs that were started on this machine, the newest first.
 
     The state is looked up, on the controller hosts too: a run whose launch was killed isn't listed as running.
@@ -66,6 +74,10 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
 
     if forget is not None:
         return _forget(forget)
+    if all_users:
+        if hosts is None:
+            raise UsageError("--all-users needs --hosts", "launch ps --all-users --hosts gpu1,gpu2")
+        return _list_claims(hosts, ssh_config, as_json=as_json)
     rows, unreached = read_rows() if hosts is None else read_rows_of(hosts, ssh_config)
     shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row["exit_code"] is None]
     if as_json:
@@ -80,6 +92,22 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
     if len(rows) > len(shown) and not as_json:
         click.echo(f"launch: {len(rows) - len(shown)} older ones: launch ps --all", err=True)
     return EXIT_UNREACHABLE if unreached and hosts is not None else 0
+
+
+def _list_claims(names: str, ssh_config: Path | None, *, as_json: bool) -> int:
+    """List the runs of all users by what they have claimed on these hosts."""
+    from launcher.cli.sessions import hold_named_session
+    from launcher.commands import free
+
+    def report(found: free.Survey) -> int:
+        if as_json:
+            click.echo(json.dumps(free.list_runs(found), indent=2))
+        else:
+            for line in free.run_lines(found):
+                click.echo(line)
+        return found.exit_code
+
+    return hold_named_session("ps", names, ssh_config, free.survey, report)
 
 
 def _forget(word: str) -> int:

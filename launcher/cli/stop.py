@@ -65,27 +65,16 @@ def command(
 
 def _ask(run: str, names: str, ssh_config: Path | None) -> int:
     """Ask the owner of a run that uses these hosts to end it."""
-    from launcher.cli.host_choice import choose_opener
-    from launcher.cli.sessions import hold_session, make_settings
+    from launcher.cli.error_lines import tell
+    from launcher.cli.sessions import hold_named_session
     from launcher.commands.ask import ask
-    from launcher.hosts.hostfiles import parse_hosts
-    from launcher.job.job import Timeouts
-    from launcher.output.console import Console
-    from launcher.output.output_streams import find_streams
-    from launcher.session.settings import loader_pythons
-    from launcher.transports.settings import TransportSettings
-
-    hosts = parse_hosts(names, "--hosts", "port")
-    open_transport = choose_opener(TransportSettings(ssh_config=ssh_config), hosts, env={}, python=None)
-    console = Console(hosts, find_streams(os.environ))
 
     def report(said: list[str]) -> int:
         for text in said:
-            console.say(f"launch: {text}")
+            tell(f"launch: {text}")
         return 0
 
-    settings = make_settings("ask", Timeouts(), {}, loader_pythons(None))
-    return hold_session(hosts, open_transport, settings, console, lambda session: ask(session, run), report)
+    return hold_named_session("ask", names, ssh_config, lambda session: ask(session, run), report)
 
 
 def find_only() -> ListedRun | RemoteRun:

@@ -42,6 +42,7 @@ _SETTLING_S = 0.002
 _MOST_SETTLING_S = 1.0
 _LOOK_S = 5.0  # for runs that have started on GPUs of this one
 _TURN_S = 2.0  # between two looks whether it is a run's turn
+_REST = 100  # times as long as a look took, at least: somebody may have filled the directory
 _PLACES = ("/run/lock", "/var/lock", "/tmp")
 _SHARED_DISKS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "glusterfs", "afs")
 _PREFIX = "launch-claim-"
@@ -465,6 +466,7 @@ class ClaimHolder:
         if directory is None:
             self._send([], "there is no directory that all its users share")
         elif header["is_look"]:
+            remove_old(directory, own=self._held)
             self._send([claim for claim in read_claims(directory) if not claim.asks])
         else:
             try:
@@ -533,16 +535,18 @@ class ClaimHolder:
 
     def _await_turn(self, told: object) -> None:
         """Say what is before this place, whenever that changes: all claims, and the places that are older."""
-        place = self._place
+        place, began_at = self._place, time.monotonic()
         assert place is not None  # until `end`, which cancels this
         others = place.find_others(self._held)
         rivals = [claim for claim in others if not claim.is_waiting or claim.order < place.order]
         seen = [(claim.uid, claim.order, claim.is_reserved) for claim in rivals]
         if seen != told:
             self._send(rivals, waits=True)
-        self._timer = self._loop.call_later(_TURN_S, lambda: self._await_turn(seen))
+        pause = max(_TURN_S, _REST * (time.monotonic() - began_at))
+        self._timer = self._loop.call_later(pause, lambda: self._await_turn(seen))
 
     def _look(self) -> None:
+        began_at = time.monotonic()
         assert self._own is not None  # until `end`, which cancels this
         mine = "%s/%s" % (_find_user(os.geteuid()), self._own.values["run"])
         for claim in self._own.find_others(self._held, mine[:_MOST_LETTERS]):
@@ -550,7 +554,7 @@ class ClaimHolder:
             if (claim.is_shared or claim.asks) and who not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
                 self._told.add(who)
                 self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers))
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._loop.call_later(max(_LOOK_S, _REST * (time.monotonic() - began_at)), self._look)
 
     def end(self, reserve_s: float | None) -> None:
         """End the claim, at once or after that time; None: the launcher is lost, and has said before what follows."""
