@@ -281,10 +281,11 @@ def test_a_user_who_asks_for_the_end_of_a_run(
     assert wait_until(lambda: line in said("run")), said("run")
     os.write(told, b"x")
     wait_for(pid)
-    listed = subprocess.run([LAUNCH, "ps", "--all-users", "--hosts", "localhost"], capture_output=True, text=True)
+    env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}  # where nvidia-smi is
+    words = [LAUNCH, "ps", "--all-users", "--hosts", "localhost"]
+    listed = subprocess.run(words, env=env, capture_output=True, text=True)
     assert re.search(rf"^root +{own} +claimed +[0-9.]+ s +localhost +0-1$", listed.stdout, re.M), listed
-    as_json = [LAUNCH, "ps", "--all-users", "--hosts", "localhost", "--json"]
-    (row,) = json.loads(subprocess.run(as_json, capture_output=True, check=True).stdout)
+    (row,) = json.loads(subprocess.run([*words, "--json"], env=env, capture_output=True, check=True).stdout)
     assert (row["user"], row["run"], row["state"], row["hosts"]) == ("root", own, "claimed", {"localhost": [0, 1]})
     mine = subprocess.run([LAUNCH, "stop", "--ask", own, "--hosts", "localhost"], capture_output=True, text=True)
     assert (mine.returncode, f"launch: run {own} is yours\n" in mine.stderr) == (2, True), mine.stderr
