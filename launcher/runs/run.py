@@ -273,7 +273,7 @@ class Run:
                     has_said = True
                 wait = self._pause(LOOK_AGAIN_S)
             except GpusClaimedError:
-                if not self._options.queues:
+                if not self._options.queues or self._options.is_dry:
                     raise
                 wait = self._queue()
             finally:
