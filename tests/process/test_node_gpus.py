@@ -88,7 +88,9 @@ def query() -> tuple[list[Gpu], str | None]:
     return list(facts.gpus), facts.gpu_error
 
 
-H200 = Gpu(0, "NVIDIA H200", 143771, "580.159", 143000, True, "Default", 0, bus_id="00000000:3B:00.0")
+H200 = Gpu(
+    0, "NVIDIA H200", 143771, "580.159", 143000, True, "Default", 0, uuid="GPU-8932f937", bus_id="00000000:3B:00.0"
+)  # fmt: skip
 
 
 # ---- nvidia-smi -----------------------------------------------------------------------------------------------------
@@ -133,11 +135,11 @@ def test_a_process_of_a_user_without_a_name_is_told_by_number() -> None:
     [
         (LINE, H200),
         ("0, GB10, [N/A], 580.95, GPU-1, [N/A], [N/A], [N/A], [N/A], [N/A]",
-         Gpu(0, "GB10", None, "580.95", compute_mode="[N/A]", bus_id="[N/A]")),
+         Gpu(0, "GB10", None, "580.95", compute_mode="[N/A]", uuid="GPU-1", bus_id="[N/A]")),
         ("0, A30, 24576, 535.1, GPU-1, 24000, Disabled, Exclusive_Process, 12, 00000001:00:00.0",
-         Gpu(0, "A30", 24576, "535.1", 24000, False, "Exclusive_Process", 12, bus_id="00000001:00:00.0")),
+         Gpu(0, "A30", 24576, "535.1", 24000, False, "Exclusive_Process", 12, uuid="GPU-1", bus_id="00000001:00:00.0")),
         ("3, A30, 24576, 535.1, GPU-1, [Insufficient Permissions], Enabled, Default, [Not Supported], 00000000:C3:00.0",
-         Gpu(3, "A30", 24576, "535.1", None, True, "Default", None, bus_id="00000000:C3:00.0")),
+         Gpu(3, "A30", 24576, "535.1", None, True, "Default", None, uuid="GPU-1", bus_id="00000000:C3:00.0")),
     ],
 )  # fmt: skip
 def test_a_line_of_the_table(fake: Callable[[str, str], None], line: str, gpu: Gpu) -> None:

@@ -209,7 +209,7 @@ def test_folder_and_script_are_looked_for(
          [Gpu(0, "NVIDIA H200", 143771, "580.159"), Gpu(1, "GB10", None, "580.159")], None),
         ("echo '0, NVIDIA H200, 143771, 580.159, GPU-1, 143000, Disabled, Exclusive_Process, 3, 00000000:3B:00.0'",
          [Gpu(0, "NVIDIA H200", 143771, "580.159", 143000, False, "Exclusive_Process", 3,
-              bus_id="00000000:3B:00.0")], None),
+              uuid="GPU-1", bus_id="00000000:3B:00.0")], None),
         ("case $1 in *mode*) echo 'Field \"compute_mode\" is not a valid field to query.'; exit 2;; esac;"
          "echo '0, Tesla K80, 11441, 390.1'", [Gpu(0, "Tesla K80", 11441, "390.1")], None),
         ("true", [], None),
