@@ -83,7 +83,10 @@ def command(
     job = read_job(request, words, (*hosts, *spares))
     workdir, place = resolve_workdir(request.workdir), local_workdir(words)
     job = add_tree(job, sync, workdir, place, output.log_dir, restarts.progress_dir)
-    refuse_spares(job, hosts, spares, restarts)
+    refuse_spares(job, hosts[: choice.num_nodes], spares, restarts)
+    if job.master_addr is not None and len(hosts) > len(hosts[: choice.num_nodes]):
+        text = "--master-addr can't be given with --queue and --num-nodes: another host may become node 0"
+        raise UsageError(text, "set addr= in a hostfile instead")
     tell_changes((*hosts, *spares), job)
     if output.verbose:
         show_sources()

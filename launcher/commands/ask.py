@@ -30,7 +30,7 @@ async def ask(session: Session, word: str) -> list[str]:
             found: dict[tuple[str, str], dict[int, BoxClaim]] = {}
             for index, state in enumerate(states):
                 for claim in state.claimed["rivals"] if state.claimed is not None else ():
-                    if word in (claim.run, claim.name):
+                    if word in (claim.run, claim.name) and not claim.is_waiting:
                         found.setdefault((claim.user, claim.run), {})[index] = claim
             session.say_failures()
             if not found:

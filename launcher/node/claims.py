@@ -464,10 +464,10 @@ class ClaimHolder:
         self._loop.cancel(self._timer)
         directory = find_directory()
         if directory is None:
-            self._send([], "there is no directory that all its users share")
+            self._send([], "there is no directory that all its users share", waits=header.get("waits", False))
         elif header["is_look"]:
             remove_old(directory, own=self._held)
-            self._send([claim for claim in read_claims(directory) if not claim.asks])
+            self._send([claim for claim in read_claims(directory, self._held) if not claim.asks])
         else:
             try:
                 if "asks" in header:
@@ -475,7 +475,7 @@ class ClaimHolder:
                 else:
                     self._claim(directory, header)
             except OSError as error:
-                self._send([], "%s: %s" % (directory, error.strerror))
+                self._send([], "%s: %s" % (directory, error.strerror), waits=header.get("waits", False))
 
     def _ask(self, directory: str, whom: str) -> None:
         """Ask the owner of a run to end it, for as long as this process lives; whom: user and run."""
@@ -489,6 +489,7 @@ class ClaimHolder:
         if header["cpus"]:
             parts = [_CPUS, *self._numbers]
         values = {"run": header["run"], "name": header["name"], "since": header["since"], "parts": parts}
+        had_own = self._own is not None
         values.update(is_shared=header["shares"], until=header["until"])
         # A better guess of its end is no reason to lose its place among others.
         is_same = self._own is not None and self._own.values == dict(values, until=self._own.values["until"])
@@ -503,9 +504,9 @@ class ClaimHolder:
             return
         mine = os.geteuid(), header["run"]
         reserved = [claim for claim in read_claims(directory, self._held) if claim.is_reserved and not claim.is_waiting]
-        has_turn = bool(header["continues"] or self._place or mine in {(claim.uid, claim.run) for claim in reserved})
+        was_here = had_own or mine in {(claim.uid, claim.run) for claim in reserved}
         own = self._own = self._own or OwnClaim(directory, values)
-        self._when_settled(own, lambda: self._decide(own, directory, header, has_turn=has_turn))
+        self._when_settled(own, lambda: self._decide(own, directory, header, was_here=was_here))
 
     def _when_settled(self, own: OwnClaim, act: Callable[[], object]) -> None:
         if own.is_settled:
@@ -513,12 +514,14 @@ class ClaimHolder:
         else:
             self._timer = self._loop.call_later(_SETTLING_S, lambda: self._when_settled(own, act))
 
-    def _decide(self, own: OwnClaim, directory: str, header: Mapping[str, Any], *, has_turn: bool) -> None:
-        """Keep the claim, unless an older one is in its way; has_turn: before those that wait."""
-        rivals = [claim for claim in own.find_others(self._held) if claim.order < own.order]
-        if has_turn:
+    def _decide(self, own: OwnClaim, directory: str, header: Mapping[str, Any], *, was_here: bool) -> None:
+        """Keep the claim, unless an older one is in its way; was_here: the run had claimed them before."""
+        others = own.find_others(self._held)
+        # To reserve a claim makes it younger.
+        rivals = [claim for claim in others if claim.order < own.order or (claim.is_reserved and not claim.is_waiting)]
+        if was_here or self._place is not None:  # before those that wait
             rivals = [claim for claim in rivals if not claim.is_waiting]
-        if header["continues"]:  # who shares its GPUs with it came after it
+        if was_here and header["continues"]:  # who shares its GPUs with it came after it
             rivals = [claim for claim in rivals if not claim.is_shared]
         if rivals and not header["shares"]:
             own.end()
@@ -527,11 +530,15 @@ class ClaimHolder:
             remove_old(directory, own.values, own=self._held)
             self._told = {(claim.uid, claim.run) for claim in rivals}
             self._timer = self._loop.call_later(_LOOK_S, self._look)
-        self._send(rivals)
+        parts = {part for claim in read_claims(directory, self._held) for part in claim.parts} if rivals else ()
+        self._send(rivals, taken=sorted(self._numbers[part] for part in parts if part in self._numbers))
 
-    def _send(self, claims: Sequence[Claim], error: str | None = None, *, waits: bool = False) -> None:
+    def _send(
+        self, claims: Sequence[Claim], error: str | None = None, *, waits: bool = False, taken: Sequence[int] = ()
+    ) -> None:
+        """taken: GPUs that anybody has claimed, if these claims are not all."""
         found = [claim.as_fields(self._numbers) for claim in claims[: messages.MAX_CLAIMS]]
-        self._send_queue.send(messages.CLAIMED, rivals=found, error=error, waits=waits)
+        self._send_queue.send(messages.CLAIMED, rivals=found, error=error, waits=waits, taken=taken)
 
     def _await_turn(self, told: object) -> None:
         """Say what is before this place, whenever that changes: all claims, and the places that are older."""

@@ -22,6 +22,7 @@ MAX_RAS_BYTES = 1 << 20
 MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
 MAX_CODE_FILES = 2000  # whose hashes a node sends
+MAX_CLAIMED_GPUS = 1024  # of one box
 MAX_CLAIMS = 256  # of one box, in one answer
 MAX_NEIGHBOURS = 20  # that a run is told of, on one host
 BEATS_PER_SILENCE = 2.5  # heartbeats in the time after which the other side counts as dead: two may be lost

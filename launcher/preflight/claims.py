@@ -60,13 +60,14 @@ def refuse_claimed(findings: Iterable[Finding], claimed: Collection[Finding]) ->
 
 
 def find_claimed(
-    node: CheckedHost, gpus: Collection[int], claims: Sequence[BoxClaim], now: float, *, shares: bool
-) -> list[Finding]:
+    node: CheckedHost, gpus: Collection[int], claims: Sequence[BoxClaim], taken: Collection[int], now: float, *,
+    shares: bool,
+) -> list[Finding]:  # fmt: skip
     """Return a finding for each run that has claimed what this one would use.
 
-    gpus: that it would use; claims: of other runs that overlap with them; now: wall-clock seconds.
+    gpus: that it would use; claims: of other runs that overlap with them; taken: GPUs that any run has claimed; now:
+    wall-clock seconds.
     """
-    taken = {index for claim in claims for index in claim.gpus}
     free = [gpu.index for gpu in node.fact.gpus if gpu.index not in taken and not gpu.processes]
     fix = "wait for them with --queue, or start anyway with --share"
     if gpus and len(free) >= len(gpus):

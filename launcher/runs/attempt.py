@@ -14,6 +14,7 @@ from launcher.diagnosis.cause import SETTLE_S, Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, UnreachableError
+from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_numbers
 from launcher.job.activation import candidate_pythons
 from launcher.job.job import ProgramKind
@@ -67,6 +68,7 @@ class CarriedOver:
     warnings: set[str] = field(default_factory=set)  # that were printed
     incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
     here: set[str] = field(default_factory=set)  # hosts that are this machine: its network can't lose them
+    others: tuple[Host, ...] = ()  # that could be used as well as those of the run, until ranks were started
     claimed_since: float = 0.0  # wall-clock seconds; 0.0: nothing was claimed yet
     until: float | None = None  # wall-clock seconds; None: the run has no time limit, or its ranks never started
     gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
@@ -276,6 +278,7 @@ class Attempt:
         assert self._plan is not None
         archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
         number = self._carried.attempts
+        self._carried.others = ()
         self._started_at = wall_clock()
         for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank

@@ -112,6 +112,10 @@ class Inspector:
         seconds = wall_clock() - self._began_at
         return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, seconds, tuple(claimed))
 
+    @property
+    def _asks_for_gpus(self) -> bool:
+        return self.job.wants_gpus or (self._claims is not None and self._claims.claims_cpus)
+
     def _hosts(self) -> list[Host]:
         return [self._session.hosts[index] for index in self._facts]
 
@@ -124,7 +128,7 @@ class Inspector:
         session, job = self._session, self.job
         script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
         wanted: dict[str, Any] = {
-            "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
+            "facts": True, "gpus": self._asks_for_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
             "script": script, "checks": self._with_checks, "setup": setup_order(job), "legacy": job.legacy,
             "warm": bool(self._warm_hosts),
             "packages": self._with_checks or job.tree is not None, "code": self._find_code(),
@@ -216,13 +220,14 @@ class Inspector:
         await self._session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
         findings, now = [], wall_clock()
         for index in asked:
-            answer = states[index].claimed or {"rivals": [], "error": None}
+            answer = states[index].claimed or {"rivals": [], "taken": [], "error": None}
+            taken = {*answer["taken"], *(gpu for claim in answer["rivals"] for gpu in claim.gpus)}
             own = {*gpus.get(index, [])}
             rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus} or claims_cpus or claim.is_of_cpus]
             if order is not None:  # a spare only looks, and may hold what is reserved for this run
                 rivals = [claim for claim in rivals if not (claim.is_mine and claim.run == order.run)]
             shares = order is not None and order.shares
-            findings += find_claimed(nodes[index], own, rivals, now, shares=shares)
+            findings += find_claimed(nodes[index], own, rivals, taken, now, shares=shares)
             if answer["error"] and order is not None:
                 text = f"its GPUs can't be claimed: {answer['error']}"
                 findings.append(Finding((nodes[index].name,), text, "see who else uses them", WARNING))

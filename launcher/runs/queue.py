@@ -79,6 +79,9 @@ class Queue:
         with session.catch_signals(), session.subscribe(messages.CLAIMED, self._take):
             try:
                 await self._line_up()
+                if self._is_short():  # the places on the other hosts stay for the next try
+                    await session.pump(self._has_all_answers)
+                self._refuse_lost()
                 while True:
                     await self._pump(self._may_claim, say, deadline)
                     chosen = self._find_free()[: self._needed]
@@ -94,14 +97,15 @@ class Queue:
     async def _line_up(self) -> None:
         """Ask which GPUs the hosts have, and so in which order places are taken."""
         session, states, job = self._session, self._session.states, self._job
-        session.open(facts=True, gpus=job.wants_gpus, pythons=[], workdir=None, script=None, checks=False)
+        wants_gpus = job.wants_gpus or self._order.claims_cpus
+        session.open(facts=True, gpus=wants_gpus, pythons=[], workdir=None, script=None, checks=False)
         await session.pump(lambda: all(state.facts or state.failure for state in states))
-        self._refuse_lost()
         keys = {}
         for index, state in enumerate(states):
             if state.facts is not None and state.failure is None:
                 self._wanted[index] = find_wanted(job, session.hosts[index], state.facts)
-                keys[index] = min((gpu.uuid for gpu in state.facts.gpus), default=state.facts.machine) or ""
+                # rocm-smi tells no UUIDs.
+                keys[index] = min((gpu.uuid for gpu in state.facts.gpus), default="") or state.facts.machine or ""
         waits = [index for index, gpus in self._wanted.items() if gpus or self._order.claims_cpus]
         self._line = sorted(waits, key=lambda index: (keys[index], session.hosts[index].name))
 
@@ -149,6 +153,11 @@ class Queue:
         if place != self._place and place.behind is not None:
             self._place = place
             self._on_place(place)
+
+    def _has_all_answers(self) -> bool:
+        self._go_on()
+        states = self._session.states
+        return all(index in self._rivals or states[index].failure for index in self._line[: self._asked])
 
     def _is_first(self, index: int) -> bool:
         return index in self._rivals and not any(claim.is_waiting for claim in self._rivals[index])

@@ -85,7 +85,6 @@ class Run:
         standing = request.standing or _begin(request)
         self._began_at = self._attempt_began_at = standing.began_at
         self._hosts = standing.hosts
-        self._others = request.hosts[len(self._hosts.hosts) :] if request.standing is None else ()
         self._carried = standing.carried
         self._endings = [*standing.endings]
         self._attempts = [dict(attempt) for attempt in standing.attempts]  # for run.json
@@ -286,7 +285,9 @@ class Run:
 
     def _open_attempt(self) -> Attempt:
         is_first = not self._endings and not self._record.has_begun
-        others, spares = (self._others, self._hosts.spares) if is_first else ((), ())  # later when they are needed
+        others, spares = (
+            (self._carried.others, self._hosts.spares) if is_first else ((), ())
+        )  # later when they are needed
         self._record.attempt = self._number
         session, outputs = self._open_session((*self._hosts.hosts, *others, *spares), self._idle, is_first=is_first)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
@@ -319,8 +320,8 @@ class Run:
         Raise Interrupted for a signal, QueueTimeoutError, and UnreachableError if a run without restarts loses a host.
         """
         options, began_at = self._options, time.monotonic()
-        others = () if self._record.has_begun else self._others  # after that its hosts are chosen
-        hosts = (*self._hosts.hosts, *others)
+        await self._pause(0.0)  # a signal may have come while the attempt was ended
+        hosts = (*self._hosts.hosts, *self._carried.others)
         if not self._record.has_begun:
             self._record.transcript.begin()  # it may take days, and whoever looks for the run shall find it
             self._record.disk.put(partial(self._record.update, {}))
@@ -358,7 +359,9 @@ class Run:
                 raise QueueTimeoutError("its time in the queue (--queue-timeout) is over")
             await self._pause(_QUEUE_AGAIN_S)
         self._hosts = HostsAndSpares(chosen, self._hosts.spares, options.min_nodes)
-        self._others = ()
+        self._carried.others = ()
+        self._keep(self._attempt_began_at)
+        await self._pause(0.0)  # or while the session was
         waited = age(time.monotonic() - began_at)
         self._say(f"launch: its turn on {fold_names(host.name for host in chosen)} after {waited} in the queue")
 
@@ -596,7 +599,8 @@ class Run:
 
     async def _conclude_queue(self, error: QueueTimeoutError) -> Result:
         result = Result(error.exit_code, self._elapsed_s(), Census({}, {}), error=error.message)
-        return await self._conclude(result, f"{error.message}; nothing was started, exit code {error.exit_code}")
+        nothing = "" if self._endings else "; nothing was started"
+        return await self._conclude(result, f"{error.message}{nothing}, exit code {error.exit_code}")
 
     def _elapsed_s(self) -> float:
         return wall_clock() - self._began_at
@@ -631,7 +635,8 @@ def _begin(request: RunRequest) -> Standing:
     log, names, now = request.incident_log, [host.name for host in (*request.hosts, *request.spares)], wall_clock()
     hosts = HostsAndSpares(request.hosts[: request.options.num_nodes], request.spares, request.options.min_nodes)
     incidents = log.describe(names, now) if log is not None else {}
-    carried = CarriedOver(incidents=incidents, until=request.options.until_at)
+    others = request.hosts[len(hosts.hosts) :]
+    carried = CarriedOver(incidents=incidents, until=request.options.until_at, others=tuple(others))
     return Standing(now, hosts, (), (), carried, None)
 
 

@@ -54,7 +54,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
     messages.PRUNED: {"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts},
     messages.CODE: {"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},
     messages.CLAIMED: {"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None,
-                       "waits": bool},
+                       "waits": bool, "taken": Annotated[list[Count], Most(messages.MAX_CLAIMED_GPUS)]},
     messages.NEIGHBOUR: {"claim": BoxClaim},
     messages.COLD: {"reason": str},
     messages.STARTED: {"local_rank": LocalRank, "pid": Count},
@@ -170,15 +170,15 @@ class AllowedMessages:
             self._asked.update(_OF_TREE if header.get("tree") else ())
         elif kind == messages.PLACE:  # a file may turn out to be damaged, and is then wanted again
             self._asked[messages.WANTED] += 1
-        elif kind == messages.CLAIM and header.get("waits"):
-            self._asked[messages.CLAIMED] = _MANY
+        elif kind == messages.CLAIM:
+            self._asked[messages.NEIGHBOUR] = messages.MAX_NEIGHBOURS
+            self._asked[messages.CLAIMED] += _MANY if header.get("waits") else 0
         elif kind == messages.PROBE:
             self._targets = len(header["targets"])
         elif kind == messages.START:
             self._is_short = header.get("is_short", False)
             processes = header.get("processes", ())
             self._asked[messages.COLD] += 1
-            self._asked[messages.NEIGHBOUR] = messages.MAX_NEIGHBOURS
             self._ranks = {*header.get("local_ranks", ()), *(process["rank"] for process in processes)}
         elif kind == messages.STACKS:
             self._numbers.add(header["number"])
