@@ -142,3 +142,20 @@ def test_its_time_is_over() -> None:
     with pytest.raises(QueueTimeoutError):
         wait(session, 1, deadline=0.0)
     assert session.reserved == {}
+
+
+def test_places_stay_while_another_host_is_away() -> None:
+    session = FakeSession([says(0)], ("a", "b"))
+    session.states[1] = State(None, HostFailure("g1", HostFailureKind.TIMED_OUT, "doesn't respond"))
+    with pytest.raises(UnreachableError):
+        wait(session, 2)
+    assert (session.sent, session.reserved) == ([(0, True)], {0: 120.0, 1: 120.0})
+
+
+def test_without_uuids_the_machines_give_the_order() -> None:
+    session = FakeSession([says(1), says(0), says(0, waits=False), says(1, waits=False)], ("", ""))
+    for state, machine in zip(session.states, ("m2", "m1"), strict=True):
+        assert state.facts is not None
+        state.facts = replace(state.facts, machine=machine)
+    assert wait(session, 2)[0] == ["g0", "g1"]
+    assert session.sent[:2] == [(1, True), (0, True)]
