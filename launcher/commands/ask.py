@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from launcher.commands.free import look
 from launcher.errors import UsageError
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import BoxClaim
@@ -21,12 +22,7 @@ async def ask(session: Session, word: str) -> list[str]:
     states, hosts = session.states, session.hosts
     with session.catch_signals():
         try:
-            session.open(facts=True, gpus=True, pythons=[])
-            await session.pump(lambda: all(state.facts or state.failure for state in states))
-            asked = [index for index, state in enumerate(states) if state.failure is None]
-            for index in asked:
-                session.send(index, messages.CLAIM, is_look=True, gpus=[])
-            await session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
+            await look(session)
             found: dict[tuple[str, str], dict[int, BoxClaim]] = {}
             for index, state in enumerate(states):
                 for claim in state.claimed["rivals"] if state.claimed is not None else ():

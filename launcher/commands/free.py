@@ -73,12 +73,7 @@ async def survey(session: Session) -> Survey:
     states = session.states
     with session.catch_signals():
         try:
-            session.open(facts=True, gpus=True, pythons=[])
-            await session.pump(lambda: all(state.facts or state.failure for state in states))
-            asked = [index for index, state in enumerate(states) if state.failure is None]
-            for index in asked:
-                session.send(index, messages.CLAIM, is_look=True, gpus=[])
-            await session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
+            await look(session)
         except Interrupted:
             session.say_failures()
             raise
@@ -92,6 +87,17 @@ async def survey(session: Session) -> Survey:
     answered = {box.host.name for box in boxes}
     failures = [failure for failure in session.failures() if failure.host not in answered]
     return Survey(boxes, failures, wall_clock())
+
+
+async def look(session: Session) -> None:
+    """Ask all hosts for their GPUs, and then who has claimed them."""
+    states = session.states
+    session.open(facts=True, gpus=True, pythons=[])
+    await session.pump(lambda: all(state.facts or state.failure for state in states))
+    asked = [index for index, state in enumerate(states) if state.failure is None]
+    for index in asked:
+        session.send(index, messages.CLAIM, is_look=True, gpus=[])
+    await session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
 
 
 def table(found: Survey) -> list[str]:
