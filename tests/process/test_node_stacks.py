@@ -212,7 +212,7 @@ def test_the_users_sitecustomize_runs(
 def test_an_error_in_the_users_sitecustomize_is_told_as_always(nodes: Nodes, any_python: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')")
     argv = program(link_python(tmp_path, any_python), HANGS)
-    node = start_node(nodes, PYTHONPATH=str(tmp_path))
+    node = start_node(nodes, PYTHONPATH=str(tmp_path), PYTHONUNBUFFERED="1")  # as a plan has it
     node.start_ready(argv, with_stacks=True)
     node.wait_for_output("Error in sitecustomize; set PYTHONVERBOSE for traceback:\nValueError: mine\n", stream=STDERR)
     assert calls(ask(node, 1)[0]) == CALLS
