@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TypeVar
 
 from launcher.hosts.ranges import fold_names
@@ -176,8 +177,7 @@ def _check_clocks(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     if len(offsets) < 2:
         return
     values = [offset for _, offset, _ in offsets]
-    odd = values if len(values) % 2 else [*values, 0.0]  # with two, the launch host's decides
-    middle = sorted(odd)[len(odd) // 2]
+    middle = median(values if len(values) % 2 else [*values, 0.0])  # with two, the launch host's decides
     for name, offset, error in offsets:
         difference = offset - middle
         if abs(difference) - error > _CLOCK_S:

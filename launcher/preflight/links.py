@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import LinkQuality
@@ -68,7 +69,7 @@ def join_links(nodes: Sequence[CheckedHost]) -> dict[_Pair, LinkQuality]:
 
 def _check_round_trips(times: Mapping[_Pair, float], fix: str) -> Iterator[Finding]:
     best = _best_by_host(times)
-    usual = sorted(best.values())[(len(best) - 1) // 2]
+    usual = median_low(best.values())
     if usual > _LONG_S:  # also of two hosts that are far from each other: neither is to blame
         yield Finding(tuple(best), f"a round trip between them takes {_milliseconds(usual)}", fix, WARNING)
         return
