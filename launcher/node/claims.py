@@ -43,7 +43,7 @@ _MOST_SETTLING_S = 1.0
 _LOOK_S = 5.0  # for runs that have started on GPUs of this one
 _TURN_S = 2.0  # between two looks whether it is a run's turn
 _REST = 100  # times as long as a look took, at least: somebody may have filled the directory
-_PLACES = ("/run/lock", "/var/lock", "/tmp")
+_DIRECTORIES = ("/run/lock", "/var/lock", "/tmp")
 _SHARED_DISKS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "glusterfs", "afs")
 _PREFIX = "launch-claim-"
 _NEW = "launch-new-"  # nobody looks at these
@@ -120,7 +120,7 @@ def find_directory() -> str | None:
 
     It belongs to root, everybody may write there, only owners may remove, and it is on a disk of this box.
     """
-    for place in _PLACES:
+    for place in _DIRECTORIES:
         try:
             found = os.stat(place)
         except OSError:
@@ -163,7 +163,7 @@ class OwnClaim:
             self._make()
         status = os.fstat(self._fd)
         self.order = _order(status, self.path)
-        self.place = status.st_dev, status.st_ino
+        self.file_id = status.st_dev, status.st_ino
 
     def _make(self) -> None:
         name = os.urandom(8).hex()
@@ -234,7 +234,7 @@ def read_claims(directory: str, own: Sequence[OwnClaim] = ()) -> list[Claim]:
 
     own: what this process holds, which is left out. A file that its owner makes or removes meanwhile may be missing.
     """
-    skipped = {claim.place for claim in own}  # by whatever name
+    skipped = {claim.file_id for claim in own}  # by whatever name
     kept = _find_kept(directory)
     found: dict[int, list[tuple[tuple[int, str], str]]] = {}
     for path in _list(directory, _PREFIX):
@@ -259,7 +259,7 @@ def remove_old(directory: str, taken: Mapping[str, Any] | None = None, own: Sequ
 
     taken: what that run has claimed now. own: what this process holds, which stays.
     """
-    held, kept = {claim.place for claim in own}, _find_kept(directory)
+    held, kept = {claim.file_id for claim in own}, _find_kept(directory)
     for path in [*_list(directory, _PREFIX), *_list(directory, _NEW), *_list(directory, _KEPT)]:
         try:
             status = os.lstat(path)
@@ -294,7 +294,7 @@ def take_place(directory: str, values: dict[str, Any], own: Sequence[OwnClaim] =
 
     values: of the place. own: what this process holds.
     """
-    held, kept = {claim.place for claim in own}, _find_kept(directory)
+    held, kept = {claim.file_id for claim in own}, _find_kept(directory)
     for path in _list(directory, _PREFIX):
         try:
             status = os.lstat(path)

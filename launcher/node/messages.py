@@ -68,9 +68,7 @@ PLACED = "placed"  # the code is in the run's directory
 UNPLACED = "unplaced"  # it can't be
 PRUNED = "pruned"  # the code of runs that have ended was removed
 CODE = "code"  # the answer to LIST_CODE
-CLAIMED = (
-    "claimed"  # the answer to CLAIM: the claims of others that are in its way; in the queue, whenever these change
-)
+CLAIMED = "claimed"  # the answer to CLAIM: which claims are in its way; in the queue, whenever these change
 NEIGHBOUR = "neighbour"  # another run has started on claimed GPUs of this one, or a user asks for its end
 COLD = "cold"  # why no Python that has imported torch starts the ranks
 STARTED = "started"

@@ -31,12 +31,12 @@ class ClaimOrder:
     lost_reserve_s: float = 0.0  # how long a claim stays if its host loses the launcher
     until: float | None = None  # wall-clock seconds: when the run will be stopped
 
-    def as_fields(self) -> dict[str, Any]:
-        """Return what CLAIM says of it to a host."""
+    def as_fields(self, *, waits: bool = False) -> dict[str, Any]:
+        """Return what CLAIM says of it to a host; waits: for a place in the queue."""
         return {
             "run": self.run, "name": self.name, "since": self.since, "shares": self.shares,
             "continues": self.continues, "cpus": self.claims_cpus, "lost_reserve_s": self.lost_reserve_s,
-            "until": self.until, "waits": False,
+            "until": self.until, "waits": waits,
         }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def find_claimed(
     wall-clock seconds.
     """
     free = [gpu.index for gpu in node.fact.gpus if gpu.index not in taken and not gpu.processes]
-    fix = "wait for them with --queue, or start anyway with --share"
+    fix = "wait with --queue, or start anyway with --share"
     if gpus and len(free) >= len(gpus):
         chosen = ",".join(map(str, free[: len(gpus)]))  # as --include takes them
         fix = f"choose free GPUs with --include {node.name}:{chosen}, {fix}"

@@ -170,7 +170,7 @@ class Attempt:
         refuse_claimed(inspection.findings, inspection.claimed)
         is_moved, self._job = inspector.job != job, inspector.job
         number = len(session.hosts) - self._spares
-        spares = [host.name for host in session.hosts[number:]]
+        spares = [host.name for host in session.hosts[number + self._others :]]
         session.release_after(number)
         del self._outputs[number:]
         self._plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
@@ -179,7 +179,6 @@ class Attempt:
         if is_moved and not self._carried.attempts:
             self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
         self._judge = Judge(session, self._plan, self._outputs, share is None, wall_clock())
-        spares = spares[self._others :]
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
 
     def _make_claims(self) -> ClaimOrder | None:

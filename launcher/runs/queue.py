@@ -163,14 +163,12 @@ class Queue:
         return index in self._rivals and not any(claim.is_waiting for claim in self._rivals[index])
 
     def _find_place(self, living: Collection[int]) -> Place:
-        names = {index: self._session.hosts[index].name for index in self._rivals}
         rivals = [(index, claim) for index, claims in self._rivals.items() if index in living for claim in claims]
         ahead = [(index, claim) for index, claim in rivals if claim.is_waiting]
         holders = [(index, claim) for index, claim in rivals if not claim.is_waiting]
         number = 1 + len({(claim.user, claim.run) for _, claim in ahead})
-        for index, claim in [*reversed(ahead), *holders]:
-            return Place(number, claim, names[index])
-        return Place(number, None)
+        index, nearest = next(iter([*reversed(ahead), *holders]), (0, None))
+        return Place(number, nearest, self._session.hosts[index].name if nearest is not None else "")
 
     # ---- the turn ---------------------------------------------------------------------------------------------------
 
@@ -199,5 +197,5 @@ class Queue:
         return False
 
     def _send(self, index: int, *, waits: bool) -> None:
-        fields = self._order.as_fields()
-        self._session.send(index, messages.CLAIM, is_look=False, gpus=self._wanted[index], **{**fields, "waits": waits})
+        fields = self._order.as_fields(waits=waits)
+        self._session.send(index, messages.CLAIM, is_look=False, gpus=self._wanted[index], **fields)

@@ -285,9 +285,8 @@ class Run:
 
     def _open_attempt(self) -> Attempt:
         is_first = not self._endings and not self._record.has_begun
-        others, spares = (
-            (self._carried.others, self._hosts.spares) if is_first else ((), ())
-        )  # later when they are needed
+        # Later these are checked when they are needed.
+        others, spares = (self._carried.others, self._hosts.spares) if is_first else ((), ())
         self._record.attempt = self._number
         session, outputs = self._open_session((*self._hosts.hosts, *others, *spares), self._idle, is_first=is_first)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]

@@ -237,7 +237,7 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen
     run = said("first").partition("run ")[2].partition(",")[0].partition(" ")[0]
     assert f"  {name}: GPU 0-1: root, run {run} (nightly), for " in said("second"), said("second")
     assert re.search(r"nightly\), for [0-9.]+ s, until 2[0-9]{3}-[0-9]{2}-[0-9]{2} [0-9:]{5}\n", said("second"))
-    fixes = f"choose free GPUs with --include {name}:2,3, wait for them with --queue, or start anyway with --share"
+    fixes = f"choose free GPUs with --include {name}:2,3, wait with --queue, or start anyway with --share"
     assert f"    fix: {fixes}\n" in said("second")
     sharing = launch("sharing", "--share", *words, "until [ -e go ]; do sleep 0.05; done")
     assert wait_until(lambda: "uses them, too (--share)\n" in said("first")), said("first") + said("sharing")
