@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostFailure
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.session.node_state import Census
 from launcher.session.session import Session

@@ -10,13 +10,13 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.escapes import one_line
 from launcher.hosts.host import Host
+from launcher.lazy_dataclass import dataclass
 from launcher.private_files import make_private, open_private
 from launcher.sync.kept_code import hash_file
 from launcher.transports.base import STDOUT, Channel, Transport, TransportError

@@ -9,11 +9,11 @@ import importlib.util
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import LauncherError, UsageError
+from launcher.lazy_dataclass import dataclass
 
 SUFFIXES = (".png", ".svg")
 NUMBERS_UP_TO = 16  # hosts; a larger picture has colors alone

@@ -16,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -24,6 +23,7 @@ from launcher.concurrency import start_thread
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job
+from launcher.lazy_dataclass import dataclass
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import describe_error, tell

@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 
+from launcher.lazy_dataclass import dataclass
 from launcher.wording import listed
 
 # Double bit and row-remap errors, NVLink, off the bus, ECC rates, GSP (docs.nvidia.com/deploy/xid-errors);

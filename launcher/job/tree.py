@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from launcher.lazy_dataclass import dataclass
 
 NAME_CHARACTERS = 7  # of a hash, in messages
 _NAMES_IN_USE = ("name", "listing", "listing.part", "links", "lock")  # launcher/node/code/folders.py

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from launcher.lazy_dataclass import dataclass
 from launcher.output.lines import STDERR, STDOUT
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from launcher.job.job import Timeouts
+from launcher.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

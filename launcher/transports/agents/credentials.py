@@ -7,7 +7,9 @@ import hashlib
 import secrets
 import ssl
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from launcher.lazy_dataclass import dataclass
 
 _NAME = "launch"
 
