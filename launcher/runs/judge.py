@@ -7,19 +7,19 @@ kept it from starting, then becomes an Ending, by which `policy` decides.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from launcher.clock import wall_clock
 from launcher.diagnosis.cause import Cause, find_cause, find_signature
 from launcher.diagnosis.failure import Failure, FailureKind, Role
 from launcher.diagnosis.tracebacks import extract_traceback
-from launcher.errors import HostFailure, HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
+from launcher.errors import ChecksFailed, HostFailure, HostFailureKind, HostsUnreachable, LauncherError, UsageError
 from launcher.job.job import Job
 from launcher.job.plan import LaunchPlan, NodePlan
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_output import NodeOutput
@@ -32,6 +32,7 @@ from launcher.session.node_state import Census, NodeState
 from launcher.session.session import Session
 
 _EARLY_S = 60.0
+_MOST_FAILED = 100  # ranks in a Result: a thousand with the same error say no more
 _PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
 
 
@@ -97,6 +98,14 @@ class Judge:
         succeeded = find_successes(self.session, self.plan, self.outputs)
         return find_cause(failures, ranks, succeeded=succeeded, told=told)
 
+    def find_failed(self, cause: Cause) -> tuple[Failure, ...]:
+        """Return the ranks that failed by themselves, that of the cause first; of very many, the lowest ones."""
+        own = [failure for failure in self.failures() if failure.role is Role.ERROR]
+        known = {each.rank: each for each in (cause.failure, *cause.same, *own) if each.kind is FailureKind.RANK}
+        first, *others = known.values() or (None,)
+        found = [first, *sorted(others, key=lambda failure: failure.rank or 0)] if first is not None else []
+        return tuple(found[:_MOST_FAILED])
+
     def count_rank_fates(self, cause: Cause, census: Census) -> RankFates:
         """Count what became of the other ranks, once all have ended."""
         return count_rank_fates(cause, self.failures(), self.plan, self.session.states, census)
@@ -154,10 +163,6 @@ def _fate(state: NodeState, local_rank: int, failure: Failure | None, cause: Cau
     return "followed" if failure.role is Role.CONSEQUENCE and not cause.failure.is_secondary else "failed"
 
 
-# What torchrun logs of the rank that made it fail (torch/distributed/elastic/multiprocessing/api.py).
-_REAPED = re.compile(r"failed \(exitcode: (-?\d{1,3})\) local_rank: (\d{1,4}) \(pid: ")
-
-
 def find_failures(
     session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stopped_at: float | None
 ) -> list[Failure]:
@@ -202,7 +207,7 @@ class _Node:
         if state.failure is not None:
             return [*ranks, self._keeper(state.failure)]
         if state.ended is not None and _is_bad(state.ended) and not ranks:
-            return [self._find_reaped() or self._torchrun(state.ended)]
+            return [self._torchrun(state.ended)]
         return ranks
 
     def successes(self) -> list[Failure]:
@@ -239,16 +244,6 @@ class _Node:
             stderr=_text(self.output.tail(local_rank, STDERR)),
         )
 
-    def _find_reaped(self) -> Failure | None:
-        """Return the rank that failed, by torchrun's words: on a busy host torchrun collects its exit code first."""
-        found = _REAPED.search(_text(self.output.tail(None, STDERR)))
-        event = self.state.exits.get(int(found[2])) if found else None
-        if found is None or event is None:
-            return None
-        code = int(found[1])
-        failure = self._rank(int(found[2]), event)
-        return replace(failure, code=code if code > 0 else None, signal=-code if code < 0 else None)
-
     def _torchrun(self, event: Event) -> Failure:
         return Failure(
             host=self.plan.host.name,
@@ -281,7 +276,7 @@ def _text(tail: bytes) -> str:
 
 
 def _is_bad(event: Event) -> bool:
-    """Return whether a process failed; if torchrun collected a rank's exit code first, torchrun's words show it."""
+    """Return whether a process failed; a rank doesn't count if nobody knows how it ended."""
     return bool(event.fields.get("code") or event.fields.get("signal"))
 
 
@@ -342,13 +337,13 @@ def judge_refusal(error: LauncherError, hosts: Collection[str], here: Collection
     refused = Ending(Outcome.ERROR, is_refused=True)
     if isinstance(error, UsageError):
         return replace(refused, outcome=Outcome.INPUT)
-    if isinstance(error, UnreachableError):
+    if isinstance(error, HostsUnreachable):
         suspects = tuple(dict.fromkeys(failure.host for failure in error.failures))
         if _are_all(suspects, set(hosts).difference(here)):
             is_network = all(failure.kind in _NETWORK for failure in error.failures)
             return replace(refused, outcome=Outcome.NETWORK) if is_network else refused
         return replace(refused, outcome=Outcome.HOST, suspects=suspects)
-    if isinstance(error, PreflightError | GpusInUseError) and not _are_all(error.hosts, hosts):
+    if isinstance(error, ChecksFailed | GpusInUseError) and not _are_all(error.hosts, hosts):
         return replace(refused, outcome=Outcome.HOST, suspects=error.hosts)
     return refused
 
@@ -374,7 +369,7 @@ def find_incidents(
     if isinstance(refusal, GpusInUseError):
         what = "kept GPU memory in use"
     elif refusal is not None:
-        is_cut = isinstance(refusal, UnreachableError)
+        is_cut = isinstance(refusal, HostsUnreachable)
         what = "lost" if is_cut else "failed its checks"
     else:
         is_lost = cause is not None and cause.failure.kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR)

@@ -141,6 +141,17 @@ def test_real_torchrun_is_held_when_a_rank_is_killed(nodes: Nodes, tmp_path: Pat
     assert b"ChildFailedError" not in node.output[None, STDERR]
 
 
+def test_real_torchrun_tells_how_a_rank_ended_that_it_has_reaped(nodes: Nodes, tmp_path: Path) -> None:
+    node = start_real(nodes, write_script(tmp_path, OBEYS))
+    rank = Path(f"/proc/{node.pid_of(1)}")
+    os.kill(node.supervisor, signal.SIGSTOP)
+    give_order(tmp_path, 1, "exit 0")  # it would end the other one if this failed
+    node.wait_until(lambda: not rank.exists())
+    os.kill(node.supervisor, signal.SIGCONT)
+    assert node.wait_for_exits() == {1: (0, None)}
+    assert node.stop(NEVER_S) == []
+
+
 # ---- beginnings -----------------------------------------------------------------------------------------------------
 
 
@@ -200,29 +211,56 @@ def test_ranks_that_end_well(nodes: Nodes, any_python: str, tmp_path: Path) -> N
     node.import_torchrun()
     start_ready(node, write_script(tmp_path, OBEYS))
     give_order(tmp_path, 0, "exit 0")
-    assert node.wait_for_exits()[0] in ((0, None), (None, None))  # torchrun may have been quicker
+    assert node.wait_for_exits() == {0: (0, None)}
     assert not node.find(messages.ENDED)
     give_order(tmp_path, 1, "exit 0")
     assert node.wait_for(messages.ENDED)["code"] == 0
+    assert node.wait_for_exits(2)[1] == (0, None)
     assert node.output[1, STDOUT].endswith(b"\nlast words")
 
 
+@pytest.mark.parametrize("is_reaped", [False, True])
 @pytest.mark.parametrize(
     ("order", "end"), [("exit 3", (3, None)), ("exit 255", (255, None)), ("kill 9", (None, 9)), ("kill 11", (None, 11))]
 )
-def test_how_a_rank_ends_is_known_from_the_kernel(
-    nodes: Nodes, any_python: str, tmp_path: Path, order: str, end: tuple[int | None, int | None]
+def test_how_a_rank_ends_is_known(
+    nodes: Nodes, any_python: str, tmp_path: Path, order: str, end: tuple[int | None, int | None], is_reaped: bool
 ) -> None:
+    """Whether the supervisor or torchrun is the first to look: the other one can't."""
     node = nodes.start(python=any_python)
     node.import_torchrun()
     start_ready(node, write_script(tmp_path, OBEYS))
-    os.kill(find_torchrun(node), signal.SIGSTOP)  # it looks too seldom for this, most of the time
+    rank = Path(f"/proc/{node.pid_of(1)}")
+    os.kill(node.supervisor if is_reaped else find_torchrun(node), signal.SIGSTOP)
     give_order(tmp_path, 1, order)
+    if is_reaped:
+        node.wait_until(lambda: not rank.exists())
+        os.kill(node.supervisor, signal.SIGCONT)
     exit: Message = node.wait_for(messages.EXIT)
     assert (exit["local_rank"], exit["code"], exit["signal"]) == (1, *end)
     assert 0 <= exit["age_s"] < DEADLINE_S
     assert node.output[1, STDOUT].endswith(b"\nlast words")
     assert is_alive(node.pid_of(0))
+
+
+def test_a_rank_that_is_gone_before_anyone_has_looked_at_it(nodes: Nodes, tmp_path: Path) -> None:
+    gate, pid = tmp_path / "gate", tmp_path / "pid"
+    gate.touch()
+    node = nodes.start()
+    node.import_torchrun(STAND_IN_GATE=str(gate))
+    code = f"import os; print('here', flush=True); open({str(pid)!r}, 'w').write(str(os.getpid())); os._exit(3)"
+    node.start_torchrun(write_script(tmp_path, code), 1)
+    node.send(messages.ROUTE, master="127.0.0.1")
+    node.wait_until(lambda: len(node.find(messages.ROUTED)) == 2)  # torchrun has its order
+    os.kill(node.supervisor, signal.SIGSTOP)
+    gate.unlink()
+    node.wait_until(lambda: pid.exists() and pid.read_text() and not Path(f"/proc/{pid.read_text()}").exists())
+    os.kill(node.supervisor, signal.SIGCONT)
+    assert node.wait_for(messages.ENDED)["code"] == 1
+    assert node.find(messages.STARTED)[0]["pid"] == int(pid.read_text())
+    assert node.wait_for_exits() == {0: (3, None)}
+    assert [m["type"] for m in node.messages if m["type"] in (messages.EXIT, messages.ENDED)] == ["exit", "ended"]
+    assert node.output[0, STDOUT] == b"here\n"
 
 
 def test_torchrun_is_held_when_a_rank_fails(nodes: Nodes, tmp_path: Path) -> None:

@@ -51,11 +51,14 @@ class Ranks:
         self._owned = owned
         self._on_ended = on_ended
         self._torchrun: workers.Child | None = None  # set while it still imports
-        # Whether the starter reports each exit, as a shim and a warm Python do; torchrun tells nobody.
+        # Whether the starter reports each exit at once, as a shim and a warm Python do.
         self._tells_exits = False
         self._expected = 0  # how many ranks such a starter starts
         self._reports: int | None = None  # the descriptor for its reports, until it ends
         self._unfinished = b""  # the start of its last line
+        self._fifo: int | None = None  # the descriptor for what torchrun and its ranks report
+        self._on_started: Callable[[], object] = lambda: None  # for each rank that torchrun has started
+        self._told: dict[int, int] = {}  # process id -> wait(2) status of what torchrun has reaped
         self._exited: set[int] = set()
         self._inherited: dict[int, tuple[int, float]] = {}  # process id -> how and when it ended
         self._others: dict[int, Callable[[int], object]] = {}  # children that aren't ranks
@@ -114,8 +117,8 @@ class Ranks:
         """Open the FIFOs that torchrun's ranks will write to; `on_started` is called whenever a rank has started."""
         fifos = workers.Fifos(folder)
         self._watch_fifos(fifos, local_ranks)
-        reports = fifos.make_reports()
-        self._loop.watch(reports, lambda: self._read_reports(reports, on_started))
+        self._fifo, self._on_started = fifos.make_reports(), on_started
+        self._loop.watch(self._fifo, self._read_torchrun)
 
     def _watch_fifos(self, fifos: workers.Fifos, local_ranks: Iterable[int]) -> None:
         for (local_rank, stream), fd in fifos.make_streams(local_ranks).items():
@@ -196,17 +199,34 @@ class Ranks:
         if len(self._owned.ranks) < self._expected and self.ending_since is None:
             self._send_queue.send(messages.FAILED, text="the helper that starts the commands was killed")
 
-    def _read_reports(self, fd: int, on_started: Callable[[], object]) -> None:
-        for line in os.read(fd, 1 << 16).split(b"\n"):
-            words = line.split()
-            if len(words) == 2:
-                on_started()
-                self.seen.add(int(words[0]))
-                self._own(int(words[0]), proc.read_process(int(words[1])))
-
-    def _own(self, local_rank: int, process: proc.Process | None) -> None:
-        if process is None:
+    def _read_torchrun(self) -> None:
+        """Process what torchrun and its ranks have reported; another starter reports elsewhere."""
+        if self._fifo is None:
             return
+        try:
+            data = os.read(self._fifo, 1 << 16)
+        except BlockingIOError:
+            return
+        reports = [line.split() for line in data.splitlines()]
+        for _, pid, status in [words for words in reports if len(words) == 3]:
+            self._told[int(pid)] = int(status)
+        for local_rank, pid in [words for words in reports if len(words) == 2]:
+            self._on_started()
+            self.seen.add(int(local_rank))
+            process = proc.read_process(int(pid))
+            if process is not None:
+                self._own(int(local_rank), process)
+            else:
+                self._report_reaped(int(local_rank), int(pid))
+
+    def _report_reaped(self, local_rank: int, pid: int) -> None:
+        """Report a rank of torchrun that was gone before it could be looked at, if torchrun told how it ended."""
+        self._read_torchrun()
+        if pid in self._told:
+            self._send_queue.send(messages.STARTED, local_rank=local_rank, pid=pid)
+            self._report_exit(local_rank, self._told[pid], time.monotonic())
+
+    def _own(self, local_rank: int, process: proc.Process) -> None:
         self._owned.add_rank(local_rank, process)
         self._watch_memory(process.pid)
         self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)
@@ -223,20 +243,29 @@ class Ranks:
         if proc.is_alive(process):
             self._loop.call_later(0.05, lambda: self._look_again(local_rank, process))
         else:
-            self._report_exit(local_rank, workers.read_exit_status(process), time.monotonic())
+            self._report_exit(local_rank, self._find_status(process), time.monotonic())
 
     def _meet_end(self, local_rank: int, process: proc.Process, pidfd: int) -> None:
         self._loop.forget(pidfd)
         os.close(pidfd)
         ended_at = time.monotonic()
         self.reap()
-        self._report_exit(local_rank, workers.read_exit_status(process), ended_at)
+        self._report_exit(local_rank, self._find_status(process), ended_at)
 
     def _meet_ends(self) -> None:
         """Report the ranks that have ended, so that their exits come before the end of torchrun."""
-        for local_rank, process in self._owned.ranks.items():
+        self._read_torchrun()  # of ranks that it has just started, too
+        for local_rank, process in list(self._owned.ranks.items()):
             if local_rank not in self._exited and not proc.is_alive(process):
-                self._report_exit(local_rank, workers.read_exit_status(process), time.monotonic())
+                self._report_exit(local_rank, self._find_status(process), time.monotonic())
+
+    def _find_status(self, process: proc.Process) -> int | None:
+        """Return the wait(2) status of a rank of torchrun: from /proc or, once it is reaped, as torchrun told it."""
+        status = workers.read_exit_status(process)
+        if not status:
+            self._read_torchrun()
+            status = self._told.get(process.pid, status)
+        return status
 
     def _report_exit(self, local_rank: int, status: int | None, ended_at: float) -> None:
         if local_rank in self._exited:
@@ -273,9 +302,10 @@ class Ranks:
     def _judge_kill(self, local_rank: int, ending: dict[str, Any]) -> str | None:
         """Judge whether the kernel killed a rank because memory ran out; a shell exits with 137 for a killed child."""
         is_kill = ending["signal"] == signals.SIGKILL or ending["code"] == 128 + signals.SIGKILL
-        if not is_kill or self._kills is None:
+        process = self._owned.ranks.get(local_rank)
+        if not is_kill or self._kills is None or process is None:
             return None
-        return self._kills.judge(self._owned.ranks[local_rank].pid, was_child=ending["signal"] is None)
+        return self._kills.judge(process.pid, was_child=ending["signal"] is None)
 
     def _check_all_exited(self, status: int) -> None:
         if self._tells_exits and len(self._exited) == self._expected:

@@ -10,6 +10,10 @@ rest, and finally SIGKILL. torchrun's own shutdown would take 30 s if a rank ign
 It is not held by SIGSTOP: a suspended process does not get what the kernel sends, and node 0's store would not respond
 while ranks save together. Do not assume that a signal reaches Python code at once: the main thread may wait in C++ for
 other nodes, so another thread watches for the end of both guardian and supervisor.
+
+A rank is a child of torchrun, which reaps ten times a second: a supervisor that looks a moment too late finds nothing
+in /proc. So this program wraps Popen.poll, which torchrun calls for its ranks (SubprocessContext in
+torch/distributed/elastic/multiprocessing/api.py), and reports how a rank ended before it is reaped.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ def read(path):
 # Its arguments are the word torchrun, the number of the signal that holds it, and how long ranks may save, in seconds.
 PROGRAM = (
     """\
-import threading
+import subprocess, threading
 hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
 mark, folder = os.environ["LAUNCH_MARK"], os.path.dirname(os.environ["LAUNCH_FILES"])
 def hold(*_):
@@ -92,6 +96,17 @@ def end_without_main_thread():
     time.sleep(0.1)
     wait_while(has_children, stop_timeout_s + 5)
     kill_all([])
+def poll(rank, reap=subprocess.Popen.poll):
+    try:
+        ended = rank.returncode is None and os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended:
+            status = ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
+            with open(os.open(folder + "/ranks", os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as reports:
+                reports.write(b"ended %d %d\\n" % (rank.pid, status))
+    except OSError:  # the supervisor is gone
+        pass
+    return reap(rank)
+subprocess.Popen.poll = poll
 signal.signal(hold_signal, hold)
 threading.Thread(target=end_without_main_thread, daemon=True).start()
 from torch.distributed import run

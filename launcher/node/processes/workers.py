@@ -152,7 +152,10 @@ class Fifos:
         self.folder = folder
 
     def make_reports(self) -> int:
-        """Make and open the one to which each of torchrun's ranks writes its local rank and process id."""
+        """Make and open the one for torchrun's reports.
+
+        Each rank writes its local rank and process id, and torchrun `ended`, the process id and the wait(2) status.
+        """
         path = os.path.join(self.folder, "ranks")
         os.mkfifo(path, 0o600)
         # Open for reading and writing, it never reaches its end, whatever the writers do.
@@ -184,8 +187,7 @@ def open_pidfd(process: proc.Process) -> int | None:
 def read_exit_status(process: proc.Process) -> int | None:
     """Return the wait(2) status of a rank that torchrun has not reaped yet; 0 or None if it is unknown.
 
-    The rank is torchrun's child, so only /proc shows it; torchrun checks ten times a second, and prints an exit code
-    only for the first failure, in a long report.
+    The rank is torchrun's child, so only /proc shows it.
     """
     now = proc.read_process(process.pid)
     if now is None or now.started != process.started:

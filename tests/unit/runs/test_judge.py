@@ -18,11 +18,6 @@ from launcher.runs.judge import find_failures
 from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
 
-# As torch 2.13 logs it.
-SAID = (
-    "E1123 02:41:07.417000 4242 torch/distributed/elastic/multiprocessing/api.py:1002] "
-    "failed (exitcode: {code}) local_rank: {local_rank} (pid: 4711) of binary: /bin/sh\n"
-)
 PLAN = LaunchPlan(
     Program(ProgramKind.SCRIPT, "train.py"), (NodePlan(Host("gpu2"), 1, 2, 2, "/", {}),), 2, 4, "10.0.0.1", 1
 )
@@ -44,15 +39,8 @@ def fake_session(state: NodeState) -> Fake:
     return Fake(states=[state], noise=lambda index: "", is_slurm_step=False)
 
 
-@pytest.mark.parametrize(("code", "ending"), [(3, "exit code 3"), (-11, "killed by SIGSEGV")])
-def test_torchrun_says_which_rank_failed_and_how(code: int, ending: str) -> None:
-    (failure,) = fail(SAID.format(code=code, local_rank=1), 0, 1)
-    assert (failure.subject, failure.ending, failure.at) == ("gpu2 rank 3", ending, pytest.approx(99.9))
-
-
-@pytest.mark.parametrize("said", ["Signal 15 received\n", SAID.format(code=1, local_rank=7)])
-def test_otherwise_torchrun_itself_is_named(said: str) -> None:
-    (failure,) = fail(said, 0, 1)
+def test_torchrun_is_named_if_nobody_knows_how_its_ranks_ended() -> None:
+    (failure,) = fail("Signal 15 received\n", 0, 1)
     assert (failure.kind, failure.ending) == (FailureKind.TORCHRUN, "exit code 1")
 
 
