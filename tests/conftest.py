@@ -31,10 +31,11 @@ from xdist.scheduler import LoadScopeScheduling
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 THIS_MACHINE = ("process", "ssh")
-# Two workers begin with tests that import torch. Tests that wait run beside others, and the short ones run last.
+# Two workers begin with tests that import torch. What waits, a folder or a file, runs beside what computes, and the
+# short ones run last.
 TORCH = "train"
-WITHOUT_TORCH = ("gw2", "gw3", "gw4", "gw5")  # a worker in the place of one that crashed has another name
-WAITING = "faults"
+WAITING = ("faults", "test_controller_unit.py", "test_taking_up.py", "test_top.py")
+COMPUTING = 3  # workers at least, as long as there is something to compute
 TOGETHER = "slurm"  # one worker starts its Slurm, and on both nodes a Python that imports torch
 ORDER = ("cluster", "slurm", "ssh", "process", "unit")
 
@@ -86,16 +87,27 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
     def _assign_work_unit(self, node: Any) -> None:
         own = set(self.registered_collections[node])
-        scope = next((scope for scope, unit in self.workqueue.items() if own.issuperset(unit)), None)
-        if scope is None:
+        scopes = [scope for scope, unit in self.workqueue.items() if own.issuperset(unit)]
+        if not scopes:
             node.shutdown()
             return
+        waiting = [other for other in self.nodes if other is not node and self._is_waiting(other)]
+        may_wait = len(waiting) < max(1, len(self.nodes) - COMPUTING)
+        scope = next((scope for scope in scopes if may_wait or not _waits(Path(scope))), scopes[0])
         self.workqueue.move_to_end(scope, last=False)
         super()._assign_work_unit(node)
+
+    def _is_waiting(self, node: Any) -> bool:
+        units = self.assigned_work.get(node, {})
+        return any(_waits(Path(scope)) and not all(unit.values()) for scope, unit in units.items())
 
 
 def _folder(nodeid: str) -> str:
     return nodeid.split("/")[1]
+
+
+def _waits(file: Path) -> bool:
+    return not {file.name, file.parent.name}.isdisjoint(WAITING)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -121,7 +133,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker whether it collects TORCH; all do so where somebody has named the tests."""
     is_all = node.config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    node.workerinput["without_torch"] = is_all and node.gateway.id in WITHOUT_TORCH
+    number = int(node.gateway.id.removeprefix("gw"))
+    # One in the place of a worker that has crashed has a higher number, and may have to run what that one ran.
+    node.workerinput["without_torch"] = is_all and 2 <= number < len(node.config.option.tx)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -153,14 +167,9 @@ def _ignore_no_signal() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put those that need torch first, then others in the order of ORDER, and before each a file of tests that wait."""
-    items.sort(key=lambda item: (TORCH, *ORDER, _folder(item.nodeid)).index(_folder(item.nodeid)))
-    files = [file for file in dict.fromkeys(item.path for item in items) if file.parent.name != TORCH]
-    waiting = [file for file in files if file.parent.name == WAITING]
-    others = [file for file in files if file.parent.name != WAITING]
-    place = {file: 2.0 * number for number, file in enumerate(waiting)}
-    place |= {file: number + 0.5 for number, file in enumerate(others)}
-    items.sort(key=lambda item: place.get(item.path, -1))
+    """Put those that need torch first, then those that wait, then others in the order of ORDER."""
+    order = (TORCH, WAITING, *ORDER)
+    items.sort(key=lambda item: order.index(WAITING if _waits(item.path) else _folder(item.nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)

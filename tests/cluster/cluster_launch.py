@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from machines.cluster import Cluster
+from machines.launches import start_launch
 from machines.patience import NEVER_S, slowed
-from machines.runs import PROGRAMS, Done, Running
+from machines.runs import Done, Running
 
 # Nobody waits for a silence but where a test says so, and who ignores SIGTERM is soon killed.
 TIMES = ("--silence", f"{NEVER_S:g}", "--stop-timeout", "1")
@@ -49,7 +49,7 @@ class Launch:
     def test(self, number: int, *words: str, hosts: str) -> Running:
         """Start test-distributed with so many processes on each host."""
         options = ("--hosts", hosts, "--python", sys.executable)
-        return self._run([str(PROGRAMS / "test-distributed"), str(number)], *options, *words)
+        return self._run("test-distributed", str(number), *options, *words)
 
     def check(self, *words: str, hosts: str = "node[1-3]") -> Done:
         """Check hosts, whatever runs there."""
@@ -73,13 +73,13 @@ class Launch:
             running.process.wait()
 
     def _start(self, command: str, *words: str) -> Running:
-        return self._run([str(PROGRAMS / "launch"), command], *TIMES, *words)
+        return self._run("launch", command, *TIMES, *words)
 
-    def _run(self, command: list[str], *words: str) -> Running:
+    def _run(self, program: str, word: str, *words: str) -> Running:
         number = len(self.started)
-        argv = [*command, "--ssh-config", str(self.cluster.ssh_config), *words]
+        words = (word, "--ssh-config", str(self.cluster.ssh_config), *words)
         env = {**os.environ, "PYTHONPATH": ""}
         with (self.folder / f"stdout.{number}").open("wb") as out, (self.folder / f"stderr.{number}").open("wb") as err:
-            process = subprocess.Popen(argv, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            process = start_launch(*words, cwd=self.folder, env=env, stdout=out, stderr=err, program=program)
         self.started.append(Running(process, self.folder, number, self.cluster))
         return self.started[-1]

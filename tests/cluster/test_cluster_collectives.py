@@ -47,8 +47,12 @@ def test_two_hosts_and_their_picture(launch: Launch, cluster: Cluster) -> None:
     assert "launch: 2 hosts without GPUs, so the run uses CPUs" in done.words
     assert done.words[-1] == "test-distributed: plot written to pairs.png"
     assert re.fullmatch(r"\[node1:0\] initialized in \d+\.\d s \(2 ranks on 2 hosts\)", done.lines[0])
-    assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", done.lines[-2])
-    assert done.lines[-1] == "[node1:0] all 14 checks passed with 2 ranks on 2 hosts (gloo, cpu)"
+    pair, load, passed = [line for line in done.lines if line.startswith("[")][-3:]
+    assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", pair)
+    assert load == "[node1:0] loading all CPUs for 1 s"
+    assert passed == "[node1:0] all 14 checks passed with 2 ranks on 2 hosts (gloo, cpu)"
+    figures = r"node\[1-2\]: 2 x .* under load: \S+ GFLOP/s in fp32 \(\S+ to \S+\), \S+ GB/s in memory \(\S+ to \S+\)"
+    assert re.fullmatch(figures, done.lines[-1])
     results = json.loads((done.logs / "files" / "node_0" / "results.json").read_text())
     assert results["hosts"] == ["node1", "node2"]
     assert [(pair["first"], pair["second"]) for pair in results["pairs"]] == [(0, 1)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from machines.cluster import Cluster, Host
+from machines.launches import PROGRAM
 from machines.patience import DEADLINE_S
-from machines.runs import PROGRAMS
 
 SPOOFED = "gpu7"
 OTHER_KEY = "has this machine's address, but known_hosts has a different host key for it; connecting over SSH"
@@ -38,7 +38,7 @@ def exec_here(cluster: Cluster, tmp_path: Path) -> Exec:
     def run(known: str, transport: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "known_hosts").write_text(known)
         words = ["exec", "--hosts", SPOOFED, "--ssh-config", str(config), "--transport", transport]
-        launch = [str(PROGRAMS / "launch"), *words, "--", "echo in${SSH_CLIENT:+ by SSH}"]
+        launch = [str(PROGRAM), *words, "--", "echo in${SSH_CLIENT:+ by SSH}"]
         env = {**os.environ, "PYTHONPATH": ""}
         env.pop("SSH_CLIENT", None)
         argv = [*here.enter(tmp_path), *launch]

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fault_launch import FaultLaunch
 from machines.cluster import TOOL_PATH
+from machines.launches import PROGRAM
 from machines.slurm import LOGIN, Slurm, find_obstacle
+from machines.warm import WarmPython, client_words
 from ways import Way
+
+# As `launch` in PATH: on `login`, and outside of an allocation, it is forked.
+LAUNCH = """#!/bin/sh
+read host </proc/sys/kernel/hostname
+if [ "$host" = {login} ] && [ -z "$SLURM_JOB_ID" ]; then exec {client} {python} {program} "$@"; fi
+exec {program} "$@"
+"""
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +30,16 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if obstacle:
         pytest.skip(obstacle)
     with Slurm(tmp_path_factory.mktemp("faults")) as running:
+        login = running.cluster[LOGIN]
+        warm = WarmPython(login.folder / "bin", "warm_launch", login.enter(Path("/")))
+        words = LAUNCH.format(
+            login=LOGIN, client=client_words(warm.place, "launch"), python=sys.executable, program=PROGRAM
+        )
+        program = running.folder / "bin" / "launch"
+        program.write_text(words)
+        program.chmod(0o755)
         yield running
+        warm.close()
 
 
 @pytest.fixture

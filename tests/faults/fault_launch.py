@@ -159,8 +159,7 @@ class FaultLaunch:
     # ---- what runs --------------------------------------------------------------------------------------------------
 
     def launcher(self) -> Process:
-        (found,) = (process for process in self.slurm.cluster[LOGIN].processes() if "bin/launch " in process.command)
-        return found
+        return find_process(self.slurm.cluster[LOGIN], "launch")
 
     def keepers(self) -> tuple[Process, Process]:
         """Return guardian and supervisor of the last host."""

@@ -30,7 +30,7 @@ def test_a_connection_breaks(launch: FaultLaunch, cut: Cut) -> None:
     done = launch.finish(running)
     assert done.exit_code == 69, str(done)
     assert re.fullmatch(rf"launch: lost {cut.host} \({cut.told}\), {launch.stopping}", said(done)[2]), str(done)
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69 (launch report RUN)"
 
 
 @over_ways(
@@ -52,7 +52,8 @@ def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> No
         "  fix: check the machine itself; when it responds again, run launch check and launch clean",
         "  2 others stopped by launch: 2 on node1",
         "  full log: logs/RUN/node_1.log",
-        "launch: 0 processes left on 1 host; node2 unreachable, 2 processes may remain, exit code 69",
+        "launch: 0 processes left on 1 host; node2 unreachable, 2 processes may remain, exit code 69 (launch report "
+        "RUN)",
     ]
     assert done.record["result"]["unreachable"] == {"node2": 2}
     if lose is Host.freeze:

@@ -84,6 +84,8 @@ def test_all_commands_without_the_terminal(launch: FaultLaunch) -> None:
     assert re.match(r"launch: stopped by you after .*, 0 processes left on 2 hosts$", stopped.stderr)
     assert watching.wait() == 130
     assert ask(launch, "wait", code=130).stderr == stopped.stderr
+    page = launch.folder / ask(launch, "report").stdout.rstrip("\n")
+    assert page.name == f"{row['run']}-report.html" and "<title>stopped: " in page.read_text("utf-8")
     ask(launch, "fetch")
     for node in range(2):
         (copy, log) = (base / row["run"] / f"node_{node}.log" for base in (launch.folder / "logs", launch.logs))

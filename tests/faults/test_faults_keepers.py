@@ -38,7 +38,7 @@ def test_a_helper_is_killed(
     done = launch.finish(running)
     assert done.exit_code == exit_code, str(done)
     assert said(done)[2] == f"launch: {launch.last.name} helper failed first ({told}), {launch.stopping}"
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code {exit_code}"
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code {exit_code} (launch report RUN)"
 
 
 @over_ways(Promise.KILLED, form=1, forms=3)
@@ -66,5 +66,5 @@ def test_both_are_stopped(launch: FaultLaunch) -> None:
         send_signal(keeper.pid, signal.SIGCONT)
     assert done.exit_code == 69, str(done)
     assert said(done)[2] == f"launch: lost {launch.last.name} (no heartbeat for N s), {launch.stopping}"
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69 (launch report RUN)"
     launch.wait_until_clean()

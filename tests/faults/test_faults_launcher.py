@@ -84,4 +84,4 @@ def test_the_launcher_freezes(launch: FaultLaunch) -> None:
     assert done.exit_code == 69, str(done)
     stood = r"this machine was suspended for (over )?N s, so the hosts stopped the run"
     assert re.fullmatch(rf"launch: lost \S+ \({stood}\), {launch.stopping}", said(done)[2]), str(done)
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69"
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 69 (launch report RUN)"

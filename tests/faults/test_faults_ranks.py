@@ -25,7 +25,7 @@ def test_a_rank_fails(launch: FaultLaunch) -> None:
         "    no such data",
         f"  3 others stopped by launch: {others}",
         f"  full log: logs/RUN/node_{len(launch.way.hosts) - 1}.log",
-        f"launch: {launch.nothing_left}, exit code 7",
+        f"launch: {launch.nothing_left}, exit code 7 (launch report RUN)",
     ]
     cause = done.record["result"]["cause"]
     assert (cause["host"], cause["rank"], cause["local_rank"], cause["exit_code"]) == (host, 3, local_rank, 7)
@@ -39,7 +39,7 @@ def test_a_rank_is_killed(launch: FaultLaunch) -> None:
     done = launch.finish(running)
     assert done.exit_code == 128 + signal.SIGKILL, str(done)
     assert said(done)[2] == (f"launch: {launch.last.name} rank 3 failed first (killed by SIGKILL), {launch.stopping}")
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137"
+    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 137 (launch report RUN)"
 
 
 @over_ways(Promise.RANK, form=2, forms=3)

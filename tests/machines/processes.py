@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from machines.patience import DEADLINE_S
 
 POLL_S = 0.01
+LONGEST_POLL_S = 0.05  # what comes late is looked for less often: many tests wait at once, and each look takes CPU time
 CENSUS_POLL_S = 0.05  # for polls that read all processes, which takes some milliseconds
 _GONE = ("", "Z", "X")
 _DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "warm_python")
@@ -84,12 +85,13 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def wait_until(is_true: Callable[[], object], timeout_s: float = DEADLINE_S, poll_s: float = POLL_S) -> bool:
-    """Poll until `is_true` returns true; return False on a timeout."""
+    """Poll until `is_true` returns true, ever less often; return False on a timeout."""
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:
             return False
         time.sleep(poll_s)
+        poll_s = max(poll_s, min(LONGEST_POLL_S, 1.2 * poll_s))
     return True
 
 

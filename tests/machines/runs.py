@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 from machines.cluster import Cluster
 from machines.logs import without_stamps
 from machines.processes import wait_until
+from machines.warm import WarmProcess
 
-PROGRAMS = Path(sys.executable).parent
 # A rank that exits at SIGTERM, or when the test creates the file `go`.
 WAIT = 'echo "ready $RANK"; until [ -e go ]; do sleep 0.05; done; echo end'
 
@@ -71,7 +70,7 @@ class Done:
 class Running:
     """A launcher that has been started."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
     folder: Path
     number: int
     cluster: Cluster

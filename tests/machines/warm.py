@@ -1,4 +1,4 @@
-"""Processes that have torch at once: a `warm_python` on this machine or on a test host, and what it forks."""
+"""Processes with torch or `launch` at once: a `warm_python` on this machine or a test host, and what it forks."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class WarmProcess:
     def __init__(self, server: socket.socket) -> None:
         self._server = server
         self.pid: int = json.loads(server.recv(100))
-        self._exit_code: int | None = None
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
         return self._read(timeout_s=0)
 
-    def wait(self, timeout_s: float = DEADLINE_S) -> int:
-        if (exit_code := self._read(timeout_s)) is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout_s)
+    def wait(self, timeout: float = DEADLINE_S) -> int:
+        if (exit_code := self._read(timeout)) is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return exit_code
 
     def _read(self, timeout_s: float) -> int | None:
-        if self._exit_code is None:
+        if self.returncode is None:
             self._server.settimeout(timeout_s)
             try:
-                self._exit_code = json.loads(self._server.recv(100))
+                self.returncode = json.loads(self._server.recv(100))
             except (BlockingIOError, TimeoutError):
                 return None
             self._server.close()
-        return self._exit_code
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -59,13 +59,13 @@ class WarmPython:
 
     NAME = "warm"  # of its socket
 
-    def __init__(self, folder: Path, enter: Sequence[str] = ()) -> None:
-        """Start it and wait until it has imported torch; enter: the words that run a program on another host."""
+    def __init__(self, folder: Path, imported: str = "warm_torch", enter: Sequence[str] = ()) -> None:
+        """Start it and wait until it has imported a module; enter: the words that run a program on another host."""
         self.place = folder / self.NAME
         self.place.unlink(missing_ok=True)
-        argv = [*enter, sys.executable, str(HERE / "warm_python.py"), str(self.place)]
+        argv = [*enter, sys.executable, str(HERE / "warm_python.py"), str(self.place), imported]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE)
         assert wait_until(lambda: self.place.exists() or not self.is_running), "it does not listen in time"
         assert self.is_running, "it has ended"
 
@@ -74,11 +74,20 @@ class WarmPython:
         return self._process.poll() is None
 
     def start(
-        self, argv: list[str], env: Mapping[str, str], cwd: Path, stdout: IO[bytes], stderr: IO[bytes]
-    ) -> WarmProcess:
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: IO[bytes], stderr: IO[bytes],
+        name: str = "python",
+    ) -> WarmProcess:  # fmt: skip
+        """Start a process of this name with the arguments of a Python."""
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server.connect(str(self.place))
-        order = {"program": sys.executable, "argv": argv, "env": dict(env), "cwd": str(cwd), "descriptors": [0, 1, 2]}
+        order = {
+            "program": sys.executable,
+            "name": name,
+            "argv": [os.fsdecode(word) for word in argv],
+            "env": dict(env),
+            "cwd": str(cwd),
+            "descriptors": [0, 1, 2],
+        }
         with Path(os.devnull).open() as stdin:
             files = [stdin.fileno(), stdout.fileno(), stderr.fileno()]
             socket.send_fds(server, [json.dumps(order).encode()], files)
@@ -86,13 +95,18 @@ class WarmPython:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def write_client(path: Path, place: Path) -> Path:
     """Write a program that does what `python` does, by the `warm_python` whose socket is there; return its path."""
-    client = shlex.join([sys.executable, "-IS", str(HERE / "warm_client.py"), str(place)])
+    client = client_words(place, "python")
     keepers = f'case $1$3 in *-ISc*) exec {sys.executable} "$@" ;; esac'  # launch's own processes need no torch
     path.write_text(f'#!/bin/sh\n{keepers}\nexec {client} "$0" "$@"\n')
     path.chmod(0o755)
     return path
+
+
+def client_words(place: Path, name: str) -> str:
+    """Return the words of a shell that start a process of this name by a `warm_python`, before those of the program."""
+    return shlex.join([sys.executable, "-IS", str(HERE / "warm_client.py"), str(place), name])

@@ -1,4 +1,4 @@
-"""Stands for a Python: the process that it starts is forked by a `warm_python`, on the same host."""
+"""Stands for a program of Python: its process is forked by a `warm_python`, on the same host."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
-place, program, *argv = sys.argv[1:]
+place, name, program, *argv = sys.argv[1:]
 descriptors = [number for number in range(10) if is_open(number)]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     server.connect(place)
-    order = {"program": program, "argv": argv, "env": dict(os.environ), "descriptors": descriptors}
+    order = {"program": program, "name": name, "argv": argv, "env": dict(os.environ), "descriptors": descriptors}
     order["cwd"] = os.getcwd()  # noqa: PTH109 - to import pathlib takes as long as all the rest
     socket.send_fds(server, [json.dumps(order).encode()], descriptors)
     pid = json.loads(server.recv(100))

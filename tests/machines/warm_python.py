@@ -1,17 +1,20 @@
-"""A Python that has imported torch, and forks processes for tests: an import takes longer than most of what they do.
+"""A Python that has imported much, and forks processes for tests: the imports take longer than most of what they do.
 
 It listens on a Unix socket. An order, in JSON with the descriptors that the process gets, is answered by the process
 id, and once that process has ended by its exit code, as `subprocess` has it. If whoever gave the order is gone before
-that, the process is killed with its group.
+that, the process is killed with its group. It ends with its stdin.
 
-It must be started with OMP_NUM_THREADS=1: then it has no threads, which a fork would not copy.
+It must have no threads, which a fork would not copy; so torch needs OMP_NUM_THREADS=1. What an interpreter looks at as
+it starts is as it was here: PYTHONIOENCODING, the seed of hashes and, in /proc, command line and environment.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -19,16 +22,10 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
-
-import torch
-import torch.distributed.checkpoint.state_dict
-import torch.distributed.device_mesh
-import torch.distributed.fsdp
-import torch.distributed.tensor.parallel
-import torch.nn.parallel
 
 
 class Server:
@@ -38,6 +35,7 @@ class Server:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(0, selectors.EVENT_READ, lambda: os._exit(0))
 
     def serve(self) -> NoReturn:
         while True:
@@ -81,30 +79,42 @@ class Server:
 
 
 def become(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
-    """Be a process that was started with these arguments; leave without a look back, as the ranks themselves do."""
+    """Be a process that was started with these arguments."""
     os.setsid()
-    Path("/proc/self/comm").write_text("python")
+    program, argv = order["program"], order["argv"]
+    Path("/proc/self/comm").write_text(order["name"])
     kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
     os.closerange(0, 100)
     for descriptor, number in zip(kept, order["descriptors"], strict=True):
         os.dup2(descriptor, number)
     os.closerange(100, 1024)
-    sys.executable = order["program"]
+    sys.executable, sys.orig_argv = program, [program, *argv]
     os.environ.clear()
     os.environ.update(order["env"])
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    if "torch" in sys.modules:
+        threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+        sys.modules["torch"].set_num_threads(threads)
     os.chdir(order["cwd"])
     exit_code = 1
     try:
-        run(order["argv"])
+        run(argv)
         exit_code = 0
     except SystemExit as end:
         exit_code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     except BaseException:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(ValueError, OSError):  # it is closed, or nobody reads it
+                stream.flush()
         os._exit(exit_code)
 
 
@@ -124,19 +134,11 @@ def run(argv: list[str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def learn_a_little() -> None:
-    """Import what torch imports at the first step of an optimizer."""
-    weights = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([weights])
-    weights.sum().backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
 if __name__ == "__main__":
-    learn_a_little()
+    place, imported = sys.argv[1:]
+    importlib.import_module(imported)
     gc.collect()
     gc.freeze()  # so that a collection in one of those that are forked copies nothing
-    place = sys.argv[1]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{place}.new")
         listener.listen(100)

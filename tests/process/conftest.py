@@ -6,7 +6,7 @@ import functools
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -52,3 +52,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         old = find_old_python()
         pythons = [pytest.param(sys.executable, id="own"), *([pytest.param(old, id="3.8")] if old else [])]
         metafunc.parametrize("any_python", pythons)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Put a fake tool, given as a shell script, on a PATH that has no real one."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def put(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n# A fake.\nPATH=/usr/bin:/bin\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return put

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from machines.patience import DEADLINE_S
+from machines.launches import run_launch
 from machines.repositories import make_repository
 
-LAUNCH = str(Path(sys.executable).with_name("launch"))
 SCRIPT = """
 echo "continues ${LAUNCH_AGAIN_OF:-nothing} in $PWD with $1 ${#API_TOKEN}"
 exit ${CODE:-3}
@@ -19,8 +17,7 @@ exit ${CODE:-3}
 
 
 def call(folder: Path, *words: str, code: int = 0) -> str:
-    done = subprocess.run([LAUNCH, *words], cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
+    done = run_launch(*words, cwd=folder, code=code)
     return done.stdout + done.stderr
 
 

@@ -72,6 +72,7 @@ def lose_power(fleet: Fleet) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not set(pids) & set(fleet.pids()))
+    wait_until(fleet.hub.missing)
 
 
 def boot(fleet: Fleet, home: Path) -> list[subprocess.Popen[bytes]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines.patience import DEADLINE_S
+from machines.launches import run_launch
 
 from launcher.commands.fetch import Fetched, Wish, fetch_files, is_safe, refuse_pattern
 from launcher.errors import LauncherError
@@ -19,7 +18,6 @@ from launcher.hosts.host import Host
 from launcher.transports.base import STDERR, STDOUT, TransportError
 from launcher.transports.process_channel import LocalTransport
 
-LAUNCH = str(Path(sys.executable).with_name("launch"))
 HOST = Host("gpu1", source="test")
 MOST = 1_000_000
 
@@ -195,10 +193,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     words = ["singlenode", "--nproc", "1", "--cpu", "--no-check", "--no-python", "sh", "-c"]
 
     def call(*words: str, code: int = 0) -> str:
-        done = subprocess.run([LAUNCH, *words], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S,
-                              check=False)  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stderr
+        return run_launch(*words, cwd=tmp_path, code=code).stderr
 
     said = call(*words[:-2], "--fetch", "outputs/*.txt", "sh", "-c",
                 "mkdir outputs; echo 1 | tee outputs/model.pt outputs/log.txt; exit 3", code=3)  # fmt: skip

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from machines.launches import PROGRAM
 from machines.macos import missing_names
 from machines.patience import DEADLINE_S
 
 from launcher.commands.demo_hosts import DemoHosts, demo_hosts
 
 AS_ON_MACOS = Path(__file__).with_name("macos")
-PROGRAMS = Path(sys.executable).parent
 # As long as those that macOS makes.
 TMPDIR = "var/folders/zz/zyxvpxvq6csfxvn_n0000000000000/T"
 IMPORT_ALL = """
@@ -59,7 +59,7 @@ def from_macos(tmp_path: Path) -> Launch:
 
 
 def launch_in(folder: Path, env: Mapping[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable] if argv[0] == "python" else [str(PROGRAMS / argv[0])]
+    program = [sys.executable] if argv[0] == "python" else [str(PROGRAM.with_name(argv[0]))]
     return subprocess.run(
         [*program, *argv[1:]], env={**os.environ, **env}, cwd=folder, capture_output=True, text=True,
         timeout=DEADLINE_S, check=False,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from machines.launches import PROGRAM
 from node_process import Nodes, shell
 
 from launcher.errors import EXIT_USAGE
@@ -34,10 +35,9 @@ def namespace() -> None:
 def launch(tmp_path: Path) -> Launch:
     """Run `launch` with a folder of its own, where its logs go."""
     unknown = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME", "USERNAME")}
-    program = Path(sys.executable).with_name("launch")
 
     def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        argv = [*AS_NOBODY_KNOWN, str(program), *words]
+        argv = [*AS_NOBODY_KNOWN, str(PROGRAM), *words]
         return subprocess.run(
             argv, cwd=tmp_path, env={**unknown, **env}, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )

@@ -22,10 +22,12 @@ from machines.patience import DEADLINE_S, NEVER_S, slowed
 from screen import Screen
 from transport_by_host import TransportByHost
 
-from launcher.errors import HostFailure, HostFailureKind, UnreachableError
+from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.output.run_folder import create_record
+from launcher.runs import attempt, hangs, policy, state_keeper
+from launcher.runs import run as run_module
 from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import CulpritSearch
 from launcher.runs.incident_log import IncidentLog
@@ -88,7 +90,7 @@ def run(
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runs.policy.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(policy, "FIRST_PAUSE_S", 0.01)
 
 
 def test_a_run_comes_back(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_the_log_goes_on_in_the_same_file_and_the_record_has_all_attempts(tmp_pa
 def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a pipe that nobody reads hangs as a file does on a network file system that is away."""
     monkeypatch.setattr("launcher.output.write_queue.STALLED_S", 0.1)
-    monkeypatch.setattr("launcher.runs.attempt.STALLED_S", 0.1)
+    monkeypatch.setattr(attempt, "STALLED_S", 0.1)
     monkeypatch.setattr("launcher.output.write_queue.FAREWELL_S", 1.0)
     script = f"[ $LAUNCH_ATTEMPT = 1 ] && sleep {slowed(2.5)}; " + FAILS.format(codes="3")
     pipes: list[Path] = []
@@ -216,8 +218,8 @@ class LateTransport:
 
 
 def test_a_host_that_is_back_cuts_the_pause_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runs.policy.FIRST_PAUSE_S", NEVER_S)
-    monkeypatch.setattr("launcher.runs.run.LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(policy, "FIRST_PAUSE_S", NEVER_S)
+    monkeypatch.setattr(run_module, "LOOK_AGAIN_S", 0.01)
     asked: list[Collection[str]] = []
 
     def can_reach(names: Collection[str]) -> bool:
@@ -232,7 +234,7 @@ def test_a_host_that_is_back_cuts_the_pause_short(tmp_path: Path, monkeypatch: p
 
 def test_a_host_that_reboots_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run says so in its state, counts no restart for it, and tells of a long wait once."""
-    monkeypatch.setattr("launcher.runs.state_keeper.LONG_WAIT_S", 0.0)
+    monkeypatch.setattr(state_keeper, "LONG_WAIT_S", 0.0)
     states: list[RunState] = []
     told: list[tuple[str, str | None]] = []
     done = run(
@@ -253,7 +255,7 @@ def test_a_host_that_reboots_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_host_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runs.policy.MOST_WAITS", 2)
+    monkeypatch.setattr(policy, "MOST_WAITS", 2)
     done = run(tmp_path, FAILS.format(codes="3"), restarts=2, transport=LateTransport(range(1, 99)))
     assert done.result.exit_code == 69
     assert done.words[-1] == "launch: exit code 69"
@@ -261,7 +263,7 @@ def test_a_host_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_first_start_must_be_right(tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError):
+    with pytest.raises(HostsUnreachable):
         run(tmp_path, "exit 0", restarts=9, transport=LateTransport(range(9)))
     assert not (tmp_path / "logs").exists()
 
@@ -303,7 +305,7 @@ def test_a_spare_is_tried_where_one_host_fails_alike_twice(tmp_path: Path) -> No
 
 
 def test_spares_are_checked_before_the_start(tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError) as caught:
+    with pytest.raises(HostsUnreachable) as caught:
         run(tmp_path, "exit 0", restarts=1, spares=("n2",), transport=by_host(n2=range(99)))
     assert [failure.host for failure in caught.value.failures] == ["n2"]
 
@@ -361,9 +363,9 @@ HANGS = "for each in 1 2 3; do echo line; done; [ $LAUNCH_ATTEMPT = 1 ] || sleep
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runs.hangs.LEAST_S", 0.5)
-    monkeypatch.setattr("launcher.runs.hangs._LOOK_S", 0.05)
-    monkeypatch.setattr("launcher.runs.hangs.ANSWER_S", 0.2)
+    monkeypatch.setattr(hangs, "LEAST_S", 0.5)
+    monkeypatch.setattr(hangs, "_LOOK_S", 0.05)
+    monkeypatch.setattr(hangs, "ANSWER_S", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -526,7 +528,7 @@ def test_what_waited_in_vain_is_gone_before_the_last_line(tmp_path: Path) -> Non
 
 
 def test_a_long_pause_is_not_waited_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runs.run.IDLE_S", -1.0)
+    monkeypatch.setattr(run_module, "IDLE_S", -1.0)
     transport = CountedLogins()
     done = run_warm(tmp_path, transport)
     assert done.result.exit_code == 0, done.words

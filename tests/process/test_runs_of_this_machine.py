@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +19,11 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from machines.launches import PROGRAM, run_launch
 from machines.patience import DEADLINE_S
 
 from launcher.runs.run_list import RemoteRun, RunList, Way
 
-LAUNCH = str(Path(sys.executable).with_name("launch"))
 RUN = ("singlenode", "--nproc", "2", "--cpu", "--no-check", "--stop-timeout", "0.5", "--no-python", "sh", "-c")
 # Each rank writes bytes of all kinds, and then a line for as long as there is no file `go`.
 WRITES = r"""
@@ -51,7 +50,7 @@ class Machine:
         """Start a run in the background, and return once its ranks have written."""
         before = self._latest_log()
         process = subprocess.Popen(
-            [LAUNCH, *words, script], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [PROGRAM, *words, script], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             **how,  # type: ignore[call-overload]
         )  # fmt: skip
         self._ends.callback(self._end, process)
@@ -64,12 +63,7 @@ class Machine:
         return log.resolve() if log.exists() else Path(os.devnull)
 
     def call(self, *words: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [LAUNCH, *words], cwd=self.folder, capture_output=True, timeout=DEADLINE_S, check=False,
-            encoding="utf-8", errors="backslashreplace",
-        )  # fmt: skip
-        assert code is None or done.returncode == code, done.stdout + done.stderr
-        return done
+        return run_launch(*words, cwd=self.folder, code=code)
 
     @property
     def runs(self) -> list[dict[str, object]]:
@@ -109,17 +103,17 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     assert re.search(r"running +\d+\.?\d* s +here +1 x 2 ", table), table
     assert machine.call("logs", str(row["run"])[:12], "--since", "1h", code=0).stdout.count("] rank ") == 2
 
-    watching = subprocess.Popen([LAUNCH, "attach"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    watching = subprocess.Popen([PROGRAM, "attach"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert watching.stdout is not None and watching.stderr is not None
     title = f"run {row['run']}, which {socket.gethostname()} controls; running; Ctrl-C leaves it running"
     assert watching.stderr.readline().decode() == f"launch: watching {title}\n"
     screen, terminal = pty.openpty()
-    waiting = subprocess.Popen([LAUNCH, "wait"], cwd=machine.folder, stderr=terminal)
+    waiting = subprocess.Popen([PROGRAM, "wait"], cwd=machine.folder, stderr=terminal)
     os.close(terminal)
     shown = os.fdopen(screen, "rb", buffering=0)
     assert shown.readline().decode() == f"launch: waiting for run {row['run']}, which is running\r\n"
     following = subprocess.Popen(
-        [LAUNCH, "logs", "-f", "--rank", "1"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [PROGRAM, "logs", "-f", "--rank", "1"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     machine.go()
     out, err = following.communicate(timeout=DEADLINE_S)
@@ -140,7 +134,8 @@ def test_a_run_that_fails(machine: Machine) -> None:
     assert running.wait(DEADLINE_S) == 7
     first, *_, last = waiting.stderr.splitlines()
     assert first.startswith("launch: FAILED after ")
-    assert last == "launch: 0 processes left on 1 host, exit code 7"
+    run = machine.runs[0]["run"]
+    assert last == f"launch: 0 processes left on 1 host, exit code 7 (launch report {run})"
     assert re.search(r"failed \(7\) +.* \w+ rank ([01]): exit code 7: error \1", machine.call("ps", code=0).stdout)
     shown = machine.call("attach", code=7).stderr.splitlines()
     assert re.fullmatch(r"launch: run \S+, which \S+ controlled, has ended; its last lines:", shown[0])
@@ -250,7 +245,7 @@ def test_several_runs(machine: Machine) -> None:
         f"  fix: launch stop {ids['first']}",
     ]
     waiting = subprocess.Popen(
-        [LAUNCH, "wait", "second", "first"], cwd=machine.folder, stderr=subprocess.PIPE, text=True
+        [PROGRAM, "wait", "second", "first"], cwd=machine.folder, stderr=subprocess.PIPE, text=True
     )
     machine.go()
     assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (7, 0)
@@ -273,7 +268,7 @@ def test_stop_is_typed_twice(machine: Machine) -> None:
     running = machine.start(saves + WRITES.replace("! -e go", "! -e never"), words=words)
 
     def stop() -> subprocess.Popen[str]:
-        return subprocess.Popen([LAUNCH, "stop"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen([PROGRAM, "stop"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
 
     first = stop()
     wait_until((machine.folder / "saving").exists)
@@ -315,7 +310,7 @@ def test_a_run_that_outlives_its_terminal(machine: Machine, tmp_path: Path) -> N
     note = "cat; tr '\\0' ' ' </proc/$$/cmdline >argv; echo $LAUNCH_EVENT $LAUNCH_RUN $LAUNCH_EXIT_CODE >notified"
     words = (RUN[0], "--detach", "--notify", "another", "--notify=one more", "--notify", note, *RUN[1:])
     process = subprocess.Popen(
-        [LAUNCH, *words, f"CODE=3; {WRITES}"],
+        [PROGRAM, *words, f"CODE=3; {WRITES}"],
         cwd=tmp_path,
         stdin=terminal,
         stdout=terminal,
@@ -350,7 +345,7 @@ def test_attach_shows_hosts_that_come_later(machine: Machine, tmp_path: Path) ->
     """On a terminal, where each host has a color: a spare is none of the hosts at the start."""
     running = machine.start()
     controller, terminal = pty.openpty()
-    words = [LAUNCH, "attach"]
+    words = [PROGRAM, "attach"]
     watching = subprocess.Popen(words, cwd=tmp_path, stdout=terminal, stderr=terminal, start_new_session=True)
     os.close(terminal)
     said = b""
@@ -370,7 +365,7 @@ def test_attach_shows_hosts_that_come_later(machine: Machine, tmp_path: Path) ->
 
 def test_a_detached_run_that_fails_at_once_is_told_here(machine: Machine, tmp_path: Path) -> None:
     done = machine.call("singlenode", "--detach", *RUN[1:], "exit 9", code=9)
-    assert "launch: 0 processes left on 1 host, exit code 9" in done.stderr
+    assert "launch: 0 processes left on 1 host, exit code 9 (launch report " in done.stderr
     assert machine.runs[0]["state"] == "failed"
 
 

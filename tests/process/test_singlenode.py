@@ -12,13 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machines.launches import PROGRAM, run_launch
 from machines.logs import without_stamps
-from machines.patience import DEADLINE_S
 from node_process import STAND_IN
 
 from launcher.session.pool import FILES_PER_HOST, OWN_FILES
 
-LAUNCH = Path(sys.executable).with_name("launch")
 PAGE = (Path(__file__).parents[1] / "unit" / "output" / "seen_exit_race.txt").read_text()
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -29,10 +28,7 @@ def launch(tmp_path: Path) -> Launch:
     """Run `launch` in a folder of its own, where its logs go."""
 
     def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(LAUNCH), *words], cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True,
-            timeout=DEADLINE_S, check=False,
-        )  # fmt: skip
+        return run_launch(*words, cwd=tmp_path, env={**os.environ, **env})
 
     return run
 
@@ -74,7 +70,7 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
     """Its first line, its logs with their times, and what was typed, in which no secret is left."""
     words = ("--nproc", "1", "--cpu", "--no-check", "--name", "base-1", "--note", "lr x 2", "--env", "MY_KEY=geheim")
     script = ("--no-python", "sh", "-c", "echo $MY_KEY | wc -c; echo oops >&2", "sh", "--api-key", "geheim")
-    done = launch("singlenode", *words, *script, PATH=f"{LAUNCH.parent}:{os.environ['PATH']}")
+    done = launch("singlenode", *words, *script, PATH=f"{PROGRAM.parent}:{os.environ['PATH']}")
     name = os.uname().nodename.split(".")[0]
     assert (done.returncode, done.stdout) == (0, f"[{name}:0] 7\n"), done.stderr
     assert even(done.stderr)[0] == "launch: 1 host x 1 process = 1 rank, run RUN (base-1), logs in logs/RUN"
@@ -115,6 +111,6 @@ def test_a_name_that_is_none(launch: Launch, tmp_path: Path, words: tuple[str, .
 @pytest.mark.parametrize("allowed", [OWN_FILES + FILES_PER_HOST + step for step in (-1, 1)])
 def test_as_many_files_may_be_open_as_the_hosts_need(tmp_path: Path, allowed: int) -> None:
     """A shell on macOS allows 256, and each host takes some; a rank here has the launcher's limit."""
-    script = f"ulimit -Sn {allowed}; {LAUNCH} singlenode --nproc 1 --no-python sh -c 'ulimit -Sn'"
+    script = f"ulimit -Sn {allowed}; {PROGRAM} singlenode --nproc 1 --no-python sh -c 'ulimit -Sn'"
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split()[1:] == [str(max(allowed, OWN_FILES + FILES_PER_HOST))]

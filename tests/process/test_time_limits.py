@@ -6,7 +6,6 @@ import asyncio
 import json
 import pickle
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from machines.launches import PROGRAM, run_launch
 from machines.patience import DEADLINE_S, slowed
 from machines.processes import wait_until
 from screen import Screen
@@ -27,15 +27,12 @@ from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.runs.standing import Standing
 from launcher.transports.process_channel import LocalTransport
 
-LAUNCH = Path(sys.executable).with_name("launch")
 RUN = ("singlenode", "--cpu", "--no-check", "--restarts", "3", "--no-python")
 SAVES = "trap 'touch saved.$RANK; exit 0' TERM; while :; do sleep 0.05; done"
 
 
 def launch(folder: Path, *words: str) -> tuple[int, str, Mapping[str, Any]]:
-    done = subprocess.run(
-        [LAUNCH, *RUN, *words], cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = run_launch(*RUN, *words, cwd=folder)
     return done.returncode, done.stderr, json.loads((folder / "logs/latest/run.json").read_text())
 
 
@@ -62,7 +59,7 @@ def test_restarts_and_pauses_prolong_nothing(tmp_path: Path) -> None:
 def test_ranks_that_are_being_stopped_keep_their_time_to_save(tmp_path: Path) -> None:
     saves = "trap 'until [ -e limit ]; do sleep 0.05; done; sleep 0.5; touch saved; exit' TERM; echo ready >ready"
     waits = f"if [ $RANK = 0 ]; then {saves}; while :; do sleep 0.05; done; fi; until [ -e ready ]; do :; done; exit 7"
-    words = [LAUNCH, *RUN, "--for", f"{slowed(2.0):g}", "--nproc", "2", "sh", "-c", waits]
+    words = [PROGRAM, *RUN, "--for", f"{slowed(2.0):g}", "--nproc", "2", "sh", "-c", waits]
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(words, cwd=tmp_path, stdout=said, stderr=said)
     try:

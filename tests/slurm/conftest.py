@@ -38,7 +38,7 @@ def python(slurm: Slurm, warm_nodes: dict[str, WarmPython], tmp_path: Path) -> P
     for name in NODES:
         if name not in warm_nodes or not warm_nodes[name].is_running:  # it dies with its node
             host = slurm.cluster[name]
-            warm_nodes[name] = WarmPython(host.folder / "bin", host.enter(Path("/")))
+            warm_nodes[name] = WarmPython(host.folder / "bin", enter=host.enter(Path("/")))
     (tmp_path / "warm").mkdir()
     return write_client(tmp_path / "warm" / "python", slurm.folder / "bin" / WarmPython.NAME)  # each node has its own
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from machines.launches import PROGRAM, start_launch
 from machines.logs import without_stamps
 from machines.patience import DEADLINE_S, NEVER_S
-from ssh_hosts import POLL_S, SshHosts, is_alive, read_peak_kib, wait_until
+from machines.processes import wait_until
+from machines.warm import WarmProcess
+from ssh_hosts import POLL_S, SshHosts, is_alive, read_peak_kib
 
 RANK_FILE = Path(__file__).with_name("rank.py")
-PROGRAM = Path(sys.executable).with_name("launch")
 # Nobody waits for a silence here, and who ignores SIGTERM is soon killed.
 TIMES = ("--silence", f"{NEVER_S:g}", "--stop-timeout", "1")
 
@@ -90,7 +92,7 @@ class Done:
 class Running:
     """A launcher that was started."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
     folder: Path
     hosts: SshHosts
     number: int
@@ -196,19 +198,24 @@ class Launch:
         self, *words: str, program: Path = PROGRAM, env: Mapping[str, str] | None = None, prefix: Sequence[str] = (),
         stdout: int | IO[bytes] | None = None, stderr: int | IO[bytes] | None = None, **how: Any,
     ) -> Running:  # fmt: skip
+        """Start `launch` with these words; program, prefix and how, those of Popen: never forked."""
         number = len(self.started)
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         variables.update(TMPDIR=str(self.hosts.own_tmpdir), **(env or {}))
         with (self.folder / f"stdout.{number}").open("wb") as out, (self.folder / f"stderr.{number}").open("wb") as err:
-            process = subprocess.Popen(
-                [*prefix, str(program), *words],
-                cwd=self.folder,
-                env=variables,
-                stdin=how.pop("stdin", subprocess.DEVNULL),
-                stdout=out if stdout is None else stdout,
-                stderr=err if stderr is None else stderr,
-                **how,
-            )
+            process: subprocess.Popen[bytes] | WarmProcess
+            if program == PROGRAM and not (prefix or how or stdout or stderr):
+                process = start_launch(*words, cwd=self.folder, env=variables, stdout=out, stderr=err)
+            else:
+                process = subprocess.Popen(
+                    [*prefix, str(program), *words],
+                    cwd=self.folder,
+                    env=variables,
+                    stdin=how.pop("stdin", subprocess.DEVNULL),
+                    stdout=out if stdout is None else stdout,
+                    stderr=err if stderr is None else stderr,
+                    **how,
+                )
         self.started.append(Running(process, self.folder, self.hosts, number))
         return self.started[-1]
 

@@ -13,12 +13,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from machines.patience import DEADLINE_S
+from machines.processes import wait_until
 
 SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
 POLL_S = 0.02
@@ -240,7 +240,7 @@ class SshHosts:
         return [process for host in self.hosts for process in host.processes()]
 
     def all_processes(self) -> list[Process]:
-        """Return that, and the launcher with what it has started itself."""
+        """Return that, and what the launcher has started; of launchers, those that weren't forked."""
         marks = {f"TMPDIR={tmpdir}" for tmpdir in self.tmpdirs}
         return [process for process in read_processes() if marks & process.env]
 
@@ -300,15 +300,6 @@ def find_free_port(address: str) -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_until(is_true: Callable[[], object], timeout_s: float = DEADLINE_S) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
 # ---- /proc, read without the launcher's own reader ------------------------------------------------------------------
 
 
@@ -316,7 +307,8 @@ def read_processes() -> Iterator[Process]:
     """Yield every process that is alive and may be looked into; a zombie has no environment left."""
     for pid, parent in read_parents():
         try:
-            env = Path(f"/proc/{pid}/environ").read_bytes()
+            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - polled for all processes: Path is slower
+                env = file.read()
         except OSError:
             continue
         yield Process(pid, parent, tuple(read_argv(pid)), frozenset(env.decode("utf-8", "replace").split("\0")))
@@ -324,9 +316,9 @@ def read_processes() -> Iterator[Process]:
 
 def read_parents() -> Iterator[tuple[int, int]]:
     """Yield every process with its parent, zombies too."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        if fields := read_stat(int(entry.name)):
-            yield int(entry.name), int(fields[1])
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:  # noqa: PTH208 - polled, as below
+        if fields := read_stat(pid):
+            yield pid, int(fields[1])
 
 
 def read_argv(pid: int) -> list[str]:
@@ -339,7 +331,8 @@ def read_argv(pid: int) -> list[str]:
 def read_stat(pid: int) -> list[str]:
     """Return the fields from the state on, or nothing for a process that is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - as above
+            return file.read().rpartition(") ")[2].split()
     except OSError:
         return []
 

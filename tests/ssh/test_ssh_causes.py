@@ -28,7 +28,7 @@ def test_a_rank_raises(launch: Launch) -> None:
         "    one more line",
         "  3 others stopped by launch: 2 on node1, 1 on node2",
         "  full log: logs/RUN/node_1.log",
-        "launch: 0 processes left on 2 hosts, exit code 1",
+        "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)",
     ]
     cause = done.record["result"]["cause"]
     assert (cause["host"], cause["rank"], cause["local_rank"], cause["exit_code"]) == ("node2", 3, 1, 1)
@@ -53,7 +53,7 @@ def test_all_ranks_raise_at_once(launch: Launch) -> None:
         f"    ready {told[1]} pids {running.pid_of(int(told[1]))}",
         "    one more line",
         f"  full log: logs/RUN/node_{int(told[0]) - 1}.log",
-        "launch: 0 processes left on 2 hosts, exit code 1",
+        "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)",
     ]
 
 
@@ -78,7 +78,7 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
         "  3 others failed because of it: 2 on node1, 1 on node2",
         f"  {4 - len(shown)} others' tracebacks are in the logs",
         "  full log: logs/RUN/node_1.log",
-        "launch: 0 processes left on 2 hosts, exit code 1",
+        "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)",
     ]
     assert sorted(re.findall(r"^\[(.*)\]! Traceback", done.log(0), re.MULTILINE)) == ["node1:0", "node1:1"]
 
@@ -102,7 +102,7 @@ def test_a_rank_ends_early_and_the_others_lose_it(launch: Launch) -> None:
         "  3 others failed because of it: 1 on node1, 2 on node2",
         "  2 others' tracebacks are in the logs",  # the first one was shown when nobody knew of a failure
         "  full log: logs/RUN/node_0.log",
-        "launch: 0 processes left on 2 hosts, exit code 1",
+        "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)",
     ]
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from launching import Launch, Running, rank, shell
 from machines.patience import DEADLINE_S, NEVER_S, slowed
-from ssh_hosts import SshHosts, is_alive, send_signal, wait_until
+from machines.processes import wait_until
+from ssh_hosts import SshHosts, is_alive, send_signal
 from terminal import Terminal
 
 SCRIPT = "hang.py"
@@ -116,7 +117,7 @@ def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:
         f"    ready 2 pids {running.pid_of(2)}",
         "  3 others stopped by launch: 2 on node1, 1 on node2",
         "  full log: logs/RUN/node_1.log",
-        "launch: 0 processes left on 2 hosts, exit code 124",
+        "launch: 0 processes left on 2 hosts, exit code 124 (launch report RUN)",
     ]
     assert done.record["result"]["cause"]["what"] == "hang"
 
@@ -151,7 +152,7 @@ def test_a_hang_before_the_first_line_counts(launch: Launch) -> None:
         "  all ranks at HH:MM:SS:",
         "    no output for N s (--hang-timeout)",
         "  full log: logs/RUN/node_0.log",
-        "launch: 0 processes left on 2 hosts, exit code 124",
+        "launch: 0 processes left on 2 hosts, exit code 124 (launch report RUN)",
     ]
 
 

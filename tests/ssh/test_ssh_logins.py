@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from launching import Launch, every_transport, rank
 from machines.patience import DEADLINE_S
+from machines.processes import wait_until
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, running_agent, sign, wait_until
+from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, running_agent, sign
 from terminal import Terminal
 
 from launcher.errors import HostFailure, HostFailureKind

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from launching import Done, Launch, rank, shell
 from machines.patience import DEADLINE_S, slowed
-from ssh_hosts import Process, SshHosts, find_free_port, read_processes, running_agent, wait_until
+from machines.processes import wait_until
+from ssh_hosts import Process, SshHosts, find_free_port, read_processes, running_agent
 
 from launcher.hosts.host import Host
 from launcher.transports.relayed.pdsh_command import Pdsh

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 from launching import Launch, every_transport, rank, shell
-from machines.patience import NEVER_S
-from ssh_hosts import SshHosts, wait_until
+from machines.patience import DEADLINE_S, NEVER_S
+from machines.processes import wait_until
+from ssh_hosts import SshHosts
 from terminal import Terminal
+
+from launcher.hosts.host import Host
+from launcher.transports.settings import TransportSettings
+from launcher.transports.ssh.fabric import FabricChannel, FabricTransport
 
 LINES = 200_000  # of each rank: 5 MB with their prefixes, so that all four exceed what is queued for the screen
 FLOOD = f"until [ -e go ]; do sleep 0.02; done; seq 1 {LINES}"
@@ -37,6 +42,16 @@ def test_ctrl_c_while_a_host_does_not_answer(launch: Launch, hosts: SshHosts) ->
         done = running.finish()
     assert done.exit_code == 130
     assert "node2 unreachable" not in done.stderr  # nothing was started there
+
+
+def test_ctrl_c_in_the_middle_of_a_read(launch: Launch) -> None:
+    """An exception that comes just after paramiko has taken a lock leaves it taken: closing waited for it for ever."""
+    channel = FabricTransport(TransportSettings(ssh_config=launch.ssh_config)).open(
+        Host("node1"), "exec cat", DEADLINE_S
+    )
+    assert isinstance(channel, FabricChannel)
+    channel._channel.in_buffer._lock.acquire()
+    channel.close()
 
 
 # ---- a terminal -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from launching import Launch
 from machines.patience import NEVER_S
-from ssh_hosts import SshHosts, wait_until
+from machines.processes import wait_until
+from ssh_hosts import SshHosts
 
 if find_spec("torch") is None:  # importing it would take the other tests a second
     pytest.skip("no torch: pip install torch==2.13.0", allow_module_level=True)
@@ -75,7 +76,7 @@ def test_a_rank_raises(launch: Launch) -> None:
         '      raise ValueError("the optimizer met a NaN")',
         "    ValueError: the optimizer met a NaN",
     ]
-    assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 1"
+    assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)"
 
 
 def test_a_rank_raises_where_there_is_no_torchrun(launch: Launch, hosts: SshHosts) -> None:
@@ -91,7 +92,7 @@ def test_a_rank_raises_where_there_is_no_torchrun(launch: Launch, hosts: SshHost
     assert done.exit_code == 1
     assert "launch: node2 rank 2 failed first (exit code 1), stopping the run on 2 hosts" in done.words
     assert "    ValueError: the optimizer met a NaN" in done.words
-    assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 1"
+    assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)"
 
 
 def test_torchrun_is_killed(launch: Launch, hosts: SshHosts) -> None:
@@ -102,7 +103,7 @@ def test_torchrun_is_killed(launch: Launch, hosts: SshHosts) -> None:
     done = running.finish()
     assert done.exit_code == 128 + signal.SIGKILL
     assert "launch: node2 torchrun failed first (killed by SIGKILL), stopping the run on 1 host" in done.words
-    assert done.words[-1] == "launch: 0 processes left on 1 host, exit code 137"
+    assert done.words[-1] == "launch: 0 processes left on 1 host, exit code 137 (launch report RUN)"
 
 
 def test_a_trainer_with_loader_workers_saves(launch: Launch) -> None:

@@ -12,7 +12,8 @@ import pytest
 from hostile_server import Listener
 from launching import Launch
 from machines.patience import DEADLINE_S, slowed
-from ssh_hosts import SshHosts, wait_until
+from machines.processes import wait_until
+from ssh_hosts import SshHosts
 
 from launcher.hosts.host import Host
 from launcher.transports.settings import TransportSettings

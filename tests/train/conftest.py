@@ -98,7 +98,9 @@ class Starter:
         argv = ["-m", "torch.distributed.run", "--standalone", *words]
         return self.start(argv, {"PYTHON_EXEC": str(program), **(env or {})}, warm=True)
 
-    def start_ranks(self, world_size: int, argv: Callable[[int], list[str]]) -> list[Rank]:
+    def start_ranks(
+        self, world_size: int, argv: Callable[[int], list[str]], env: Mapping[str, str] | None = None
+    ) -> list[Rank]:
         """Start the ranks by hand, as torch's tutorials do: without LOCAL_WORLD_SIZE, which they count themselves."""
         port = free_port()
         return [
@@ -110,6 +112,7 @@ class Starter:
                     "LOCAL_RANK": str(rank),
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
+                    **(env or {}),
                 },
                 warm=True,
             )

@@ -44,7 +44,8 @@ def test_three_ranks_under_torchrun(starter: Any) -> None:
     assert first.startswith("initialized in ") and first.endswith(" s (3 ranks on 1 host)")
     assert lines[:7] == OK_LINES
     assert lines[7].startswith("DDP step       gradients equal a single process's (largest difference ")
-    rows = [line.split() for line in lines[9:-1]]
+    assert lines[-2] == "loading all CPUs for 1 s"
+    rows = [line.split() for line in lines[9:-2]]
     assert [row[0] for row in rows if len(row) == 9] == list(COLLECTIVES)
     assert [" ".join(row[-8:-6]) for row in rows] == ["4 KiB", "64 KiB", "1 MiB"] * 6
     assert lines[-1] == "all 14 checks passed with 3 ranks on 1 host (gloo, cpu)"
@@ -56,6 +57,7 @@ def check_results(results: dict[str, Any]) -> None:
     assert (results["passed"], results["ranks"], results["backend"], results["device"]) == (True, 3, "gloo", "cpu")
     assert {check["result"] for check in results["checks"]} == {"ok"}
     assert results["pairs"] == []
+    assert [(measured["rank"], measured["to_gpu"]) for measured in results["loads"]] == [(n, None) for n in range(3)]
     factors = dict(zip(COLLECTIVES, (4 / 3, 1, 2 / 3, 2 / 3, 2 / 3, 1), strict=True))
     for row in results["bandwidth"]:
         assert row["algbw"] == pytest.approx(row["size_bytes"] / row["time_s"])
@@ -72,6 +74,7 @@ def test_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
         "send_recv      skipped: it needs two ranks",
         "barrier        ok",
         "DDP step       gradients equal a single process's (largest difference 0, largest gradient 7)",
+        "loading all CPUs for 1 s",
         "12 of 14 checks passed, 2 skipped with 1 rank on 1 host (gloo, cpu)",
     ]
 
