@@ -2,13 +2,13 @@
 #
 # PYTHON           the interpreter from which .venv is made; if it already has torch, that torch is used
 # PYTEST_ARGS      passed to pytest, e.g. PYTEST_ARGS='tests/unit -x'
-# PYTEST_WORKERS   number of test processes, 6 by default, since many tests wait; 0 runs one test after the other
+# PYTEST_WORKERS   number of test processes, 8 by default, since many tests wait; 0 runs one test after the other
 # DEMO_ARGS        passed to `launch demo`, e.g. DEMO_ARGS='--nodes 3 --nproc 1'
 # BENCH_ARGS       passed to `python -m bench`
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 6
+PYTEST_WORKERS ?= 8
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 
@@ -20,7 +20,7 @@ IN_VENV = PATH="$(CURDIR)/$(BIN):$$PATH"
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # program:package, for the tests; sshd is in a directory that is often not on PATH.
-DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh crontab:cron
+DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh crontab:cron cc:gcc dh_bash-completion:bash-completion zsh:zsh fish:fish chromium:chromium
 
 .PHONY: help demo test test-quick lint bench clean debian
 .DELETE_ON_ERROR:
@@ -41,7 +41,7 @@ lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(IN_VENV) shellcheck .ci/run docker/entrypoint.sh $$(find scripts examples -name '*.sh')
+	$(IN_VENV) shellcheck .ci/run docker/entrypoint.sh launcher/cli/completion/launch.bash $$(find scripts examples -name '*.sh')
 
 bench: $(VENV)/installed-dev  ## measure what README promises
 	$(IN_VENV) $(BIN)/python -m bench $(BENCH_ARGS)

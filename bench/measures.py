@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.completion import completion
 from bench.detached import detached
 from bench.ends import ends
 from bench.farm import farm
@@ -21,6 +22,7 @@ from bench.restarts import restarts
 from bench.start import checks, first_all_reduce, warm_start
 from bench.sync import sync
 from bench.timing import Row, compare_turns, run, spread_of, take_turns
+from bench.top import top
 from bench.training import scaling, trainer
 from bench.transports import transports
 from bench.ways import LAUNCH
@@ -113,6 +115,7 @@ def many_hosts() -> list[Row]:
 
 MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "help": (help_time, ()),
+    "completion": (completion, ()),
     "first-all-reduce": (first_all_reduce, ("sshd", "ssh")),
     "checks": (checks, ("sshd",)),
     "start": (warm_start, ("sshd", "ssh")),
@@ -122,6 +125,7 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "sync": (sync, ("sshd", "ssh", "git", "rsync")),
     "flood": (flood, ("sshd", "ssh", "pdsh")),
     "idle": (idle, ("sshd",)),
+    "top": (top, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
     "includes": (includes, ("sshd", "ssh")),
     "transports": (transports, ("sshd", "ssh", "pdsh")),

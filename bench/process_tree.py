@@ -15,7 +15,7 @@ _GONE = (FileNotFoundError, ProcessLookupError)  # the process exited meanwhile
 def cpu_seconds(root: int) -> float:
     """Return the CPU seconds so far of a process and its descendants, including those that it has waited for."""
     total = 0.0
-    for pid in _tree(root):
+    for pid in find_tree(root):
         with contextlib.suppress(*_GONE):
             own, waited_for = _ticks(pid)
             # Ticks of 10 ms are coarse for hundreds of processes that hardly run, but they include threads that ended.
@@ -26,7 +26,7 @@ def cpu_seconds(root: int) -> float:
 def memory_mib(root: int) -> float:
     """Return the memory of a process and its descendants; shared pages count once."""
     total = 0
-    for pid in _tree(root):
+    for pid in find_tree(root):
         with contextlib.suppress(*_GONE):
             total += _kib(f"/proc/{pid}/smaps_rollup", "Pss")
     return total / 1024
@@ -37,7 +37,8 @@ def peak_mib(pid: int) -> float:
     return _kib(f"/proc/{pid}/status", "VmHWM") / 1024
 
 
-def _tree(root: int) -> Iterator[int]:
+def find_tree(root: int) -> Iterator[int]:
+    """Yield the ids of a process and its descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(*_GONE):

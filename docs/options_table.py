@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli import main as cli
+from launcher.cli import command_group
 from launcher.cli.test_distributed import command as test_distributed
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -49,9 +49,9 @@ def update(text: str) -> str:
 
 def _find_options() -> Iterator[tuple[str, str, str]]:
     """Yield the command, the names with their value, and the help of each option that --help of a command shows."""
-    group = click.Context(cli.launch, **cli.launch.context_settings)
-    for name in cli.launch.list_commands(group):
-        command = cli.launch.get_command(group, name)
+    group = click.Context(command_group.launch, **command_group.launch.context_settings)
+    for name in command_group.launch.list_commands(group):
+        command = command_group.launch.get_command(group, name)
         assert command is not None
         yield from _find_options_of(name, command, group)
     yield from _find_options_of("test-distributed", test_distributed, None)

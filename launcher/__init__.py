@@ -20,9 +20,11 @@ On the launch host, from the lowest layer up; each package's docstring says what
     session/         the protocol with the supervisors of all nodes
     sync/            the code of a run, from here to every node
     runs/            a run from start to report
-    commands/        what other commands do: check, clean, exec, sync, stop; plots, and the hosts of the demo
+    commands/        what other commands do: check, clean, exec, sync, stop; the page of a run, plots, and the
+                     hosts of the demo
     controller/      the controller of a run on another machine, and what is asked of it
     cli/             the command line
+    api/             what is public for Python programs: its names are below, and docs/python.md describes them
 
 What the ranks run doesn't depend on any of that:
 
@@ -32,3 +34,59 @@ What the ranks run doesn't depend on any of that:
 """
 
 __version__ = "0.2.0"
+
+__all__ = [
+    "Cause", "CheckResult", "ChecksFailed", "Doing", "Error", "Explanation", "Finding", "Host", "HostFailure",
+    "HostsUnreachable", "Line", "ListedRun", "RankFailed", "RankFailure", "Result", "Run", "RunFailed", "UsageError",
+    "__version__", "attach", "check", "hosts", "launch", "runs", "singlenode",
+]  # fmt: skip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from launcher.api.questions import check, hosts, runs
+    from launcher.api.run import Run, attach, launch, singlenode
+    from launcher.api.values import (
+        Cause,
+        CheckResult,
+        Doing,
+        Explanation,
+        Finding,
+        Host,
+        Line,
+        ListedRun,
+        RankFailed,
+        RankFailure,
+        Result,
+        RunFailed,
+    )  # fmt: skip
+    from launcher.errors import ChecksFailed, HostFailure, HostsUnreachable, UsageError
+    from launcher.errors import LauncherError as Error
+else:
+    import importlib
+    import sys
+    from types import ModuleType
+
+    # An old Python on a host, and every command, import this file; so the rest is imported when it is used.
+    _PLACES = {
+        "api.questions": ("check", "hosts", "runs"),
+        "api.run": ("Run", "attach", "launch", "singlenode"),
+        "errors": ("ChecksFailed", "Error", "HostFailure", "HostsUnreachable", "UsageError"),
+    }
+
+    class _Package(ModuleType):
+        """This package, of which `hosts` and `runs` are functions: importing those packages doesn't replace them."""
+
+        def __setattr__(self, name, value):
+            if not (name in __all__ and isinstance(value, ModuleType)):
+                super().__setattr__(name, value)
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module 'launcher' has no attribute {name!r}")
+        place = next((place for place, names in _PLACES.items() if name in names), "api.values")
+        module = importlib.import_module(f"launcher.{place}")
+        value = getattr(module, "LauncherError" if name == "Error" else name)
+        globals()[name] = value
+        return value
+
+    sys.modules[__name__].__class__ = _Package

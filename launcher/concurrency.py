@@ -23,10 +23,13 @@ _Result = TypeVar("_Result")
 _M_ARENA_MAX = -8  # of glibc's mallopt(3)
 
 
-def start_thread(target: Callable[[], object], name: str, on_failure: OnFailure) -> threading.Thread:
+def start_thread(
+    target: Callable[[], object], name: str, on_failure: OnFailure, *, is_own: bool = True
+) -> threading.Thread:
     """Run `target` in a daemon thread; `on_failure` gets, in that thread, the exception that ends it.
 
-    Raise LauncherError if this machine can't start another thread.
+    is_own: this process is a `launch`, and not a user's program, whose malloc stays as it is. Raise LauncherError if
+    this machine can't start another thread.
     """
 
     def run() -> None:
@@ -35,7 +38,8 @@ def start_thread(target: Callable[[], object], name: str, on_failure: OnFailure)
         except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
             on_failure(error)
 
-    _share_arena()
+    if is_own:
+        _share_arena()
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()

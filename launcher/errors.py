@@ -3,8 +3,11 @@
     LauncherError                 exit code 1
       UsageError                  2    a wrong option, file or value
         HostfileError             2    the same, with file and line
-      UnreachableError            69   a host can't be reached (EX_UNAVAILABLE of sysexits.h)
-      PreflightError              70   the hosts respond but can't train together (EX_SOFTWARE)
+      HostsUnreachable            69   a host can't be reached (EX_UNAVAILABLE of sysexits.h)
+      ChecksFailed                70   the hosts respond but can't train together (EX_SOFTWARE)
+
+A Python program that uses `launcher` gets the same classes, the first one as `launcher.Error`, and for a run that had
+begun `RunFailed` and `RankFailed` of `launcher.api.values`, which only it can raise.
 
 The library raises; `launcher.cli` prints the error and exits. Other messages are also printed
 by `output`, and by `commands.run_actions` and `controller.orders`, which answer for the host that controls a run.
@@ -22,8 +25,8 @@ A transport that does not reach a host raises TransportError, which carries a Ho
 it, turns any other failure of a connection into a HostFailure, and raises nothing; `session.node_state` creates one
 if a supervisor reports that it has failed.
 
-- Before a run starts, `runs.attempt` raises one UnreachableError for all HostFailures (see `hosts.unreachable`), or
-  one PreflightError for all Findings that are problems; it prints the warnings and continues. `launch check` prints
+- Before a run starts, `runs.attempt` raises one HostsUnreachable for all HostFailures (see `hosts.unreachable`), or
+  one ChecksFailed for all Findings that are problems; it prints the warnings and continues. `launch check` prints
   both, and exits with the same codes.
 - After the start, `runs.judge` makes a Failure of each process that failed and of each HostFailure.
   `find_cause` picks the first one and explains it, `runs.report` turns that Cause into text, and the run's
@@ -34,10 +37,11 @@ if a supervisor reports that it has failed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from launcher.escapes import one_line
+from launcher.lazy_dataclass import dataclass
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -59,6 +63,10 @@ class LauncherError(Exception):
         super().__init__(message)
         self.message = message
         self.fix = fix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let every error be pickled, whatever its class takes to be made."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class UsageError(LauncherError):
@@ -141,7 +149,7 @@ class HostFailure:
         object.__setattr__(self, "fix", one_line(self.fix, _MAX_FIX))
 
 
-class UnreachableError(LauncherError):
+class HostsUnreachable(LauncherError):
     """At least one host can't be reached; every host that failed is listed."""
 
     exit_code = EXIT_UNREACHABLE
@@ -151,11 +159,14 @@ class UnreachableError(LauncherError):
         self.failures = failures
 
 
-class PreflightError(LauncherError):
+class ChecksFailed(LauncherError):
     """The hosts respond, but the run would fail; one line per finding."""
 
     exit_code = EXIT_PREFLIGHT
 
-    def __init__(self, message: str, fix: str = "", *, hosts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, fix: str = "", *, hosts: tuple[str, ...] = (), findings: tuple[Any, ...] = ()
+    ) -> None:
         super().__init__(message, fix)
         self.hosts = hosts  # that the findings name
+        self.findings = findings  # preflight.findings.Finding, or launcher.Finding in a program that uses launcher

@@ -42,6 +42,11 @@ def clean(text: bytes) -> bytes:
     return _close_colors(text.decode("utf-8", "replace")).encode()
 
 
+def without_controls(text: str) -> str:
+    """Return text of several lines without control sequences, color included."""
+    return _COLOR.sub(b"", clean(text.encode("utf-8", "replace"))).decode()
+
+
 def _close_colors(text: str) -> str:
     return _OPEN_COLOR.sub("\\1\x1b[0m", text) if "\x1b" in text else text
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from launcher.escapes import one_line
+from launcher.lazy_dataclass import dataclass
 
 MOST_LETTERS = 4096  # no path is longer
 MOST_VALUES = 20_000  # of a list without another limit: more processes than most systems let a user have
@@ -48,6 +49,7 @@ class SentAs:
     path: str
 
 
+AS_ROW = "as a row"  # of values, in the order of the fields of a dataclass
 NOT_SENT = "not sent"  # of a field that is known only later
 
 
@@ -68,6 +70,9 @@ def reader_of(form: Any) -> Reader:
     """Return what reads values of a type: a dataclass, or what its fields may be."""
     origin, args = get_origin(form), get_args(form)
     if origin is Annotated:
+        if AS_ROW in args:
+            read_row = _read_row(tuple(field.type for field in fields(args[0])))
+            return lambda value: args[0](*read_row(value))
         read = reader_of(args[0])
         for rule in args[1:]:
             read = _limit(read, rule)

@@ -11,7 +11,7 @@ In reading order:
     ranks         what the ranks do in the parts that need a special program
     weights       compare two models to the last bit
     checks        `launch check`: its facts, demo hosts, a busy GPU
-    collectives   `test-distributed` with NCCL
+    collectives   `test-distributed` with NCCL, and all GPUs under load
     steps         the trainer: speed, precision, resuming
     faults        what a user sees when something goes wrong on a GPU
     table         all parts, and the command line

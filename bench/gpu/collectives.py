@@ -1,11 +1,13 @@
-"""`test-distributed` with NCCL: on one GPU, and between all of them."""
+"""`test-distributed` with NCCL: on one GPU, and between all of them; then all GPUs under load."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
+from bench.gpu.checks import on_hosts
 from bench.gpu.part import Outcome, require
 from bench.gpu.trial import TEST_DISTRIBUTED, Trial
 from launcher.wording import count
@@ -25,7 +27,8 @@ def test_all_gpus(trial: Trial) -> Outcome:
 
 def run_test(trial: Trial, ranks: int) -> Outcome:
     """Run `test-distributed`, and return how many checks passed and the bandwidth of the largest all_reduce."""
-    done = trial.start([*TEST_DISTRIBUTED, str(ranks), *([] if trial.on_gpu else ["--cpu"])]).finish()
+    words = [str(ranks), "--gpus-under-load", "0", *([] if trial.on_gpu else ["--cpu"])]
+    done = trial.start([*TEST_DISTRIBUTED, *words]).finish()
     summary = done.require(r"(?:all )?\d+ (?:of \d+ )?checks passed.*", 0)[0]
     results = json.loads((trial.run_folder / "files" / "node_0" / "results.json").read_text())
     return judge_results(results, summary, "nccl" if trial.on_gpu else "gloo")
@@ -41,3 +44,26 @@ def judge_results(results: Mapping[str, Any], summary: str, backend: str) -> Out
     largest = max(speeds, key=lambda speed: int(speed["size_bytes"]))
     figure = f"{largest['busbw'] / GIGABYTE:.1f} GB/s"
     return Outcome(figure, f"{summary}; busbw of all_reduce with {largest['size_bytes'] >> 20} MiB")
+
+
+def test_under_load(trial: Trial) -> Outcome:
+    """Let `launch check` put all GPUs of this machine under load, or two processes on CPUs."""
+    with on_hosts(1) as words:
+        load = ["--gpus-under-load", "10s" if trial.on_gpu else "2s", "--json"]
+        done = trial.launch("check", *words, *trial.ranks(trial.gpus or 2), *load)
+    require(done.exit_code in (0, 70), f"exit code {done.exit_code}: {done.cause}")
+    return judge_loads(json.loads(done.output.splitlines()[-1]), on_gpu=trial.on_gpu)
+
+
+def judge_loads(checked: Mapping[str, Any], *, on_gpu: bool) -> Outcome:
+    """Return the median speed and what was found, if each GPU was measured and the driver knows it."""
+    loads, said = checked["loads"], [finding["text"] for finding in checked["findings"]]
+    require(loads, "; ".join(said))
+    for load in loads if on_gpu else ():
+        unknown = [name for name in ("to_gpu", "from_gpu") if not load[name]]
+        unknown += [name for name in ("number", "hottest_c", "clock_mhz", "power_w") if load["sensors"][name] is None]
+        require(not unknown, f"rank {load['rank']} doesn't know its {', '.join(unknown)}")
+    numbers = [load["sensors"]["number"] for load in loads] if on_gpu else []
+    require(len(numbers) == len({*numbers}), f"two ranks call their GPU the same: {numbers}")
+    unit, name = (1e12, "TFLOP/s") if on_gpu else (1e9, "GFLOP/s")
+    return Outcome(f"{median(load['flops'] for load in loads) / unit:.3g} {name}", "; ".join(said))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench.gpu.checks import check_hosts, compare_facts, notice_busy_gpu
-from bench.gpu.collectives import test_all_gpus, test_one_gpu
+from bench.gpu.collectives import test_all_gpus, test_one_gpu, test_under_load
 from bench.gpu.faults import (
     bring_recorder_back,
     explain_full_memory,
@@ -66,6 +66,13 @@ PARTS = (
         gpus=2,
         limit_s=90,
         has_cpu_form=False,
+    ),
+    Part(
+        "load",
+        "runs `launch check --gpus-under-load 10s` on all GPUs of the machine",
+        "each GPU has all speeds and sensors; the figure is the median in bf16",
+        test_under_load,
+        limit_s=90,
     ),
     Part(
         "memory",

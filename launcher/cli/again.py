@@ -26,10 +26,10 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     An OPTION of launch after RUN replaces that of the run, such as --restarts 10. If RUN didn't succeed, the built-in
     trainer continues from its checkpoints; a script finds RUN in the variable LAUNCH_AGAIN_OF.
     """
+    from launcher.cli.command_group import launch
     from launcher.cli.command_table import COMMANDS
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import find_run, read_state
-    from launcher.cli.main import launch
     from launcher.cli.repetition import (
         Repetition,
         command_line,

@@ -10,6 +10,7 @@ import click
 
 from launcher.cli.find_run import controller_options
 from launcher.cli.options.help import Command
+from launcher.cli.options.table import option
 from launcher.cli.options.values import gather
 from launcher.errors import LauncherError
 from launcher.runs.run_list import RemoteRun
@@ -18,8 +19,9 @@ from launcher.runs.run_list import RemoteRun
 @click.command("attach", cls=Command)
 @click.argument("run", metavar="[RUN]", required=False)
 @controller_options
+@option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.", heading="Output")
 @gather
-def command(*, run: str | None, controller: str | None, ssh_config: Path | None) -> int:
+def command(*, run: str | None, controller: str | None, ssh_config: Path | None, as_json: bool) -> int:
     """Show the last lines of RUN and its output until it ends.  [default: the newest run]
 
     Ctrl-C leaves, and the run continues. Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
@@ -35,7 +37,7 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     start_thread(partial(rejoin_quietly, found, click.get_current_context()), "rejoin", lambda error: None)
     signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, ask_for_stacks))
     try:
-        code = carry_out(found, attach, is_of_a_run=True)
+        code = carry_out(found, partial(attach, as_json=as_json), is_of_a_run=True)
     except KeyboardInterrupt:
         tell(f"launch: left; run {found.id} continues (launch attach, launch stop)")
         return 0

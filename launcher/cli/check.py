@@ -16,7 +16,7 @@ from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.sources import show_sources
-from launcher.cli.options.table import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
+from launcher.cli.options.table import AS_JSON, HOSTS, JOB, LOAD, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
 from launcher.cli.options.values import HostChoice, JobRequest, SyncOptions, gather
 from launcher.cli.tree_request import add_tree
 from launcher.transports.settings import TransportSettings
@@ -34,14 +34,15 @@ _SENDS = "Send the code in DIR and check it there.  [default DIR: the repository
         ["--packages", "with_packages"], is_flag=True, heading="Checks", is_common=True,
         help="List the packages of each host's Python, those that differ first.",
     ),
+    LOAD.but(help="Load all GPUs for T, such as 10s, and name the slow ones.", is_common=True),
     AS_JSON.but(help="Print all facts and findings as one JSON object.", is_common=True),
     VERBOSE.but(help="Show where the values of options come from.", is_common=True),
     WORDS,
 ])  # fmt: skip
 @gather
 def command(
-    *, words: tuple[str, ...], with_packages: bool, as_json: bool, verbose: bool, choice: HostChoice,
-    request: JobRequest, transport: TransportSettings, sync: SyncOptions,
+    *, words: tuple[str, ...], with_packages: bool, gpus_under_load_s: float | None, as_json: bool, verbose: bool,
+    choice: HostChoice, request: JobRequest, transport: TransportSettings, sync: SyncOptions,
 ) -> int:  # fmt: skip
     """Compare the hosts and show problems and differences, without starting a run.
 
@@ -69,7 +70,12 @@ def command(
     async def ask(session: Session) -> Inspection:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
         incidents = IncidentLog.of_user(os.environ).describe([host.name for host in hosts], time.time())
-        return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
+        inspection = await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
+        if not gpus_under_load_s:
+            return inspection
+        from launcher.runs.load_test import add_load_test
+
+        return await add_load_test(inspection, job, hosts, open_transport, gpus_under_load_s, console.say)
 
     def report(inspection: Inspection) -> int:
         if as_json:

@@ -16,18 +16,17 @@ GROUPS = {
     "Run": {
         "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default)."),
         "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
-        "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
-        "sbatch": ("launcher.cli.sbatch", "Print or submit a Slurm batch script that runs SCRIPT."),
         "again": ("launcher.cli.again", "Start an earlier run again, as it was typed."),
     },
     "Follow": {
         "ps": ("launcher.cli.ps", "List the runs that were started on this machine."),
+        "top": ("launcher.cli.top", "Show what the GPUs of all hosts do now."),
         "attach": ("launcher.cli.attach", "Show the output of a run until it ends."),
         "logs": ("launcher.cli.logs", "Print the logs of a run."),
         "wait": ("launcher.cli.wait", "Wait until a run ends, and exit with its exit code."),
         "stop": ("launcher.cli.stop", "Stop a run, as Ctrl-C in its terminal does."),
-        "rejoin": ("launcher.cli.rejoin", "Let hosts that a run has lost rejoin it, as after a reboot."),
         "fetch": ("launcher.cli.fetch", "Copy the logs of a run from its controller host."),
+        "report": ("launcher.cli.report", "Make a page of a run: its cause, attempts and plots."),
     },
     "Hosts": {
         "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
@@ -35,10 +34,16 @@ GROUPS = {
         "sync": ("launcher.cli.sync", "Send the code to every host and verify it, or compare it."),
         "clean": ("launcher.cli.clean", "Stop and remove leftovers of your earlier runs."),
         "exec": ("launcher.cli.exec", "Run a plain command on every host."),
-        "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
     },
     "Try": {
         "demo": ("launcher.cli.demo", "Train on loopback SSH hosts of this machine."),
+    },
+    "Also": {  # named in one line
+        "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
+        "sbatch": ("launcher.cli.sbatch", "Print or submit a Slurm batch script that runs SCRIPT."),
+        "rejoin": ("launcher.cli.rejoin", "Let hosts that a run has lost rejoin it, as after a reboot."),
+        "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
+        "completion": ("launcher.cli.completion.command", "Print the script that completes command lines in a shell."),
     },
 }
 COMMANDS = {name: entry for entries in GROUPS.values() for name, entry in entries.items()}
@@ -46,7 +51,10 @@ DEFAULT_COMMAND = "run"
 
 # What help of a command, or of `launch` itself, shows. A test plans or parses each of them.
 EXAMPLES = {
-    "launch": ("launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",),  # there is a line for one
+    "launch": (  # there are lines for two
+        "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
+        "launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py",
+    ),
     "run": (
         "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
         "launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py",
@@ -79,6 +87,10 @@ EXAMPLES = {
         "launch ps",
         "launch ps --all --json",
     ),
+    "top": (
+        "launch top",
+        "launch top --hosts 'gpu[1-4]' --once",
+    ),
     "attach": (
         "launch attach",
         "launch attach baseline",
@@ -103,6 +115,10 @@ EXAMPLES = {
         "launch fetch",
         "launch fetch 20261120-091233 outputs/",
     ),
+    "report": (
+        "launch report",
+        "launch report 20261120-091233 -o report.html",
+    ),
     "clean": (
         "launch clean --hosts gpu1,gpu2 --dry-run",
         "launch clean --hosts gpu1,gpu2",
@@ -118,6 +134,10 @@ EXAMPLES = {
     "sbatch": (
         "launch sbatch --nodes 2 --gpus 8 --time 4:00:00 train.py",
         "launch sbatch --nodes 2 --gpus 8 --cpus-per-task 32 --submit train.py",
+    ),
+    "completion": (
+        "launch completion bash",
+        "launch completion zsh",
     ),
     "demo": (
         "launch demo",

@@ -6,8 +6,9 @@ import click
 
 from launcher.cli.host_choice import refuse_ranks_here
 from launcher.cli.options.help import Command
-from launcher.cli.options.launcher_toml import CONFIG, current_directory
+from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.table import OUTPUT, Option
+from launcher.cli.options.toml_files import current_directory
 from launcher.cli.options.values import OutputOptions, gather
 
 

@@ -26,16 +26,18 @@ from launcher.errors import (
     EXIT_UNREACHABLE,
     HostFailure,
     HostFailureKind,
+    HostsUnreachable,
     LauncherError,
-    UnreachableError,
     UsageError,
 )
+from launcher.escapes import one_line
 from launcher.hosts.ranges import shown
 from launcher.hosts.unreachable import failure_lines
+from launcher.output.lines import STDERR
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
 from launcher.runs.incident_log import IncidentLog, SharedIncidents
-from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, choose_run, find_meant
+from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, choose_run, find_meant, name_runs
 from launcher.runs.run_rows import Row, as_row, describe_row, may_live, read_row
 from launcher.wording import age, count
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from launcher.controller.remote_launcher import RemoteLauncher
 
 _CONNECT_TIMEOUT_S = 10.0
+_MOST_LINE_BYTES = 16_000_000
+_MOST_SAID = 2000
 _UNREADABLE = "sent a row that can't be read"
 _Answer = tuple[list[Row], int]  # of a host: its rows, and how many can't be read
 _AnswerT = TypeVar("_AnswerT")
@@ -124,6 +128,43 @@ def carry_out(
     return code
 
 
+def take_lines(found: RemoteRun, act: RunAction, take: Callable[[bytes], object]) -> int:
+    """Do something with a run on the host that controls it, and take the lines that it prints; return its exit code."""
+    from launcher.controller.orders import about_run
+
+    rest = b""
+    with _asking(found.way, found) as launcher:
+        launcher.ask(about_run(found.id, act), find_streams(os.environ))
+        for stream, data in launcher.pieces():
+            if stream == STDERR:
+                tell(one_line(data.decode("utf-8", "replace"), _MOST_SAID))
+                continue
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _MOST_LINE_BYTES:
+                raise LauncherError(f"{found.way.name} sent a line that is too long")
+            for line in lines:
+                take(line)
+    if launcher.is_unknown:
+        raise _describe_unknown(found)
+    return launcher.exit_code or 0
+
+
+def find_active_run() -> ListedRun | RemoteRun | None:
+    """Return the only run of this machine that lives; None if there is none. Raise UsageError if there are several."""
+    active = _list_active()
+    if any(isinstance(run, RemoteRun) for run in active):
+        read_rows()  # of runs elsewhere, only their hosts know which have ended
+        active = _list_active()
+    if len(active) > 1:
+        ids = name_runs([(run.id, run.name) for run in active])
+        raise UsageError(f"{len(active)} runs are active: {ids}", "name one of them")
+    return active[0] if active else None
+
+
+def _list_active() -> list[ListedRun | RemoteRun]:
+    return [run for run in RunList.of_user(os.environ).read_all() if run.is_alive is not False]
+
+
 def ask_value(run: ListedRun | RemoteRun, find: Callable[[ListedRun], Any], *, may_ask: bool = True) -> Any:
     """Return what a function says of a run, here or where it is controlled; it must be JSON.
 
@@ -140,7 +181,7 @@ def ask_value(run: ListedRun | RemoteRun, find: Callable[[ListedRun], Any], *, m
             launcher.ask(about_run(run.id, partial(print_value, find)), find_streams(os.environ))
             data = launcher.read_output()
     except TransportError as error:
-        raise UnreachableError([error.failure]) from None
+        raise HostsUnreachable([error.failure]) from None
     if launcher.is_unknown:
         raise _describe_unknown(run)
     if launcher.exit_code:
@@ -233,7 +274,7 @@ def read_run_json(run: ListedRun | RemoteRun) -> dict[str, Any]:
     """Return the run.json of a run; empty if there is none; exit with 69 if its host can't be reached."""
     try:
         found = ask_value(run, ListedRun.read_record)
-    except UnreachableError as error:
+    except HostsUnreachable as error:
         tell_lost(error.failures[0], _describe_unreached(run) if isinstance(run, RemoteRun) else "")
         raise click.exceptions.Exit(EXIT_UNREACHABLE) from None
     return found if isinstance(found, dict) else {}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         help=f"Print a hostfile for {' or '.join(', '.join(TARGETS).rsplit(', ', 1))}.",
     ),
     Option(
-        ["--forget"], metavar="LIST",
+        ["--forget"], metavar="LIST", lists="hosts",
         help="Clear the record of these hosts' failures, here and on the controller hosts.",
         heading="Hosts",
     ),

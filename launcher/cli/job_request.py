@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 import click
 
 from launcher.cli.misplaced_words import refuse_command, refuse_module, refuse_script, refuse_trailing, wraps_trainer
-from launcher.cli.options.launcher_toml import current_directory, find_source
+from launcher.cli.options.launcher_toml import find_source
 from launcher.cli.options.sources import missing, settle
+from launcher.cli.options.toml_files import current_directory
 from launcher.cli.options.values import JobRequest, PythonEnvironment, make_group
 from launcher.cli.typed_command import find_reach
 from launcher.errors import UsageError

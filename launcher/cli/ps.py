@@ -40,6 +40,7 @@ _LEAST_COLUMNS = 10  # for the last line
     "--hosts",
     metavar="LIST",
     help="List the runs that these hosts control, wherever they were started.",
+    lists="hosts",
     heading="Hosts",
 )
 @option(

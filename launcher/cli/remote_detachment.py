@@ -27,7 +27,7 @@ from launcher.commands.sync import sync
 from launcher.controller.orders import Control, about_run
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
-from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, UnreachableError, UsageError
+from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostsUnreachable, UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
@@ -122,7 +122,7 @@ def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, o
     async def send(session: Session) -> None:
         _, sent = await sync(session, partial(replace, tree, links=()), os.environ, is_check=False)
         if failures := session.failures():
-            raise UnreachableError(failures)
+            raise HostsUnreachable(failures)
         refuse_problems(sent.findings)
 
     farewell = "launch: stopped by you; nothing was started"

@@ -12,7 +12,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ import click
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.error_lines import tell
 from launcher.cli.options.help import TYPED_WORDS
-from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.table import FILE, KEYS, Option, Place, settle_folders
+from launcher.cli.options.toml_files import current_directory
 from launcher.clock import wall_clock
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
@@ -30,6 +30,7 @@ from launcher.hosts.ranges import fold_names, shown
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job
 from launcher.job.tree import NAME_CHARACTERS
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
+from launcher.lazy_dataclass import dataclass
 from launcher.wording import count, listed
 
 if TYPE_CHECKING:

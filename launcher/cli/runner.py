@@ -111,7 +111,7 @@ def read_run_options(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
         restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,
         shares=claims.share, claims_cpus=claims.claim_cpus, queues=claims.queue, queue_timeout_s=claims.queue_timeout,
-        until_at=read_until(claims.until), for_s=claims.for_s,
+        until_at=read_until(claims.until), for_s=claims.for_s, takes_samples=not output.no_samples,
     )  # fmt: skip
 
 

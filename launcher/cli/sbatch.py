@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 
 import click
@@ -15,9 +15,10 @@ from launcher.cli.job_request import read_job
 from launcher.cli.misplaced_words import needs_parting
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.help import Command
-from launcher.cli.options.launcher_toml import CONFIG, current_directory
+from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.sources import is_chosen, missing
 from launcher.cli.options.table import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS, reword
+from launcher.cli.options.toml_files import current_directory
 from launcher.cli.options.values import JobRequest, gather
 from launcher.cli.typed_command import own_program, typed_options
 from launcher.errors import LauncherError, UsageError
@@ -25,6 +26,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folder
 from launcher.job.variables import is_secret, parse_settings
+from launcher.lazy_dataclass import dataclass
 from launcher.transports.registry import SRUN
 
 _JOB = reword(

@@ -35,6 +35,7 @@ from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
     "--hosts",
     metavar="LIST",
     help="With --ask, the hosts that RUN uses, or some of them.",
+    lists="hosts",
     heading="Stopping and restarts",
 )
 @controller_options

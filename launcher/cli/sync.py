@@ -12,8 +12,9 @@ import click
 
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.options.help import Command
-from launcher.cli.options.launcher_toml import CONFIG, current_directory
+from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.table import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
+from launcher.cli.options.toml_files import current_directory
 from launcher.cli.options.values import HostChoice, SyncOptions, gather
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,11 @@ from launcher.cli.host_choice import choose_opener, open_this_machine, read_host
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.sources import is_on_command_line
-from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, OUTPUT, PYTHON, REACH, Option
+from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, LOAD, OUTPUT, PYTHON, REACH, Option
 from launcher.cli.options.values import HostChoice, OutputOptions, PythonEnvironment, gather
 from launcher.cli.typed_command import find_reach
 from launcher.job.job import Timeouts
+from launcher.lazy_dataclass import dataclass
 from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class CollectivesTest:
     processes: int  # on each host
     cpu: bool
     max_size: int | None  # MiB
+    gpus_under_load_s: float | None
     plot: Path | None  # the picture to draw
     environment: PythonEnvironment
     timeouts: Timeouts
@@ -50,6 +52,7 @@ class CollectivesTest:
             ["--max-size"], metavar="MIB", type=click.IntRange(min=1), heading="Test",
             help="Largest size to measure, in MiB.  [default: 64, on CPUs 4]",
         ),
+        LOAD.but(help="Load all GPUs for T, and name the slow ones.  [default: 10s, on CPUs 1s]", heading="Test"),
         *OUTPUT,
         Option(
             ["--plot"], metavar="FILE", type=FILE, heading="Test",
@@ -106,8 +109,9 @@ def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Open
     """Run on all hosts, find those that fail, draw the measurements, and return the exit code of the run."""
     from launcher.cli import runner
 
-    size = ["--max-size", str(test.max_size)] if test.max_size else []
-    job = make_job(test, [host.name for host in hosts], *size)
+    words = ["--max-size", str(test.max_size)] if test.max_size else []
+    words += ["--load", f"{test.gpus_under_load_s:g}"] if test.gpus_under_load_s is not None else []
+    job = make_job(test, [host.name for host in hosts], *words)
     run_options = runner.read_run_options(output)
     result, folder = runner.run_recorded(job, hosts, open_transport, output, run_options)
     if is_to_bisect(result) and len(hosts) > 1:
@@ -115,20 +119,23 @@ def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Open
         print_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=output.as_json)
     if test.plot is not None:
         draw(folder / "files" / "node_0" / "results.json", test.plot, len(hosts))
+    if result.exit_code == 0 and test.gpus_under_load_s != 0:
+        return print_loads(folder, hosts, as_json=output.as_json)
     return result.exit_code
 
 
 def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
     """Return the job whose ranks test and measure; `words` are passed to each rank."""
+    import math
     import os
 
     from launcher.cli.job_request import read_activation
     from launcher.job.activation import find_active_env
-    from launcher.job.job import COLLECTIVES_MODULE, Job, Program, ProgramKind
+    from launcher.job.job import Job, collectives_program
     from launcher.job.variables import forwarded
 
     return Job(
-        program=Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(names), *words)),
+        program=collectives_program(names, *words),
         nproc=test.processes,
         cpu=test.cpu,
         may_use_cpus=True,
@@ -138,6 +145,7 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
         reach=tuple(find_reach()),
         env=forwarded(os.environ),
         rendezvous_timeout_s=RENDEZVOUS_S,
+        hang_timeout_s=math.inf,  # each rank limits its steps itself
         timeouts=test.timeouts,
     )
 
@@ -190,6 +198,27 @@ def print_culprits(
 
 def _tell_test(what: str, reason: str) -> None:
     tell(f"testing {what}: " + (f"FAILED ({reason})" if reason else "ok"))
+
+
+def print_loads(folder: Path, hosts: Sequence[Host], *, as_json: bool) -> int:
+    """Print what the devices did under load; return the exit code, which is that of a check if one is far too slow."""
+    import json
+
+    from launcher.errors import EXIT_PREFLIGHT
+    from launcher.output.console import dated
+    from launcher.preflight import load
+    from launcher.preflight.findings import NOTE, PROBLEM
+    from launcher.runs.load_test import read_loads
+
+    loads, names = read_loads(folder, len(hosts)), [host.name for host in hosts]
+    findings = load.check(loads, names)
+    if as_json:
+        said = {"findings": [finding.as_record() for finding in findings], "loads": load.as_records(loads, names)}
+        click.echo(json.dumps(dated("load", **said)))
+    for finding in () if as_json else findings:
+        label = "" if finding.severity is NOTE else f"{finding.severity.value}: "
+        click.echo(f"{label}{finding.one_line}")
+    return EXIT_PREFLIGHT if any(finding.severity is PROBLEM for finding in findings) else 0
 
 
 def draw(results: Path, picture: Path, hosts: int) -> None:

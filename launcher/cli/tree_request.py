@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.launcher_toml import current_directory
+from launcher.cli.options.toml_files import current_directory
 from launcher.cli.options.values import SyncOptions
 from launcher.cli.repetition import find_repetition
 from launcher.errors import UsageError

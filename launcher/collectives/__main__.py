@@ -19,6 +19,7 @@ from launcher import distributed
 from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, BandwidthRow, measure_bandwidth
 from launcher.collectives.checks import OK, WRONG, CheckResult, agree, run_checks
 from launcher.collectives.gradients import compare_gradients
+from launcher.collectives.load import LOAD_S, Load, measure_load
 from launcher.collectives.matrix import Pair, describe_outliers, describe_pairs
 from launcher.collectives.pairs import Hosts, find_hosts, measure_pairs
 from launcher.collectives.watch import Watch, time_limit
@@ -42,6 +43,7 @@ class Results:
     checks: Sequence[CheckResult]
     bandwidth: Sequence[BandwidthRow]  # bytes per second
     pairs: Sequence[Pair]
+    loads: Sequence[Load]  # of each rank
 
     @property
     def passed(self) -> bool:
@@ -90,7 +92,8 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m launcher.collectives", description=__doc__)
     parser.add_argument("--names", type=lambda text: text.split(","), default=[], help="hosts in rank order: a,b")
     parser.add_argument("--max-size", type=int, metavar="MIB", help="largest size in the bandwidth table")
-    parser.add_argument("--checks-only", action="store_true", help="run the checks only, without measuring")
+    parser.add_argument("--load", type=float, metavar="S", help="seconds under load (default: 10, on CPUs 1)")
+    parser.add_argument("--only", choices=("checks", "load"), help="run the checks only, or only measure under load")
     parser.add_argument("--timeout", type=float, default=STEP_S, metavar="S", help="seconds per step (default: 20)")
     return parser.parse_args(argv)
 
@@ -106,15 +109,20 @@ def run(options: argparse.Namespace) -> int:
         hosts = find_hosts(world, socket.gethostname().split(".")[0], options.names)
     initialised_s = time.monotonic() - began_at
     say(world, f"initialized in {initialised_s:.1f} s ({count_words(world.world_size, len(hosts.names))})")
-    checks = [*run_checks(world, watch), check_gradients(world, watch)]
-    speeds, pairs = [], []
-    if not options.checks_only:
+    checks, speeds, pairs, loads = [], [], [], []
+    if options.only != "load":
+        checks = [*run_checks(world, watch), check_gradients(world, watch)]
+    if options.only is None:
         speeds = show_bandwidth(world, watch, [check.name for check in checks if check.result == OK], options.max_size)
         pairs = show_pairs(world, watch, hosts)
+    if options.only != "checks":
+        load_s = LOAD_S[world.device.type] if options.load is None else options.load
+        loads = load_devices(world, watch, hosts, load_s)
     results = Results(
-        world.world_size, hosts.names, world.backend, world.device.type, initialised_s, checks, speeds, pairs
+        world.world_size, hosts.names, world.backend, world.device.type, initialised_s, checks, speeds, pairs, loads
     )
-    say(world, str(results))
+    if checks:
+        say(world, str(results))
     folder = distributed.files_folder()
     if world.is_main and folder is not None:
         results.write(folder)
@@ -157,6 +165,14 @@ def show_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
     for line in [*describe_pairs(hosts.names, pairs), *describe_outliers(hosts.names, pairs)]:
         say(world, line)
     return pairs
+
+
+def load_devices(world: World, watch: Watch, hosts: Hosts, load_s: float) -> list[Load]:
+    """Measure every device under load; `launch` compares them, since it knows what they are called."""
+    if not load_s:
+        return []
+    say(world, f"loading all {'GPUs' if world.device.type == 'cuda' else 'CPUs'} for {load_s:g} s")
+    return measure_load(world, watch, hosts, load_s)
 
 
 def say(world: World, text: str) -> None:

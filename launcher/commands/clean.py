@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from launcher.commands.free import ask_claims
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.job.facts import BootUnit, Checks, RunFolder, RunProcess
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.session.connection import Event
 from launcher.session.node_state import Census
@@ -70,7 +71,10 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
             for line in [*found_lines(found), *folder_lines(folders), *planted_lines(planted), *unit_lines(units)]:
                 say(line)
             units = [(host, unit) for host, unit in units if not unit.is_running]
-            adopted = False if is_dry else _adopt(session)
+            adopted = False
+            if not is_dry:
+                await ask_claims(session)  # for what they remove
+                adopted = _adopt(session)
         except Interrupted:
             session.say_failures()
             await session.stop_all(timeout_s=0)

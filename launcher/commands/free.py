@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from launcher.clock import iso_time, wall_clock
@@ -13,6 +13,7 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, fold_numbers, fold_runs
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.preflight.claims import describe_claim
 from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib
@@ -91,9 +92,14 @@ async def survey(session: Session) -> Survey:
 
 async def look(session: Session) -> None:
     """Ask all hosts for their GPUs, and then who has claimed them."""
-    states = session.states
     session.open(facts=True, gpus=True, pythons=[])
-    await session.pump(lambda: all(state.facts or state.failure for state in states))
+    await session.pump(lambda: all(state.facts or state.failure for state in session.states))
+    await ask_claims(session)
+
+
+async def ask_claims(session: Session) -> None:
+    """Ask all hosts who has claimed their GPUs; each then removes the claims that this user's dead runs have left."""
+    states = session.states
     asked = [index for index, state in enumerate(states) if state.failure is None]
     for index in asked:
         session.send(index, messages.CLAIM, is_look=True, gpus=[])

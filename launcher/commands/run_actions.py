@@ -15,16 +15,17 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
+from launcher.lazy_dataclass import dataclass
 from launcher.output.lines import STDERR
 from launcher.output.log_reader import (
     LOOK_S,
     Choice,
     ExactPrinter,
+    JsonPrinter,
     LogFile,
     LogLine,
     LogPrinter,
@@ -49,10 +50,11 @@ _FAILED = re.compile("launch: .*FAILED after ")
 _ENDED = re.compile("launch: (finished in|stopped by) ")
 
 
-def attach(run: ListedRun, streams: OutputStreams) -> int:
+def attach(run: ListedRun, streams: OutputStreams, *, as_json: bool = False) -> int:
     """Show the last lines of a run and what follows, until it ends; return its exit code.
 
-    Ctrl-C raises KeyboardInterrupt, once all that was read is written.
+    as_json: as objects on stdout, the first of which names the run, and the last one its result. Ctrl-C raises
+    KeyboardInterrupt, once all that was read is written.
     """
     title, host = f"run {run.id} ({run.name})" if run.name else f"run {run.id}", run.controller.host
     if run.is_alive is False:
@@ -61,7 +63,10 @@ def attach(run: ListedRun, streams: OutputStreams) -> int:
         doing = f"; {doing}" if (doing := _find_doing(run)) else ""
         tell(f"launch: watching {title}, which {host} controls{doing}; Ctrl-C leaves it running", streams)
     hosts = run.find_hosts()
-    printer = ScreenPrinter(streams, hosts)
+    printer: LogPrinter = ScreenPrinter(streams, hosts)
+    if as_json:
+        _emit("attached", run, controller=host, logs=run.controller.folder)
+        printer = JsonPrinter(streams, str(run.read_record().get("utc_offset") or "+00:00"))
     live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
     logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES, live)
     try:
@@ -72,7 +77,20 @@ def attach(run: ListedRun, streams: OutputStreams) -> int:
     except KeyboardInterrupt:
         printer.flush()
         raise
-    return _conclude(run, streams, prints=False)
+    code = _conclude(run, streams, prints=False)
+    if as_json:
+        record = run.read_record()
+        attempts = record.get("attempts") or []
+        result = record.get("result") or {"exit_code": code, "error": "the run has no result"}
+        _emit("result", run, attempts=len(attempts), hosts=attempts[-1]["hosts"] if attempts else [], **result)
+    return code
+
+
+def _emit(event: str, run: ListedRun, **values: object) -> None:
+    """Print an object of --json about a run."""
+    from launcher.output.console import dated  # which no other action needs
+
+    print(json.dumps(dated(event, run=run.id, name=run.name, **values)), flush=True)
 
 
 def choose_last(lines: Sequence[LogLine]) -> Sequence[LogLine]:

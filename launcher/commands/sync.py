@@ -64,8 +64,5 @@ def as_record(tree: Tree, delivered: Delivered) -> dict[str, object]:
         "left_out": tree.left_out,
         "files_sent": delivered.files,
         "bytes_sent": delivered.sent_bytes,
-        "findings": [
-            {"severity": finding.severity.value, "hosts": finding.hosts, "text": finding.text, "fix": finding.fix}
-            for finding in delivered.findings
-        ],
+        "findings": [finding.as_record() for finding in delivered.findings],
     }

@@ -20,7 +20,7 @@ from launcher.concurrency import start_thread
 from launcher.controller.agent_start import await_answer, give_order, make_order, open_agent
 from launcher.controller.orders import Control, find_patience
 from launcher.controller.remote_launcher import RemoteLauncher
-from launcher.errors import HostFailure, HostFailureKind, UnreachableError
+from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.escapes import clean
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, shown
@@ -65,7 +65,7 @@ class Planting:
     def gather(self, progress: Callable[[str], object]) -> str:
         """Start all of them, and return the id of the run once every agent has reached the controller.
 
-        Raise UnreachableError for hosts that can't take part. progress: gets what is waited for.
+        Raise HostsUnreachable for hosts that can't take part. progress: gets what is waited for.
         """
         allow_open_files(OWN_FILES + FILES_PER_HOST * len(self._hosts))
         start_thread(self._serve_controller, "controller", partial(self._fail, self._controller))
@@ -81,7 +81,7 @@ class Planting:
                 kind, value = self._events.get(timeout=max(0.1, deadline - time.monotonic()))
             except Empty:
                 late = sorted(waiting) or [self._controller.name]
-                raise UnreachableError([_late(name) for name in late]) from None
+                raise HostsUnreachable([_late(name) for name in late]) from None
             if kind == _DIALLED:
                 waiting.discard(value)
             elif kind == _FAILED:
@@ -90,7 +90,7 @@ class Planting:
                 is_gathered = True
                 os.write(STDERR, clean(value))  # such as a disk that is full
         if failures:
-            raise UnreachableError(failures)
+            raise HostsUnreachable(failures)
         return self.run_id
 
     def attach(self) -> int | None:

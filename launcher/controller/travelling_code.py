@@ -12,16 +12,17 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from launcher.lazy_dataclass import dataclass
 from launcher.transports.bootstrap import write_archive
 
 _STAYING = (
-    "cli/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py", "commands/plots.py",
+    "api/", "cli/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py", "commands/plots.py",
+    *(f"commands/report_page/{name}" for name in ("drawing.py", "markup.py", "page.py", "timeline.py")),
     *(f"transports/ssh/{name}" for name in (
-        "config_", "fabric", "host_keys.py", "identities.py", "packet_limits.py",
+        "config_", "fabric", "host_keys.py", "identities.py", "named_hosts.py", "packet_limits.py",
     )),
 )  # fmt: skip
 _FOR_RANKS = ("launcher/trainer/", "launcher/collectives/", "launcher/distributed.py")  # where they are compiled

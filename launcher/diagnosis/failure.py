@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from launcher.diagnosis.exit_codes import CANCELLED, describe_ending
 from launcher.diagnosis.signatures import Kind, explain_lines
 from launcher.diagnosis.tracebacks import ends_in_traceback, extract_traceback, is_same_error, last_said, mask
 from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
+from launcher.lazy_dataclass import dataclass
 from launcher.node.messages import TERMINATED
 
 _RECENT_S = 10.0  # the rank survived a traceback that it printed longer before its end
@@ -84,6 +84,11 @@ class Failure:
         if self.signal is not None and not self.is_uncaught:
             return EXIT_SIGNAL_BASE + self.signal
         return self.code or EXIT_FAILED
+
+    @property
+    def traceback(self) -> list[str]:
+        """The lines of the last Python traceback that it printed; empty without one."""
+        return extract_traceback(self.stderr)
 
     @property
     def role(self) -> Role:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 import math
 import re
@@ -96,6 +95,10 @@ def name_key(name: str) -> str:
 
 def ipv6_name(text: str) -> str | None:
     """Return an IPv6 address as ssh takes it, without brackets, or None for any other text."""
+    if text.count(":") < 2:
+        return None
+    import ipaddress  # needs 3 ms, and few hosts are named so
+
     inner = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
     try:
         ipaddress.IPv6Address(inner)

@@ -5,10 +5,11 @@ limits of lists are longer than any real machine's; a host that sends more fails
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from launcher.forms import MOST_VALUES, NOT_SENT, Address, Count, FormError, Most, SentAs, Within
+from launcher.lazy_dataclass import dataclass
 
 SLOW_DNS_S = 0.5
 _Name = Annotated[str, Most(200)]  # of a package, or its version
@@ -105,6 +106,77 @@ class Xid:
 
     gpu: str  # its PCI address
     number: Count
+
+
+# Bits of nvmlClocksThrottleReasons, from NVIDIA's nvml.h, in words; the first ones say the most.
+_REASONS = {
+    0x40: "thermal slowdown",
+    0x20: "thermal slowdown",
+    0x80: "power brake",
+    0x08: "hardware slowdown",
+    0x04: "power cap",
+    0x10: "sync boost",
+    0x02: "clock setting",
+}
+_EXACT = 0x40 | 0x20 | 0x80
+FAULTS = _EXACT | 0x08  # reasons that no healthy GPU has; a power cap is usual for one that is busy
+
+
+def describe_reasons(bits: int | None) -> str:
+    """Return why a GPU's clock is held down, `thermal slowdown, power cap`; empty if nothing holds it."""
+    bits = bits or 0
+    if bits & _EXACT:
+        bits &= ~0x08  # which comes with one of these, if the driver knows which
+    return ", ".join(dict.fromkeys(text for bit, text in _REASONS.items() if bits & bit))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """What one GPU does at a moment; None: not told. It travels as a row of these values, in this order."""
+
+    index: Count
+    name: Annotated[str, Most(200)]
+    utilization: Annotated[float, Within(0, 1e4)] | None = None  # percent of the time in which a kernel ran
+    memory_used_mib: Count | None = None
+    memory_mib: Count | None = None
+    power_w: Annotated[float, Within(0, 1e5)] | None = None
+    power_limit_w: Annotated[float, Within(0, 1e5)] | None = None
+    temperature_c: Annotated[float, Within(-300, 1e4)] | None = None
+    clock_mhz: Annotated[float, Within(0, 1e6)] | None = None  # of its multiprocessors
+    max_clock_mhz: Annotated[float, Within(0, 1e6)] | None = None
+    reasons: Annotated[int, Within(0, 1 << 64)] | None = None  # why its clock is held down, as NVML's bits
+    ecc_errors: Annotated[int, Within(0, 1 << 64)] | None = None  # uncorrectable ones since the driver was loaded
+    pcie_replays: Count | None = None  # since the driver was loaded
+    nvlink_recoveries: Annotated[int, Within(0, 1 << 64)] | None = None  # since then, of all its links
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """A process on a GPU, while somebody watches it."""
+
+    gpu: Annotated[str, Most(200)]  # its UUID
+    pid: Count
+    owner: str | None = None
+    name: str | None = None
+    mark: str | None = None  # of the `launch` run that it belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """What a host does at a moment, beside its GPUs; rates are those since the sample before. None: not told."""
+
+    cpu_percent: Annotated[float, Within(0, 100)] | None = None  # of all CPUs
+    iowait_percent: Annotated[float, Within(0, 100)] | None = None
+    load: Annotated[float, Within(0, 1e6)] | None = None  # processes that ran or waited, in the last minute
+    memory_mib: Count | None = None
+    memory_used_mib: Count | None = None
+    swap_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # in and out
+    disk_free_percent: Annotated[float, Within(0, 100)] | None = None  # of the disk of the working directory
+    disk_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # read and written, all disks
+    network_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # in and out, all devices but virtual ones
+    speeds: Annotated[Mapping[Annotated[str, Most(64)], Count], Most(64)] = field(default_factory=dict)  # Mbit/s
+    clock_step_s: Annotated[float, Within(-1e11, 1e11)] | None = None  # by which the time of day was set
+    xids: Annotated[tuple[Xid, ...], Most(20)] = ()  # since the sample before, where the kernel's log may be read
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from enum import Enum
 from typing import Literal
 
 from launcher.job.tree import Tree
+from launcher.lazy_dataclass import dataclass
 
 TRAINER_MODULE = "launcher.trainer"
 COLLECTIVES_MODULE = "launcher.collectives"
@@ -40,6 +42,11 @@ class Program:
     def needs_torch(self) -> bool:
         """Whether ranks run in a Python with torch; a plain command needs none, as the shim starts it."""
         return self.kind is not ProgramKind.COMMAND
+
+
+def collectives_program(names: Sequence[str], *words: str) -> Program:
+    """Return what the ranks of test-distributed run on hosts of these names; `words` are passed to each rank."""
+    return Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(names), *words))
 
 
 DEFAULT_PROGRAM = Program(ProgramKind.BUILTIN, TRAINER_MODULE)
@@ -109,6 +116,12 @@ class Job:
     hang_timeout_s: float | None = None  # without output; None: learned from the run, infinite: no limit
     on_hang: OnHang = OnHang.TELL
     in_script: bool = False  # started by scripts/ssh/, where users pass options in LAUNCH_OPTS
+
+    def testing(self, names: Sequence[str], *words: str) -> Job:
+        """Return the job of test-distributed that starts its ranks as this one does."""
+        return replace(
+            self, program=collectives_program(names, *words), workdir=None, hang_timeout_s=math.inf, on_hang=OnHang.TELL
+        )
 
     @property
     def uses_torchrun(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from launcher.errors import UsageError
@@ -13,6 +13,7 @@ from launcher.job.activation import quote_path, setup_by_hand
 from launcher.job.facts import Gpu, NodeFacts, Route
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.variables import shell_assignments
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 
 ARCHIVE_NAME = "launcher.pyz"
@@ -51,12 +52,12 @@ class NodePlan:
     argv: tuple[str, ...] = ()  # torchrun, or empty where `processes` are started
     processes: tuple[RankProcess, ...] = ()
     by_hand: str = ""  # the same as a shell command line to run on that node
-    gpus: tuple[int, ...] = ()  # by local rank
+    gpus: tuple[int, ...] = ()  # that the run uses: one per local rank, then those that were chosen beyond that
     python_path: str | None = None  # of the ranks; None: as it is there
 
     def gpu_of(self, local_rank: int) -> int | None:
         """Return the GPU that a local rank is meant to use."""
-        return self.gpus[local_rank] if local_rank < len(self.gpus) else None
+        return self.gpus[local_rank] if local_rank < min(self.nproc, len(self.gpus)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,12 @@ def visible_gpus(host: Host, fact: NodeFacts) -> tuple[Gpu, ...]:
     return tuple(there[index] for index in chosen if index in there)
 
 
+def used_gpus(job: Job, host: Host, fact: NodeFacts) -> tuple[Gpu, ...]:
+    """Return the GPUs that the ranks will use: one each, or all that were chosen with --include; none on CPUs."""
+    gpus = visible_gpus(host, fact) if job.wants_gpus else ()
+    return gpus if host.gpus is not None else gpus[: count_processes(job, host, fact)]
+
+
 def master_address(host: Host, facts: Sequence[NodeFacts], *, alone: bool) -> str:
     """Return the address at which the other nodes reach node 0: addr=, or else its own address that SSH connected to.
 
@@ -177,11 +184,10 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
         python_path = job.tree.python_path(fact.tree, fact.python_path, fact.editables.values())
     env = _node_env(job, world, node_rank, host, fact)
     command = _rank_command(job.program, fact)
-    has_gpus = job.program.needs_torch and not job.cpu
-    gpus = tuple(gpu.index for gpu in visible_gpus(host, fact)) if has_gpus else ()
+    nproc = world.sizes[node_rank]
+    gpus = tuple(gpu.index for gpu in used_gpus(job, host, fact))
     node = NodePlan(
-        host, node_rank, world.first_rank(node_rank), world.sizes[node_rank], cwd, env, gpus=gpus,
-        python_path=python_path,
+        host, node_rank, world.first_rank(node_rank), nproc, cwd, env, gpus=gpus, python_path=python_path
     )  # fmt: skip
     if not job.uses_torchrun:
         processes = _rank_processes(world, node_rank, command, env)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.hosts.host import Host
+from launcher.job.facts import NodeFacts
 from launcher.job.job import Job, Program
-from launcher.job.plan import LaunchPlan
+from launcher.job.plan import LaunchPlan, build_plan
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
 
 
@@ -49,6 +54,35 @@ def as_dry_record(plan: LaunchPlan) -> dict[str, object]:
             for node in plan.nodes
         ],
     }
+
+
+def host_records(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[dict[str, object]]:
+    """Return as JSON values what may differ between hosts and change how a run goes."""
+    return [
+        {
+            "host": host.name,
+            "gpus": len(fact.gpus),
+            "gpu_model": " or ".join(dict.fromkeys(gpu.name for gpu in fact.gpus)) or None,
+            "driver": fact.gpus[0].driver if fact.gpus else None,
+            "cpu_count": fact.cpu_count,
+            "python": fact.python,
+            "python_version": fact.python_version,
+            "torch_version": fact.torch_version,
+            "cuda_version": fact.cuda_version,
+            "nccl_version": fact.nccl_version,
+            "interface": fact.route.interface if fact.route is not None else None,
+        }
+        for host, fact in zip(hosts, facts, strict=True)
+    ]
+
+
+def by_hand_records(
+    job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts], share: tuple[int, int] | None
+) -> list[dict[str, str]]:
+    """Return each node's line to paste as JSON values; of the variables that the user set, only the names."""
+    program = replace(job.program, args=tuple(hide_secrets(job.program.args)))
+    plan = build_plan(replace(job, program=program, env=dict.fromkeys(job.env, HIDDEN)), hosts, facts, share)
+    return [{"host": node.host.name, "command": node.by_hand} for node in plan.nodes]
 
 
 def code_record(job: Job) -> dict[str, object] | None:

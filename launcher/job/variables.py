@@ -116,12 +116,13 @@ def _line_number(binding: Binding) -> int:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Tell whether a variable's value must not be shown, by its name or by what the value looks like.
+    """Tell whether a variable's value must not be shown, by its name or by what the value looks like, or isn't already.
 
     Switches such as `true` are never secret; a number is, only if the name says password: MAX_TOKENS=4096 isn't.
     """
     is_plain = _SWITCH.fullmatch(value) or (_NUMBER.fullmatch(value) and not _PASSWORD_NAME.search(name))
-    return bool((_SECRET_NAME.search(name) and not is_plain) or _SECRET_VALUE.search(value))
+    is_told = (_SECRET_NAME.search(name) and not is_plain) or _SECRET_VALUE.search(value)
+    return bool(is_told or value == HIDDEN)
 
 
 def hide_secrets(words: Sequence[str]) -> list[str]:

@@ -117,7 +117,7 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
     left: list[proc.Process] = []
     if "mark" in handover_log:
         owned = RunProcesses(handover_log["mark"], [os.getpid()])
-        owned.strangers = strangers
+        owned.strangers = {**strangers, **dict([handover_log["sampler"]] if "sampler" in handover_log else [])}
         for entry in handover_log["processes"]:
             process = proc.read_process(entry["pid"])
             if process is None or process.started != entry["started"]:

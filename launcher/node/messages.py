@@ -25,6 +25,7 @@ MAX_CODE_FILES = 2000  # whose hashes a node sends
 MAX_CLAIMED_GPUS = 1024  # of one box
 MAX_CLAIMS = 256  # of one box, in one answer
 MAX_NEIGHBOURS = 20  # that a run is told of, on one host
+MAX_SAMPLED_GPUS = 64  # of one host
 BEATS_PER_SILENCE = 2.5  # heartbeats in the time after which the other side counts as dead: two may be lost
 
 # A candidate for a Python with torch: the one that the login shell finds.
@@ -51,6 +52,7 @@ WARM = "warm"  # import torch for the ranks of the START that will follow
 START = "start"
 STACKS = "stacks"  # asks for the Python stack of every running rank
 LOOK = "look"  # asks whether the ranks have saved a checkpoint
+SAMPLE = "sample"  # tell what the GPUs and the host do, again and again
 RAS = "ras"  # asks what NCCL's RAS knows of the run
 STOP = "stop"
 BEAT = "beat"  # both ways: a heartbeat
@@ -77,6 +79,7 @@ EXIT = "exit"
 ENDED = "ended"
 STACK = "stack"  # of one rank; its text is the payload
 SEEN = "seen"  # the answer to LOOK
+SAMPLED = "sampled"  # what they do now
 RAS_STATUS = "ras_status"  # its text is the payload
 CENSUS = "census"
 FILE = "file"  # one file that a rank left in the directory that LAUNCH_FILES names; sent after the census

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from launcher.node.code.code_process import CodeProcess
     from launcher.node.loop import Timer
     from launcher.node.processes.warm import WarmPython
+    from launcher.node.sampler import Sampler
 
     Handler = Callable[[Dict[str, Any], bytes], object]
     StopSteps = Generator[float, None, List[proc.Process]]
@@ -82,6 +83,7 @@ class Supervisor:
         self._claims: ClaimHolder | None = None  # if the run uses GPUs
         self._last_claim = inherited.claim if inherited is not None else None  # until this attempt takes it over
         self._reserve_s = 0.0  # after the end, for the next attempt
+        self._sampler: Sampler | None = None  # if the launcher wants to know what GPUs and host do
         self._warm: WarmPython | None = None  # if it is to start the ranks
         self._why_cold = "its Python ignores PYTHONPATH"  # if a run that starts warm has none
         self._workdir: str | None = None  # in that code
@@ -207,6 +209,7 @@ class Supervisor:
             messages.START: self._start,
             messages.STACKS: self._send_stacks,
             messages.LOOK: self._look,
+            messages.SAMPLE: self._sample,
             messages.RAS: self._ask_ras,
             messages.STOP: self._stop,
             messages.BEAT: self._hear_beat,
@@ -331,6 +334,9 @@ class Supervisor:
             from launcher.node.facts import nccl_ras  # it imports socket, which takes 6 ms
 
             nccl_ras.give_address(self._env, self._ranks_env)
+        samples_s = header.get("samples_s")
+        if samples_s is not None:  # later: the start shall have all of the machine
+            self._loop.call_later(samples_s, lambda: self._begin_samples(samples_s, self._send_queue.hold))
         if header.get("processes"):
             self._is_short = header.get("is_short", False)
             if self._warm is not None:
@@ -458,6 +464,24 @@ class Supervisor:
             folder = "" if header.get("is_gentle") and self._stacks_folder else self._stacks_folder
             stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder)
 
+    def _sample(self, header: dict[str, Any], _: bytes) -> None:
+        self._begin_samples(header["period_s"], self._send_queue.send, with_processes=True)
+
+    def _begin_samples(self, period_s: float, send: Callable[..., None], *, with_processes: bool = False) -> None:
+        from launcher.node.sampler import Sampler
+
+        if self._steps is not None or self._sampler is not None:
+            return
+        try:
+            self._sampler = Sampler(self._loop, send, period_s, self._cwd, with_processes=with_processes)
+        except OSError as error:  # the run needs none
+            send(messages.SAMPLED, host=None, gpus=[], error="its GPUs can't be read: %s" % error)
+            return
+        process = self._sampler.process
+        if process is not None:  # it may hang, so nothing waits for it
+            self._owned.strangers[process.pid] = process.started
+            self._handover_log.note(sampler=[process.pid, process.started])
+
     def _ask_ras(self, header: dict[str, Any], _: bytes) -> None:
         self._responder.ask_ras(dict(self._env, **self._ranks_env))
 
@@ -497,6 +521,8 @@ class Supervisor:
         if self._is_done or (self._steps is not None and timeout_s > 0):
             return
         self._responder.cancel()
+        if self._sampler is not None:
+            self._sampler.end()
         self._ranks.ending_since = self._ranks.ending_since or time.monotonic()
         self._steps = stop_steps.stop_run(self._owned, timeout_s, wait_s, self._clock)
         self._loop.cancel(self._step_timer)

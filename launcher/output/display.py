@@ -45,17 +45,22 @@ class JsonDisplay:
     """Shows each line as one JSON object, for a program that reads the output of `launch`."""
 
     def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
-        common = {
-            "event": "line",
-            "time": iso_time(at),
-            "host": host,
-            "rank": rank,
-            "stream": "stdout" if stream == STDOUT else "stderr",
-        }
-        head = _to_json(common)[:-1]
-        texts = lines.decode("utf-8", "replace").split("\n")[:-1]
-        block = "".join(f'{head}, "text": {_to_json(text)}}}\n' for text in texts)
-        return _LEFT_BY_JSON.sub(lambda control: f"\\u{ord(control[0]):04x}", block).encode()
+        return json_lines(iso_time(at), host, rank, stream, lines)
+
+
+def json_lines(time: str, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:
+    """Return one JSON object for each line of a block that ends with a newline."""
+    common = {
+        "event": "line",
+        "time": time,
+        "host": host,
+        "rank": rank,
+        "stream": "stdout" if stream == STDOUT else "stderr",
+    }
+    head = _to_json(common)[:-1]
+    texts = lines.decode("utf-8", "replace").split("\n")[:-1]
+    block = "".join(f'{head}, "text": {_to_json(text)}}}\n' for text in texts)
+    return _LEFT_BY_JSON.sub(lambda control: f"\\u{ord(control[0]):04x}", block).encode()
 
 
 def prefix_of(host: str, rank: int | None) -> bytes:

@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from heapq import merge
 from operator import attrgetter
@@ -19,7 +18,8 @@ from typing import BinaryIO
 
 from launcher.clock import wall_clock
 from launcher.escapes import clean
-from launcher.output.display import PrefixDisplay
+from launcher.lazy_dataclass import dataclass
+from launcher.output.display import PrefixDisplay, json_lines
 from launcher.output.lines import STDERR, STDOUT, BarTurn, is_state
 from launcher.output.log_writer import TRANSCRIPT
 from launcher.output.node_output import RESTART_BORDER
@@ -271,6 +271,24 @@ class ScreenPrinter(LogPrinter):
         if follows_state and line.text.strip():
             return self._bars.take_end(rank)
         return line.is_whole or not follows_state
+
+
+class JsonPrinter(LogPrinter):
+    """Writes lines as objects of --json to stdout, and messages of `launch` as they are to stderr."""
+
+    def __init__(self, streams: OutputStreams, utc_offset: str) -> None:
+        """utc_offset: of the stamps, such as `+01:00`."""
+        super().__init__(streams)
+        self._utc_offset = utc_offset
+
+    def print(self, line: LogLine) -> None:
+        """Write a line as an object, or a message of `launch` as it is."""
+        if line.host is None:
+            self._write(STDERR, line.text + b"\n")
+        else:
+            time_text = line.stamp.replace(" ", "T") + self._utc_offset
+            stream = STDERR if line.is_stderr else STDOUT
+            self._write(STDOUT, json_lines(time_text, line.host, line.rank, stream, line.text + b"\n"))
 
 
 def follow(logs: RunLogs, printer: LogPrinter, is_alive: Callable[[], bool]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.errors import ChecksFailed, HostsUnreachable, LauncherError
 from launcher.escapes import clean
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.output_streams import OutputStreams
@@ -21,9 +21,9 @@ _COMMAND = re.compile(
 
 def describe_error(error: LauncherError) -> str:
     """Return the lines of an error (where, what, value), and then of the fix."""
-    if isinstance(error, UnreachableError):
+    if isinstance(error, HostsUnreachable):
         return "\n".join([*failure_lines(error.failures), "launch: nothing was started"])
-    if isinstance(error, PreflightError):
+    if isinstance(error, ChecksFailed):
         lines = ["launch: nothing was started; these would break the run:"]
         return "\n".join([*lines, *(f"  {line}" for line in error.message.splitlines())])
     return f"launch: {error.message}" + (f"\n  fix: {error.fix}" if error.fix else "")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.clock import short_time
-from launcher.errors import PreflightError
-from launcher.hosts.host import Host
+from launcher.errors import ChecksFailed
 from launcher.hosts.ranges import fold_numbers
-from launcher.job.facts import BoxClaim, NodeFacts
-from launcher.job.job import Job
+from launcher.job.facts import BoxClaim
+from launcher.lazy_dataclass import dataclass
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, refuse_problems
-from launcher.preflight.gpus import wanted_gpus
 from launcher.wording import age
 
 
@@ -40,23 +37,18 @@ class ClaimOrder:
         }  # fmt: skip
 
 
-class GpusClaimedError(PreflightError):
+class GpusClaimedError(ChecksFailed):
     """Other runs have claimed what this one would use, and nothing else is wrong."""
 
 
-def find_wanted(job: Job, host: Host, fact: NodeFacts) -> list[int]:
-    """Return the GPUs that a run would use there."""
-    return [gpu.index for gpu in wanted_gpus(CheckedHost(job, host, fact))] if job.wants_gpus else []
-
-
 def refuse_claimed(findings: Iterable[Finding], claimed: Collection[Finding]) -> None:
-    """Raise PreflightError if a finding would break the run, and GpusClaimedError if only the claimed ones would."""
+    """Raise ChecksFailed if a finding would break the run, and GpusClaimedError if only the claimed ones would."""
     findings = list(findings)
     refuse_problems(finding for finding in findings if finding not in claimed)
     try:
         refuse_problems(findings)
-    except PreflightError as error:
-        raise GpusClaimedError(error.message, hosts=error.hosts) from None
+    except ChecksFailed as error:
+        raise GpusClaimedError(error.message, hosts=error.hosts, findings=error.findings) from None
 
 
 def find_claimed(

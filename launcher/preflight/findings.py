@@ -7,14 +7,16 @@ to the screen.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+from typing import Any
 
-from launcher.errors import PreflightError
+from launcher.errors import ChecksFailed
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
+from launcher.lazy_dataclass import dataclass
 
 
 class Severity(Enum):
@@ -59,6 +61,10 @@ class Finding:
     def __str__(self) -> str:
         return f"{fold_names(self.hosts)}: {self.text}" + (f"\n  fix: {self.fix}" if self.fix else "")
 
+    def as_record(self) -> dict[str, Any]:
+        """Return the finding as JSON values."""
+        return {"severity": self.severity.value, "hosts": self.hosts, "text": self.text, "fix": self.fix}
+
     @property
     def one_line(self) -> str:
         """The finding and its remedy in one line."""
@@ -72,11 +78,11 @@ def on_cpus(job: Job) -> str:
 
 
 def refuse_problems(findings: Iterable[Finding]) -> None:
-    """Raise PreflightError if a finding would break the run."""
+    """Raise ChecksFailed if a finding would break the run."""
     problems = [finding for finding in findings if finding.severity is PROBLEM]
     if problems:
         names = dict.fromkeys(name for problem in problems for name in problem.hosts)
-        raise PreflightError("\n".join(map(str, problems)), hosts=tuple(names))
+        raise ChecksFailed("\n".join(map(str, problems)), hosts=tuple(names), findings=tuple(problems))
 
 
 def fold(findings: Iterable[Finding]) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.diagnosis.signatures import HARDWARE_XIDS
 from launcher.job.facts import Checks, Gpu, GpuProcess
-from launcher.job.plan import count_processes, visible_gpus
+from launcher.job.plan import used_gpus
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity, on_cpus
 from launcher.wording import count, listed
 
@@ -23,7 +23,7 @@ def check(node: CheckedHost) -> Iterator[Finding]:
     if _is_built_for_cpus(node):
         fix = f"install one for its GPUs, or {on_cpus(node.job)}"
         yield Finding((node.name,), f"torch {node.fact.torch_version} is a CPU-only build", fix)
-    gpus = wanted_gpus(node)
+    gpus = [*used_gpus(node.job, node.host, node.fact)]
     if gpus and node.fact.gpu_error:
         text = f"its GPU tool reports an error: {node.fact.gpu_error}"
         yield Finding((node.name,), text, "look for the cause in dmesg there", WARNING)
@@ -63,12 +63,6 @@ def _hardware_faults(node: CheckedHost, checks: Checks, gpus: list[Gpu]) -> dict
         if xid.number in HARDWARE_XIDS and not is_left_out:
             faults.setdefault(xid.gpu, {})[xid.number] = None
     return {gpu: list(numbers) for gpu, numbers in faults.items()}
-
-
-def wanted_gpus(node: CheckedHost) -> list[Gpu]:
-    """Return the GPUs that the plan would use on this node."""
-    gpus = list(visible_gpus(node.host, node.fact))
-    return gpus if node.host.gpus is not None else gpus[: count_processes(node.job, node.host, node.fact)]
 
 
 def _check_busy(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from functools import partial
+from itertools import pairwise
 
 from launcher.clock import iso_time, utc_offset, wall_clock
 from launcher.diagnosis.cause import SETTLE_S, Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
-from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, UnreachableError
+from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_numbers
 from launcher.job.activation import candidate_pythons
@@ -26,7 +28,8 @@ from launcher.job.plan import (
     refuse_unknown_ranks,
     start_fields,
 )
-from launcher.job.plan_record import as_dry_record, as_record, code_record
+from launcher.job.plan_record import as_dry_record, as_record, by_hand_records, code_record, host_records
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
 from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
@@ -42,8 +45,9 @@ from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge
 from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
 from launcher.runs.rank_watch import call_when_all_run, call_when_all_start, say_early_exits
-from launcher.runs.result import Result
+from launcher.runs.result import Result, Steps
 from launcher.runs.run_request import ALL_RUN, RunRequest
+from launcher.runs.samples import PERIOD_S, RunSamples
 from launcher.runs.state_keeper import StateKeeper
 from launcher.session.connection import READY, Event
 from launcher.session.node_state import Census
@@ -71,6 +75,7 @@ class CarriedOver:
     others: tuple[Host, ...] = ()  # that could be used as well as those of the run, until ranks were started
     claimed_since: float = 0.0  # wall-clock seconds; 0.0: nothing was claimed yet
     until: float | None = None  # wall-clock seconds; None: the run has no time limit, or its ranks never started
+    odd: set[tuple[str, int | None, str]] = field(default_factory=set)  # GPUs and hosts that stood out, and by what
     gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
 
     def leave(self, leave: Callable[[str], object] | None, why: str) -> None:
@@ -122,7 +127,9 @@ class Attempt:
         self._others = others
         self._stacks = StackTaker(session, request.record, request.console)
         self._plan: LaunchPlan | None = None
-        self._began_at = self._connected_at = self._started_at = wall_clock()
+        self._samples: RunSamples | None = None  # if the run takes any
+        self._began_at = wall_clock()
+        self._steps = Steps()
         self._hang: HangWatch | None = None
         self._is_cold = False  # although it starts warm, ranks of some host import torch themselves
         self._judge: Judge | None = None  # once there is a plan
@@ -165,7 +172,7 @@ class Attempt:
         self._carried.here.update(host.name for host, fact in pairs if own and fact.machine == own)
         self._say_code(inspector.delivered)
         if inspection.failures:
-            raise UnreachableError(list(inspection.failures))
+            raise HostsUnreachable(list(inspection.failures))
         self._check_gpus(inspection)
         refuse_claimed(inspection.findings, inspection.claimed)
         is_moved, self._job = inspector.job != job, inspector.job
@@ -179,6 +186,11 @@ class Attempt:
         if is_moved and not self._carried.attempts:
             self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
         self._judge = Judge(session, self._plan, self._outputs, share is None, wall_clock())
+        if self._options.takes_samples and not self._options.is_dry:
+            self._samples = RunSamples(
+                session, self._plan, inspection.facts, self._record, self._carried.odd, self._console,
+                self._state.note_odd,
+            )  # fmt: skip
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
 
     def _make_claims(self) -> ClaimOrder | None:
@@ -188,7 +200,7 @@ class Attempt:
         return make_claim_order(self._request, self._carried, len(self.session.hosts) - self._spares)
 
     def _note_connected(self, event: Event) -> None:
-        self._connected_at = event.at
+        self._steps = replace(self._steps, connected_at=event.at)
 
     def _say_code(self, delivered: Delivered | None) -> None:
         """Print what was sent; in a later attempt only if something was."""
@@ -261,7 +273,15 @@ class Attempt:
         said = [warning.one_line for warning in warnings]
         times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
         sent = code_record(self._job)
-        values = {**times, "plan": as_record(self._plan), "code": sent, "warnings": said}
+        hosts, facts = self.session.hosts, inspection.facts[: len(self.session.hosts)]
+        values = {
+            **times,
+            "plan": as_record(self._plan),
+            "code": sent,
+            "hosts": host_records(hosts, facts),
+            "by_hand": by_hand_records(self._job, hosts, facts, self._options.share),
+            "warnings": said,
+        }
         disk.put(partial(self._record.update, values))
         names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
         self._console.emit("plan", **names, **as_record(self._plan), code=sent)
@@ -278,7 +298,7 @@ class Attempt:
         archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
         number = self._carried.attempts
         self._carried.others = ()
-        self._started_at = wall_clock()
+        self._steps = replace(self._steps, checked_at=wall_clock())
         for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank
             if self._job.tree is not None and not number:
@@ -288,7 +308,7 @@ class Attempt:
             self.session.start_ranks(
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv) or self._job.starts_warm,
                 with_stacks=self._job.with_stacks, import_timeout_s=self._job.rendezvous_timeout_s,
-                keeps_python=self._keeps_python,
+                keeps_python=self._keeps_python, samples_s=PERIOD_S if self._samples is not None else None,
                 **start_fields(node, number),
             )  # fmt: skip
 
@@ -303,6 +323,7 @@ class Attempt:
             call_when_all_start(session, self._plan, self._note_all_started),
             session.subscribe(messages.COLD, self._say_cold),
             session.subscribe(messages.NEIGHBOUR, self._say_neighbour),
+            self._samples.taken() if self._samples is not None else contextlib.nullcontext(),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._record, self._job) as watch,
         ):
             self._hang = watch
@@ -321,12 +342,15 @@ class Attempt:
 
     def _note_all_started(self) -> None:
         """Note that all ranks run; print, for -v, how long each step of the start took."""
+        self._steps = steps = replace(self._steps, started_at=wall_clock())
         self._state.run()
         self._on_all_started()
+        if self._samples is not None:
+            self._samples.begin()
         if self._options.is_verbose:
-            now = wall_clock()
-            steps = self._connected_at - self._began_at, self._started_at - self._connected_at, now - self._started_at
-            self._say(f"launch: {report.start_line(self._job, *steps, is_cold=self._is_cold)}")
+            at = [self._began_at, steps.connected_at, steps.checked_at, steps.started_at]
+            seconds = [after - before for before, after in pairwise(each for each in at if each is not None)]
+            self._say(f"launch: {report.start_line(self._job, *seconds, is_cold=self._is_cold)}")
 
     def _say_neighbour(self, event: Event) -> None:
         claim, host = event.fields["claim"], self.session.hosts[event.index].name
@@ -449,21 +473,27 @@ class Attempt:
         code = cause.failure.exit_code if cause is not None else 0
         if cause is None and interrupted_by is not None:
             code = EXIT_SIGNAL_BASE + interrupted_by
-        heard_at = max((output.heard_at for output in self._outputs), default=0.0)
+        steps = self._find_steps()
+        started_at, heard_at = steps.checked_at, steps.last_output_at
+        failed = self._judge.find_failed(cause) if cause is not None and self._judge is not None else ()
         return Result(
-            code, self._seconds(), census, cause, interrupted_by,
+            code, self._seconds(), census, cause, failed, interrupted_by,
             master_port=self._plan.master_port if self._plan is not None else None,
             ranks=sum(node.nproc for node in self._plan.nodes) if self._plan is not None else 0,
             has_lost_port=has_lost_port,
             is_network=self._has_lost_network(),
-            output_s=self._seconds_since_start(heard_at) if heard_at else None,
+            output_s=max(0.0, heard_at - started_at) if heard_at is not None and started_at is not None else None,
             has_saved=self._has_saved(),
+            steps=steps,
             lost_host_wait_s=find_lost_host_wait(self._job, self.session.states, wall_clock()),
         )  # fmt: skip
 
-    def _seconds_since_start(self, at: float) -> float:
-        """at: by time.monotonic()."""
-        return max(0.0, wall_clock() - self._started_at - (time.monotonic() - at))
+    def _find_steps(self) -> Steps:
+        firsts = [output.first_heard_at for output in self._outputs if output.first_heard_at is not None]
+        if not firsts:
+            return self._steps
+        silent_s = time.monotonic() - max(output.heard_at for output in self._outputs)
+        return replace(self._steps, first_output_at=min(firsts), last_output_at=wall_clock() - silent_s)
 
     def _has_lost_network(self) -> bool:
         """Return whether this machine was suspended, or lost all other hosts at once: then none of them is to blame."""

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from launcher.concurrency import call_in_thread
-from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.errors import ChecksFailed, HostsUnreachable, LauncherError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
-from launcher.job.job import COLLECTIVES_MODULE, Job, OnHang, Program, ProgramKind
+from launcher.job.job import Job
 from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs.bisection import Group, Verdict, search_culprits
@@ -33,7 +33,7 @@ from launcher.wording import span
 
 SIDE_BY_SIDE = 32  # concurrent runs; each has its own connections
 # By now torch is in every host's memory, so healthy hosts are quick.
-SHORT = ("--checks-only", "--timeout", "10")
+SHORT = ("--only", "checks", "--timeout", "10")
 RENDEZVOUS_S = 15
 STOP_S = 2.0  # a test has nothing to save
 SEARCH_S = 600.0  # between two attempts: a run is to go on
@@ -82,7 +82,7 @@ class CulpritSearch:
             record = await call_in_thread(self._create_record, DISK_S)
             request = RunRequest(job, members, self._open_transport, record, MuteConsole(), self._options)
             result = await Run(request).execute()
-        except (UnreachableError, PreflightError, GpusInUseError) as error:
+        except (HostsUnreachable, ChecksFailed, GpusInUseError) as error:
             return error.message.partition("\n")[0]
         except asyncio.TimeoutError:
             raise NoVerdictError(f"the disk of {self._folder} does not respond") from None
@@ -149,11 +149,7 @@ async def find_between_attempts(request: RunRequest, hosts: Sequence[Host]) -> V
     """
 
     def make_job(group: Group) -> Job:
-        program = Program(ProgramKind.BUILTIN, COLLECTIVES_MODULE, ("--names", ",".join(group), *SHORT))
-        return replace(
-            request.job, program=program, workdir=None, master_addr=None, master_port=None, hang_timeout_s=math.inf,
-            on_hang=OnHang.TELL,
-        )  # fmt: skip
+        return replace(request.job.testing(group, *SHORT), master_addr=None, master_port=None)
 
     def say_failure(what: str, reason: str) -> None:
         if reason:

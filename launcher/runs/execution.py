@@ -50,6 +50,7 @@ async def execute_job(
         find_culprits=partial(find_between_attempts, request) if may_search else None,
         notify=notifier,
         note_state=entry.note_state,
+        is_listed=entry.error is None,
         contents=Contents(job.tree, {**variables, **job.env}) if job.tree is not None else None,
     )
     with catch_signals(dict.fromkeys(SIGNALS, _ignore)):  # also after the run has stopped listening

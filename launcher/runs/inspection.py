@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
@@ -19,12 +19,14 @@ from launcher.hosts.host import Host
 from launcher.job.activation import setup_order
 from launcher.job.facts import LinkQuality, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
-from launcher.job.plan import master_address, settle_device, warm_fields
+from launcher.job.plan import master_address, settle_device, used_gpus, warm_fields
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.preflight import code
 from launcher.preflight.checks import find_all, find_problems, warn_of_checkpoints, warn_of_incidents
-from launcher.preflight.claims import ClaimOrder, find_claimed, find_wanted
+from launcher.preflight.claims import ClaimOrder, find_claimed
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
+from launcher.preflight.load import MeasuredLoad
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
@@ -44,6 +46,7 @@ class Inspection:
     failures: tuple[HostFailure, ...]  # of the hosts that didn't respond
     seconds: float
     claimed: tuple[Finding, ...] = ()  # of these findings, what other runs have claimed
+    loads: tuple[MeasuredLoad, ...] = ()  # what their devices did under load
 
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""
@@ -210,7 +213,7 @@ class Inspector:
         """Claim what the run will use of its hosts; return which other runs have claimed that."""
         order, job, states = self._claims, self.job, self._session.states
         nodes = {index: CheckedHost(job, self._session.hosts[index], self._facts[index]) for index, _ in self._states()}
-        gpus = {index: find_wanted(job, node.host, node.fact) for index, node in nodes.items()}
+        gpus = {index: [gpu.index for gpu in used_gpus(job, node.host, node.fact)] for index, node in nodes.items()}
         claims_cpus = order is not None and order.claims_cpus
         asked = [index for index in nodes if gpus.get(index) or claims_cpus]
         for index in asked:

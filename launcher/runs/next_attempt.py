@@ -11,8 +11,8 @@ from launcher.errors import EXIT_PREFLIGHT, LauncherError
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
-from launcher.preflight.findings import CheckedHost
-from launcher.preflight.gpus import gigabytes, wanted_gpus
+from launcher.job.plan import used_gpus
+from launcher.preflight.gpus import gigabytes
 from launcher.session.node_state import NodeState
 from launcher.wording import listed
 
@@ -56,7 +56,7 @@ def measure_use(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> 
     return {
         host.name: {
             gpu.index: gpu.memory_mib - gpu.free_mib
-            for gpu in wanted_gpus(CheckedHost(job, host, fact))
+            for gpu in used_gpus(job, host, fact)
             if gpu.memory_mib is not None and gpu.free_mib is not None
         }
         for host, fact in zip(hosts, facts, strict=True)

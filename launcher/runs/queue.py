@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
-from launcher.errors import EXIT_PREFLIGHT, LauncherError, UnreachableError
+from launcher.errors import EXIT_PREFLIGHT, HostsUnreachable, LauncherError
 from launcher.hosts.host import Host
 from launcher.job.facts import BoxClaim
 from launcher.job.job import Job
+from launcher.job.plan import used_gpus
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
-from launcher.preflight.claims import ClaimOrder, find_wanted
+from launcher.preflight.claims import ClaimOrder
 from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import ordinal
@@ -73,7 +74,7 @@ class Queue:
         """Return the hosts whose GPUs are now reserved for the run.
 
         say: called each SAY_S. deadline: by time.monotonic(). Raise Interrupted for a signal, QueueTimeoutError, and
-        UnreachableError if too few hosts respond; the places then stay for a while, if the order has such a time.
+        HostsUnreachable if too few hosts respond; the places then stay for a while, if the order has such a time.
         """
         session, reserved = self._session, dict[int, float]()
         with session.catch_signals(), session.subscribe(messages.CLAIMED, self._take):
@@ -88,7 +89,7 @@ class Queue:
                     if await self._claim(chosen):
                         reserved = dict.fromkeys(chosen, RESERVED_S)
                         return tuple(session.hosts[index] for index in chosen)
-            except UnreachableError:
+            except HostsUnreachable:
                 reserved = dict.fromkeys(range(len(session.hosts)), self._order.lost_reserve_s)
                 raise
             finally:
@@ -103,7 +104,8 @@ class Queue:
         keys = {}
         for index, state in enumerate(states):
             if state.facts is not None and state.failure is None:
-                self._wanted[index] = find_wanted(job, session.hosts[index], state.facts)
+                used = used_gpus(job, session.hosts[index], state.facts)
+                self._wanted[index] = [gpu.index for gpu in used]
                 # rocm-smi tells no UUIDs.
                 keys[index] = min((gpu.uuid for gpu in state.facts.gpus), default="") or state.facts.machine or ""
         waits = [index for index, gpus in self._wanted.items() if gpus or self._order.claims_cpus]
@@ -129,7 +131,7 @@ class Queue:
 
     def _refuse_lost(self) -> None:
         if self._is_short():
-            raise UnreachableError(self._session.failures())
+            raise HostsUnreachable(self._session.failures())
 
     # ---- places -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.clock import local_time, short_time
 from launcher.diagnosis.cause import Cause
-from launcher.errors import LauncherError, UnreachableError
+from launcher.errors import HostsUnreachable, LauncherError
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.job.job import Job
@@ -125,9 +125,10 @@ def finished_words(result: Result, seconds: float, failed: Sequence[Ending]) -> 
     return f"finished in {duration(seconds)}{attempt_words(failed)}, {ranks}, {result.census.describe()}"
 
 
-def failed_words(result: Result) -> str:
-    """Return the last line of a run that failed; its cause was printed before."""
-    return ", ".join(filter(None, [result.census.describe(), f"exit code {result.exit_code}"]))
+def failed_words(result: Result, run: str | None = None) -> str:
+    """Return the last line of a run that failed; its cause was printed before. run: its id, if commands can find it."""
+    page = f" (launch report {run})" if run is not None else ""
+    return ", ".join(filter(None, [result.census.describe(), f"exit code {result.exit_code}{page}"]))
 
 
 def limit_words(until: float, for_s: float | None, now: float) -> str:
@@ -173,7 +174,7 @@ def attempt_words(failed: Sequence[Ending]) -> str:
 def refusal_lines(error: LauncherError, number: int) -> list[str]:
     """Return why a restart, the one with this number, could not start; 0: the run itself, after it was in the queue."""
     which = f"restart {number}" if number else "the run"
-    if isinstance(error, UnreachableError):
+    if isinstance(error, HostsUnreachable):
         return [f"launch: {which} could not start", *failure_lines(error.failures)]
     fix = [f"fix: {error.fix}"] if error.fix else []
     return [

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from launcher.clock import iso_time
+from launcher.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:  # launch ps and others of a list of runs need neither
     from launcher.diagnosis.cause import Cause
+    from launcher.diagnosis.failure import Failure
     from launcher.session.node_state import Census
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """When an attempt got how far, in wall-clock seconds; None: it did not."""
+
+    connected_at: float | None = None  # to the last host
+    checked_at: float | None = None  # the hosts; the ranks are about to start
+    started_at: float | None = None  # all ranks
+    first_output_at: float | None = None  # of any rank
+    last_output_at: float | None = None
+
+    def as_record(self) -> dict[str, str | None]:
+        """Return the times for run.json."""
+        return {name: None if at is None else iso_time(at) for name, at in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +37,7 @@ class Result:
     seconds: float
     census: Census
     cause: Cause | None = None
+    failed: tuple[Failure, ...] = ()  # the ranks that failed by themselves, that of the cause first
     interrupted_by: int | None = None
     error: str | None = None  # why it could not start
     master_port: int | str | None = None
@@ -29,6 +47,7 @@ class Result:
     output_s: float | None = None  # from the start of the ranks to their last output; None: there was none
     has_saved: bool | None = None  # whether the ranks have saved a checkpoint; None: not known
     time_limit: str | None = None  # the option that has stopped it in time, `until` or `for`
+    steps: Steps = Steps()
     lost_host_wait_s: float = 0.0  # until no rank can be alive on a host that was lost; 0: all hosts have been asked
 
     def as_record(self) -> dict[str, Any]:
@@ -42,21 +61,30 @@ class Result:
             "left": dict(self.census.left),
             "unreachable": dict(self.census.unasked),
             "cause": None if self.cause is None else _cause_record(self.cause),
+            "failures": [{**_failure_record(each), "traceback": each.traceback} for each in self.failed],
         }
+
+
+def _failure_record(failure: Failure) -> dict[str, Any]:
+    return {
+        "host": failure.host,
+        "rank": failure.rank,
+        "local_rank": failure.local_rank,
+        "gpu": failure.gpu,
+        "exit_code": failure.code,
+        "signal": failure.signal,
+        "text": failure.ending,
+        "at": iso_time(failure.at),
+    }
 
 
 def _cause_record(cause: Cause) -> dict[str, Any]:
     failure, known = cause.failure, cause.explanation
     return {
-        "host": failure.host,
+        **_failure_record(failure),
         "what": failure.kind.value,
-        "rank": failure.rank,
-        "local_rank": failure.local_rank,
-        "exit_code": failure.code,
-        "signal": failure.signal,
         "oom": failure.oom,
-        "text": failure.ending,
-        "at": iso_time(failure.at),
+        "headline": failure.headline,
         "traceback": list(cause.traceback),
         "last_lines": list(cause.last_lines),
         "explanation": None if known is None else {"name": known.name, "cause": known.cause, "fix": known.fix},

@@ -13,7 +13,7 @@ from functools import partial
 
 from launcher.clock import boottime, iso_time, wall_clock
 from launcher.diagnosis.failure import FailureKind
-from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, LauncherError, UnreachableError
+from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostsUnreachable, LauncherError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import OnHang
@@ -316,7 +316,7 @@ class Run:
     async def _queue(self) -> None:
         """Wait until the GPUs that the run needs are its own; of the hosts, those with free GPUs are then its hosts.
 
-        Raise Interrupted for a signal, QueueTimeoutError, and UnreachableError if a run without restarts loses a host.
+        Raise Interrupted for a signal, QueueTimeoutError, and HostsUnreachable if a run without restarts loses a host.
         """
         options, began_at = self._options, time.monotonic()
         await self._pause(0.0)  # a signal may have come while the attempt was ended
@@ -347,7 +347,7 @@ class Run:
             try:
                 chosen = await queue.wait(say, deadline)
                 break
-            except UnreachableError as error:
+            except HostsUnreachable as error:
                 if not options.restarts:
                     raise
                 names = fold_names(failure.host for failure in error.failures)
@@ -425,7 +425,7 @@ class Run:
             return Ending(Outcome.STOPPED)
         if refusal is not None:
             ending = judge_refusal(refusal, hosts, self._carried.here)
-            is_start = self._is_awaited and isinstance(refusal, UnreachableError)
+            is_start = self._is_awaited and isinstance(refusal, HostsUnreachable)
             return replace(ending, is_start=is_start, is_replaced=self._hosts.can_replace(ending.suspects))
         ending = judge_result(result, hosts)
         is_lost = result.cause is not None and result.cause.failure.kind is FailureKind.CONNECTION
@@ -502,6 +502,7 @@ class Run:
                 "spares": [host.name for host in self._hosts.spares],
                 "master_port": result.master_port,
                 "began_at": iso_time(began_at),
+                "steps": result.steps.as_record(),
                 "ended_at": iso_time(ended_at),
                 "outcome": "succeeded" if ending is None else ending.outcome.value,
                 "progress": ending is not None and ending.has_progress,
@@ -583,7 +584,8 @@ class Run:
         if self._options.restarts and self._endings[-1].outcome is not Outcome.STOPPED:
             words = report.no_restart_words(decision, len(self._endings), self._elapsed_s())
             self._say(f"launch: {words}", Style.STRONG)
-        return await self._conclude(result, report.failed_words(result))
+        run_id = self._record.run_id if self._request.is_listed else None
+        return await self._conclude(result, report.failed_words(result, run_id))
 
     async def _conclude_stop(self, result: Result, number: int) -> Result:
         find_successor = self._request.find_successor if number == signal.SIGTERM else None
@@ -622,7 +624,7 @@ class Run:
         for line in [*report.unfinished_lines(result.census), *report.written_lines(result.census)]:
             self._say(line, Style.TEXT)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
-        self._request.console.emit("result", **names, **values)
+        self._request.console.emit("result", **names, hosts=[host.name for host in self._hosts.hosts], **values)
         if self._request.notify is not None:
             await asyncio.to_thread(self._request.notify, "end", result)
             await asyncio.to_thread(self._home_disk.wait, STALLED_S)  # it may have said something

@@ -24,17 +24,19 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
+from launcher.lazy_dataclass import dataclass
 from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_durably, replace_private, write_private
 from launcher.runs.result import Result
+from launcher.runs.run_names import CONTROLLER, WAY
 from launcher.runs.run_rows import read_row
 from launcher.runs.run_state import Doing, RunState, parse_state
 from launcher.runs.state_home import find_state, own_state
@@ -45,12 +47,12 @@ KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
 CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 LOCK = "lock"  # the file that the process which controls a run keeps locked
-_CONTROLLER, _END, _STOP, _AGENTS = "controller.json", "end.json", "stop", "agents.json"
+_END, _STOP, _AGENTS = "end.json", "stop", "agents.json"
 _ORDERS = "orders.json"  # for agents of hosts that come back
 KEPT, START = "kept", "start.py"  # the directory of launcher.runs.kept_run, and what takes the run up
 _STATE = "state.json"
 _MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
-_WAY, _SEEN = "planted.json", "row.json"  # of a run elsewhere, and its row once it has ended
+_SEEN = "row.json"  # the row of a run elsewhere once it has ended
 _ALIVE = "alive.json"  # the last row of a run elsewhere that lived, and when it was seen
 # What this machine keeps of a run that was started here: how it was typed, and its code.
 ORIGIN, CODE, LISTING, PATCH = "origin.json", "code.json", "code.listing", "code.patch"
@@ -355,7 +357,7 @@ class RunList:
         lock = None
         try:
             claim_place(self.base, run_id)
-            if (place / _CONTROLLER).exists():
+            if (place / CONTROLLER).exists():
                 raise FileExistsError(errno.EEXIST, "another run has this id", str(place))
             lock = open(place / LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
             with contextlib.suppress(OSError):  # a file system without locks
@@ -363,7 +365,7 @@ class RunList:
             # What is written later overwrites these: the disk may be full by then.
             write_private(place / _END, " " * _END_BYTES)
             write_private(place / _STOP, " ")
-            write_private(place / _CONTROLLER, json.dumps(asdict(controller)))
+            write_private(place / CONTROLLER, json.dumps(asdict(controller)))
         except OSError as error:
             if lock is not None:
                 shutil.rmtree(place, ignore_errors=True)
@@ -383,7 +385,7 @@ class RunList:
             _take_lock(lock)
             run = _read_listed(place)
             if run is None:
-                raise UsageError(f"{place / _CONTROLLER} is damaged", "start the run again")
+                raise UsageError(f"{place / CONTROLLER} is damaged", "start the run again")
             here = _describe_machine()
             if any(getattr(run.controller, name) != here[name] for name in ("host", "machine_id")):
                 raise UsageError(f"only {run.controller.host} can take run {run_id} up", "use launch there")
@@ -391,7 +393,7 @@ class RunList:
                 run.controller, pid=os.getpid(), stop_signal=_find_stop_signal(), pid_namespace=here["pid_namespace"],
                 boot_id=here["boot_id"],
             )  # fmt: skip
-            replace_durably(place / _CONTROLLER, json.dumps(asdict(controller)).encode())
+            replace_durably(place / CONTROLLER, json.dumps(asdict(controller)).encode())
         except OSError as error:
             lock.close()
             if isinstance(error, BlockingIOError):
@@ -426,7 +428,7 @@ class RunList:
             self._prune()
         hosts = [{"name": host.name, "user": host.user, "port": host.port} for host in run.logins]
         values = {"name": run.name, "began_at": run.began_at, "hosts": hosts, "way": asdict(run.way)}
-        replace_private(self.base / run.id / _WAY, json.dumps(values))
+        replace_private(self.base / run.id / WAY, json.dumps(values))
 
     def note_end(self, run: RemoteRun, row: Mapping[str, Any]) -> None:
         """Remember how a run ended; a full disk is no error."""
@@ -453,7 +455,7 @@ class RunList:
     def discard(self, run_id: str) -> None:
         """Forget a run elsewhere, or an id that was taken for one; its controller may use the same directory."""
         with contextlib.suppress(OSError):
-            for name in (_WAY, _SEEN, _ALIVE, CLAIM, ORIGIN, CODE, LISTING, PATCH):
+            for name in (WAY, _SEEN, _ALIVE, CLAIM, ORIGIN, CODE, LISTING, PATCH):
                 (self.base / run_id / name).unlink(missing_ok=True)
             (self.base / run_id).rmdir()
 
@@ -640,7 +642,7 @@ def _read_any(place: Path) -> ListedRun | RemoteRun | None:
 
 def _read_listed(place: Path) -> ListedRun | None:
     try:
-        controller = Controller(**json.loads((place / _CONTROLLER).read_text("utf-8")))
+        controller = Controller(**json.loads((place / CONTROLLER).read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):  # it is being made, or is none of ours
         return None
     if not _is_well_formed(controller):
@@ -653,7 +655,7 @@ def _read_listed(place: Path) -> ListedRun | None:
 
 def _read_remote(place: Path) -> RemoteRun | None:
     try:
-        values = json.loads((place / _WAY).read_text("utf-8"))
+        values = json.loads((place / WAY).read_text("utf-8"))
         way = Way(**values.pop("way"))
         logins = tuple(Host(**each, source="launch ps") for each in values.pop("hosts", ()))
         seen, alive = _read_seen(place / _SEEN), _read_alive(place / _ALIVE)

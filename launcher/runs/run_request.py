@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job
+from launcher.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
     from launcher.output.console import RunConsole
@@ -44,6 +44,7 @@ class RunOptions:
     until_at: float | None = None  # wall-clock seconds: then the run is stopped
     for_s: float | None = None  # or so long after all ranks of an attempt have started
     min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
+    takes_samples: bool = True  # of what GPUs and hosts do
     saved_s: float = 60.0  # before the failure: what was saved later may be its reason
 
 
@@ -65,6 +66,7 @@ class RunRequest:
     can_reach: Callable[[Collection[str]], bool] | None = None
     notify: Callable[[str, Result], object] | None = None  # gets LAUNCH_EVENT, and how the attempt or run ended
     note_state: Callable[[RunState], object] | None = None  # writes down what the run does now; called in a thread
+    is_listed: bool = False  # so that other commands find it
     contents: Contents | None = None  # of the job's tree, if it has one
     keep: Callable[[Standing], object] | None = None  # called in the event loop whenever the run stands elsewhere
     find_successor: Callable[[], str] | None = None  # after a SIGTERM: what takes the run up after a boot; "": nothing

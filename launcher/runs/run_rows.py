@@ -122,7 +122,7 @@ def describe_state(run: ListedRun, record: Record) -> str:
 
 def describe_row(row: Mapping[str, Any]) -> str:
     """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`, `failed (7)`."""
-    if row["doing"] is not None and row["doing"]["what"] != "running":
+    if row["doing"] is not None and (row["doing"]["what"] != "running" or row["doing"]["odd"]):
         return describe_doing(row["doing"])
     if row["restarts"]:
         return f"{row['state']} ({count(row['restarts'], 'restart')} used)"

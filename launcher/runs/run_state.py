@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import Enum
 from typing import Any
 
 from launcher.escapes import one_line
 from launcher.hosts.ranges import fold_names
+from launcher.lazy_dataclass import dataclass
 from launcher.wording import age, count, listed, ordinal
 
 _MOST_HOSTS = 10_000
@@ -64,6 +65,7 @@ class RunState:
     until: float | None = None  # the end of a pause
     place: int = 0  # in the queue
     behind: str = ""  # the run before it there: `ann's nightly`
+    odd: tuple[str, ...] = ()  # GPUs and hosts that stand out while it runs
 
     def as_text(self) -> str:
         """Return it for the file."""
@@ -81,6 +83,7 @@ class RunState:
             "restart": self.restarts.used,
             "place": self.place,
             "behind": self.behind,
+            "odd": [*self.odd],
         }
 
 
@@ -105,6 +108,9 @@ def describe_doing(doing: Doing) -> str:
         return f"queued, {ordinal(doing['place'])}" + (f", behind {doing['behind']}" if doing["behind"] else "")
     if what == Activity.STARTING.value and restart:
         return f"starting restart {restart}"
+    if what == Activity.RUNNING.value and doing["odd"]:
+        first, *others = doing["odd"]
+        return f"running, odd: {first}" + (f" and {len(others)} more" if others else "")
     if what == Activity.SEARCHING.value:
         return "searching for the host to blame"
     return str(what)
@@ -135,9 +141,12 @@ def read_doing(found: object) -> Doing | None:
     place, behind = found.get("place", 0), found.get("behind", "")  # an older version has none
     if not isinstance(place, int) or not _is_number(place) or not isinstance(behind, str):
         return None
-    hosts, rebooting = ([one_line(name, _MOST_NAME) for name in some] for some in names)  # type: ignore[union-attr]
+    odd = found.get("odd", [])
+    if not _are_names(odd):
+        return None
+    hosts, rebooting, odd = ([one_line(name, _MOST_NAME) for name in some] for some in (*names, odd))
     return {**{key: found.get(key) for key in ("what", "for_s", "left_s", "restart")}, "hosts": hosts,
-            "rebooting": rebooting, "place": place, "behind": one_line(behind, _MOST_NAME)}  # fmt: skip
+            "rebooting": rebooting, "place": place, "behind": one_line(behind, _MOST_NAME), "odd": odd}  # fmt: skip
 
 
 def _are_names(found: object) -> bool:
@@ -154,6 +163,7 @@ def parse_state(text: str | bytes) -> RunState | None:
         found = json.loads(text)
         values = {key: found[key] for key in ("since", "hosts", "until")}
         values |= {key: found[key] for key in ("place", "behind") if key in found}
+        values["odd"] = tuple(map(str, found.get("odd", ())))
         restarts = {key: found["restarts"][key] for key in ("used", "without_progress", "left")}
         state = RunState(Activity(found["what"]), restarts=RestartCount(**restarts), **values)
         times = [state.since, 0.0 if state.until is None else state.until, *state.hosts.values()]

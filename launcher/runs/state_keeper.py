@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,11 @@ class StateKeeper:
         self._has_plan = True  # of a run that is to be listed
         self._end_wait()
         self._change(Activity.QUEUED, place=place, behind=behind)
+
+    def note_odd(self, subjects: Sequence[str]) -> None:
+        """Note which GPUs and hosts stand out now."""
+        if self.state.what is Activity.RUNNING:
+            self._change(Activity.RUNNING, odd=tuple(subjects))
 
     def count(self, restarts: RestartCount) -> None:
         """Note how the restarts are counted from now on; the next change writes it."""

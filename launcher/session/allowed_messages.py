@@ -8,12 +8,12 @@ that it was not given, can't end a run, and can't flood `launch` with messages.
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from launcher.forms import Address, Count, FormError, Most, Within, fields_reader
-from launcher.job.facts import BoxClaim
+from launcher.forms import AS_ROW, Address, Count, FormError, Most, Within, fields_reader
+from launcher.job.facts import BoxClaim, GpuSample, GpuUse, HostSample
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 
 LocalRank = Annotated[int, Within(0, 4095)]
@@ -66,6 +66,8 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
                       "files": Annotated[int, Within(0, messages.MAX_FILES)] | None,
                       "folders": list[tuple[str, str]] | None, "tree": str | None, "written": FewTexts | None,
                       "unfinished": Annotated[list[tuple[Count | None, str]], Most(messages.MOST_NAMES)] | None},
+    messages.SAMPLED: {"host": HostSample | None, "error": str | None, "processes": list[GpuUse] | None,
+                       "gpus": Annotated[list[Annotated[GpuSample, AS_ROW]], Most(messages.MAX_SAMPLED_GPUS)]},
     messages.SEEN: {"has_saved": bool | None, "is_missing": bool | None},
     messages.RAS_STATUS: {},
     messages.STACK: {"number": Count, "local_rank": LocalRank, "pid": Count,
@@ -94,7 +96,7 @@ _MAX_SIZES = {
     messages.FILE: messages.MAX_FILES_BYTES,
 }
 
-_MANY = 1 << 62  # of what a node tells for as long as a run is in the queue
+_MANY = 1 << 62  # of what a node tells for as long as a run lasts
 
 Header = dict[str, Any]
 
@@ -114,6 +116,9 @@ def read_message(header: Header) -> Header:
     try:
         return {"type": kind, "size": header.get("size", 0), **_reader_of(kind)(header)}
     except FormError as error:
+        if kind == messages.SAMPLED:  # a sensor that errs must not end a run
+            said: Header = {"host": None, "gpus": [], "processes": None, "error": f"its samples can't be read: {error}"}
+            return {"type": kind, "size": header.get("size", 0), **said}
         raise messages.MalformedMessage(f"{kind} with {error}") from None
 
 
@@ -173,10 +178,13 @@ class AllowedMessages:
         elif kind == messages.CLAIM:
             self._asked[messages.NEIGHBOUR] = messages.MAX_NEIGHBOURS
             self._asked[messages.CLAIMED] += _MANY if header.get("waits") else 0
+        elif kind == messages.SAMPLE:
+            self._asked[messages.SAMPLED] = _MANY
         elif kind == messages.PROBE:
             self._targets = len(header["targets"])
         elif kind == messages.START:
             self._is_short = header.get("is_short", False)
+            self._asked[messages.SAMPLED] = _MANY if header.get("samples_s") else 0
             processes = header.get("processes", ())
             self._asked[messages.COLD] += 1
             self._ranks = {*header.get("local_ranks", ()), *(process["rank"] for process in processes)}

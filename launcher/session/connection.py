@@ -11,8 +11,8 @@ import contextlib
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from launcher.clock import wall_clock
 from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.session.allowed_messages import AllowedMessages, UnaskedMessage
 from launcher.session.settings import Settings
@@ -27,6 +28,7 @@ from launcher.transports import bootstrap
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
 MAX_WAITING_BEATS = 3
+_MOST_SAMPLES = 100  # that nobody has taken
 
 LOST = "lost"
 READY = "ready"
@@ -55,10 +57,11 @@ class OutputSink(Protocol):
 class Connection:
     """The connection to one supervisor, over one channel.
 
-    Three threads use it. The reader thread connects, waits for `order`, sends the first message, reads, and calls
-    `on_events` and `output`; from then on only the writer thread writes. The public methods are for the event loop,
-    and none of them waits for the node. The loop reads `is_ready`, `is_idle`, `is_over` and `heard_at` without a lock:
-    each may be a moment old, and when `is_over` is seen, events that came before may still be in the loop's queue.
+    Three threads use it. The reader thread connects, waits for `order`, sends the first message, reads, calls
+    `on_events` and `output`, and adds to `samples`; from then on only the writer thread writes. The public methods are
+    for the event loop, and none of them waits for the node. The loop reads `is_ready`, `is_idle`, `is_over` and
+    `heard_at` without a lock: each may be a moment old, and when `is_over` is seen, events that came before may still
+    be in the loop's queue.
 
     READY comes at most once, before every message of the supervisor; the guardian writes to stderr, so its messages
     may come earlier. LOST comes exactly once after `start`, as the last event, however the connection ends: even
@@ -83,6 +86,7 @@ class Connection:
         self.is_ready = False
         self.is_idle = False  # the node waits for another attempt
         self.is_over = False
+        self.samples: deque[Event] = deque(maxlen=_MOST_SAMPLES)  # SAMPLED wakes nobody
         self._transport = transport
         self._settings = settings
         self._output = output
@@ -122,6 +126,7 @@ class Connection:
             self._expected = AllowedMessages()
             self.heard_at = time.monotonic()
             self.noise = b""
+            self.samples.clear()
             self._first_headers = []
             self._has_orders = self.is_idle = False
             self._is_renewed = True
@@ -337,6 +342,8 @@ class Connection:
                 events.append(Event(self.index, header["type"], {**header, "content": payload}, wall_clock()))
             elif header["type"] == messages.BEAT:
                 self._note_trip(header.get("echo"), header.get("held_s"))
+            elif header["type"] == messages.SAMPLED:
+                self.samples.append(Event(self.index, header["type"], header, wall_clock()))
             elif header["type"] in (messages.EXIT, messages.ENDED):
                 # The order in which two hosts' messages come says little if one of them is far away.
                 events.append(Event(self.index, header["type"], header, wall_clock() - (self._trip_s or 0.0) / 2))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.forms import FormError, reader_of
 from launcher.job.facts import NodeFacts, Route
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.session.allowed_messages import KeeperEnding
 from launcher.session.connection import LOST, READY, Event
@@ -26,6 +27,7 @@ class Stage(Enum):
     GATHERING_FACTS = "looking for a Python with torch, and for GPUs"
     WAITING_FOR_OTHERS = "waiting for the other hosts"
     QUEUED = "in the queue"  # which the run says itself
+    WATCHED = "telling what its GPUs do"  # to `launch top`, which waits for nothing else
     IMPORTING_TORCH = "importing torch"
     STARTING_RANKS = "starting its ranks"
     RUNNING_RANKS = "running, no output yet"
@@ -179,6 +181,10 @@ class NodeState:
         if event.fields["waits"]:
             self.stage = Stage.QUEUED
 
+    def _take_sampled(self, event: Event) -> None:
+        if self.stage is Stage.WAITING_FOR_OTHERS:
+            self.stage = Stage.WATCHED
+
     def _take_started(self, event: Event) -> None:
         self.started.add(event.fields["local_rank"])
         self.stage = Stage.RUNNING_RANKS
@@ -224,6 +230,7 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
     messages.SHARED: NodeState._take_shared,
     messages.CODE: NodeState._take_code,
     messages.CLAIMED: NodeState._take_claimed,
+    messages.SAMPLED: NodeState._take_sampled,
     messages.STARTED: NodeState._take_started,
     messages.EXIT: NodeState._take_exit,
     messages.ENDED: NodeState._take_ended,

@@ -172,6 +172,16 @@ class Session:
         finally:
             self._listeners.remove(subscription)
 
+    def take_samples(self) -> list[Event]:
+        """Return the SAMPLED of all nodes since the last call; nothing else tells that they have come."""
+        taken = []
+        for _, connection in zip(self.states, self._pool.connections, strict=False):  # without the released ones
+            while connection.samples:
+                taken.append(connection.samples.popleft())
+        for event in taken:
+            self.states[event.index].take(event)
+        return taken
+
     def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task beside `pump`, which raises its failure."""
         return self._pool.watch(work)
@@ -250,7 +260,8 @@ class Session:
         Silent ranks aren't named once any rank has printed: in most trainers only rank 0 does.
         """
         self._noticed_at = time.monotonic()
-        if self._only_connects or any(state.stage is Stage.QUEUED for state in self.states):  # a queue says it itself
+        says_itself = any(state.stage in (Stage.QUEUED, Stage.WATCHED) for state in self.states)
+        if self._only_connects or says_itself:
             return
         has_output = any(output.heard_at for output in self._outputs)
         quiet: dict[Stage, list[str]] = {}

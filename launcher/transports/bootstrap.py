@@ -21,7 +21,6 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 from launcher.concurrency import start_timer
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
+from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
@@ -68,6 +68,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
     ))),
     "boot_units": ("boot_units",),
     "claims": ("claims",),
+    "samples": ("nvml", "sampler"),
     "sitecustomize": ("processes.sitecustomize",),
     "warm": ("processes.warm",),
     "arming": ("processes.faulthandler_stacks",),
@@ -351,7 +352,9 @@ class NodeCode:
 def find_parts(header: Mapping[str, Any]) -> list[str]:
     """Return which of _PARTS a supervisor needs to serve a message."""
     kind = header["type"]
-    facts = header.get("facts") or kind in (messages.LIST_CODE, messages.ADOPT, messages.LOOK, messages.RAS)
+    facts = header.get("facts") or kind in (
+        messages.LIST_CODE, messages.ADOPT, messages.LOOK, messages.RAS, messages.SAMPLE,
+    )  # fmt: skip
     facts = facts or (kind == messages.START and not header.get("is_short"))
     arming = header.get("with_stacks") or kind == messages.STACKS
     wanted = {
@@ -361,6 +364,7 @@ def find_parts(header: Mapping[str, Any]) -> list[str]:
         "code": header.get("tree"),
         "boot_units": header.get("planted") or header.get("units"),
         "claims": kind == messages.CLAIM,
+        "samples": kind == messages.SAMPLE or header.get("samples_s"),
         "sitecustomize": header.get("warm") or arming,
         "warm": header.get("warm"),
         "arming": arming,

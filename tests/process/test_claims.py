@@ -8,8 +8,6 @@ import os
 import pwd
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines.launches import run_launch, start_launch
 from machines.patience import DEADLINE_S
 from machines.processes import wait_until
+from machines.warm import WarmProcess
 
 from launcher.node import claims
 from launcher.node.claims import Claim, OwnClaim, find_directory, read_claims, remove_old, take_place
@@ -26,7 +26,6 @@ from launcher.runs.run_rows import describe_row
 
 pytestmark = pytest.mark.linux
 
-LAUNCH = Path(sys.executable).with_name("launch")
 ANN, BOB = 54001, 54002  # nobody has these ids
 SMI = """#!/bin/sh
 case "$*" in *query-compute-apps*) exit;; esac
@@ -201,7 +200,7 @@ def test_a_claim_counts_whatever_it_says_of_its_end() -> None:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def launch(tmp_path: Path) -> Iterator[Callable[..., WarmProcess]]:
     """Start `launch singlenode` on a machine with four GPUs, which writes to a file of its own."""
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
@@ -209,14 +208,12 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     tool.chmod(0o755)
     with ExitStack() as ends:
 
-        def start(name: str, *words: str) -> subprocess.Popen[bytes]:
+        def start(name: str, *words: str) -> WarmProcess:
             folder = tmp_path / name
             folder.mkdir()
             env = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
             with (folder / "said").open("wb") as said:
-                process = subprocess.Popen(
-                    [str(LAUNCH), "singlenode", *words], cwd=folder, env=env, stdout=said, stderr=said
-                )
+                process = start_launch("singlenode", *words, cwd=folder, env=env, stdout=said, stderr=said)
             ends.callback(process.wait)
             ends.callback(process.kill)
             return process
@@ -224,7 +221,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         yield start
 
 
-def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tmp_path: Path) -> None:
     def said(name: str) -> str:
         return (tmp_path / name / "said").read_text()
 
@@ -254,7 +251,7 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., subprocess.Popen
 
 
 def test_a_user_who_asks_for_the_end_of_a_run(
-    directory: str, launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+    directory: str, launch: Callable[..., WarmProcess], tmp_path: Path
 ) -> None:
     def said(name: str) -> str:
         return (tmp_path / name / "said").read_text()
@@ -282,26 +279,26 @@ def test_a_user_who_asks_for_the_end_of_a_run(
     os.write(told, b"x")
     wait_for(pid)
     env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}  # where nvidia-smi is
-    words = [LAUNCH, "ps", "--all-users", "--hosts", "localhost"]
-    listed = subprocess.run(words, env=env, capture_output=True, text=True)
+    words = ("ps", "--all-users", "--hosts", "localhost")
+    listed = run_launch(*words, cwd=tmp_path, env=env)
     assert re.search(rf"^root +{own} +claimed +[0-9.]+ s +localhost +0-1$", listed.stdout, re.M), listed
-    (row,) = json.loads(subprocess.run([*words, "--json"], env=env, capture_output=True, check=True).stdout)
+    (row,) = json.loads(run_launch(*words, "--json", cwd=tmp_path, env=env, code=0).stdout)
     assert (row["user"], row["run"], row["state"], row["hosts"]) == ("root", own, "claimed", {"localhost": [0, 1]})
-    mine = subprocess.run([LAUNCH, "stop", "--ask", own, "--hosts", "localhost"], capture_output=True, text=True)
+    mine = run_launch("stop", "--ask", own, "--hosts", "localhost", cwd=tmp_path)
     assert (mine.returncode, f"launch: run {own} is yours\n" in mine.stderr) == (2, True), mine.stderr
-    unknown = subprocess.run([LAUNCH, "stop", "--ask", "x", "--hosts", "localhost"], capture_output=True, text=True)
+    unknown = run_launch("stop", "--ask", "x", "--hosts", "localhost", cwd=tmp_path)
     assert (unknown.returncode, "launch: no run x has claimed GPUs of localhost\n" in unknown.stderr) == (2, True)
     (tmp_path / "run" / "go").touch()
     assert run.wait() == 0
     assert said("run").count("asks you") == 1
 
 
-def test_runs_that_wait_for_their_turn(launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_runs_that_wait_for_their_turn(launch: Callable[..., WarmProcess], tmp_path: Path) -> None:
     def said(name: str) -> str:
         return (tmp_path / name / "said").read_text()
 
     def states() -> dict[str, str]:
-        rows = json.loads(subprocess.run([LAUNCH, "ps", "--json"], capture_output=True, check=True).stdout)
+        rows = json.loads(run_launch("ps", "--json", cwd=tmp_path, code=0).stdout)
         return {row["name"]: describe_row(row) for row in rows}
 
     words = ("--gpus", "2", "--no-python", "sh", "-c")
@@ -341,7 +338,7 @@ def test_runs_that_wait_for_their_turn(launch: Callable[..., subprocess.Popen[by
     assert states()["third"] == "stopped"
 
 
-def test_free_shows_who_uses_what(launch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_free_shows_who_uses_what(launch: Callable[..., WarmProcess], tmp_path: Path) -> None:
     """GPUs 0 and 1 are claimed, this process has memory on 2, and nobody uses 3."""
     holder = launch("holder", "--gpus", "2", "--name", "nightly", "--no-python", "sh", "-c", "echo ready; sleep 1000")
     said = tmp_path / "holder" / "said"
@@ -352,8 +349,7 @@ def test_free_shows_who_uses_what(launch: Callable[..., subprocess.Popen[bytes]]
     env = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
 
     def free(*words: str) -> str:
-        argv = [str(LAUNCH), "free", "--hosts", "localhost", *words]
-        return subprocess.run(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+        return run_launch("free", "--hosts", "localhost", *words, cwd=tmp_path, env=env, code=0).stdout
 
     first, second, third, last = free().splitlines()
     run = said.read_text().partition("run ")[2].partition(",")[0].partition(" ")[0]
@@ -365,5 +361,5 @@ def test_free_shows_who_uses_what(launch: Callable[..., subprocess.Popen[bytes]]
     (host,) = json.loads(free("--json"))["hosts"]
     assert [gpu["state"] for gpu in host["gpus"]] == ["claimed", "claimed", "busy", "free"]
     assert [(claim["run"], claim["gpus"]) for claim in host["claims"]] == [(run, [0, 1])]
-    holder.terminate()
+    holder.send_signal(signal.SIGTERM)
     assert holder.wait() == 143

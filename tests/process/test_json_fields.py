@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from machines.example_facts import JOB, facts
+from machines.launches import PROGRAM, run_launch
 from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 from node_process import STAND_IN
@@ -22,11 +23,11 @@ from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.facts import BoxClaim, NodeFacts
 from launcher.preflight.findings import Finding
+from launcher.preflight.load import MeasuredLoad
 from launcher.runs.bisection import Together, Verdict
 from launcher.runs.inspection import Inspection
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")
-LAUNCH = Path(sys.executable).with_name("launch")
 COMMON = {"event", "time"}
 # Objects whose keys are names of hosts and variables, and what another table has.
 LEAVES = {"left", "unreachable", "exit_codes", "failures", "env", "plan", "result"}
@@ -73,7 +74,7 @@ def fields_of_type(kind: Any, path: str = "") -> Iterator[str]:
 
 
 def run(folder: Path, *words: str) -> list[dict[str, Any]]:
-    done = subprocess.run([str(LAUNCH), *words], cwd=folder, capture_output=True, text=True, check=False)
+    done = run_launch(*words, cwd=folder)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -85,7 +86,7 @@ def test_a_run_and_its_record(tmp_path: Path) -> None:
     words = ("--nproc", "1", "--cpu", "--python", sys.executable, "--env", f"PYTHONPATH={STAND_IN}", "train.py")
     out = tmp_path / "out"
     with out.open("wb") as stdout:
-        launcher = subprocess.Popen([str(LAUNCH), "singlenode", "--json", *words], cwd=tmp_path, stdout=stdout)
+        launcher = subprocess.Popen([PROGRAM, "singlenode", "--json", *words], cwd=tmp_path, stdout=stdout)
     try:
         assert wait_until(lambda: '"ready"' in out.read_text())
         launcher.send_signal(signal.SIGQUIT)
@@ -99,9 +100,14 @@ def test_a_run_and_its_record(tmp_path: Path) -> None:
         assert set(fields(events[name])) - COMMON == documented(f"### {name}"), name
     record = json.loads((tmp_path / "logs" / "latest" / "run.json").read_text())
     assert set(fields(record)) == documented("## run.json")
-    for name, others in (("plan", {"attempt", "code"}), ("result", {"attempts"})):
+    for name, others in (("plan", {"attempt", "code"}), ("result", {"attempts", "hosts"})):
         assert set(fields(record[name])) | {"run", "name", *others} == documented(f"### {name}")
     assert documented("## --json of a run") == COMMON
+    first, *others, last = run(tmp_path, "attach", "--json", record["run_id"])
+    assert set(fields(first)) - COMMON == documented("### attached")
+    assert [{*line} - COMMON for line in others] == [documented("### line")] * len(others) != []
+    assert set(fields(last)) - COMMON == documented("### result")
+    assert {**last, "time": 0} == {**events["result"], "time": 0}
 
 
 def test_a_run_that_never_begins(tmp_path: Path) -> None:
@@ -127,13 +133,14 @@ def test_other_commands(tmp_path: Path) -> None:
     assert set(fields(asdict(verdict))) == documented("### verdict")
     *_, result = run(tmp_path, "exec", "--json", "--hosts", "localhost", "--", "false")
     assert set(fields(result)) == documented("## launch exec --json")
-    done = subprocess.run([str(LAUNCH), "hosts", "--json", "--hosts", "a"], capture_output=True, check=True)
+    done = run_launch("hosts", "--json", "--hosts", "a", cwd=tmp_path, code=0)
     assert set(fields(json.loads(done.stdout)[0])) == documented("## launch hosts --json")
 
 
 def test_a_check() -> None:
     lost = HostFailure("b", HostFailureKind.TIMED_OUT, "no answer")
-    inspection = Inspection((Host("a"),), (facts(),), (Finding(("a",), "busy"),), (lost,), 1.0)
+    load = MeasuredLoad(0, 0, "H100", "bf16", 453e12, 2.7e12)
+    inspection = Inspection((Host("a"),), (facts(),), (Finding(("a",), "busy"),), (lost,), 1.0, loads=(load,))
     found = set(fields(check.as_record(JOB, inspection) | {"hosts": None, "unreachable": None})) | COMMON
     found |= {f"unreachable[].{name}" for name in asdict(lost)}
     of_host = documented("### The facts of a host")

@@ -48,18 +48,6 @@ ROCM_UNKNOWN = (
 )
 
 
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Put a fake tool, given as a shell script, on a PATH that has no real one."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    def put(name: str, script: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/sh\n# A fake.\nPATH=/usr/bin:/bin\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return put
-
-
 def nvidia(gpu_answer: str, apps_answer: str = "") -> str:
     """Return the script of a fake nvidia-smi: what it does when asked for GPUs, and for processes on them."""
     return f'case "$1" in\n--query-gpu=*) {gpu_answer or ":"};;\n--query-compute-apps=*) {apps_answer or ":"};;\nesac'

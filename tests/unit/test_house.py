@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # The floors of launcher/, from the ground up: a room imports from the floors below its own, and what it is built of
 # itself.
 FLOORS = (
-    "escapes private_files open_files clock wording",
+    "escapes private_files open_files clock wording lazy_dataclass",
     "errors forms",
     "concurrency hosts",
     "job diagnosis output",
@@ -26,6 +26,7 @@ FLOORS = (
     "commands",
     "controller",
     "cli",
+    "api",
     "__main__",
 )
 # Beside them: what the ranks run. It knows nothing of the launcher, and the launcher never imports it.
@@ -43,7 +44,7 @@ LIBRARIES = {
     "rich": {"cli"},
     "matplotlib": {"commands", "trainer"},
 }
-READ_ENVIRONMENT = {"cli", "node", "distributed"}
+READ_ENVIRONMENT = {"cli", "api", "node", "distributed"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 
 # Pure packages do nothing but compute, and what reads files may still have no process, socket or clock.
@@ -55,6 +56,9 @@ REACHES_OUT = {"subprocess", "socket", "select", "threading", "asyncio", "multip
 STARTERS = {"Thread", "Timer", "create_task", "ensure_future", "run_coroutine_threadsafe", "start_new_thread"}
 # On a node few imports matter, and a rank's threads are its own.
 START_UNSEEN = {"concurrency", "node", *" ".join(RANK_FLOORS).split()}
+
+# Ranks import torch, which takes seconds; of what users see, `help` shows the signature.
+EAGER = {"lazy_dataclass", "api", *" ".join(RANK_FLOORS).split()}
 
 NODE_PYTHON = (3, 8)
 STANDARD_SINCE_NODE_PYTHON = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
@@ -146,6 +150,8 @@ def _may_import(module: Module, name: str) -> bool:
     mine, other = module.part, _part(name)
     if mine == other and mine != "":
         return True
+    if mine == "" and other in ("api", "errors"):  # what is public
+        return True
     if mine == "node":
         return False
     if mine in RANK_LEVELS:
@@ -220,9 +226,20 @@ def find_node_faults(module: Module) -> list[str]:
     ]
 
 
+def find_eager_dataclasses(module: Module) -> list[str]:
+    """Say where a class is compiled at each start of `launch` (docs/decisions/0029-lazy-dataclass.md)."""
+    if module.part in EAGER:
+        return []
+    return [
+        f"{module.path}:{found.line}: take dataclass from launcher.lazy_dataclass"
+        for found in module.imports()
+        if found.name == "dataclasses.dataclass"
+    ]
+
+
 FIND_FAULTS = (
     find_layer_faults, find_library_faults, find_environment_faults, find_impurities,
-    find_unseen_starts, find_node_faults,
+    find_unseen_starts, find_node_faults, find_eager_dataclasses,
 )  # fmt: skip
 
 

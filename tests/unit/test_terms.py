@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.cli import main as cli
+from launcher.cli import command_group
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.test_distributed import command as collectives_command
 
@@ -179,8 +179,8 @@ def _faults(path: Path) -> list[str]:
 
 
 def _commands() -> list[click.Command]:
-    parent = click.Context(cli.launch, **cli.launch.context_settings)
-    found = [cli.launch.get_command(parent, name) for name in COMMANDS]
+    parent = click.Context(command_group.launch, **command_group.launch.context_settings)
+    found = [command_group.launch.get_command(parent, name) for name in COMMANDS]
     return [*filter(None, found), collectives_command]
 
 
@@ -205,9 +205,9 @@ def test_documents_have_no_habits(path: Path) -> None:
     assert [f"{_name(path)}:{line}: {words}" for line, words in _find(_prose(text), HABITS)] == []
 
 
-@pytest.mark.parametrize("command", [cli.launch, *_commands()], ids=lambda command: command.name)
+@pytest.mark.parametrize("command", [command_group.launch, *_commands()], ids=lambda command: command.name)
 def test_help_has_no_habits(command: click.Command) -> None:
-    context = click.Context(command, info_name=command.name, **cli.launch.context_settings)
+    context = click.Context(command, info_name=command.name, **command_group.launch.context_settings)
     text = command.get_help(context)
     assert list(_find(text, EVERYWHERE | FOR_USERS | HABITS)) == []
     assert not re.search(r"\bnode[12]\b", text), "example hosts are gpu1 and gpu2"

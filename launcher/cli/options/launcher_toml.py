@@ -1,33 +1,21 @@
-"""launcher.toml, or [tool.launcher] in pyproject.toml: defaults for the options of every command.
-
-The file is in the current directory or above it, up to the root of the repository or the home directory. Any of
-these directories may be under another user's control: /tmp, a shared directory, a cloned repository.
-"""
+"""launcher.toml, or [tool.launcher] in pyproject.toml: defaults for the options of every command."""
 
 from __future__ import annotations
 
-import os
-import re
 import reprlib
-import stat
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from launcher.cli.options.file_owners import Doubt, find_home, find_other_writer, show_path
 from launcher.cli.options.table import FILE, KEYS, SCRIPT, Option, Place
+from launcher.cli.options.toml_files import TomlFile, advise_trust, current_directory, find_files, read_named
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
+from launcher.lazy_dataclass import dataclass
 from launcher.wording import listed, nearest
 
-OWN_FILE = "launcher.toml"
-PYPROJECT = "pyproject.toml"
-MAX_FILE_BYTES = 1 << 20
-_NO_FILE = "--config /dev/null to use no file"
-_TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 _META = "launcher.defaults"
 
 
@@ -39,14 +27,6 @@ class Defaults:
     values: dict[str, Any]
     folder: Path | None = None  # set for a file above the current directory
     is_trusted: bool = True  # named by the user, or below the home directory
-
-
-def current_directory() -> Path:
-    """Return the directory in which the command was typed; raise UsageError if it was removed."""
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise UsageError(f"the current directory can't be read: {error.strerror}", "cd to another directory") from None
 
 
 def find_source(name: str) -> Defaults | None:
@@ -61,7 +41,7 @@ def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> 
 
     if ctx.resilient_parsing:
         return named
-    found = [_read_named(named)] if named is not None else _find_defaults()
+    found = [_check_all(read_named(named))] if named is not None else _find_defaults()
     found = [defaults for defaults in found if defaults.values]
     files = []
     for each in found:
@@ -80,45 +60,11 @@ def _applies(name: str, command: click.Command) -> bool:
     return name in taken or (name == "script" and "is_module" in taken) or (name == "sync" and "folder" in taken)
 
 
-def _read_named(path: Path) -> Defaults:
-    """Read the file of --config, whoever wrote it and wherever it is."""
-    source = show_path(path)
-    content = _parse(_read(path, source), source)
-    if path.name != PYPROJECT:
-        return _check_all(source, content)
-    table = _find_table(content, source)
-    if table is None:
-        raise UsageError(f"{source}: it has no [tool.launcher] table")
-    return _check_all(source, table)
-
-
 def _find_defaults() -> list[Defaults]:
-    """Return the defaults of the nearest directory that has a file; of two files, the last one wins."""
+    """Return the defaults of the files that were found; of two files, the last one wins."""
     folder = current_directory()
-    for place in find_places(folder, find_home()):
-        found = [*_find_pyproject(place / PYPROJECT), *_find_own(place / OWN_FILE)]
-        if found:
-            return found if place == folder else [_move(defaults, place) for defaults in found]
-    return []
-
-
-def find_places(folder: Path, home: Path | None) -> list[Path]:
-    """Return the directories to search: `folder` and those above it, up to the repository's root or to `home`.
-
-    Outside of both, or below a directory that every user can write, it is only `folder`: anybody could put a file, or a
-    `.git`, into /tmp.
-    """
-    places: list[Path] = []
-    for place in (folder, *folder.parents):
-        places.append(place)
-        if place == home or os.path.lexists(place / ".git"):
-            return places
-        try:
-            if place.parent.stat().st_mode & stat.S_IWOTH:
-                break
-        except OSError:
-            break
-    return [folder]
+    found = [(file, _limit(_check_all(file), file.folder)) for file in find_files()]
+    return [defaults if file.folder == folder else _move(defaults, file.folder) for file, defaults in found]
 
 
 def _move(defaults: Defaults, folder: Path) -> Defaults:
@@ -139,68 +85,9 @@ def _move(defaults: Defaults, folder: Path) -> Defaults:
     return replace(defaults, values=moved, folder=folder)
 
 
-def _find_own(path: Path) -> list[Defaults]:
-    source = _shown(path)
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return []
-        doubt, is_at_home = _judge(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise UsageError(f"{source}: can't be read: {error.strerror}", f"pass {_NO_FILE}") from None
-    if doubt:
-        raise _refused(source, doubt)
-    content = _read(path, source, f"pass {_NO_FILE}")
-    return [_limit(_check_all(source, _parse(content, source)), path.parent, is_at_home=is_at_home)]
-
-
-def _find_pyproject(path: Path) -> list[Defaults]:
-    """Return the defaults of its table; a pyproject.toml without one, or a broken one, is skipped."""
-    source = _shown(path)
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return []
-        doubt, is_at_home = _judge(path)
-        content = _read(path, source)
-        # A file that another user can write isn't parsed: a megabyte of TOML can take hours.
-        parsed = _parse(content, source) if not doubt else {}
-    except (OSError, UsageError):
-        return []
-    if doubt and _TABLE.search(content):
-        raise _refused(source, doubt)
-    table = _find_table(parsed, source)
-    return [_limit(_check_all(source, table), path.parent, is_at_home=is_at_home)] if table is not None else []
-
-
-def _shown(path: Path) -> str:
-    """Return the path as it would be typed: `launcher.toml`, or `../launcher.toml`."""
-    return show_path(Path(os.path.relpath(path)))
-
-
-def _judge(path: Path) -> tuple[Doubt | None, bool]:
-    """Return who else could write a file that was found, and whether it is below the home directory.
-
-    A symlink is checked twice: in its own directory, which others may be able to write, and at its target.
-    """
-    home, uid = find_home(), os.geteuid()
-    places = dict.fromkeys((path.resolve(), path.parent.resolve() / path.name))
-    doubts = [find_other_writer(place, home, uid) for place in places]
-    return next(filter(None, doubts), None), all(home in place.parents for place in places)
-
-
-def _refused(source: str, doubt: Doubt) -> UsageError:
-    remedy = f"{doubt.remedy}, or " if doubt.remedy else ""
-    return UsageError(f"{source} is not used: {doubt.text}", remedy + _trusting(source))
-
-
-def _trusting(source: str) -> str:
-    return f"pass --config {source} if you trust it, or {_NO_FILE}"
-
-
-def _limit(defaults: Defaults, folder: Path, *, is_at_home: bool) -> Defaults:
+def _limit(defaults: Defaults, folder: Path) -> Defaults:
     """Return the defaults of a file in `folder`; raise UsageError if they set what needs a file below home."""
-    if is_at_home:
+    if defaults.is_trusted:
         return defaults
     values = defaults.values.items()
     options = [(KEYS[name], value) for name, value in values]
@@ -208,59 +95,20 @@ def _limit(defaults: Defaults, folder: Path, *, is_at_home: bool) -> Defaults:
         f"`{option.flag[2:]}`" for option, value in options if option.at_home and not option.is_mild(value, folder)
     ]
     if risky:
-        raise refuse_untrusted(replace(defaults, is_trusted=False), listed(risky), is_one=len(risky) == 1)
-    return replace(defaults, is_trusted=False)
+        raise refuse_untrusted(defaults, listed(risky), is_one=len(risky) == 1)
+    return defaults
 
 
 def refuse_untrusted(defaults: Defaults, what: str, *, is_one: bool = True) -> UsageError:
     """Return the error for what a file sets that isn't below the home directory."""
     text = f"{defaults.source}: {what} {'is' if is_one else 'are'} accepted only from a file below your home directory"
-    return UsageError(text, _trusting(defaults.source))
+    return UsageError(text, advise_trust(defaults.source))
 
 
-def _read(path: Path, source: str, fix: str = "") -> bytes:
-    try:
-        found = path.stat()
-        is_file = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)  # opening a directory says what is wrong
-        if not is_file and not os.path.samestat(found, Path(os.devnull).stat()):
-            raise UsageError(f"{source}: not a regular file", fix)  # reading a FIFO would block
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{source}: can't be read: {error.strerror}", fix) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise UsageError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB")
-    return content
-
-
-def _parse(content: bytes, source: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        parsed: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{source}: {error}") from None
-    except RecursionError:
-        raise UsageError(f"{source}: too many nested brackets") from None
-    return parsed
-
-
-def _find_table(content: dict[str, Any], source: str) -> dict[str, Any] | None:
-    table: Any = content
-    for key in ("tool", "launcher"):
-        table = table.get(key) if isinstance(table, dict) else {}
-        if table is None:
-            return None
-    if not isinstance(table, dict):
-        raise UsageError(f"{source}: [tool.launcher] must be a table, got {reprlib.repr(table)}")
-    return table
-
-
-def _check_all(source: str, content: dict[str, Any]) -> Defaults:
-    values = {key.replace("-", "_"): value for key, value in content.items()}
-    return Defaults(source, {name: _check(source, name, value) for name, value in values.items()})
+def _check_all(file: TomlFile) -> Defaults:
+    values = {key.replace("-", "_"): value for key, value in file.content.items()}
+    checked = {name: _check(file.source, name, value) for name, value in values.items()}
+    return Defaults(file.source, checked, is_trusted=file.is_trusted)
 
 
 def _check(file: str, name: str, value: Any) -> Any:

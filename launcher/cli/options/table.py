@@ -57,6 +57,7 @@ class Option(click.Option):
     is_action: it changes what is done, not how; after the script it is refused.
     is_rare: a script is unlikely to have an option of this name; after the script it is reported.
     is_secret: its value is shown nowhere.
+    lists: what its value is a list of, for completion: hosts, or hosts of the run.
     known_as: its names in torchrun, DeepSpeed, mpirun, pdsh and similar programs.
     """
 
@@ -67,7 +68,7 @@ class Option(click.Option):
         at_home: str = "", anywhere: str = "",
         is_mild: Callable[[Any, Path], bool] = lambda value, folder: False, place: Place | None = None,
         rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
-        is_secret: bool = False, known_as: Sequence[str] = (), **attributes: Any,
+        is_secret: bool = False, lists: str = "", known_as: Sequence[str] = (), **attributes: Any,
     ) -> None:  # fmt: skip
         super().__init__(names, **attributes)
         self.heading = heading
@@ -81,6 +82,7 @@ class Option(click.Option):
         self.is_action = is_action
         self.is_rare = is_rare
         self.is_secret = is_secret
+        self.lists = lists
         self.known_as = known_as
 
     @property
@@ -234,7 +236,8 @@ _ITS_PYTHON = "its Python runs"
 HOSTS = (
     Option(
         ["--hosts"], metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
-        heading="Hosts", is_common=True, anywhere=_KNOWN, rivals=["hostfile"], known_as=["host", "H", "w"],
+        heading="Hosts", is_common=True, anywhere=_KNOWN, rivals=["hostfile"], lists="hosts",
+        known_as=["host", "H", "w"],
     ),
     Option(
         ["--hostfile"], metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.",
@@ -246,11 +249,11 @@ HOSTS = (
     ),
     Option(
         ["--include"], metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.",
-        heading="Hosts", anywhere=_AMONG, rivals=["exclude"],
+        heading="Hosts", anywhere=_AMONG, rivals=["exclude"], lists="hosts of the run",
     ),
     Option(
         ["--exclude"], metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.",
-        heading="Hosts", is_common=True, anywhere=_AMONG,
+        heading="Hosts", is_common=True, anywhere=_AMONG, lists="hosts of the run",
     ),
     Option(
         ["--num-nodes"], metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]",
@@ -472,6 +475,7 @@ NO_CHECK = Option(
     ["--no-check"], is_flag=True, help="Skip every check that the run doesn't need.",
     heading="Checks", anywhere=_SHOWN, is_rare=True,
 )  # fmt: skip
+LOAD = Option(["--gpus-under-load"], metavar="T", type=_Duration(0), heading="Checks", is_rare=True)
 CLAIMS = (
     Option(
         ["--until"], metavar="TIME", help="Stop the run at TIME: 18:00, or '2026-11-27 18:00'.",
@@ -523,6 +527,10 @@ OUTPUT = (
     Option(
         ["--name"], metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json.",
         heading="Output", is_common=True,
+    ),
+    Option(
+        ["--no-samples"], is_flag=True, help="Don't watch the GPUs for one that stands out.",
+        heading="Output", anywhere=_SHOWN, is_rare=True,
     ),
     Option(
         ["--note"], metavar="TEXT", callback=_check_note, help="Write a one-line note to run.json.", heading="Output",

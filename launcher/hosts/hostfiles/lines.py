@@ -8,15 +8,15 @@ Ambiguous text is an error: `host:8` (slots for Hydra, the SSH port for others),
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
+from launcher.lazy_dataclass import dataclass
 from launcher.wording import nearest
 
 Colon = Literal["slots", "port"]  # how --colon reads the 8 of host:8
@@ -171,6 +171,8 @@ def _is_good(line: str) -> bool:
 
 
 def _is_address(word: str) -> bool:
+    import ipaddress
+
     try:
         ipaddress.ip_address(word)
     except ValueError:
@@ -225,6 +227,8 @@ def _parse_bounded(key: str, value: str | None, high: int) -> int | None:
 def _parse_address(value: str | None) -> str | None:
     if value is None:
         return None
+    import ipaddress  # needs 3 ms, and few lines have addr=
+
     try:
         return ipv6_name(value) or str(ipaddress.IPv4Address(value))
     except ValueError:

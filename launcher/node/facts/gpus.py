@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 
@@ -12,7 +13,7 @@ from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
 
 TOOL_TIMEOUT_S = 5
@@ -22,8 +23,22 @@ _FIELDS = (
 )  # fmt: skip
 _NEEDED = 4  # how many of the first fields are required; an old nvidia-smi refuses a query with a field it doesn't know
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
+_SAMPLED_FIELDS = (  # in the order of job.facts.GpuSample, without the last one
+    "index", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw", "power.limit", "temperature.gpu",
+    "clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+_SAMPLED_ALWAYS = 9  # of them, by any nvidia-smi
+_SAMPLED_AMD = (  # the same; each by a part of a key in rocm-smi's JSON
+    "gpu use (%)", "vram total used memory", "vram total memory", "graphics package power (w)",
+    "max graphics package power (w)", "temperature (sensor junction)", "sclk clock speed",
+)  # fmt: skip
+_AMD_SAMPLE_COMMAND = [
+    "rocm-smi", "--showproductname", "--showuse", "--showmeminfo", "vram", "--showpower", "--showmaxpower",
+    "--showtemp", "--showclocks", "--json",
+]  # fmt: skip
 _AMD_COMMAND = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json"]
 _RECENT_XID_S = 24 * 3600.0
+_MOST_XIDS = 20  # told at once
 _XID_START = b"NVRM: Xid (PCI:"
 
 
@@ -67,13 +82,14 @@ def _begin(command: list[str]) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def _finish(tool: subprocess.Popen[bytes] | None, deadline: float) -> _Answer:
+def _finish(tool: subprocess.Popen[bytes] | None, deadline: float, *, kills: bool = True) -> _Answer:
     if tool is None:
         return _Answer([], [], None)
     try:
         stdout, stderr = tool.communicate(timeout=max(0.01, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        tool.kill()  # don't wait for it: with a hung driver it stays in state D
+        if kills:
+            tool.kill()  # don't wait for it: with a hung driver it stays in state D
         return _Answer([], [], None)
     return _Answer(_lines(stdout), _lines(stderr), tool.returncode)
 
@@ -155,6 +171,106 @@ def _query_amd() -> dict[str, Any]:
     return {"gpus": gpus, "gpu_error": None if gpus else (answer.complaints or ["rocm-smi lists none"])[0]}
 
 
+class GpuTool:
+    """Reads again and again what each GPU does, with nvidia-smi or else rocm-smi.
+
+    One that hangs is left alone, and no other is started while it does: each of them would hang, too.
+    """
+
+    def __init__(self) -> None:
+        self._is_missing = False  # there is neither: a start that fails costs as much as one that succeeds
+        self._hanging: subprocess.Popen[bytes] | None = None
+        self._hangs_since = 0.0
+
+    def read(self) -> tuple[list[list[Any]], str | None]:
+        """Return the values of each GPU, in the order of `job.facts.GpuSample`, and an error of the tool."""
+        if self._is_missing:
+            return [], None
+        if self._hanging is not None and self._hanging.poll() is None:
+            return [], self._describe_hang()
+        said: list[str] = []
+        for fields in (_SAMPLED_FIELDS, _SAMPLED_FIELDS[:_SAMPLED_ALWAYS]):
+            answer = self._ask(_nvidia_query("gpu", fields))
+            if answer is None:
+                answer = self._ask(_AMD_SAMPLE_COMMAND)
+                self._is_missing = answer is None
+                return ([], None) if answer is None else _parse_amd_samples(answer, self._describe_hang())
+            if answer.code is None:
+                return [], self._describe_hang()
+            said = answer.lines + answer.complaints
+            gpus = list(filter(None, (_parse_sample(line, len(fields)) for line in answer.lines)))
+            if gpus:
+                return gpus, None
+        return [], (said or ["nvidia-smi lists none"])[0]
+
+    def read_processes(self) -> list[dict[str, Any]]:
+        """Return the processes that have memory on NVIDIA's GPUs, each with the UUID of its GPU."""
+        if self._hanging is not None and self._hanging.poll() is None:
+            return []
+        apps = self._ask(_nvidia_query("compute-apps", _APP_FIELDS))
+        lines = apps.lines if apps is not None else []
+        found = [(line.partition(",")[0].strip(), line) for line in lines]
+        return [dict(process, gpu=uuid) for uuid, line in found for process in _parse_app(line, uuid)]
+
+    def _ask(self, command: list[str]) -> _Answer | None:
+        """Return what a tool says, without a code if it hangs; None if it isn't there."""
+        tool = _begin(command)
+        if tool is None:
+            return None
+        self._hangs_since = time.monotonic()
+        answer = _finish(tool, self._hangs_since + TOOL_TIMEOUT_S, kills=False)
+        self._hanging = tool if answer.code is None else None
+        return answer
+
+    def _describe_hang(self) -> str:
+        if self._hanging is None:
+            return ""
+        name = os.path.basename(str(self._hanging.args[0]))  # type: ignore[index]
+        return "%s hangs: no answer for %d s (process %d)" % (
+            name, time.monotonic() - self._hangs_since, self._hanging.pid,
+        )  # fmt: skip
+
+
+def _parse_sample(line: str, number: int) -> list[Any] | None:
+    row = [word.strip() for word in line.split(",")]
+    if len(row) != number or not row[0].isdigit():
+        return None
+    missing = [None] * (len(_SAMPLED_FIELDS) - number + 2)  # the last two are for NVML alone
+    return [int(row[0]), row[1], *map(_quantity, row[2:]), *missing]
+
+
+def _quantity(word: str) -> float | int | None:
+    """Read `99`, `651.20` or, of the reasons why a clock is held down, `0x0000000000000004`; None for `[N/A]`."""
+    try:
+        number = int(word, 16) if word.startswith("0x") else int(word) if word.isdigit() else float(word)
+    except ValueError:
+        return None
+    return number if number - number == 0 else None  # neither NaN nor infinity
+
+
+def _parse_amd_samples(answer: _Answer, hang: str) -> tuple[list[list[Any]], str | None]:
+    if answer.code is None:
+        return [], hang
+    try:
+        table = json.loads("\n".join(line for line in answer.lines if line.lstrip().startswith("{")) or "{}")
+        cards = {int(name[4:]): _lowered(card) for name, card in table.items() if name.startswith("card")}
+        return [_amd_sample(index, cards[index]) for index in sorted(cards)], None
+    except (ValueError, AttributeError, TypeError):
+        return [], "rocm-smi printed no valid table: %.80s" % " ".join(answer.lines)
+
+
+def _amd_sample(index: int, card: dict[str, Any]) -> list[Any]:
+    def find(part: str) -> float | int | None:
+        keys = [key for key in sorted(card) if part in key and key.startswith("max ") == part.startswith("max ")]
+        texts = [str(card[key]) for key in keys]
+        digits = re.search(r"[0-9]+(\.[0-9]+)?", texts[0]) if texts else None
+        return _quantity(digits[0]) if digits else None
+
+    use, used, total, power, limit, temperature, clock = map(find, _SAMPLED_AMD)
+    memory = [None if each is None else int(each) >> 20 for each in (used, total)]
+    return [index, _amd_gpu(index, card, "")["name"], use, *memory, power, limit, temperature, clock, *[None] * 5]
+
+
 def _lowered(table: dict[str, Any]) -> dict[str, Any]:
     return {key.lower(): value for key, value in table.items()}  # "Card series" became "Card Series"
 
@@ -200,6 +316,21 @@ def find_xids(log: str = KERNEL_LOG, uptime_s: float | None = None) -> list[dict
                 found[entry["gpu"], entry["number"]] = entry
     os.close(fd)
     return list(found.values())
+
+
+def follow_xids() -> Callable[[], list[dict[str, Any]]]:
+    """Return what finds the faults that the driver has logged since the last call; it finds none without the right."""
+    try:
+        fd = open_log(KERNEL_LOG)
+        os.lseek(fd, 0, os.SEEK_END)
+    except OSError:
+        return list
+
+    def find() -> list[dict[str, Any]]:
+        found = [_parse_xid(record, 0.0) for record in read_records(fd) if _XID_START in record]
+        return [entry for entry in found if entry is not None][:_MOST_XIDS]
+
+    return find
 
 
 def _parse_xid(record: bytes, since_us: float) -> dict[str, Any] | None:

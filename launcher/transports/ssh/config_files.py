@@ -12,17 +12,20 @@ import pwd
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
+from launcher.lazy_dataclass import dataclass
 from launcher.transports.settings import check_config_file
 from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Groups, HostGroup, Options
 from launcher.transports.ssh.config_lines import (
     MAX_DEPTH,
     OPTIONS,
+    SYSTEM_FILE,
+    USER_FILE,
     ConfigLine,
     LeftToSsh,
     Origin,
@@ -34,8 +37,6 @@ from launcher.transports.ssh.known_hosts_paths import expand_tokens, find_files
 from launcher.transports.ssh.openssh_config import ask_ssh, jump_circle, login_args, split_jump
 from launcher.transports.ssh.this_machine import own_user
 
-_USER_FILE = Path("~/.ssh/config")
-_SYSTEM_FILE = Path("/etc/ssh/ssh_config")
 _MOST_JUMPS = 32
 
 _WITH_TOKENS = {"proxycommand", "proxyjump"}
@@ -104,7 +105,7 @@ class ConfigFiles:
     def _read_all(self, *, is_checked: bool) -> Sequence[Sequence[ConfigLine]]:
         """Read the files; is_checked: raise SharedFile for one that ssh would check, if others may write it."""
         included = 1 if is_checked else MAX_DEPTH + 1
-        users = Origin(_USER_FILE.parent, is_users=True, checked_from=included)
+        users = Origin(USER_FILE.parent, is_users=True, checked_from=included)
         if self._named is not None:
             try:
                 return [read_lines(self._named, users)]
@@ -113,8 +114,8 @@ class ConfigFiles:
         # ssh checks the user's own file as well. Without ssh it is not checked: in a container it may belong to a user
         # of the machine around it.
         own = replace(users, checked_from=0) if is_checked and self._ssh is not None else users
-        system = Origin(_SYSTEM_FILE.parent, is_users=False, checked_from=included)
-        return [_read(_USER_FILE.expanduser(), own), _read(_SYSTEM_FILE, system)]
+        system = Origin(SYSTEM_FILE.parent, is_users=False, checked_from=included)
+        return [_read(USER_FILE.expanduser(), own), _read(SYSTEM_FILE, system)]
 
     def _find_hops(self, host: Host) -> tuple[Hop, ...]:
         """Find the jump hosts as ssh does: the first one by its own ProxyJump, each further one from the one before."""

@@ -11,9 +11,13 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from launcher.lazy_dataclass import dataclass
+
+USER_FILE = Path("~/.ssh/config")
+SYSTEM_FILE = Path("/etc/ssh/ssh_config")
 OPTIONS = {
     "hostname", "user", "port", "proxyjump", "proxycommand", "connecttimeout", "identityfile", "certificatefile",
     "identityagent", "identitiesonly", "pubkeyauthentication", "gssapiauthentication", "hostkeyalias",

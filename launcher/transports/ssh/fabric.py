@@ -24,6 +24,8 @@ import fabric
 import paramiko
 from paramiko import SSHConfig
 
+from launcher.concurrency import start_thread
+from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
 from launcher.transports.process_channel import end_process
@@ -42,6 +44,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _IDLE_WAKE_S = 30  # paramiko's transport thread would wake up ten times a second otherwise
 _EXIT_STATUS_WAIT_S = 2.0
+_CLOSE_S = 2.0
 _TCP_USER_TIMEOUT_MS = 30_000
 _WINDOW_BYTES = 1 << 20  # of each host's output that may wait here to be read
 _WORDS_BYTES = 4096  # of what a ProxyCommand has printed
@@ -224,12 +227,16 @@ def _close(connection: fabric.Connection) -> None:
 def _hang_up(transport: paramiko.Transport) -> None:
     """Close the TCP connection without SSH's own disconnect message, which could block on a frozen peer.
 
-    The transport's thread still reads the socket, so closing it alone would send nothing; shutdown does.
+    The transport's thread still reads the socket, so closing it alone would send nothing; shutdown does. A Ctrl-C in
+    the middle of a read may have left a lock of paramiko's taken for ever, so nothing waits long for the rest.
     """
     if isinstance(transport.sock, socket.socket):
         with contextlib.suppress(OSError):
             transport.sock.shutdown(socket.SHUT_RDWR)
-    transport.close()
+    try:
+        start_thread(transport.close, "hang up", lambda error: None).join(_CLOSE_S)
+    except LauncherError:  # no thread is left
+        transport.close()
 
 
 def _tune(transport: paramiko.Transport) -> None:

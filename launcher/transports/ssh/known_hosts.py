@@ -9,15 +9,15 @@ import base64
 import contextlib
 import fcntl
 import functools
-import hashlib
-import hmac
 import os
 import re
 import stat
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from launcher.lazy_dataclass import dataclass
 
 AUTHORITY = "@cert-authority"
 REVOKED = "@revoked"
@@ -50,6 +50,9 @@ class KnownKey:
         return None if self.names.startswith(_HASHED) or _PATTERN.search(self.names) else self.names.lower().split(",")
 
     def _is_hash_of(self, name: str) -> bool:
+        import hashlib  # with OpenSSL it needs 5 ms
+        import hmac
+
         try:
             salt, digest = (base64.b64decode(part) for part in self.names[len(_HASHED) :].split("|"))
         except ValueError:
@@ -159,6 +162,8 @@ def read_signer(certificate: bytes, host: str) -> bytes | None:
 
 def fingerprint(blob: bytes) -> str:
     """Return a key's fingerprint as ssh prints it, `SHA256:...`."""
+    import hashlib
+
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 

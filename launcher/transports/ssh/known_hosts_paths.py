@@ -15,11 +15,12 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.transports.ssh.failures import Destination
+if TYPE_CHECKING:
+    from launcher.transports.ssh.failures import Destination
 
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
@@ -28,6 +29,11 @@ _HAS_QUOTES = re.compile(r"""(?:^|\s)["']|\\\s""")  # an apostrophe within a wor
 _WORD = re.compile(r""""([^"]*)(?:"|$)|'([^']*)(?:'|$)|((?:\\\s|\S)+)""")
 _TOKEN = re.compile(r"%(.?)")
 _BEFORE_A_PATH = re.compile(r"\s+(?=[/~%$])")
+
+
+def default_files() -> list[Path]:
+    """Return the user's and the global files that ssh reads where ssh_config sets none."""
+    return [*read_paths(_DEFAULT_FILES), *read_paths(_DEFAULT_GLOBAL_FILES)]
 
 
 def find_files(settings: Mapping[str, str], place: Destination) -> tuple[list[Path], list[Path]]:
@@ -94,6 +100,8 @@ def expand_tokens(text: str, place: Destination) -> str:
 
 
 def _token_values(place: Destination) -> dict[str, str]:
+    import socket  # needs 3 ms, and few paths have tokens
+
     name = socket.gethostname()
     values = {
         "%": "%", "h": place.host.lower(), "k": place.alias.lower() if place.alias else place.name, "n": place.name,

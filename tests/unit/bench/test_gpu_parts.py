@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.checks import judge_busy, match_gpus
-from bench.gpu.collectives import judge_results
+from bench.gpu.collectives import judge_loads, judge_results
 from bench.gpu.faults import GPU_FULL, HOST_FULL, SHARED
 from bench.gpu.hardware import Gpu, Hardware, parse_hardware
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
@@ -166,6 +166,20 @@ def test_the_results_of_the_collectives() -> None:
     )
     with pytest.raises(PartError, match="it used gloo instead of nccl"):
         judge_results({**alone, "backend": "gloo"}, "all passed", "nccl")
+
+
+def test_the_speeds_of_all_gpus_under_load() -> None:
+    sensors = {"number": 0, "hottest_c": 71, "clock_mhz": 1755, "power_w": 698.0}
+    load = {"rank": 0, "flops": 453e12, "to_gpu": 55e9, "from_gpu": 54e9, "sensors": sensors}
+    found = [{"text": "1 x H100 under load: 453 TFLOP/s in bf16"}]
+    assert judge_loads({"loads": [load], "findings": found}, on_gpu=True) == Outcome("453 TFLOP/s", found[0]["text"])
+    for loads, error in (
+        ([], "1 x H100 under load"),
+        ([load, load], "two ranks call their GPU the same"),
+        ([load | {"from_gpu": None, "sensors": sensors | {"clock_mhz": None}}], "know its from_gpu, clock_mhz"),
+    ):
+        with pytest.raises(PartError, match=error):
+            judge_loads({"loads": loads, "findings": found}, on_gpu=True)
 
 
 def test_what_a_part_can_report(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from launcher import __version__
 from launcher.cli import main as cli
 from launcher.cli import runner
+from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.table import KEYS
 from launcher.cli.run import command as run_command
 from launcher.cli.sbatch import command as sbatch_command
@@ -22,10 +23,10 @@ from launcher.errors import (
     EXIT_PREFLIGHT,
     EXIT_UNREACHABLE,
     EXIT_USAGE,
+    ChecksFailed,
     HostFailure,
     HostFailureKind,
-    PreflightError,
-    UnreachableError,
+    HostsUnreachable,
 )
 from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.runs.result import Result
@@ -237,7 +238,7 @@ def test_a_word_may_be_a_file_of_the_hosts(launch, jobs, word):
     ("error", "code", "said"),
     [
         (
-            PreflightError("a: no GPU (nvidia-smi lists none)\n  fix: run on CPUs: --nproc N --cpu\nb: no GPU"),
+            ChecksFailed("a: no GPU (nvidia-smi lists none)\n  fix: run on CPUs: --nproc N --cpu\nb: no GPU"),
             EXIT_PREFLIGHT,
             "launch: nothing was started; these would break the run:\n"
             "  a: no GPU (nvidia-smi lists none)\n"
@@ -245,7 +246,7 @@ def test_a_word_may_be_a_file_of_the_hosts(launch, jobs, word):
             "  b: no GPU\n",
         ),
         (
-            UnreachableError(
+            HostsUnreachable(
                 [
                     HostFailure(name, HostFailureKind.REFUSED, "nobody listens on port 22", "is sshd up?")
                     for name in "ab"
@@ -271,9 +272,10 @@ def test_help_lists_every_command(launch):
     assert launch("--help") == launch("-h")
     code, out, err = launch("--help")
     assert (code, err) == (0, "")
-    listed = [re.match(r"(?:[A-Z][a-z]+:)? +(\S+)  ", line) for line in out.splitlines()]
-    assert [each[1] for each in listed if each is not None] == [*cli.COMMANDS]
-    for name in cli.COMMANDS:
+    listed = [found[1] for found in re.finditer(r"^(?:[A-Z][a-z]+:)? +([a-z]+)  ", out, re.MULTILINE)]
+    rarer = re.findall(r"^Also: +(.*)$", out, re.MULTILINE)
+    assert [*listed, *rarer[0].split(", ")] == [*COMMANDS]
+    for name in COMMANDS:
         code, out, err = launch(f"{name} --help")
         assert (code, out.startswith(f"Usage: launch {name} "), err) == (0, True, "")
 
@@ -528,13 +530,13 @@ def test_collectives_on_this_machine_or_on_hosts(launch, jobs, monkeypatch):
     monkeypatch.setenv("VIRTUAL_ENV", "/env")
     assert launch("2 --cpu", entry=cli.main_test_distributed) == (7, "", "test-distributed: gloo on CPUs\n")
     said = "test-distributed: NCCL on GPUs, or gloo on CPUs if no host has GPUs\n"
-    assert launch("2 --hosts a,b --max-size 8", entry=cli.main_test_distributed) == (7, "", said)
+    assert launch("2 --hosts a,b --max-size 8 --gpus-under-load 1m", cli.main_test_distributed) == (7, "", said)
     assert [(job.nproc, job.cpu, job.program.target, transport) for job, _, transport, _ in jobs] == [
         (2, True, COLLECTIVES_MODULE, "LocalTransport"),
         (2, False, COLLECTIVES_MODULE, "FabricTransport"),
     ]
     assert all(job.may_use_cpus and job.active_env == "/env" for job, *_ in jobs)
-    assert jobs[1][0].program.args == ("--names", "a,b", "--max-size", "8")
+    assert jobs[1][0].program.args == ("--names", "a,b", "--max-size", "8", "--load", "60")
 
 
 def test_collectives_over_pdsh(launch, jobs, monkeypatch):

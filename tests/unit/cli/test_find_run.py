@@ -21,7 +21,7 @@ ROW: dict[str, Any] = {
 
 
 WAITS = {"what": "waiting", "for_s": 240.0, "left_s": None, "restart": 3, "hosts": ["g2"], "rebooting": []}
-WAITS |= {"place": 0, "behind": ""}
+WAITS |= {"place": 0, "behind": "", "odd": []}
 
 
 def test_rows_of_a_host_that_tells_the_truth() -> None:

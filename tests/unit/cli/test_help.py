@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from launcher.cli import command_group
 from launcher.cli import main as cli
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, EXAMPLES
 from launcher.cli.test_distributed import command as collectives_command
@@ -22,29 +23,29 @@ Usage: launch [OPTIONS] SCRIPT [ARGS]...  or  launch COMMAND [OPTIONS] ...
   Start PyTorch training on several machines over SSH, without a scheduler.
 Run:     run         Run SCRIPT on every host under torchrun (the default).
          singlenode  Run SCRIPT on this machine only, without SSH.
-         node        Run this machine's share of a run started by hand.
-         sbatch      Print or submit a Slurm batch script that runs SCRIPT.
          again       Start an earlier run again, as it was typed.
 Follow:  ps          List the runs that were started on this machine.
+         top         Show what the GPUs of all hosts do now.
          attach      Show the output of a run until it ends.
          logs        Print the logs of a run.
          wait        Wait until a run ends, and exit with its exit code.
          stop        Stop a run, as Ctrl-C in its terminal does.
-         rejoin      Let hosts that a run has lost rejoin it, as after a reboot.
          fetch       Copy the logs of a run from its controller host.
+         report      Make a page of a run: its cause, attempts and plots.
 Hosts:   check       Compare the hosts and find what would break a run.
          free        Show which GPUs are free, and who uses the others.
          sync        Send the code to every host and verify it, or compare it.
          clean       Stop and remove leftovers of your earlier runs.
          exec        Run a plain command on every host.
-         hosts       Show the hosts as launch reads them.
 Try:     demo        Train on loopback SSH hosts of this machine.
-Example (options: launch COMMAND --help; version: launch --version):
+Also:    node, sbatch, rejoin, hosts, completion
+Examples (options: launch COMMAND --help; version: launch --version):
   launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4
+  launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py
 """
 
 # launcher.toml has no defaults for them
-WITHOUT_DEFAULTS = ("again", "ps", "attach", "logs", "wait", "stop", "rejoin", "fetch")
+WITHOUT_DEFAULTS = ("again", "ps", "attach", "logs", "wait", "stop", "rejoin", "fetch", "report", "completion")
 LONG = ("run", "singlenode", "node", "sbatch", "check")  # -h shows the common options
 
 EXEC = """\
@@ -257,6 +258,7 @@ Output:
   --json         Print one JSON object per line to stdout.
   --log-dir DIR  Directory for the logs.  [default: logs]
   --name NAME    Name of the run, shown in messages and run.json.
+  --no-samples   Don't watch the GPUs for one that stands out.
   --note TEXT    Write a one-line note to run.json.
   -v, --verbose  Show the command, and where values come from.
   --fetch PATH   After the run, copy PATH to logs/RUN-fetched.
@@ -438,7 +440,7 @@ def test_help_for_what_is_no_command(launch: Launch) -> None:
 
 def test_the_top_fits_on_a_small_terminal(launch: Launch) -> None:
     lines = launch("--help")[1].splitlines()
-    assert (len(lines), max(map(len, lines)) <= 80) == (23, True)
+    assert len(lines) <= 23 and max(map(len, lines)) <= 80
 
 
 def _split(line: str) -> tuple[str, list[str]]:
@@ -468,8 +470,8 @@ def test_an_example(line: str, launch: Launch, tmp_path: Path, monkeypatch: pyte
     elif name == "ps":
         assert launch(name, *words)[0] == 0
     else:
-        parent = click.Context(cli.launch, **cli.launch.context_settings)
-        command = collectives_command if name == "test-distributed" else cli.launch.get_command(parent, name)
+        parent = click.Context(command_group.launch, **command_group.launch.context_settings)
+        command = collectives_command if name == "test-distributed" else command_group.launch.get_command(parent, name)
         assert command is not None
         with command.make_context(name, words, parent) as context:
             assert context.command is command

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main as cli
-from launcher.cli.options.launcher_toml import find_places
+from launcher.cli.options.toml_files import find_places
 from launcher.errors import EXIT_USAGE
 
 Launch = Callable[..., tuple[int, str, str]]

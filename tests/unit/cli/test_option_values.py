@@ -147,7 +147,7 @@ def test_no_option_is_lost_on_the_way(module: str) -> None:
     declared = {parameter.name for parameter in command.params}
     # sbatch writes the others into its script as they were typed.
     restarts = {"restarts", "progress_dir", "spares", "min_nodes"}
-    written = {"no_check", "quiet", "ranks", "as_json", "verbose", "name", "note"} | restarts
+    written = {"no_check", "quiet", "ranks", "as_json", "verbose", "name", "note", "no_samples"} | restarts
     others = written if module.endswith("sbatch") else set()
     config = {"config"} & declared
     assert declared - options_of(command.callback) == config | others

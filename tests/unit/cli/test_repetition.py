@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines.repositories import make_repository
 
+from launcher.cli.command_group import launch
 from launcher.cli.command_table import COMMANDS
-from launcher.cli.main import launch
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.values import SyncOptions
 from launcher.cli.repetition import Typed, drop_past, keep_origin, override, read_typed, resume, typed_of

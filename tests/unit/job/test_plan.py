@@ -23,7 +23,7 @@ from launcher.job.plan import (
     start_fields,
     warm_fields,
 )
-from launcher.job.plan_record import as_record
+from launcher.job.plan_record import as_record, by_hand_records, host_records
 from launcher.node import messages
 from launcher.node.processes.warm import LATE_VARIABLES
 from launcher.runs.report import plan_lines
@@ -306,7 +306,19 @@ def test_chosen_gpus_are_the_visible_ones():
 def test_the_gpu_of_a_local_rank(host, cpu, visible, gpus):
     facts = facts_of("gpu1", gpus=8, visible_gpus=visible)
     node = plan_of(Job(script(), nproc=2, cpu=cpu), facts, gpu1=host).nodes[0]
-    assert [node.gpu_of(local_rank) for local_rank in range(2)] == gpus
+    assert [node.gpu_of(local_rank) for local_rank in range(3)] == [*gpus, None]
+
+
+def test_all_chosen_gpus_are_those_of_one_rank():
+    (node,) = plan_of(Job(script(), nproc=1), facts_of("gpu1", gpus=8), gpu1=Host("gpu1", gpus=(4, 5, 6))).nodes
+    assert (node.gpus, node.gpu_of(0), node.gpu_of(1)) == ((4, 5, 6), 4, None)
+
+
+@pytest.mark.parametrize(("nproc", "gpus"), [(None, (0, 1, 2, 3)), (2, ())])
+def test_the_gpus_of_a_plain_command(nproc, gpus):
+    """With --nproc it needs none."""
+    (node,) = plan_of(Job(Program(ProgramKind.COMMAND, "id"), nproc=nproc), facts_of("gpu1", gpus=4)).nodes
+    assert node.gpus == gpus
 
 
 @pytest.mark.parametrize(
@@ -431,6 +443,32 @@ def test_a_share_of_a_run_by_hand():
         "# node 3: gpu2, ranks 6 to 7",
         by_hand(4, 3, 2, name="gpu2", env=CPU_ENV, program="-- train.py"),
     ]
+
+
+def test_the_lines_to_paste_in_the_record_hide_what_the_user_set():
+    """Any variable may be a secret, whatever its name; of arguments, what looks like one."""
+    job = Job(script("--lr", "1", "--api-key", "hunter2"), nproc=2, cpu=True, workdir="/data", env={"MODE": "hunter3"})
+    fact = facts_of("gpu1")
+    assert by_hand_records(job, [Host("gpu1")], [fact], None) == [
+        {
+            "host": "gpu1",
+            "command": by_hand(
+                1, 0, 2, name="gpu1", env=f'MODE="${{MODE}}" {CPU_ENV}', program="-- train.py --lr 1 --api-key '***'"
+            ),
+        }
+    ]
+
+
+def test_what_the_record_says_of_hosts():
+    facts = [facts_of("gpu1", gpus=2), facts_of("gpu2", torch_version="2.12.0", route=None)]
+    first, second = host_records([Host("gpu1"), Host("gpu2")], facts)
+    assert (first["gpus"], first["gpu_model"], first["driver"], first["interface"]) == (2, "H200", "580.159", "eth1")
+    assert (second["gpus"], second["gpu_model"], second["torch_version"], second["interface"]) == (
+        0,
+        None,
+        "2.12.0",
+        None,
+    )
 
 
 def test_the_record_hides_secrets():

@@ -25,7 +25,7 @@ from machines.patience import DEADLINE_S, NEVER_S, slowed
 
 from launcher.cli.error_lines import show_error, tell
 from launcher.clock import iso_time
-from launcher.errors import HostFailure, HostFailureKind, UnreachableError
+from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.output.console import Console
 from launcher.output.display import JsonDisplay, PrefixDisplay
@@ -615,7 +615,7 @@ def test_output_that_was_folded_does_not_steer_a_terminal(screen, capfd, is_term
 
 
 @pytest.mark.parametrize(
-    "say", [tell, lambda text: show_error(UnreachableError([HostFailure("a", HostFailureKind.SSH, text)]))]
+    "say", [tell, lambda text: show_error(HostsUnreachable([HostFailure("a", HostFailureKind.SSH, text)]))]
 )
 def test_words_without_a_console_do_not_steer_a_terminal_either(capsys, say):
     say("\x1b[2J\x9b2J\x07a\rname")

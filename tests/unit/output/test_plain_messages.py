@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.errors import HostFailure, HostFailureKind, LauncherError, PreflightError, UnreachableError, UsageError
+from launcher.errors import ChecksFailed, HostFailure, HostFailureKind, HostsUnreachable, LauncherError, UsageError
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import describe_error, tell
@@ -35,7 +35,7 @@ def test_hosts_that_cannot_be_reached(show: Show) -> None:
             f"if the machine was reinstalled: {keygen}; if not, someone listens in",
         )
     ]  # fmt: skip
-    assert show(UnreachableError(failures)) == (
+    assert show(HostsUnreachable(failures)) == (
         "launch: 1 host can't be used:\n"
         "  gpu1: its host key has changed: ED25519 SHA256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaa,\n"
         "    known is SHA256:bbbbbbbbbbbbbbbb\n"
@@ -47,7 +47,7 @@ def test_hosts_that_cannot_be_reached(show: Show) -> None:
 
 
 def test_what_would_break_a_run(show: Show) -> None:
-    error = PreflightError(
+    error = ChecksFailed(
         f"gpu[1-4]: the working directory {LONG} is not there, and no rank could start\n  fix: make it"
     )
     assert show(error) == (

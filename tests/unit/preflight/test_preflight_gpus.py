@@ -8,8 +8,9 @@ from machines.example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, t
 from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Gpu, GpuProcess, Xid
 from launcher.job.job import Job
+from launcher.job.plan import used_gpus
 from launcher.preflight.findings import CheckedHost
-from launcher.preflight.gpus import check, gigabytes, wanted_gpus
+from launcher.preflight.gpus import check, gigabytes
 
 MIB = 143771
 GO_ON = "choose other GPUs with --include, or start anyway with --no-check"
@@ -213,7 +214,7 @@ BUSY = [gpu(index, process(100 + index, 100 << 10), used=100 << 10) for index in
     ],
 )
 def test_only_gpus_that_the_run_would_use_are_looked_at(job, host, indexes):
-    assert [gpu.index for gpu in wanted_gpus(CheckedHost(job, host, facts(gpus=H200)))] == indexes
+    assert [gpu.index for gpu in used_gpus(job, host, facts(gpus=H200))] == indexes
     assert len(found(*BUSY, job=job, host=host)) == 1
     others = [gpu for gpu in BUSY if gpu.index not in indexes]
     assert found(*others, job=Job(SCRIPT, env=job.env), host=Host("gpu1", gpus=tuple(indexes))) == []
@@ -224,7 +225,7 @@ def test_only_gpus_that_the_run_would_use_are_looked_at(job, host, indexes):
     [(Job(SCRIPT, nproc=2), (4, 5, 6, 7), [4, 5]), (JOB, (5, 4), [5, 4]), (JOB, (), []), (JOB, (-1,), [])],
 )
 def test_only_gpus_that_ranks_see_are_looked_at(job, visible, indexes):
-    assert [gpu.index for gpu in wanted_gpus(CheckedHost(job, Host("gpu1"), facts(visible_gpus=visible)))] == indexes
+    assert [gpu.index for gpu in used_gpus(job, Host("gpu1"), facts(visible_gpus=visible))] == indexes
 
 
 def test_what_the_tool_complains_of_beside_its_table():

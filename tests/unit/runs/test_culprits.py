@@ -15,7 +15,7 @@ from machines.patience import DEADLINE_S
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.signatures import Explanation
-from launcher.errors import HostFailure, HostFailureKind, UnreachableError
+from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.output.console import MuteConsole
@@ -144,7 +144,7 @@ def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None
 
     def interrupt(hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
         os.kill(os.getpid(), signal.SIGINT)
-        raise UnreachableError([HostFailure(hosts[0].name, HostFailureKind.TIMED_OUT, "no answer")])
+        raise HostsUnreachable([HostFailure(hosts[0].name, HostFailureKind.TIMED_OUT, "no answer")])
 
     job, hosts = Job(Program(ProgramKind.SCRIPT, "train.py"), nproc=1, cpu=True), [Host("a"), Host("b")]
     with pytest.raises(Interrupted):

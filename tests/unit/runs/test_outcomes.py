@@ -9,11 +9,11 @@ import pytest
 from launcher.diagnosis.cause import Cause, find_cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.errors import (
+    ChecksFailed,
     HostFailure,
     HostFailureKind,
+    HostsUnreachable,
     LauncherError,
-    PreflightError,
-    UnreachableError,
     UsageError,
 )
 from launcher.runs.judge import PROGRESS_S, find_incidents, judge_interruption, judge_refusal, judge_result
@@ -124,8 +124,8 @@ def test_an_attempt_that_ends_with_its_controller(output_s: float | None, expect
     assert judge_interruption(Result(69, 60.0, Census({}, {}), output_s=output_s)) == expected
 
 
-def lost(*names: str, kind: HostFailureKind = HostFailureKind.TIMED_OUT) -> UnreachableError:
-    return UnreachableError([HostFailure(name, kind, "no answer") for name in names])
+def lost(*names: str, kind: HostFailureKind = HostFailureKind.TIMED_OUT) -> HostsUnreachable:
+    return HostsUnreachable([HostFailure(name, kind, "no answer") for name in names])
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def lost(*names: str, kind: HostFailureKind = HostFailureKind.TIMED_OUT) -> Unre
         (lost("gpu2"), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
         (lost(*HOSTS), Ending(Outcome.NETWORK, is_refused=True)),
         (lost(*HOSTS, kind=HostFailureKind.LOGIN_REFUSED), Ending(Outcome.ERROR, is_refused=True)),
-        (PreflightError("gpu2: no torch", hosts=("gpu2",)), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
-        (PreflightError("gpu[1-2]: no train.py", hosts=HOSTS), Ending(Outcome.ERROR, is_refused=True)),
+        (ChecksFailed("gpu2: no torch", hosts=("gpu2",)), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
+        (ChecksFailed("gpu[1-2]: no train.py", hosts=HOSTS), Ending(Outcome.ERROR, is_refused=True)),
         (GpusInUseError(["gpu2"], "gpu2: GPU 0 still has 80 GB"), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
         (UsageError("--ranks 9"), Ending(Outcome.INPUT, is_refused=True)),
         (LauncherError("no thread"), Ending(Outcome.ERROR, is_refused=True)),
@@ -153,8 +153,8 @@ def test_a_host_that_is_this_machine_can_t_be_lost_with_the_others():
     """So all others were lost at once, and none is to blame."""
     failures = [HostFailure(name, HostFailureKind.SILENT, "no heartbeat") for name in HOSTS]
     hosts = ("gpu0", *HOSTS)
-    assert judge_refusal(UnreachableError(failures), hosts).suspects == HOSTS
-    assert judge_refusal(UnreachableError(failures), hosts, {"gpu0"}) == Ending(Outcome.NETWORK, is_refused=True)
+    assert judge_refusal(HostsUnreachable(failures), hosts).suspects == HOSTS
+    assert judge_refusal(HostsUnreachable(failures), hosts, {"gpu0"}) == Ending(Outcome.NETWORK, is_refused=True)
 
 
 @pytest.mark.parametrize(

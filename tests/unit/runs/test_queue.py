@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import HostFailure, HostFailureKind, UnreachableError
+from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.job.facts import BoxClaim, Gpu, NodeFacts
 from launcher.job.job import Job, Program, ProgramKind
@@ -131,7 +131,7 @@ def test_a_lost_host_is_in_nobodys_way() -> None:
 
 def test_too_few_hosts() -> None:
     session = FakeSession([says(0, NIGHTLY), loses(1)], ("a", "b"))
-    with pytest.raises(UnreachableError) as caught:
+    with pytest.raises(HostsUnreachable) as caught:
         wait(session, 2)
     assert [failure.host for failure in caught.value.failures] == ["g1"]
     assert session.reserved == {0: 120.0, 1: 120.0}, "it may try again"
@@ -147,7 +147,7 @@ def test_its_time_is_over() -> None:
 def test_places_stay_while_another_host_is_away() -> None:
     session = FakeSession([says(0)], ("a", "b"))
     session.states[1] = State(None, HostFailure("g1", HostFailureKind.TIMED_OUT, "doesn't respond"))
-    with pytest.raises(UnreachableError):
+    with pytest.raises(HostsUnreachable):
         wait(session, 2)
     assert (session.sent, session.reserved) == ([(0, True)], {0: 120.0, 1: 120.0})
 

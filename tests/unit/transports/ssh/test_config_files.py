@@ -199,16 +199,16 @@ def test_a_block_ends_with_its_file(tmp_path, monkeypatch):
     mine, system = tmp_path / "mine", tmp_path / "system"
     mine.write_text("Host gpu*\n  User ann")
     system.write_text("Port 2222\nUser bob\nHost lab\n  HostName 10.0.0.3\n")
-    monkeypatch.setattr(config_files, "_USER_FILE", mine)
-    monkeypatch.setattr(config_files, "_SYSTEM_FILE", system)
+    monkeypatch.setattr(config_files, "USER_FILE", mine)
+    monkeypatch.setattr(config_files, "SYSTEM_FILE", system)
     files = ConfigFiles()
     assert answer(files, "gpu1") == {"hostname": "gpu1", "user": "ann", "port": "2222"}
     assert answer(files, "lab") == {"hostname": "10.0.0.3", "user": "bob", "port": "2222"}
 
 
 def test_files_of_ones_own_need_not_be_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(config_files, "_USER_FILE", tmp_path / "none")
-    monkeypatch.setattr(config_files, "_SYSTEM_FILE", tmp_path)  # a folder can't be read either
+    monkeypatch.setattr(config_files, "USER_FILE", tmp_path / "none")
+    monkeypatch.setattr(config_files, "SYSTEM_FILE", tmp_path)  # a folder can't be read either
     assert answer(ConfigFiles(), "a") == {"hostname": "a"}
 
 
@@ -263,8 +263,8 @@ def test_a_relative_include_is_looked_up_beside_the_file_of_its_owner(tmp_path, 
         (folder / "parts").mkdir()
         (folder / "parts" / "one.conf").write_text(f"User {user}\nHost {user}\n  Port 2222\n")
         (folder / "parts" / ".two.conf").write_text("HostName hidden\n")
-    monkeypatch.setattr(config_files, "_USER_FILE", mine)
-    monkeypatch.setattr(config_files, "_SYSTEM_FILE", system)
+    monkeypatch.setattr(config_files, "USER_FILE", mine)
+    monkeypatch.setattr(config_files, "SYSTEM_FILE", system)
     assert answer(ConfigFiles(), "bob") == {"hostname": "bob", "user": "ann", "port": "2222"}
     named = tmp_path / "named"
     named.write_text("Include parts/one.conf\n")
@@ -315,8 +315,8 @@ def test_ssh_is_asked_whether_the_own_file_will_do(tmp_path, monkeypatch, asked)
     mine = tmp_path / "mine"
     mine.write_text("User ann\n")
     mine.chmod(0o622)
-    monkeypatch.setattr(config_files, "_USER_FILE", mine)
-    monkeypatch.setattr(config_files, "_SYSTEM_FILE", tmp_path / "none")
+    monkeypatch.setattr(config_files, "USER_FILE", mine)
+    monkeypatch.setattr(config_files, "SYSTEM_FILE", tmp_path / "none")
     asked()
     assert answer(ConfigFiles(), "a", "user") == {"user": "ann"}
     assert asked() == ["localhost"]
@@ -325,12 +325,12 @@ def test_ssh_is_asked_whether_the_own_file_will_do(tmp_path, monkeypatch, asked)
 @pytest.mark.parametrize("is_same", [False, True])
 def test_ssh_is_not_asked_about_a_file_that_it_does_not_read(tmp_path, monkeypatch, is_same):
     """ssh looks into the home that passwd names; HOME is another one in containers, and after `sudo -E`."""
-    monkeypatch.setattr(config_files, "_SYSTEM_FILE", tmp_path / "none")
+    monkeypatch.setattr(config_files, "SYSTEM_FILE", tmp_path / "none")
     folder = tmp_path / ".ssh"
     if is_same:
         folder.symlink_to(Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh"))
         mine = tmp_path / "mine"
-        monkeypatch.setattr(config_files, "_USER_FILE", mine)
+        monkeypatch.setattr(config_files, "USER_FILE", mine)
     else:
         folder.mkdir()
         mine = folder / "config"

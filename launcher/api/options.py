@@ -1,0 +1,87 @@
+"""Turn keyword arguments into options of the command line: `gpus=8` into `--gpus=8`.
+
+Whether there is such an option, and what it may be, the command itself says. Only what a bool or a list means depends
+on the declaration of the option.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.cli.options.table import Option
+
+Scalar = str | int | float | os.PathLike[str]
+Argv = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Value = Scalar | Sequence[Scalar] | Mapping[str, Scalar | None] | None
+
+
+def as_words(options: Mapping[str, Value]) -> list[str]:
+    """Return the options as words of a command line, each as one word, so that no value is read as an option."""
+    return [word for name, value in options.items() for word in _as_words(name, value)]
+
+
+def script_words(argv: Argv) -> list[str]:
+    """Return a script and its arguments as words, after which there are no options of `launch`."""
+    words = [argv] if isinstance(argv, (str, os.PathLike)) else argv
+    return ["--", *(os.fspath(word) for word in words)]
+
+
+def take_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the words without the values of variables that are secrets, and those: other users see a command line."""
+    kept: list[str] = []
+    secrets: dict[str, str] = {}
+    for index, word in enumerate(words):
+        if word == "--":
+            return [*kept, *words[index:]], secrets
+        name, equals, value = word.removeprefix("--env=").partition("=")
+        if word.startswith("--env=") and equals and _is_secret(name, value):
+            secrets[name] = value
+            word = f"--env={name}"  # as typed, it forwards the value
+        kept.append(word)
+    return kept, secrets
+
+
+def _is_secret(name: str, value: str) -> bool:
+    from launcher.job.variables import is_secret
+
+    return is_secret(name, value)
+
+
+def _as_words(name: str, value: Value) -> Iterator[str]:
+    flag = "--" + name.rstrip("_").replace("_", "-")  # `for_`, which Python has as a keyword
+    if value is None:
+        return
+    if isinstance(value, bool):
+        yield from _switch(flag, _find(flag), is_on=value)
+    elif isinstance(value, Mapping):  # a variable without a value is forwarded
+        yield from (f"{flag}={key}" if each is None else f"{flag}={key}={_text(each)}" for key, each in value.items())
+    elif isinstance(value, (str, int, float, os.PathLike)):
+        yield f"{flag}={_text(value)}"
+    else:
+        texts, option = [*map(_text, value)], _find(flag)
+        is_repeated = option is None or option.multiple
+        yield from (f"{flag}={text}" for text in (texts if is_repeated else [",".join(texts)]))
+
+
+def _switch(flag: str, option: Option | None, *, is_on: bool) -> Iterator[str]:
+    from launcher.cli.options.table import CodeFolder
+
+    if is_on and option is not None and not option.is_flag and not isinstance(option.type, CodeFolder):
+        yield f"{flag}=True"  # which the command refuses as a value, and `--restarts` would take the next word as one
+    elif is_on:
+        yield flag
+    elif option is not None and (name_off := next(iter(option.secondary_opts), None)):
+        yield name_off
+
+
+def _find(flag: str) -> Option | None:
+    from launcher.cli.options.table import OPTIONS  # with click, which is imported in the child anyway
+
+    return next((option for option in OPTIONS.values() if flag in option.opts), None)
+
+
+def _text(value: Scalar) -> str:
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)

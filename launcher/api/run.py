@@ -1,0 +1,152 @@
+"""Start a run, or follow one that exists: `launch`, `singlenode` and `attach`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import NoReturn
+
+from launcher.api.child import Child, Event, call
+from launcher.api.options import Argv, Value, as_words, script_words
+from launcher.api.values import Line, ListedRun, Result, failure_of, read_result
+from launcher.errors import UsageError
+
+_OWN = ("json", "dry_run", "check")  # options that are set here, or that start no run
+
+
+class Run:
+    """A run that has begun, on its hosts.
+
+    Iterating yields the lines of its ranks as they come, until it ends. Nobody has to: the run never waits for this
+    program. Leaving the block ends a run that `launch` started, and waits until nothing of it is left; one that was
+    detached, or attached to, continues.
+    """
+
+    def __init__(self, child: Child, begun: Event, reach: Sequence[str] = ()) -> None:
+        """reach: the options with which another command finds the run."""
+        self._child = child
+        self._reach = reach
+        self.id: str = begun["run"]
+        self.name: str | None = begun["name"]
+        self._follow_detached()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._child.end(may_raise=error is None)
+
+    def __iter__(self) -> Iterator[Line]:
+        """Yield the lines of the ranks; each line is yielded once, however many iterate."""
+        while True:
+            while (line := self._child.next_line()) is not None:
+                yield line
+            if not self._follow_detached():
+                return
+
+    def __repr__(self) -> str:
+        return f"<launcher.Run {self.id}{f' ({self.name})' if self.name else ''}>"
+
+    @property
+    def messages(self) -> list[str]:
+        """What `launch` itself has said so far, line by line."""
+        return self._child.messages
+
+    @property
+    def dropped_lines(self) -> int:
+        """How many lines came while 32 MB were not read yet; the logs have them."""
+        return self._child.dropped_lines
+
+    @property
+    def result(self) -> Result | None:
+        """How the run ended; None while it runs."""
+        event = self._child.events.get("result")
+        return read_result(event) if event is not None and self._child.has_ended else None
+
+    def wait(self, timeout_s: float | None = None, *, check: bool = True) -> Result:
+        """Wait until the run has ended and return how; the lines stay for whoever iterates.
+
+        Raise RankFailed, or RunFailed if no rank is to blame, unless check is False; TimeoutError after timeout_s.
+        """
+        self._child.wait_for(lambda: False, timeout_s)
+        if self._follow_detached():  # as launcher.toml may say
+            return self.wait(timeout_s, check=check)
+        result = self.result
+        if result is None:
+            raise self._child.find_error()
+        if check and result.exit_code:
+            raise failure_of(result, self.messages)
+        return result
+
+    def stop(self, *, now: bool = False) -> Result:
+        """Stop the run as `launch stop` does, wait until nothing of it is left, and return how it ended.
+
+        now: kill the ranks at once, without time to save.
+        """
+        call(["stop", *self._reach, *(["--now"] if now else []), self.id])
+        return self.wait(check=False)
+
+    def _follow_detached(self) -> bool:
+        """Attach to the run if its `launch` has left it; return whether it did."""
+        if not self._child.has_ended or "detached" not in self._child.events or "result" in self._child.events:
+            return False
+        self._child = Child(["attach", "--json", self.id])
+        return True
+
+
+def launch(argv: Argv = (), **options: Value) -> Run:
+    """Start a run of argv, a script and its arguments, as `launch` does; return once its ranks are about to start.
+
+    The options are those of the command line by their names: `gpus=8`, `sync=True`, `env={"A": "1"}`, `for_="6h"`.
+    Raise UsageError, HostsUnreachable or ChecksFailed if it can't start. With detach=True, return once all ranks run;
+    that run then outlives the block and this program.
+    """
+    return _start("run", argv, options)
+
+
+def singlenode(argv: Argv = (), **options: Value) -> Run:
+    """Start a run on this machine only, without SSH, as `launch singlenode` does; otherwise the same as `launch`."""
+    return _start("singlenode", argv, options)
+
+
+def attach(run: str | Run | ListedRun | None = None, **options: Value) -> Run:
+    """Follow a run that exists, from its last lines on, as `launch attach` does; None: the newest one.
+
+    run: an id, a name, or what `runs` or another call returned; controller: the host that controls it, if it was
+    started on another machine. Leaving the block leaves it running.
+    """
+    word = run.id if isinstance(run, Run) else run.run if isinstance(run, ListedRun) else run
+    reach = as_words(options)
+    return _begin(Child(["attach", "--json", *reach, *([word] if word is not None else [])]), reach)
+
+
+def _start(command: str, argv: Argv, options: Mapping[str, Value]) -> Run:
+    if own := [name for name in _OWN if name in options]:
+        raise UsageError(f"launcher.{command} takes no {own[0]}", "omit it")
+    child = Child([command, "--json", *as_words(options), *script_words(argv)])
+    return _begin(child, detaches=bool(options.get("detach")))
+
+
+def _begin(child: Child, reach: Sequence[str] = (), *, detaches: bool = False) -> Run:
+    """Return the run once it has begun; raise the error with which it ends before that.
+
+    detaches: only once `launch` has left it.
+    """
+    try:
+        child.wait_for(lambda: not detaches and _find_begun(child))
+        return Run(child, _find_begun(child) or _refuse(child), reach)
+    except BaseException:
+        child.end(may_raise=False)
+        raise
+
+
+def _find_begun(child: Child) -> Event | None:
+    """Return the first event that names the run."""
+    return next((child.events[name] for name in ("plan", "attached", "detached") if name in child.events), None)
+
+
+def _refuse(child: Child) -> NoReturn:
+    child.wait_for(lambda: False)
+    raise child.find_error()

@@ -1,0 +1,266 @@
+"""What comes back from a command, as frozen values: those of run.json and --json, which docs/json.md describes."""
+
+# The types of fields are looked at by launcher.forms, so annotations are not postponed.
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launcher.errors import (
+    ChecksFailed,
+    HostFailure,
+    HostFailureKind,
+    HostsUnreachable,
+    LauncherError,
+    UsageError,
+)
+from launcher.forms import reader_of
+from launcher.wording import count
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a rank; rank None: of torchrun."""
+
+    host: str
+    rank: int | None
+    stream: Literal["stdout", "stderr"]
+    text: str
+    time: str = ""  # when it came, ISO 8601
+
+    def __str__(self) -> str:
+        """Return the line as the terminal shows it: `[gpu1:0] step 1`."""
+        return f"[{self.host}] {self.text}" if self.rank is None else f"[{self.host}:{self.rank}] {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """How one rank failed by itself, and not because it lost another one."""
+
+    host: str
+    rank: int
+    local_rank: int | None
+    gpu: int | None
+    exit_code: int | None
+    signal: int | None
+    text: str  # how it ended, in words
+    at: str
+    traceback: tuple[str, ...]  # all lines of its last Python error
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why something failed and what to do, if the error is known."""
+
+    name: str
+    cause: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What failed first in a run."""
+
+    host: str
+    what: str  # rank, torchrun, supervisor, connection or hang
+    rank: int | None
+    local_rank: int | None
+    gpu: int | None
+    exit_code: int | None
+    signal: int | None
+    oom: str | None
+    text: str
+    headline: str
+    at: str
+    traceback: tuple[str, ...]  # as the terminal shows it: the innermost frame of the user's code, and the error
+    last_lines: tuple[str, ...]
+    explanation: Explanation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended."""
+
+    run: str
+    name: str | None
+    attempts: int
+    hosts: tuple[str, ...]  # of the last attempt
+    exit_code: int
+    seconds: float
+    interrupted_by: int | None  # the number of a signal
+    time_limit: str | None
+    error: str | None
+    left: Mapping[str, tuple[tuple[int, str, str], ...]]  # by host: leftover processes, as (pid, name, state)
+    unreachable: Mapping[str, int]  # hosts that could not be asked what is left: how many processes may be
+    cause: Cause | None
+    failures: tuple[RankFailure, ...]
+
+
+class RunFailed(LauncherError):
+    """A run that had begun did not succeed: it failed, or it was stopped.
+
+    why and fix are empty if the error isn't known; result has everything.
+    """
+
+    def __init__(self, shown: str, result: Result) -> None:
+        cause = result.cause
+        known = cause.explanation if cause is not None else None
+        super().__init__(shown.partition("\n")[0], known.fix if known is not None else "")
+        self.args = (shown,)
+        self.result = result
+        self.exit_code = result.exit_code  # of `launch`: 128 and the signal for a rank that a signal ended
+        self.why = known.cause if known is not None else ""
+        self.host = cause.host if cause is not None else None
+        self.failures = {failure.rank: failure for failure in result.failures}
+
+
+class RankFailed(RunFailed):
+    """A rank failed, the first one of a run."""
+
+    host: str
+
+    def __init__(self, shown: str, result: Result) -> None:
+        super().__init__(shown, result)
+        assert result.cause is not None and result.cause.rank is not None  # `failure_of` has looked
+        self.rank = result.cause.rank
+        self.gpu = result.cause.gpu
+        own = self.failures.get(self.rank)
+        self.traceback = "\n".join(own.traceback if own is not None else result.cause.traceback)
+
+
+def failure_of(result: Result, messages: Sequence[str]) -> RunFailed:
+    """Return the exception for a run that failed or was stopped; its text begins with the line of the terminal.
+
+    messages: what `launch` has said.
+    """
+    cause = result.cause
+    if cause is None:
+        said = [line.removeprefix("launch: ") for line in messages if line.startswith("launch: stopped by ")]
+        return RunFailed(result.error or (said or [f"exit code {result.exit_code}"])[-1], result)
+    known = cause.explanation
+    lines = [f"{cause.headline}, stopping the run on {count(len(result.hosts), 'host')}"]
+    lines += [f"  {line}" for line in cause.traceback or cause.last_lines[-1:]]
+    lines += [f"  why: {known.cause}", f"  fix: {known.fix}"] if known is not None else []
+    is_rank = cause.rank is not None and cause.what == "rank"
+    return (RankFailed if is_rank else RunFailed)("\n".join(lines), result)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found on one or more hosts."""
+
+    severity: Literal["problem", "warning", "note"]
+    hosts: tuple[str, ...]
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What `launch check` found; facts has all facts of each host that responded, as docs/json.md lists them."""
+
+    exit_code: int
+    on_all: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    unreachable: tuple[HostFailure, ...]
+    facts: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def problems(self) -> list[Finding]:
+        """The findings that would break a run."""
+        return [finding for finding in self.findings if finding.severity == "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host as launch reads it; None: ssh_config or the host decides."""
+
+    node_rank: int | None  # None: a spare
+    host: str
+    slots: int | None
+    gpus: tuple[int, ...] | None
+    user: str | None
+    port: int | None
+    addr: str | None
+    source: str
+    dialect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a run does now."""
+
+    what: str
+    for_s: float
+    hosts: tuple[str, ...]
+    rebooting: tuple[str, ...]
+    place: int | None
+    behind: str | None
+    left_s: float | None
+    restart: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One run of `launch ps`."""
+
+    run: str
+    name: str | None
+    state: str
+    exit_code: int | None
+    attempts: int
+    doing: Doing | None
+    restarts: int | None
+    restarts_without_progress: int | None
+    restarts_left: int | None
+    age_s: float
+    nodes: tuple[int | None, ...]
+    launch_host: str | None
+    controller: str
+    pid: int | None
+    logs: str | None
+    can_continue: bool | None
+    last_line: str
+
+
+def read_result(event: Mapping[str, Any]) -> Result:
+    """Return the value of a `result` event; what an older launch, or a run that was killed, doesn't say is empty."""
+    empty = {"attempts": 0, "hosts": [], "seconds": 0.0, "left": {}, "unreachable": {}, "failures": []}
+    result: Result = reader_of(Result)({**empty, **event})
+    return result
+
+
+def read_check(event: Mapping[str, Any]) -> CheckResult:
+    """Return the value of a `check` event."""
+    findings = tuple(map(reader_of(Finding), event["findings"]))
+    failures = tuple(map(_read_host_failure, event["unreachable"]))
+    return CheckResult(event["exit_code"], tuple(event["on_all"]), findings, failures, event["hosts"])
+
+
+def read_hosts(rows: Sequence[Mapping[str, Any]]) -> list[Host]:
+    """Return the hosts of `launch hosts --json`."""
+    return [*map(reader_of(Host), rows)]
+
+
+def read_runs(rows: Sequence[Mapping[str, Any]]) -> list[ListedRun]:
+    """Return the runs of `launch ps --json`."""
+    return [*map(reader_of(ListedRun), rows)]
+
+
+def read_error(event: Mapping[str, Any]) -> LauncherError:
+    """Return the exception that an `error` event describes; its text is what the terminal shows."""
+    message, fix, code = event["message"], event["fix"], event["exit_code"]
+    error: LauncherError
+    if event["unreachable"]:
+        error = HostsUnreachable([*map(_read_host_failure, event["unreachable"])])
+    elif code == ChecksFailed.exit_code:
+        findings = tuple(map(reader_of(Finding), event["findings"]))
+        hosts = dict.fromkeys(name for finding in findings for name in finding.hosts)
+        error = ChecksFailed(message, fix, hosts=tuple(hosts), findings=findings)
+    else:
+        error = (UsageError if code == UsageError.exit_code else LauncherError)(message, fix)
+    error.args = (event["shown"],)
+    return error
+
+
+def _read_host_failure(row: Mapping[str, Any]) -> HostFailure:
+    return HostFailure(**{**row, "kind": HostFailureKind(row["kind"])})

@@ -1,0 +1,65 @@
+"""launch report: make a page of a run, as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launcher.cli.find_run import controller_options
+from launcher.cli.options.help import Command
+from launcher.cli.options.table import FILE, option
+from launcher.cli.options.values import gather
+from launcher.errors import LauncherError, UsageError
+from launcher.private_files import replace_private
+from launcher.runs.run_list import ListedRun, RemoteRun
+
+
+@click.command("report", cls=Command)
+@click.argument("run", metavar="[RUN]", required=False)
+@option("-o", "--output", metavar="FILE", type=FILE, help="Write the page to FILE.", heading="Output")
+@controller_options
+@gather
+def command(*, run: str | None, output: Path | None, controller: str | None, ssh_config: Path | None) -> int:
+    """Make a page of RUN and print its path: the cause, attempts, numbers and GPUs.  [default: the newest run]
+
+    The page is one HTML file, which loads nothing: report.html among the logs, or logs/RUN-report.html of a run whose
+    logs are on another machine. Its plots need matplotlib; without it they are tables.
+    """
+    from launcher.cli.find_run import ask_value, find_run
+    from launcher.commands.report_page.contents import collect_contents, read_contents, tell_contents
+    from launcher.commands.report_page.page import write_page
+
+    found = find_run(run, controller, ssh_config)
+    try:
+        if isinstance(found, ListedRun):
+            contents = collect_contents(found)
+        else:
+            contents = read_contents(ask_value(found, tell_contents))
+        text = write_page(contents)
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
+        raise LauncherError(f"what is known of run {found.id} can't be read: {error!r:.200}") from None
+    print(_write(text, output or _choose_path(found), is_chosen=output is not None))
+    return 0
+
+
+def _choose_path(run: ListedRun | RemoteRun) -> Path:
+    from launcher.cli.options.file_owners import refuse_strange_folder
+
+    if isinstance(run, ListedRun):
+        return run.folder / "report.html"
+    folder = Path("logs")
+    refuse_strange_folder(folder)
+    return folder / f"{run.id}-report.html"
+
+
+def _write(text: str, path: Path, *, is_chosen: bool) -> Path:
+    """Write the page so that only the user can read it; a link is followed only if the user has named it."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"-o: {path} is not a file", "name a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_private(path.resolve() if is_chosen else path, text)
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}", "name another file with -o") from None
+    return path

@@ -1,0 +1,308 @@
+"""launch top: what the GPUs of all hosts do now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli.error_lines import tell
+from launcher.cli.options.help import Command
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.sources import is_on_command_line
+from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, NAME_HOSTS, REACH, option
+from launcher.cli.options.values import HostChoice, gather
+from launcher.errors import EXIT_SIGNAL_BASE, UsageError
+from launcher.job.job import Timeouts
+from launcher.output.lines import STDERR
+from launcher.transports.settings import TransportSettings
+
+if TYPE_CHECKING:
+    from launcher.commands.top import Show
+    from launcher.output.style import Line
+    from launcher.runs.run_list import ListedRun, RemoteRun
+    from launcher.runs.samples import RunNow
+
+_KEYS_LINES = 1  # below the table
+
+
+@click.command("top", cls=Command, params=[
+    CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON, AS_JSON.but(help="Print one JSON object per sample of a host."),
+])  # fmt: skip
+@click.argument("run", metavar="[RUN]", required=False)
+@option("--controller", metavar="HOST", help="Controller host of the run.  [default: as in launch ps]", heading="Hosts")
+@option("--once", is_flag=True, help="Print the table once.", heading="Output")
+@gather
+def command(
+    *, run: str | None, once: bool, controller: str | None, python: str | None, as_json: bool, choice: HostChoice,
+    transport: TransportSettings, timeouts: Timeouts,
+) -> int:  # fmt: skip
+    """Show what the GPUs of RUN's hosts do, or of other hosts, and why their clocks are held down.
+
+    [default: the only active run, else the hosts of launcher.toml or of the Slurm job]
+
+    Hosts of a run are not logged in to: the run tells what they do. Keys: q quits, s sorts, n shows one host after the
+    other, a shows all.
+    """
+    names_hosts = any(map(is_on_command_line, NAME_HOSTS))
+    if run is not None and names_hosts:
+        raise UsageError("a run and hosts are both given", "name only one of them")
+    found = None if names_hosts else _find_run(run, controller, transport.ssh_config)
+    once = once or not (as_json or (sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")))
+    screen = Screen(f"run {found.id}" + (f" ({found.name})" if found.name else "") if found is not None else "")
+    show = _print_samples() if as_json else screen.show if not once else _print_table(screen.title)
+    last = ""
+    with screen.shown() if not once and not as_json else contextlib.nullcontext():
+        try:
+            if found is not None:
+                code = _watch_run(found, show, once=once)
+                last = f"launch: run {found.id} has ended" if not once else ""
+            else:
+                code = _watch_hosts(choice, transport, timeouts, python, show, once=once)
+        except KeyboardInterrupt:
+            code = EXIT_SIGNAL_BASE + signal.SIGINT
+    if last:
+        tell(last)
+    return 0 if screen.has_quit else code
+
+
+def _find_run(word: str | None, controller: str | None, ssh_config: Path | None) -> ListedRun | RemoteRun | None:
+    from launcher.cli.find_run import find_active_run, find_run
+
+    return find_run(word, controller, ssh_config) if word is not None or controller is not None else find_active_run()
+
+
+def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
+    from launcher.cli.find_run import take_lines
+    from launcher.commands.run_actions import is_running
+    from launcher.commands.top import print_now, watch_run
+    from launcher.runs.run_list import RemoteRun
+    from launcher.runs.samples import parse_now
+
+    has_shown = False
+
+    def take(now: RunNow | None) -> None:
+        nonlocal has_shown
+        if now is not None:
+            has_shown = has_shown or bool(now.hosts)
+            show(now)
+            if once:
+                raise _DoneError
+
+    try:
+        if isinstance(found, RemoteRun):
+            take_lines(found, print_now, lambda line: take(parse_now(line)))
+        else:
+            for now in watch_run(found, lambda: is_running(found)):
+                take(now)
+    except _DoneError:
+        return 0 if has_shown else 1
+    if not has_shown:
+        raise UsageError(f"run {found.id} has ended", "see launch report, or name hosts: launch top --hosts LIST")
+    return 0
+
+
+class _DoneError(Exception):
+    """Enough was shown."""
+
+
+def _watch_hosts(
+    choice: HostChoice, transport: TransportSettings, timeouts: Timeouts, python: str | None, show: Show, *, once: bool
+) -> int:
+    from launcher.cli.host_choice import choose_opener, read_hosts
+    from launcher.cli.sessions import find_pythons, hold_session, make_settings
+    from launcher.commands.top import watch_hosts
+    from launcher.output.console import Console
+    from launcher.output.output_streams import find_streams
+
+    hosts = read_hosts(choice)
+    open_transport = choose_opener(transport, hosts, env={}, python=python)
+    console = Console(hosts, find_streams(os.environ), is_patient=True)
+    settings = make_settings("top", timeouts, {}, find_pythons(python))
+    return hold_session(
+        hosts, open_transport, settings, console, partial(watch_hosts, show=show, once=once), lambda code: code
+    )
+
+
+def _print_table(title: str) -> Show:
+    def show(now: RunNow) -> None:
+        from launcher.commands.top_screen import View, describe_size, draw
+
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+        heading = ", ".join(filter(None, [title, now.doing or describe_size(now)]))
+        for line in draw(now, View(width, None), heading):
+            click.echo(line.text)
+
+    return show
+
+
+def _print_samples() -> Show:
+    last: dict[str, float] = {}
+
+    def show(now: RunNow) -> None:
+        from launcher.commands.top import as_lines
+
+        lines, newest = as_lines(now, last)
+        last.update(newest)
+        for line in lines:
+            click.echo(line)
+
+    return show
+
+
+class Screen:
+    """The screen of `launch top`, and the keys that change what it shows."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.has_quit = False
+        self._lock = threading.Lock()
+        self._now: RunNow | None = None
+        self._live: Any = None
+        self._host: str | None = None
+        self._order: Any = None
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Use the whole terminal while the block runs, and read keys."""
+        from rich.console import Console
+        from rich.live import Live
+
+        from launcher.commands.top_screen import Order
+
+        self._order = Order.STANDING_OUT
+        console = Console(highlight=False, markup=False, emoji=False)
+        with (
+            _signals_end_it(),
+            _stderr_later(),
+            _keys(self._take_key, self._draw),
+            Live(screen=True, auto_refresh=False, console=console) as live,
+        ):
+            self._live = live
+            self._draw()
+            yield
+
+    def show(self, now: RunNow) -> None:
+        """Show what all hosts do."""
+        self._now = now
+        self._draw()
+
+    @property
+    def _next_host(self) -> str | None:
+        names = [*self._now.hosts] if self._now is not None else []
+        place = names.index(self._host) + 1 if self._host in names else 0
+        return names[place] if place < len(names) else None
+
+    def _take_key(self, key: str) -> None:
+        if key == "q":
+            self.has_quit = True
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        if key == "s":
+            self._order = self._order.following
+        elif key == "n":
+            self._host = self._next_host
+        elif key == "a":
+            self._host = None
+        self._draw()
+
+    def _draw(self) -> None:
+        from rich.text import Text
+
+        from launcher.commands.top_screen import View, describe_size, draw
+
+        with self._lock:
+            columns, rows = self._live.console.size
+            lines: list[Line] = []
+            if self._now is not None:
+                clock = time.strftime("%H:%M:%S", time.localtime(self._now.at))
+                title = ", ".join(filter(None, [self.title, self._now.doing or describe_size(self._now), clock]))
+                lines = draw(self._now, View(columns, rows - _KEYS_LINES, self._order, self._host), title)
+            texts = [Text(line.text, style=_STYLES.get(line.style.name, "")) for line in lines]
+            texts += [Text("waiting for the hosts")] if not lines else []
+            texts += [Text("")] * (rows - _KEYS_LINES - len(texts))
+            keys = f"q quit   s sort by {self._order.following.value}   n {self._next_host or 'all hosts'}"
+            keys += "   a all hosts" if self._host is not None else ""
+            texts.append(Text(keys[:columns], style="reverse"))
+            self._live.update(Text("\n", no_wrap=True, overflow="crop").join(texts), refresh=True)
+
+
+_SIZE_S = 0.5  # between two looks at the size of the terminal
+_STYLES = {"STRONG": "bold", "FAILURE": "bold red"}
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """Let signals end the block, so that the terminal is restored; Ctrl-Z would leave it as it is, and is ignored."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(EXIT_SIGNAL_BASE + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _stderr_later() -> Iterator[None]:
+    """Keep what is written to stderr while the block runs, and write it afterwards: it would be lost on the screen."""
+    if not os.isatty(STDERR):
+        yield
+        return
+    with tempfile.TemporaryFile() as kept:
+        terminal = os.dup(STDERR)
+        os.dup2(kept.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(terminal, STDERR)
+            os.close(terminal)
+            kept.seek(0)
+            os.write(STDERR, kept.read())
+
+
+@contextlib.contextmanager
+def _keys(take: Callable[[str], object], on_resize: Callable[[], object]) -> Iterator[None]:
+    """Read single keys in a thread while the block runs, if stdin is a terminal; see there when its size changes."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    from launcher.concurrency import start_thread
+
+    before = termios.tcgetattr(0)
+
+    def read() -> None:
+        size = os.get_terminal_size(0)
+        while True:
+            if select.select([0], [], [], _SIZE_S)[0]:
+                if not (key := os.read(0, 1)):
+                    return
+                take(key.decode("ascii", "replace"))
+            elif size != (size := os.get_terminal_size(0)):
+                on_resize()
+
+    tty.setcbreak(0)
+    try:
+        start_thread(read, "keys", lambda error: None)
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -1,0 +1,238 @@
+"""Measure every GPU while all are busy: matrix products, copies in its memory, and transfers over PCIe.
+
+All ranks do the same at the same time, so that the GPUs of a host compete for power, air and PCIe as they do in
+training. The kinds of work take turns, several rounds long: a GPU that gets hot shows it in all of them.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launcher.collectives import nvml
+from launcher.collectives.bandwidth import MIB, synchronize
+from launcher.collectives.pairs import Hosts
+from launcher.collectives.watch import Watch
+from launcher.distributed import World
+
+LOAD_S = {"cpu": 1.0, "cuda": 10.0}
+ROUND_S = 2.0
+LEAST_ROUNDS = 3  # for a median
+BATCH_S = 0.01  # of work between two looks at the clock
+MOST_CALLS = 64  # of a batch
+SAMPLE_S = 0.1
+SIDE = {"cpu": 512, "cuda": 8192}  # of the square matrices
+COPY_BYTES = {"cpu": 32 * MIB, "cuda": 256 * MIB}  # more than the caches hold
+TRANSFER_BYTES = 64 * MIB
+AMPERE = 8  # the first generation whose tensor cores know bf16
+
+
+@dataclass(frozen=True)
+class Sensors:
+    """What the driver says of a GPU under load; None: it doesn't say."""
+
+    number: int | None  # nvidia-smi's
+    temperature_c: int | None  # at the end
+    hottest_c: int | None
+    clock_mhz: float | None  # the median, as is the power
+    power_w: float | None
+    reasons: int  # why the clock was held down at some time, as NVML's bits
+    corrected_errors: int | None  # of its memory, during the load
+    uncorrected_errors: int | None
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one rank's device did under load."""
+
+    rank: int
+    node: int  # its host's place in the order of the ranks
+    model: str
+    dtype: str  # of the matrices
+    flops: float  # operations per second
+    copy: float  # bytes per second, read and written
+    to_gpu: float | None  # None: a CPU
+    from_gpu: float | None
+    sensors: Sensors | None  # None: a CPU, or no NVML
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kind of work, named as in Load."""
+
+    name: str
+    share: float  # of a round
+    amount: float  # of one call: operations, or bytes
+    call: Callable[[], object]
+
+
+def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> list[Load]:
+    """Load the devices of all ranks for so many seconds; return the same on all ranks."""
+    dtype, works = prepare_works(world.device)
+    with watch.step("warming up for the load"):
+        batches = {work.name: warm_up(world, work) for work in works}
+    rounds = max(LEAST_ROUNDS, round(load_s / ROUND_S))
+    rates: dict[str, list[float]] = {work.name: [] for work in works}
+    with Sampler(find_gpu(world.device)) as sampler:
+        for number in range(rounds * len(works)):
+            work = works[number % len(works)]
+            with watch.step(f"the load ({work.name})"):
+                dist.barrier()
+                rates[work.name].append(measure_rate(world, work, batches[work.name], work.share * load_s / rounds))
+    speeds = {name: median(found) for name, found in rates.items()}
+    node = max(place for place, leader in enumerate(hosts.leaders) if leader <= world.rank)
+    own = Load(
+        rank=world.rank,
+        node=node,
+        model=name_device(world.device),
+        dtype=dtype,
+        flops=speeds["flops"],
+        copy=speeds["copy"],
+        to_gpu=speeds.get("to_gpu"),
+        from_gpu=speeds.get("from_gpu"),
+        sensors=sampler.summarize(),
+    )
+    with watch.step("gathering the measurements under load"):
+        loads: list[Load] = [own] * world.world_size
+        dist.all_gather_object(loads, own)
+    return loads
+
+
+def prepare_works(device: torch.device) -> tuple[str, list[Work]]:
+    """Return the type of the matrices, and all kinds of work on new buffers, those that heat most for longest.
+
+    Matrices are random: zeros would need much less power.
+    """
+    on_gpu = device.type == "cuda"
+    dtype = choose_dtype(device)
+    side, copied = SIDE[device.type], COPY_BYTES[device.type]
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+    source, target = (torch.ones(copied, dtype=torch.uint8, device=device) for _ in range(2))
+    works = [
+        Work("flops", 0.6 if on_gpu else 0.7, 2 * side**3, lambda: torch.mm(left, right, out=product)),
+        Work("copy", 0.2 if on_gpu else 0.3, 2 * copied, lambda: target.copy_(source)),
+    ]
+    if on_gpu:
+        pinned = torch.ones(TRANSFER_BYTES, dtype=torch.uint8).pin_memory()
+        part = torch.ones(TRANSFER_BYTES, dtype=torch.uint8, device=device)
+        works += [
+            Work("to_gpu", 0.1, TRANSFER_BYTES, lambda: part.copy_(pinned, non_blocking=True)),
+            Work("from_gpu", 0.1, TRANSFER_BYTES, lambda: pinned.copy_(part, non_blocking=True)),
+        ]
+    return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype], works
+
+
+def choose_dtype(device: torch.device) -> torch.dtype:
+    """Return the type that models are trained in there."""
+    if device.type == "cpu":
+        return torch.float32
+    is_new = torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= AMPERE
+    return torch.bfloat16 if is_new else torch.float16
+
+
+def warm_up(world: World, work: Work) -> int:
+    """Do some work, and return how many calls make a batch."""
+    work.call()  # loads kernels, and allocates memory
+    synchronize(world)
+    began_at = time.perf_counter()
+    work.call()
+    synchronize(world)
+    return int(min(MOST_CALLS, max(1, BATCH_S / (time.perf_counter() - began_at))))
+
+
+def measure_rate(world: World, work: Work, batch: int, slice_s: float) -> float:
+    """Return how much work was done per second, over a whole time slice.
+
+    A median of single calls would not see a device that is stopped now and then.
+    """
+    done, began_at = 0, time.perf_counter()
+    while True:
+        for _ in range(batch):
+            work.call()
+        synchronize(world)
+        done += batch
+        elapsed_s = time.perf_counter() - began_at
+        if elapsed_s >= slice_s:
+            return done * work.amount / elapsed_s
+
+
+def find_gpu(device: torch.device) -> nvml.Gpu | None:
+    """Return what reads a device's sensors; None for a CPU, and where NVML isn't."""
+    if device.type != "cuda":
+        return None
+    known: Any = torch.cuda.get_device_properties(device)
+    uuid, bus = getattr(known, "uuid", None), getattr(known, "pci_bus_id", None)  # newer versions of torch have them
+    address = None if bus is None else f"{known.pci_domain_id:08x}:{bus:02x}:{known.pci_device_id:02x}.0"
+    return nvml.find_gpu(None if uuid is None else f"GPU-{uuid}", address)
+
+
+def name_device(device: torch.device) -> str:
+    """Return the model, with which others of its name are compared; of CPUs, with the threads that a rank has."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_properties(device).name)
+    return f"CPU rank ({platform.machine()}, threads: {torch.get_num_threads()})"
+
+
+class Sampler:
+    """Reads the sensors of a GPU in a thread of its own, from the beginning to the end of a block."""
+
+    def __init__(self, gpu: nvml.Gpu | None) -> None:
+        self._gpu = gpu
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._temperatures: list[int] = []
+        self._clocks: list[int] = []
+        self._powers: list[int] = []
+        self._reasons = 0
+        self._corrected_before = gpu.count_errors(corrected=True) if gpu is not None else None
+        self._uncorrected_before = gpu.count_errors(corrected=False) if gpu is not None else None
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def summarize(self) -> Sensors | None:
+        """Return what was read, after the block."""
+        if self._gpu is None:
+            return None
+        return Sensors(
+            number=self._gpu.read_number(),
+            temperature_c=self._temperatures[-1] if self._temperatures else None,
+            hottest_c=max(self._temperatures, default=None),
+            clock_mhz=median(self._clocks) if self._clocks else None,
+            power_w=median(self._powers) / 1000 if self._powers else None,
+            reasons=self._reasons,
+            corrected_errors=subtract(self._gpu.count_errors(corrected=True), self._corrected_before),
+            uncorrected_errors=subtract(self._gpu.count_errors(corrected=False), self._uncorrected_before),
+        )
+
+    def _sample(self) -> None:
+        while self._gpu is not None and not self._is_over.wait(SAMPLE_S):
+            self._reasons |= self._gpu.read_reasons()
+            for found, value in (
+                (self._temperatures, self._gpu.read_temperature()),
+                (self._clocks, self._gpu.read_clock()),
+                (self._powers, self._gpu.read_power()),
+            ):
+                found += [value] if value is not None else []
+
+
+def subtract(after: int | None, before: int | None) -> int | None:
+    """Return the difference of two counts that may be unknown."""
+    return None if after is None or before is None else after - before

@@ -1,0 +1,155 @@
+"""The attempts of a run as run.json has them, drawn on a line of time, and as a table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, tzinfo
+from itertools import zip_longest
+from typing import Any
+
+from launcher.commands.report_page.markup import Html, draw_swatch, element, table
+from launcher.commands.report_page.plot import TimeRange
+from launcher.lazy_dataclass import dataclass
+from launcher.wording import count, duration
+
+_WIDTH = 1000
+_LEAST_WIDTH = 3  # of a step that took a moment
+_MOST_SHOWN = 200  # attempts, the last ones
+_STEPS = {
+    "connect": "connecting", "check": "checks", "start": "start of the ranks", "first": "until the first line",
+    "output": "output", "silent": "no output", "stop": "stop", "pause": "pause",
+    "run": "running",
+}  # fmt: skip
+_ENDS = ("connected_at", "checked_at", "started_at", "first_output_at", "last_output_at")  # of the first five
+_HEAD = (
+    "#", "began", "ended as", "connect", "check", "start", "first line", "output for", "stop", "pause", "hosts",
+    "further",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt; times in wall-clock seconds."""
+
+    hosts: int
+    began_at: float
+    steps: Sequence[tuple[str, float, float]]  # that it has made, each from when to when
+    failed_at: float | None
+    ended_at: float
+    outcome: str
+    cause: str
+    has_progress: bool
+    then: str
+
+
+def read_attempts(record: Mapping[str, Any], runs_since: float | None, now: float) -> list[Attempt]:
+    """Return the attempts of a run.json, which has those that have ended, and the one that runs.
+
+    runs_since: when its ranks were started, if there is one.
+    """
+    ended = [*map(_read_attempt, record.get("attempts") or [])]
+    if runs_since is None:
+        return ended
+    hosts = len((record.get("plan") or {}).get("nodes") or [])
+    steps = [("run", runs_since, now)]
+    return [*ended, Attempt(hosts, runs_since, steps, None, now, "not yet", "", has_progress=False, then="")]
+
+
+def _read_attempt(found: Mapping[str, Any]) -> Attempt:
+    times, result = found.get("steps") or {}, found.get("result") or {}
+    cause = result.get("cause")
+    ends = [*(times.get(name) for name in _ENDS), cause and cause["at"], found["ended_at"]]
+    began_at = at = _read_time(found["began_at"])
+    steps = []
+    for step, end in zip(_STEPS, ends, strict=False):  # without the last two, which follow an attempt or replace it
+        if end and _read_time(end) > at:  # a rank may print before all of them are started
+            steps.append((step, at, _read_time(end)))
+            at = _read_time(end)
+    return Attempt(
+        len(found.get("hosts") or []),
+        began_at,
+        steps,
+        _read_time(cause["at"]) if cause else None,
+        _read_time(found["ended_at"]),
+        str(found.get("outcome")),
+        _describe_cause(cause) if cause else str(result.get("error") or ""),
+        bool(found.get("progress")),
+        str(found.get("then") or ""),
+    )
+
+
+def name_culprit(cause: Mapping[str, Any]) -> str:
+    """Return `gpu2 rank 11`, or the host alone."""
+    rank = f" rank {cause['rank']}" if cause.get("rank") is not None else ""
+    return f"{cause.get('host')}{rank}"
+
+
+def show_time(at: float, zone: tzinfo) -> str:
+    """Return a time as the logs have it, to the second."""
+    return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S}"
+
+
+def _read_time(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _describe_cause(cause: Mapping[str, Any]) -> str:
+    known = cause.get("explanation") or {}
+    said = [*(cause.get("traceback") or [])[-1:], known.get("cause"), cause.get("text")]
+    return f"{name_culprit(cause)}: {next(filter(None, said), '')}"
+
+
+def write_attempts(attempts: Sequence[Attempt], times: TimeRange, zone: tzinfo) -> Iterator[Html]:
+    """Yield the part of the page about the attempts."""
+    if not attempts:
+        return
+    first = max(0, len(attempts) - _MOST_SHOWN)
+    shown = attempts[first:]
+    yield element("h2", f"{count(len(attempts), 'attempt')}{f', of which the last {_MOST_SHOWN}' if first else ''}")
+    yield _draw_strip(shown, times, zone)
+    used = {step for attempt in shown for step, _, _ in attempt.steps} | ({"pause"} if shown[1:] else set())
+    items = [element("li", draw_swatch(step), words) for step, words in _STEPS.items() if step in used]
+    yield element("ul", items, class_="legend")
+    pairs = zip_longest(shown, shown[1:])
+    yield table(_HEAD, [_write_row(number, *pair, zone) for number, pair in enumerate(pairs, first)])
+
+
+def _write_row(number: int, attempt: Attempt, following: Attempt | None, zone: tzinfo) -> list[Html]:
+    took = {step: duration(end - begin) for step, begin, end in attempt.steps}
+    took["output"] = took.get("output") or took.get("run", "")
+    if following is not None:
+        took["pause"] = duration(following.began_at - attempt.ended_at)
+    times = [took.get(step, "") for step in _STEPS if step not in ("silent", "run")]
+    ended = f"{attempt.outcome}: {attempt.cause}" if attempt.cause else attempt.outcome
+    further = "yes" if attempt.has_progress else ""
+    before, after = (str(number), show_time(attempt.began_at, zone)), (*times, str(attempt.hosts), further)
+    then = element("div", f"then: {attempt.then}", class_="soft") if attempt.then else None
+    return [
+        *(element("td", text, class_="number") for text in before),
+        element("td", ended, then, class_="wide"),
+        *(element("td", text, class_="number") for text in after),
+    ]
+
+
+def _draw_strip(attempts: Sequence[Attempt], times: TimeRange, zone: tzinfo) -> Html:
+    """Return the time line: a bar with a color for each step, and a mark where an attempt failed."""
+    begin = min(times.begin, attempts[0].began_at)
+    scale = _WIDTH / max(1e-3, times.end - begin)
+    bars: list[Html] = []
+
+    def add(kind: str, words: str, start: float, end: float) -> None:
+        width = max(_LEAST_WIDTH, (end - start) * scale)
+        left = min((start - begin) * scale, _WIDTH - width)
+        place = {"x": f"{left:.1f}", "y": "0", "width": f"{width:.1f}", "height": "10"}
+        bars.append(element("rect", element("title", words), class_=kind, **place))
+
+    for attempt in attempts:
+        for step, start, end in attempt.steps:
+            add(step, f"{_STEPS[step]}: {duration(end - start)}, from {show_time(start, zone)}", start, end)
+        if attempt.failed_at is not None:
+            words = f"{attempt.cause}, at {show_time(attempt.failed_at, zone)}"
+            add("failure", words, attempt.failed_at, attempt.failed_at)
+    outcomes = ", ".join(attempt.outcome for attempt in attempts)
+    title = element("title", f"Time line of {count(len(attempts), 'attempt')}: {outcomes}")
+    place = {"viewBox": f"0 0 {_WIDTH} 10", "preserveAspectRatio": "none"}
+    return element("svg", title, bars, class_="strip", role="img", **place)

@@ -1,0 +1,175 @@
+"""`launch top`: what the GPUs of hosts do now, told by the hosts of a session or by the run that uses them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+
+from launcher.clock import iso_time, wall_clock
+from launcher.commands.free import look
+from launcher.errors import EXIT_UNREACHABLE
+from launcher.job.facts import BoxClaim, GpuUse, HostSample, NodeFacts
+from launcher.node import messages
+from launcher.output.output_streams import OutputStreams
+from launcher.runs.odd_gpus import INTERVAL_S, OddWatch, Samples
+from launcher.runs.run_list import ListedRun
+from launcher.runs.run_state import Activity, describe_doing
+from launcher.runs.samples import PERIOD_S as SAMPLES_S
+from launcher.runs.samples import HostNow, RunNow, now_as_text, read_now, want_now
+from launcher.session.connection import Event
+from launcher.session.session import Session
+from launcher.session.signals import Interrupted
+
+PERIOD_S = 2.0
+_CLAIMS_S = 10.0  # between two looks for claims
+_LOOK_S = 0.5  # between two looks for something new
+_SILENT_S = 2.5 * SAMPLES_S  # without anything new: no ranks run
+
+Show = Callable[[RunNow], object]
+
+
+class HostWatch:
+    """Takes what the hosts of a session tell, with whoever uses their GPUs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        names = [host.name for host in session.hosts]
+        self._names = names
+        self._now: dict[str, HostNow] = {name: HostNow(0.0) for name in names}
+        self._counts = dict.fromkeys(names, 0)
+        self._uses: dict[str, list[GpuUse]] = {}
+        self._since = {name: Samples() for name in names}
+        self._odd = OddWatch({}, {})
+        self._compared_at = time.monotonic()
+
+    @property
+    def has_all(self) -> bool:
+        """Whether each host has told enough for rates, or can't be asked."""
+        return all(
+            count >= 2 or state.failure is not None
+            for count, state in zip(self._counts.values(), self._session.states, strict=True)
+        )
+
+    def take(self, event: Event) -> None:
+        """Take what one host tells."""
+        name, fields = self._names[event.index], event.fields
+        chosen = self._session.hosts[event.index].gpus
+        gpus = tuple(gpu for gpu in fields["gpus"] if chosen is None or gpu.index in chosen)
+        self._since[name].add(fields["host"], gpus, fields["error"])
+        self._counts[name] += 1
+        if fields["processes"] is not None:
+            self._uses[name] = fields["processes"]
+        self._now[name] = self._now[name].after(event, gpus)
+
+    def find(self) -> RunNow:
+        """Return what all hosts do now."""
+        at = wall_clock()
+        if time.monotonic() - self._compared_at >= INTERVAL_S:
+            self._compared_at = time.monotonic()
+            self._odd.take({name: summed for name, each in self._since.items() if (summed := each.sum_up())})
+            self._since = {name: Samples() for name in self._names}
+        hosts = {}
+        for name, state in zip(self._names, self._session.states, strict=True):
+            lost = state.failure.text if state.failure is not None else None
+            claims = tuple(state.claimed["rivals"]) if state.claimed is not None else ()
+            users = find_users(state.facts, claims, self._uses.get(name, ()))
+            hosts[name] = replace(self._now[name], lost=lost, users=users)
+        return RunNow(at, hosts, tuple(odd.describe() for odd in self._odd.current))
+
+
+def find_users(facts: NodeFacts | None, claims: Sequence[BoxClaim], uses: Sequence[GpuUse]) -> dict[str, str]:
+    """Return who uses each GPU, by its number: the run that has claimed it, else a process and its user."""
+    users: dict[str, list[str]] = {}
+    for claim in claims:
+        for index in claim.gpus if not claim.is_waiting else ():
+            users.setdefault(str(index), []).append(f"{claim.user}'s {claim.name or claim.run}")
+    indexes = {gpu.uuid: str(gpu.index) for gpu in facts.gpus} if facts is not None else {}
+    claimed = {*users}
+    for use in uses:
+        place = indexes.get(use.gpu)
+        if place is not None and place not in claimed:
+            name = use.name or f"process {use.pid}"
+            users.setdefault(place, []).append(f"{name} ({use.owner})" if use.owner else name)
+    return {index: ", ".join(dict.fromkeys(names)) for index, names in users.items()}
+
+
+async def watch_hosts(session: Session, show: Show, *, once: bool) -> int:
+    """Show what the hosts do until a signal comes, or once; return the exit code: not 0 if a host can't be reached."""
+    watch = HostWatch(session)
+    period_s = 1.0 if once else PERIOD_S
+    with session.catch_signals():
+        try:
+            await look(session)
+            session.send_to_all(messages.SAMPLE, period_s=period_s)
+            claims_at = time.monotonic()
+            while not (once and watch.has_all):
+                await session.pump(lambda: False, time.monotonic() + (_LOOK_S if once else period_s))
+                for event in session.take_samples():
+                    watch.take(event)
+                if not once:
+                    show(watch.find())
+                if time.monotonic() - claims_at >= _CLAIMS_S:
+                    claims_at = time.monotonic()
+                    session.send_to_all(messages.CLAIM, is_look=True, gpus=[])
+                if all(state.failure is not None for state in session.states):
+                    break
+        except Interrupted:
+            session.say_failures()
+            raise
+        finally:
+            await session.stop_all(timeout_s=0)
+    show(watch.find())
+    return EXIT_UNREACHABLE if any(state.failure is not None for state in session.states) else 0
+
+
+def watch_run(run: ListedRun, is_running: Callable[[], bool]) -> Iterator[RunNow]:
+    """Yield what the hosts of a run do, whenever it has told that anew, until it ends; else what the run does."""
+    last, heard_at = 0.0, time.monotonic()
+    while is_running():
+        want_now(run.folder)
+        now = read_now(run.folder)
+        if now is not None and now.at != last:
+            last, heard_at = now.at, time.monotonic()
+            yield now
+        elif time.monotonic() - heard_at > _SILENT_S:
+            heard_at = time.monotonic()
+            yield RunNow(wall_clock(), doing=_describe_silence(run))
+        time.sleep(_LOOK_S)
+
+
+def _describe_silence(run: ListedRun) -> str:
+    """Return why the hosts of a run tell nothing."""
+    doing = run.read_doing(time.time())
+    if doing is not None and doing["what"] != Activity.RUNNING.value:
+        return describe_doing(doing)
+    return "no samples (just started, --no-samples, or a full disk)"
+
+
+def print_now(run: ListedRun, streams: OutputStreams) -> int:
+    """Print what the hosts of a run do, a JSON line each time, until it ends or nobody reads any more."""
+    from launcher.commands.run_actions import is_running
+
+    for now in watch_run(run, lambda: is_running(run)):
+        print(now_as_text(now), flush=True)
+    return 0
+
+
+def as_lines(now: RunNow, last: Mapping[str, float]) -> tuple[list[str], dict[str, float]]:
+    """Return a line of JSON for each host that has told something new, and when each has; last: when it had before."""
+    lines = []
+    for name, host in now.hosts.items():
+        if host.at != last.get(name) or host.lost is not None:
+            values = {
+                "event": "sample", "time": iso_time(host.at), "host": name, "lost": host.lost, "error": host.error,
+                "odd": [text for text in now.odd if text.startswith((f"{name} ", f"{name}:"))],
+                **asdict(host.host or HostSample()),
+                "gpus": [asdict(gpu) | _used(host, gpu.index) for gpu in host.gpus],
+            }  # fmt: skip
+            lines.append(json.dumps(values))
+    return lines, {name: host.at for name, host in now.hosts.items()}
+
+
+def _used(host: HostNow, gpu: int) -> dict[str, object]:
+    return {"rank": host.ranks.get(str(gpu)), "user": host.users.get(str(gpu))}

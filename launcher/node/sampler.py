@@ -1,0 +1,254 @@
+"""What this node's GPUs and the node itself do now, read again and again in a child process.
+
+The child is left alone if it hangs: a driver that hangs keeps it in state D, where nothing can end it, and killing a
+reader of a GPU has frozen GPUs (github.com/NVIDIA/dcgm-exporter/issues/84). It ends by itself once nobody reads what it
+writes. So the run neither waits for it nor counts it as a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from launcher.node import clock, fast_json, messages
+from launcher.node.facts.gpus import GpuTool, follow_xids
+from launcher.node.processes import proc, workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from launcher.node.loop import Loop, Timer
+
+_HANGS_S = 15.0  # nvidia-smi needs 3 s for a GPU whose driver isn't loaded
+_PROCESSES_S = 30.0  # between two looks for processes on the GPUs, each of which is a process itself
+_INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in linux/proc_ns.h
+_FIXED_S = 60.0  # between two looks at what seldom changes
+_NO_DEVICES = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "tun", "tap", "bond", "team")
+_SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk has
+
+
+class Sampler:
+    """Sends a SAMPLED each time that the child has looked, and one that names the child if it hangs."""
+
+    def __init__(
+        self, loop: Loop, send: Callable[..., object], period_s: float, workdir: str, *, with_processes: bool
+    ) -> None:
+        """Start the child; raise OSError if that fails.
+
+        send: takes the kind of a message and its fields; workdir: of whose disk the free space is told;
+        with_processes: tell which are on the GPUs, too, now and then.
+        """
+        self._loop = loop
+        self._send = send
+        self._patience_s = max(_HANGS_S, 3 * period_s)
+        self._rest = b""
+        self._why_ended: str | None = None
+        self._fd, write_end = os.pipe()
+        try:
+            pid = workers.fork(0)
+        except OSError:
+            os.close(self._fd)
+            os.close(write_end)
+            raise
+        if pid == 0:
+            _sample_until_unread(write_end, period_s, workdir, with_processes=with_processes)
+        os.close(write_end)
+        self.process = proc.read_process(pid)
+        self._timer: Timer | None = self._loop.call_later(self._patience_s, self._tell_silence)
+        self._loop.watch(self._fd, self._read)
+
+    def end(self) -> None:
+        """Read no more, so that the child ends; don't wait for that."""
+        self._loop.cancel(self._timer)
+        if self._fd >= 0:
+            self._loop.forget(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> None:
+        data = os.read(self._fd, 1 << 16)
+        if not data:
+            self.end()
+            self._why_ended = self._why_ended or "what reads its GPUs has ended"
+            self._tell_silence()
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            values = fast_json.loads(line.decode())
+            self._why_ended = values["error"] if values["host"] is None else None
+            self._send(messages.SAMPLED, **values)
+        if lines:
+            self._loop.cancel(self._timer)
+            self._timer = self._loop.call_later(self._patience_s, self._tell_silence)
+
+    def _tell_silence(self) -> None:
+        if self._why_ended is not None:
+            self._send_error(self._why_ended)
+            self._timer = self._loop.call_later(self._patience_s, self._tell_silence)
+            return
+        now = proc.read_process(self.process.pid) if self.process is not None else None
+        state = ", state %s" % now.state if now is not None else ""
+        pid = " (process %d%s)" % (self.process.pid, state) if self.process is not None else ""
+        self._send_error("what reads its GPUs hangs%s" % pid)
+        self._timer = self._loop.call_later(self._patience_s, self._tell_silence)
+
+    def _send_error(self, text: str) -> None:
+        self._send(messages.SAMPLED, host=None, gpus=[], error=text)
+
+
+def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_processes: bool) -> None:
+    """Write a line of JSON for each look, the first one at once; this never returns."""
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):  # the guardian knows by the end of stdout that the supervisor is gone
+            os.dup2(null, standard)
+        workers.close_all_but((0, 1, 2, fd))
+        unread = select.poll()
+        unread.register(fd, 0)  # POLLERR when no reader is left
+        read_gpus, tool = find_reader(), GpuTool()
+        host = HostReader(workdir)
+        due = processes_due = time.monotonic()
+        while True:
+            gpus, error = read_gpus()
+            values: dict[str, Any] = {"host": host.read(), "gpus": gpus, "error": error}
+            if with_processes and due >= processes_due and error is None:
+                values["processes"] = _find_processes(tool)
+                processes_due = due + _PROCESSES_S
+            line = fast_json.dumps(values)
+            os.write(fd, line.encode() + b"\n")
+            due = max(due + period_s, time.monotonic())
+            if unread.poll(max(0.0, due - time.monotonic()) * 1000):
+                break
+    except BaseException as error:  # noqa: BLE001 - whatever it is, only this child ends
+        text = "what reads its GPUs failed: %.200r" % error
+        os.write(fd, fast_json.dumps({"host": None, "gpus": [], "error": text}).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def find_reader() -> Callable[[], tuple[list[list[Any]], str | None]]:
+    """Return what reads the GPUs: NVML, else a program; it returns their values and an error of the tool, if any."""
+    from launcher.node.nvml import Nvml, NvmlError
+
+    try:
+        nvml = Nvml()
+    except NvmlError:
+        return GpuTool().read
+    return lambda: (nvml.read(), None)
+
+
+def _find_processes(tool: GpuTool) -> list[dict[str, Any]] | None:
+    """Return the processes on the GPUs; None in a container: the driver's process ids name others there."""
+    return tool.read_processes() if os.stat("/proc/self/ns/pid").st_ino == _INITIAL_NAMESPACE else None
+
+
+class HostReader:
+    """Reads what /proc tells of this node: rates are those since the last look."""
+
+    def __init__(self, workdir: str) -> None:
+        self._workdir = workdir
+        self._at = 0.0
+        self._counts: dict[str, float] = {}
+        self._offset: float | None = None  # of the time of day from the clock that nobody sets
+        self._speeds: dict[str, int] = {}
+        self._speeds_at = -_FIXED_S
+        self._find_xids = follow_xids()
+
+    def read(self) -> dict[str, Any]:
+        """Return the values of `job.facts.HostSample`; None for a rate at the first look, and for what is unknown."""
+        now = clock.boottime()
+        counts, load = _read_counts(), _read_words("/proc/loadavg")
+        memory = {row[0]: int(row[1]) for row in _read_rows("/proc/meminfo") if len(row) > 1}
+        passed_s, last = now - self._at, self._counts
+        if now - self._speeds_at >= _FIXED_S:
+            self._speeds, self._speeds_at = _read_speeds(), now
+
+        def rate(name: str, unit: float = 1.0) -> float | None:
+            if name not in last or name not in counts:
+                return None
+            return round(max(0.0, counts[name] - last[name]) / passed_s / unit, 3)
+
+        ticks = counts.get("cpu", 0.0) - last.get("cpu", 0.0)
+        cpus = {
+            name: round(min(100.0, 100 * max(0.0, counts[name] - last[name]) / ticks), 1)  # the kernel's iowait errs
+            for name in ("busy", "iowait")
+            if name in counts and last and ticks > 0
+        }
+        found = {
+            "cpu_percent": cpus.get("busy"),
+            "iowait_percent": cpus.get("iowait"),
+            "load": float(load[0]) if load else None,
+            "memory_mib": memory.get("MemTotal:", 0) >> 10 or None,
+            "memory_used_mib": (memory.get("MemTotal:", 0) - memory.get("MemAvailable:", 0)) >> 10 or None,
+            "swap_mib_s": rate("swap", (1 << 20) / os.sysconf("SC_PAGE_SIZE")),
+            "disk_free_percent": _find_free(self._workdir),
+            "disk_mib_s": rate("disk", (1 << 20) / _SECTOR_BYTES),
+            "network_mib_s": rate("network", 1 << 20),
+            "speeds": self._speeds,
+            "clock_step_s": self._find_step(),
+            "xids": self._find_xids(),
+        }
+        self._at, self._counts = now, counts
+        return found
+
+    def _find_step(self) -> float:
+        """Return by how much the time of day was set since the last look, in seconds."""
+        offset = time.time() - clock.boottime()
+        step = 0.0 if self._offset is None else round(offset - self._offset, 3)
+        self._offset = offset
+        return step
+
+
+def _read_counts() -> dict[str, float]:
+    """Return what only grows: ticks of the CPUs, pages swapped, sectors of disks, and bytes of the network."""
+    counts: dict[str, float] = {}
+    for row in _read_rows("/proc/stat"):
+        if row[0] == "cpu":  # user nice system idle iowait irq softirq steal
+            ticks = list(map(int, row[1:9]))
+            counts["cpu"], counts["iowait"] = sum(ticks), ticks[4]
+            counts["busy"] = sum(ticks) - ticks[3] - ticks[4]
+            break
+    for row in _read_rows("/proc/vmstat"):
+        if row[0] in ("pswpin", "pswpout"):
+            counts["swap"] = counts.get("swap", 0) + int(row[1])
+    for row in _read_rows("/proc/diskstats"):
+        if os.path.exists("/sys/block/%s/device" % row[2]):  # a disk: no partition, and nothing made of disks
+            counts["disk"] = counts.get("disk", 0) + int(row[5]) + int(row[9])
+    for row in _read_rows("/proc/net/dev"):
+        name = row[0].rstrip(":")
+        if row[0].endswith(":") and not name.startswith(_NO_DEVICES):
+            counts["network"] = counts.get("network", 0) + int(row[1]) + int(row[9])
+    return counts
+
+
+def _read_speeds() -> dict[str, int]:
+    """Return the speed of each network device that is up, in Mbit/s."""
+    speeds = {}
+    for name in sorted(os.listdir("/sys/class/net"))[: messages.MOST_NAMES]:
+        words = [] if name.startswith(_NO_DEVICES) else _read_words("/sys/class/net/%s/speed" % name)
+        if words and words[0].isdigit():  # -1: it doesn't know
+            speeds[name] = int(words[0])
+    return speeds
+
+
+def _find_free(path: str) -> float | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return round(100.0 * found.f_bavail / found.f_blocks, 1) if found.f_blocks else None
+
+
+def _read_rows(path: str) -> list[list[str]]:
+    try:
+        with open(path) as file:
+            return [line.split() for line in file if line.strip()]
+    except OSError:
+        return []
+
+
+def _read_words(path: str) -> list[str]:
+    rows = _read_rows(path)
+    return rows[0] if rows else []

@@ -1,0 +1,207 @@
+"""Compare what each device did under load with others of its model. Pure.
+
+The ranks of `launcher.collectives` measure; rank 0 sends what all of them have measured.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from statistics import median_high
+from typing import Annotated, Any
+
+from launcher.forms import Count, Most, Within
+from launcher.hosts.ranges import fold_numbers
+from launcher.job.facts import FAULTS, describe_reasons
+from launcher.job.plan import used_gpus
+from launcher.lazy_dataclass import dataclass
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
+from launcher.preflight.gpus import hidden_mib
+from launcher.wording import count
+
+_SLOWER, _MUCH_SLOWER = 0.05, 0.20  # than the median of the model: a warning, a problem
+# A warning: ranks on CPUs share cores, caches and memory with each other and with whatever else runs there.
+_MUCH_SLOWER_CPU = 0.75
+_Rate = Annotated[float, Within(0, 1e18)]
+_MOST_WORDS = Most(200)
+
+
+@dataclass(frozen=True, slots=True)
+class Sensors:
+    """What the driver says of a GPU under load; None: it doesn't say."""
+
+    number: Count | None = None  # nvidia-smi's
+    temperature_c: float | None = None  # at the end
+    hottest_c: float | None = None
+    clock_mhz: float | None = None  # the median, as is the power
+    power_w: float | None = None
+    reasons: Annotated[int, Within(0, 1 << 64)] = 0  # why its clock was held down, as NVML's bits
+    corrected_errors: int | None = None  # of its memory, during the load
+    uncorrected_errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLoad:
+    """What one rank's device did under load, as rank 0 reports it; rates are per second."""
+
+    rank: Count
+    node: Count  # its host's place in the order of the ranks
+    model: Annotated[str, _MOST_WORDS]
+    dtype: Annotated[str, _MOST_WORDS]
+    flops: _Rate
+    copy: _Rate  # bytes, read and written
+    to_gpu: _Rate | None = None  # None: a CPU
+    from_gpu: _Rate | None = None
+    sensors: Sensors = Sensors()  # nothing is known of a CPU, or without NVML
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.to_gpu is not None
+
+    @property
+    def name(self) -> str:
+        """How users know the device on its host."""
+        return f"rank {self.rank}" if self.sensors.number is None else f"GPU {self.sensors.number}"
+
+    @property
+    def slowdown(self) -> str:
+        """Why the hardware or the driver slowed it down; a full load at the power limit is as it should be."""
+        return describe_reasons(self.sensors.reasons & FAULTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """One of the speeds that are compared: its field, its unit, and what the number is of."""
+
+    field: str
+    unit: float
+    words: str
+
+    def of(self, load: MeasuredLoad) -> float:
+        """Return the speed of a device in this unit."""
+        return (getattr(load, self.field) or 0.0) / self.unit
+
+    def describe(self, load: MeasuredLoad, value: float) -> str:
+        """Return a speed in words."""
+        return f"{_number(value)} {self.words.format(dtype=load.dtype)}"
+
+
+_COPY = _Speed("copy", 1e9, "GB/s in memory")
+_OF_CPUS = _Speed("flops", 1e9, "GFLOP/s in {dtype}"), _COPY
+_OF_GPUS = (
+    _Speed("flops", 1e12, "TFLOP/s in {dtype}"), _COPY,
+    _Speed("to_gpu", 1e9, "GB/s to the GPU"), _Speed("from_gpu", 1e9, "GB/s from the GPU"),
+)  # fmt: skip
+
+
+def check(loads: Sequence[MeasuredLoad], hosts: Sequence[str]) -> list[Finding]:
+    """Return the slow and sick devices, then a note with the figures of each model; hosts: in the order of the ranks.
+
+    Of a model with one device, there are only the figures.
+    """
+    models: dict[tuple[str, str], list[MeasuredLoad]] = {}
+    for load in loads:
+        models.setdefault((load.model, load.dtype), []).append(load)
+    found = [finding for alike in models.values() for load in alike for finding in _judge(load, alike, hosts)]
+    notes = [_describe_model(alike, hosts) for alike in models.values()]
+    return sorted(found, key=lambda finding: finding.severity.rank) + notes
+
+
+def find_users(nodes: Sequence[CheckedHost]) -> list[Finding]:
+    """Return a finding for each host on which other processes use the GPUs that would be put under load."""
+    found = []
+    for node in nodes:
+        gpus = used_gpus(node.job, node.host, node.fact)
+        used = [gpu.index for gpu in gpus if gpu.processes or hidden_mib(gpu)]
+        if used:
+            text = f"not tested under load: other processes use GPU {fold_numbers(used)}"
+            found.append(Finding((node.name,), text, "choose free GPUs with --include", WARNING))
+    return found
+
+
+def as_records(loads: Sequence[MeasuredLoad], hosts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the measurements as JSON values, each with the name of its host."""
+    return [{"host": hosts[load.node], **asdict(load)} for load in loads]
+
+
+def _judge(load: MeasuredLoad, alike: Sequence[MeasuredLoad], hosts: Sequence[str]) -> list[Finding]:
+    """Return at most one finding, with all that is wrong with a device."""
+    lags = {speed: _find_lag(speed, load, alike) for speed in _speeds_of(load)}
+    slow = {speed: lag for speed, lag in lags.items() if lag >= (_SLOWER if load.is_gpu else _MUCH_SLOWER_CPU)}
+    errors = [count(number, f"{kind} memory error") for number, kind in _list_errors(load.sensors) if number]
+    if not slow and not errors and not load.slowdown:
+        return []
+    said = [
+        f"{speed.describe(load, speed.of(load))}, {100 * lag:.0f} % below the median {_number(_usual(speed, alike))}"
+        for speed, lag in slow.items()
+    ]
+    if said:
+        said[0] += f" of {_count_model(alike)}"
+    heat = "" if load.sensors.hottest_c is None else f"{load.sensors.hottest_c:.0f} degrees C"
+    state = ", ".join(filter(None, [heat, load.slowdown]))
+    said += [state] if state else []
+    host = hosts[load.node]
+    text = f"{load.name}: " + "; ".join([*said, *errors])
+    return [Finding((host,), text, _find_fix(load, slow, host), _find_severity(load, slow.values()))]
+
+
+def _speeds_of(load: MeasuredLoad) -> tuple[_Speed, ...]:
+    return _OF_GPUS if load.is_gpu else _OF_CPUS
+
+
+def _find_severity(load: MeasuredLoad, lags: Iterable[float]) -> Severity:
+    is_much_slower = load.is_gpu and any(lag >= _MUCH_SLOWER for lag in lags)
+    return PROBLEM if load.sensors.uncorrected_errors or is_much_slower else WARNING
+
+
+def _find_lag(speed: _Speed, load: MeasuredLoad, alike: Sequence[MeasuredLoad]) -> float:
+    """Return by which part of the median a device is slower; 0 for one that is faster."""
+    usual = _usual(speed, alike)
+    return max(0.0, 1 - speed.of(load) / usual) if usual else 0.0
+
+
+def _usual(speed: _Speed, alike: Sequence[MeasuredLoad]) -> float:
+    """Return the median; of two devices the faster one, which is how the other should be."""
+    return median_high(map(speed.of, alike))
+
+
+def _list_errors(sensors: Sensors) -> tuple[tuple[int | None, str], ...]:
+    return (sensors.uncorrected_errors, "uncorrectable"), (sensors.corrected_errors, "corrected")
+
+
+def _find_fix(load: MeasuredLoad, slow: Iterable[_Speed], host: str) -> str:
+    """Return what to do, about the most serious of what was found."""
+    if not load.is_gpu:
+        return "look what else runs on its cores"
+    number, fields = load.sensors.number, {speed.field for speed in slow}
+    leave_out = "leave it out with --exclude" + ("" if number is None else f" {host}:{number}")
+    if load.sensors.uncorrected_errors:
+        return f"reset it, or {leave_out}: results may be wrong"
+    if load.slowdown:
+        return f"look at its cooling and power supply, or {leave_out}: all other ranks wait for it"
+    if not fields:
+        return f"watch it with nvidia-smi -q, or {leave_out}"
+    if fields <= {"to_gpu", "from_gpu"}:
+        return "look at the width of its PCIe link with nvidia-smi -q, and at what else uses the link"
+    return f"see nvidia-smi -q there, or {leave_out}: all other ranks wait for it"
+
+
+def _describe_model(alike: Sequence[MeasuredLoad], hosts: Sequence[str]) -> Finding:
+    """Return the figures of all devices of a model."""
+    said = []
+    for speed in _speeds_of(alike[0]):
+        values = sorted(map(speed.of, alike))
+        spread = f" ({_number(values[0])} to {_number(values[-1])})" if len(values) > 1 else ""
+        said.append(speed.describe(alike[0], _usual(speed, alike)) + spread)
+    heat = max(load.sensors.hottest_c or 0 for load in alike)
+    said += [f"up to {heat:.0f} degrees C"] if heat else []
+    names = dict.fromkeys(hosts[load.node] for load in alike)
+    return Finding(tuple(names), f"{_count_model(alike)} under load: {', '.join(said)}", "", NOTE)
+
+
+def _count_model(alike: Sequence[MeasuredLoad]) -> str:
+    return f"{len(alike)} x {alike[0].model}"
+
+
+def _number(value: float) -> str:
+    """Return three digits, and all digits before the point."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,96 @@
+"""A libnvidia-ml.so.1 without a driver, whose GPUs do what a file says while it is read."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+HANGS = 255  # as the number of GPUs
+_NUMBERS = 11
+# Without libc's headers, which may be missing.
+_SOURCE = r"""
+typedef unsigned int number;
+typedef unsigned long long wide;
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
+enum { UTIL, USED, TOTAL, POWER, LIMIT, HEAT, CLOCK, REASONS, ECC, REPLAYS, RECOVERIES, NUMBERS };
+extern char *getenv(const char *);
+extern int open(const char *, int, ...), close(int), pause(void);
+extern long read(int, void *, unsigned long);
+static wide table[1 + 64 * NUMBERS];
+
+static wide *look(long gpu) {
+    int fd = open(getenv("DRIVEN_NVML"), 0);
+    read(fd, table, sizeof table);
+    close(fd);
+    if (table[0] == 255) pause();
+    return table + 1 + (gpu - 1) * NUMBERS;
+}
+#define ANSWER(type, field) { *value = (type)look(gpu)[field]; return SUCCESS; }
+int nvmlInit_v2(void) { return getenv("DRIVEN_NVML") ? SUCCESS : NOT_FOUND; }
+int nvmlDeviceGetCount_v2(number *count) { look(1); *count = table[0]; return SUCCESS; }
+int nvmlDeviceGetHandleByIndex_v2(number index, long *gpu) { *gpu = index + 1; return SUCCESS; }
+int nvmlDeviceGetName(long gpu, char *name, number size) { name[0] = 'H'; name[1] = '1'; name[2] = 0; return SUCCESS; }
+int nvmlDeviceGetUtilizationRates(long gpu, number *value) ANSWER(number, UTIL)
+int nvmlDeviceGetMemoryInfo(long gpu, wide *value) {
+    value[0] = look(gpu)[TOTAL]; value[2] = look(gpu)[USED]; return SUCCESS;
+}
+int nvmlDeviceGetPowerUsage(long gpu, number *value) ANSWER(number, POWER)
+int nvmlDeviceGetEnforcedPowerLimit(long gpu, number *value) ANSWER(number, LIMIT)
+int nvmlDeviceGetTemperature(long gpu, number sensor, number *value) ANSWER(number, HEAT)
+int nvmlDeviceGetClockInfo(long gpu, number clock, number *value) ANSWER(number, CLOCK)
+int nvmlDeviceGetMaxClockInfo(long gpu, number clock, number *value) { *value = 1980; return SUCCESS; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(long gpu, wide *value) ANSWER(wide, REASONS)
+int nvmlDeviceGetTotalEccErrors(long gpu, number kind, number since, wide *value) ANSWER(wide, ECC)
+int nvmlDeviceGetPcieReplayCounter(long gpu, number *value) ANSWER(number, REPLAYS)
+struct value { number field, scope; long long at, latency; int kind, status; wide wide; };
+int nvmlDeviceGetFieldValues(long gpu, int count, struct value *values) {
+    values[0].kind = 3;
+    values[0].status = values[0].field != 59 || look(gpu)[RECOVERIES] == 255 ? NOT_SUPPORTED : SUCCESS;
+    values[0].wide = look(gpu)[RECOVERIES];
+    return SUCCESS;
+}
+"""
+
+
+class DrivenNvml:
+    """The library, and the file that it reads."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("no C compiler (Debian: apt-get install gcc)")
+        self.folder = folder
+        self._table = folder / "gpus"
+        source = folder / "nvml.c"
+        source.write_text(_SOURCE)
+        argv = [compiler, "-shared", "-fPIC", "-nostdlib", "-fno-stack-protector", "-w"]
+        subprocess.run([*argv, "-o", folder / "libnvidia-ml.so.1", source], check=True)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a process needs in its environment to see the GPUs."""
+        return {"LD_LIBRARY_PATH": str(self.folder), "DRIVEN_NVML": str(self._table)}
+
+    def drive(self, *gpus: Sequence[int]) -> None:
+        """Let the GPUs do this.
+
+        Each is utilization in percent, used and whole memory in MiB, power and its limit in W, temperature, clock in
+        MHz, the reasons for that, memory errors, repeated transfers and recoveries of NVLinks (255: it has none).
+        """
+        units = (1, 1 << 20, 1 << 20, 1000, 1000, 1, 1, 1, 1, 1, 1)
+        rows = [value * unit for gpu in gpus for value, unit in zip(gpu, units, strict=True)]
+        self._write(len(gpus), rows)
+
+    def hang(self) -> None:
+        """Never answer any more."""
+        self._write(HANGS, [0] * _NUMBERS)
+
+    def _write(self, number: int, rows: Sequence[int]) -> None:
+        fresh = self._table.with_suffix(".new")
+        fresh.write_bytes(struct.pack(f"{1 + len(rows)}Q", number, *rows))
+        fresh.replace(self._table)

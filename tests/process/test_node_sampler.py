@@ -1,0 +1,165 @@
+"""What a node tells of its GPUs and of itself, again and again, with a library in NVML's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from machines.driven_nvml import DrivenNvml
+from node_process import wait_until
+
+from launcher.job.facts import GpuSample
+from launcher.node.facts import gpus
+from launcher.node.sampler import HostReader
+from launcher.session.allowed_messages import read_message
+
+BUSY = (99, 71000, 81559, 650, 700, 61, 1980, 0x4, 0, 0, 255)
+HOT = (97, 71000, 81559, 420, 700, 87, 800, 0x40, 3, 12, 2)
+# Asks a Sampler as a supervisor does, and prints what it sends.
+PROGRAM = """
+import json, sys
+from launcher.node.loop import Loop
+from launcher.node.sampler import Sampler
+def send(kind, **fields):
+    print(json.dumps(dict(fields, type=kind)), flush=True)
+loop = Loop()
+sampler = Sampler(loop, send, float(sys.argv[1]), ".", with_processes=False)
+print(sampler.process.pid, flush=True)
+loop.watch(0, sampler.end)
+while loop.is_watching(sampler._fd):
+    loop.run_once()
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def nvml(tmp_path: Path) -> DrivenNvml:
+    return DrivenNvml(tmp_path)
+
+
+def start(env: dict[str, str], period_s: float = 0.1) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", PROGRAM, str(period_s)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, env={**os.environ, **env}, stdin=pipe, stdout=pipe, text=True)
+
+
+def test_what_nvml_tells(nvml: DrivenNvml) -> None:
+    nvml.drive(BUSY, HOT)
+    with start(nvml.env) as process:
+        assert process.stdin is not None and process.stdout is not None
+        child = int(process.stdout.readline())
+        first, second = (read_message(json.loads(process.stdout.readline())) for _ in range(2))
+        assert first["host"].cpu_percent is None and 0 <= second["host"].cpu_percent <= 100
+        busy, hot = second["gpus"]
+        assert busy == GpuSample(0, "H1", 99, 71000, 81559, 650, 700, 61, 1980, 1980, 4, 0, 0, None)
+        assert hot == GpuSample(1, "H1", 97, 71000, 81559, 420, 700, 87, 800, 1980, 64, 3, 12, 2)
+        assert second["error"] is None
+        nvml.drive(HOT, HOT)
+        assert any(json.loads(process.stdout.readline())["gpus"][0][7] == 87 for _ in range(20))
+        process.stdin.close()
+        wait_until(lambda: not is_living(child))  # it ends once nobody reads
+        process.kill()
+
+
+def test_a_sensor_that_errs_ends_no_connection(nvml: DrivenNvml) -> None:
+    nvml.drive((101, 71000, 81559, 650, 700, 61, 0xFFFFFFFF, 0x4, 0, 0, 255))
+    with start(nvml.env) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        told = read_message(json.loads(process.stdout.readline()))
+        assert (told["gpus"][0].utilization, told["gpus"][0].clock_mhz) == (101, None)
+        process.stdin.close()
+        process.kill()
+    odd = {"type": "sampled", "host": {}, "gpus": [[0, "H1", -7.0, *[None] * 11]], "error": None}
+    told = read_message(odd)
+    assert (told["gpus"], told["error"]) == ([], "its samples can't be read: gpus: -7.0")
+
+
+def is_living(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_reader_that_hangs_is_left_alone(nvml: DrivenNvml) -> None:
+    nvml.hang()
+    with start(nvml.env) as process:
+        assert process.stdin is not None and process.stdout is not None
+        child = int(process.stdout.readline())
+        began_at = time.monotonic()
+        told = json.loads(process.stdout.readline())
+        assert told["error"] == f"what reads its GPUs hangs (process {child}, state S)"
+        assert (told["host"], told["gpus"]) == (None, [])
+        assert time.monotonic() - began_at > 10
+        process.stdin.close()
+        process.kill()
+        os.kill(child, 9)  # this one only pretends
+
+
+def test_the_host_itself(tmp_path: Path) -> None:
+    reader = HostReader(str(tmp_path))
+    first = reader.read()
+    assert first["swap_mib_s"] is None and first["memory_mib"] > first["memory_used_mib"] > 0
+    assert 0 < first["disk_free_percent"] <= 100
+    (tmp_path / "x").write_bytes(b"x" * (1 << 20))
+    second = reader.read()
+    rates = ("swap_mib_s", "disk_mib_s", "network_mib_s", "cpu_percent", "iowait_percent")
+    assert all(second[name] is None or second[name] >= 0 for name in rates), second
+    assert abs(second["clock_step_s"]) < 0.5
+
+
+def test_nvidia_smi_where_nvml_is_missing(fake: Callable[[str, str], None]) -> None:
+    row = "0, NVIDIA H100, 99, 71000, 81559, 650.12, 700.00, 61, 1980, 1980, 0x0000000000000044, 0"
+    fake(
+        "nvidia-smi", f"echo '{row}'; echo '1, NVIDIA H100, [N/A], 0, 81559, [N/A], 700.00, 30, 345, 1980, 0x1, [N/A]'"
+    )
+    first, second = gpus.GpuTool().read()[0]
+    assert first == [0, "NVIDIA H100", 99, 71000, 81559, 650.12, 700.0, 61, 1980, 1980, 0x44, 0, None, None]
+    assert second == [1, "NVIDIA H100", None, 0, 81559, None, 700.0, 30, 345, 1980, 1, None, None, None]
+    # An old one refuses the whole question.
+    fake("nvidia-smi", 'case "$1" in *clocks_throttle*) echo "Field is not a valid field to query."; exit 2;; esac\n'
+         "echo '0, Tesla K80, 99, 5000, 11441, 140.0, 149.0, 61, 875'")  # fmt: skip
+    assert gpus.GpuTool().read() == (
+        [[0, "Tesla K80", 99, 5000, 11441, 140.0, 149.0, 61, 875, *[None] * 5]],
+        None,
+    )
+    fake("nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
+    assert gpus.GpuTool().read() == ([], "NVIDIA-SMI has failed")
+
+
+def test_a_tool_that_hangs_is_started_once(
+    fake: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", 0.3)
+    fake("nvidia-smi", f"echo $$ >>{tmp_path}/pids; exec sleep 300")
+    tool = gpus.GpuTool()
+    told = [tool.read() for _ in range(3)]
+    (pid,) = (tmp_path / "pids").read_text().split()
+    assert [(rows, text.partition(":")[0]) for rows, text in told if text] == [([], "nvidia-smi hangs")] * 3
+    assert is_living(int(pid)), "it isn't killed"
+    os.kill(int(pid), 9)
+    fake("nvidia-smi", "echo '0, Tesla K80, 99, 5000, 11441, 140.0, 149.0, 61, 875, 875, 0x0, 0'")
+    wait_until(lambda: len(tool.read()[0]) == 1)
+
+
+def test_rocm_smi(fake: Callable[[str, str], None]) -> None:
+    card = {
+        "GPU use (%)": "97", "VRAM Total Memory (B)": "68702699520", "VRAM Total Used Memory (B)": "34351349760",
+        "Average Graphics Package Power (W)": "412.0", "Max Graphics Package Power (W)": "560.0",
+        "Temperature (Sensor edge) (C)": "55.0", "Temperature (Sensor junction) (C)": "71.0",
+        "sclk clock speed:": "(1700Mhz)", "sclk clock level:": "1", "Card series": "AMD INSTINCT MI250",
+    }  # fmt: skip
+    fake("rocm-smi", f"echo '{json.dumps({'card0': card})}'")
+    row = [0, "AMD INSTINCT MI250", 97, 32760, 65520, 412.0, 560.0, 71.0, 1700, *[None] * 5]
+    assert gpus.GpuTool().read() == ([row], None)
+
+
+def test_no_gpus_at_all(fake: Callable[[str, str], None]) -> None:
+    assert gpus.GpuTool().read() == ([], None)

@@ -1,0 +1,112 @@
+"""The examples of docs/python.md run, and a user's file with them passes `mypy --strict`."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machines.patience import DEADLINE_S
+from node_process import STAND_IN
+
+import launcher
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "python.md").read_text("utf-8")
+# Of each section with an example, its anchor's words and the example.
+EXAMPLES = dict(re.findall(r"^#+ ([^\n]+)\n(?:(?!^#|```).)*```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL))
+# This machine in the place of GPU hosts, with a torch that starts the ranks and is nothing else.
+HERE = {
+    r'"gpu\[\d-\d\]"': '"localhost"',
+    r"gpus=8": f"nproc=1, cpu=True, python={sys.executable!r}, env={{'PYTHONPATH': {str(STAND_IN)!r}}}",
+}
+TRAINS = "print('step 1')"
+# A detached run has left its program after 10 s.
+RUNS_LONG = "import time; print('step 1'); time.sleep(15)"
+FAILS = "raise ValueError('no data')"
+SCRIPTS = {
+    "From Python": (TRAINS, r"localhost 0 step 1\n0 [\d.]+\n"),
+    "Errors": (FAILS, r"localhost 0 None 1\nTraceback (?s:.*)ValueError: no data\n \n\[0\]\n"),
+    "Check hosts first": (TRAINS, r"0 localhost None\n"),
+    "Runs that outlive the program": (RUNS_LONG, r"(\S+)\n\1 nightly running \[localhost:0\] step 1\n"),
+    "asyncio": (TRAINS, r"\[0, 0\]\n"),
+}
+
+
+def run(source: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "example.py").write_text(source)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, *words, "example.py"]
+    return subprocess.run(
+        argv, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )  # fmt: skip
+
+
+def test_every_example_is_run() -> None:
+    assert EXAMPLES.keys() == SCRIPTS.keys()
+    assert GUIDE.count("```python") == len(EXAMPLES)
+
+
+@pytest.mark.parametrize("section", SCRIPTS)
+def test_an_example(section: str, tmp_path: Path) -> None:
+    script, said = SCRIPTS[section]
+    (tmp_path / "train.py").write_text(script)
+    source = EXAMPLES[section]
+    for pattern, text in HERE.items():
+        source = re.sub(pattern, lambda _, text=text: text, source)
+    done = run(source, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(said, done.stdout), done.stdout
+
+
+def test_the_examples_are_typed(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="pip install mypy")
+    names = "\n".join(f"launcher.{name}" for name in launcher.__all__)
+    source = "\n".join([*EXAMPLES.values(), names])
+    quiet = ("--follow-imports=silent", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"))
+    done = run(source, tmp_path, "-m", "mypy", "--strict", *quiet)
+    assert (done.returncode, done.stdout) == (0, "")
+    wrong = "import launcher\n\nwith launcher.lunch([]) as run:\n    run.wait().exit_code.upper()\n"
+    done = run(wrong, tmp_path, "-m", "mypy", "--strict", *quiet)
+    assert 'Module has no attribute "lunch"' in done.stdout
+
+
+def test_what_is_public_is_declared_twice_the_same() -> None:
+    """For type checkers, and for `import launcher`."""
+    tree = ast.parse((ROOT / "launcher" / "__init__.py").read_text("utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    declared = {alias.asname or alias.name for node in imports if node.module != "types" for alias in node.names}
+    assert declared == set(launcher.__all__) - {"__version__"}
+    for name in declared:
+        assert getattr(launcher, name) is not None
+        assert f"`{name}`" in GUIDE or f"launcher.{name}" in GUIDE, name
+
+
+def test_packages_of_these_names_do_not_replace_functions() -> None:
+    code = """
+        import launcher
+        from launcher.hosts import ranges
+        import launcher.runs.policy
+        from launcher import hosts, distributed
+        assert callable(launcher.hosts) and callable(launcher.runs) and hosts is launcher.hosts
+        assert not hasattr(launcher, "none")
+    """
+    subprocess.run([sys.executable, "-c", re.sub("^ +", "", code, flags=re.MULTILINE)], cwd=ROOT, check=True)
+
+
+def test_the_import_is_light() -> None:
+    """Of the package itself, nothing else is imported; a guard at many times of what it takes."""
+    code = (
+        "import sys, time; began = time.perf_counter(); import launcher; print(time.perf_counter() - began); "
+        "assert [name for name in sys.modules if name.startswith('launcher.')] == []"
+    )
+    took = [
+        float(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
+        for _ in range(5)
+    ]
+    assert statistics.median(took) < 0.03

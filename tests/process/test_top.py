@@ -1,0 +1,130 @@
+"""`launch top`, of a run and of hosts, on a machine with GPUs that do what the test says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from machines.driven_nvml import DrivenNvml
+from machines.launches import run_launch, start_launch
+from machines.processes import wait_until
+from machines.warm import WarmProcess
+
+BUSY = (99, 71000, 81559, 650, 700, 61, 1980, 0x4, 0, 0, 0)
+HOT = (99, 71000, 81559, 420, 700, 87, 800, 0x40, 0, 0, 0)
+SMI = """#!/bin/sh
+case "$1" in
+--query-gpu=*) for index in 0 1 2 3; do
+    echo "$index, H100, 81559, 570.1, GPU-{folder}-$index, 81000, Enabled, Default, 0, 00000000:3$index:00.0"
+done;;
+esac
+"""
+
+
+class Machine:
+    """This machine, with four GPUs."""
+
+    def __init__(self, folder: Path, ends: ExitStack) -> None:
+        self.folder = folder
+        self.nvml = DrivenNvml(folder)
+        self.nvml.drive(*[BUSY] * 4)
+        tool = folder / "bin" / "nvidia-smi"
+        tool.parent.mkdir()
+        tool.write_text(SMI.format(folder=folder.name))
+        tool.chmod(0o755)
+        self._env = {**os.environ, **self.nvml.env, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+        self._ends = ends
+
+    def launch(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `launch`, to its end."""
+        return run_launch(*words, cwd=self.folder, env=self._env)
+
+    def start(self, *words: str) -> WarmProcess:
+        """Start `launch`, which writes to the file `said`."""
+        with (self.folder / "said").open("wb") as said:
+            process = start_launch(*words, cwd=self.folder, env=self._env, stdout=said, stderr=said)
+        self._ends.callback(process.wait)
+        self._ends.callback(process.kill)
+        return process
+
+    @property
+    def said(self) -> str:
+        """What it has written."""
+        return (self.folder / "said").read_text()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with ExitStack() as ends:
+        yield Machine(tmp_path, ends)
+
+
+def test_the_odd_gpu_of_a_run(machine: Machine) -> None:
+    words = ("--gpus", "4", "--name", "nightly", "--no-python", "sh", "-c", "until [ -e go ]; do sleep 0.1; done")
+    run = machine.start("singlenode", *words)
+    assert wait_until(lambda: "logs in" in machine.said), machine.said
+    folder = machine.folder / "logs" / "latest"
+    top = machine.launch("top", "--once")
+    assert top.returncode == 0, top.stderr
+    host = os.uname().nodename.split(".")[0]
+    head, columns, of_host, first, *_ = top.stdout.splitlines()
+    assert head.startswith("run 20") and head.endswith(" (nightly), 1 host, 4 GPUs")
+    assert columns.split()[:4] == ["HOST", "GPU", "UTIL", "%"] and of_host.startswith(f"{host} ")
+    assert first.split() == ["0", "99", "69/80", "650/700", "61", "1980/1980", "power", "cap", "0"]
+    began_at = time.monotonic()
+    machine.nvml.drive(BUSY, BUSY, HOT, BUSY)
+    line = f"launch: {host} GPU 2 (rank 2): thermal slowdown for 30 s, SM clock 800 MHz, the other 3 run at 1,980 MHz\n"
+    assert wait_until(lambda: line in machine.said), machine.said
+    assert time.monotonic() - began_at < 60, "the odd GPU is named within a minute"
+    row = json.loads(machine.launch("ps", "--json").stdout)[0]
+    assert row["doing"]["odd"] == [f"{host} GPU 2 (rank 2)"]
+    assert f" running, odd: {host} GPU 2 (rank 2) " in machine.launch("ps").stdout
+    (sample,) = map(json.loads, machine.launch("top", "nightly", "--once", "--json").stdout.splitlines())
+    assert (sample["event"], sample["host"], sample["gpus"][2]["temperature_c"]) == ("sample", host, 87)
+    assert sample["odd"] == [line.removeprefix("launch: ").rstrip()]
+    (machine.folder / "go").touch()
+    assert run.wait() == 0
+    assert machine.said.count("thermal slowdown") == 1
+    kept = [json.loads(text) for text in (folder / "samples.jsonl").read_text().splitlines()]
+    assert [each["finding"] for each in kept if "finding" in each] == [
+        line.partition(": ")[2].partition(": ")[2].rstrip()
+    ]
+    assert [99, 71000, 420, 87, 800, 0x40] in [each["gpus"]["2"] for each in kept if "gpus" in each]
+    assert not (folder / "samples-now.json").exists()
+    ended = machine.launch("top", "nightly")
+    assert (ended.returncode, "has ended\n" in ended.stderr) == (2, True), ended.stderr
+
+
+def test_no_samples(machine: Machine) -> None:
+    words = ("--no-samples", "--gpus", "4", "--no-python", "sh", "-c", "until [ -e go ]; do sleep 0.1; done")
+    run = machine.start("singlenode", *words)
+    wait_until(lambda: "logs in" in machine.said)
+    top = machine.launch("top", "--once")
+    assert (top.returncode, ", no samples (" in top.stdout) == (1, True), top.stderr
+    (machine.folder / "go").touch()
+    assert run.wait() == 0
+    assert not (machine.folder / "logs" / "latest" / "samples.jsonl").exists()
+
+
+def test_hosts(machine: Machine) -> None:
+    machine.nvml.drive(BUSY, BUSY, HOT, BUSY)
+    top = machine.launch("top", "--hosts", "localhost", "--once")
+    assert top.returncode == 0, top.stderr
+    assert [line.split()[:2] for line in top.stdout.splitlines()[3:]] == [[str(index), "99"] for index in range(4)]
+    assert " thermal" in top.stdout.splitlines()[5]
+
+
+def test_bad_input(machine: Machine) -> None:
+    both = machine.launch("top", "x", "--hosts", "localhost")
+    assert (both.returncode, both.stderr) == (
+        2,
+        "launch: a run and hosts are both given\n  fix: name only one of them\n",
+    )
+    none = machine.launch("top")
+    assert (none.returncode, none.stderr.startswith("launch: no hosts given\n")) == (2, True), none.stderr

@@ -1,0 +1,88 @@
+"""`launcher.launch` on two SSH hosts, over each transport."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import Launch, every_transport
+from machines.processes import wait_until
+from ssh_hosts import SshHosts
+
+import launcher
+from launcher.api.options import Value
+
+SAYS = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"']
+WAITS = ["sh", "-c", "echo ready; exec sleep 1000"]
+
+
+@pytest.fixture
+def options(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Value]]:
+    """Return the options that name both hosts, with two processes each, in a directory that they see as well."""
+    monkeypatch.chdir(launch.folder)
+    yield {
+        "hosts": ["node1", "node2"], "ssh_config": launch.ssh_config, "transport": launch.transport,
+        "nproc": 2, "cpu": True, "no_python": True,
+    }  # fmt: skip
+
+
+@every_transport
+def test_two_hosts(options: dict[str, Value]) -> None:
+    with launcher.launch(SAYS, **options) as run:
+        lines = sorted((line.host, line.rank, line.text) for line in run)
+        result = run.wait()
+    expected = [("node1", 0), ("node1", 1), ("node2", 2), ("node2", 3)]
+    assert lines == [(host, rank, f"rank {rank} of 4") for host, rank in expected]
+    assert (result.hosts, result.left) == (("node1", "node2"), {"node1": (), "node2": ()})
+
+
+@every_transport
+def test_a_rank_fails_on_one_of_them(options: dict[str, Value]) -> None:
+    fails = ["sh", "-c", "[ $RANK != 3 ] || exit 5; exec sleep 1000"]
+    with launcher.launch(fails, **options) as run, pytest.raises(launcher.RankFailed) as caught:
+        run.wait()
+    assert (caught.value.host, caught.value.rank, caught.value.exit_code) == ("node2", 3, 5)
+    assert str(caught.value) == "node2 rank 3 failed first (exit code 5), stopping the run on 2 hosts"
+
+
+@every_transport
+def test_an_exception_leaves_nothing_on_any_host(options: dict[str, Value], hosts: SshHosts) -> None:
+    with pytest.raises(LookupError), launcher.launch(WAITS, **options) as run:
+        assert {line.rank for _, line in zip(range(4), run, strict=False)} == {0, 1, 2, 3}
+        assert hosts.ranks()
+        raise LookupError
+    assert not hosts.ranks()
+    assert run.result is not None
+    assert set(run.result.left) == {"node1", "node2"}
+
+
+def test_a_host_is_lost(options: dict[str, Value], hosts: SshHosts) -> None:
+    """No rank is to blame then; its host is asked what is left."""
+    with launcher.launch(WAITS, **options) as run:
+        assert {line.rank for _, line in zip(range(4), run, strict=False)} == {0, 1, 2, 3}
+        keeper = next(process for process in hosts.all_processes() if process.is_keeper)
+        keeper.kill()
+        with pytest.raises(launcher.RunFailed) as caught:
+            run.wait()
+    assert not isinstance(caught.value, launcher.RankFailed)
+    assert caught.value.host in ("node1", "node2")
+
+
+def test_a_host_that_can_not_be_reached(options: dict[str, Value], launch: Launch) -> None:
+    with pytest.raises(launcher.HostsUnreachable) as caught:
+        launcher.launch(SAYS, **{**options, "hosts": ["node1", "node3"]})
+    assert [failure.host for failure in caught.value.failures] == ["node3"]
+    assert not Path(launch.folder, "logs").exists()
+
+
+def test_a_detached_run_with_a_controller_on_a_host(options: dict[str, Value], hosts: SshHosts) -> None:
+    """Its launch travels there; what is seen of it is the same."""
+    with launcher.launch(WAITS, detach=True, name="far", **options) as run:
+        assert {line.rank for _, line in zip(range(4), run, strict=False)} == {0, 1, 2, 3}
+    assert hosts.ranks()
+    with launcher.attach("far") as again:
+        assert (again.id, again.stop().exit_code) == (run.id, 130)
+    assert wait_until(lambda: not hosts.ranks())
+    shutil.rmtree(hosts.hosts[0].folder / "home" / ".local" / "state" / "launch")  # other tests list the runs there

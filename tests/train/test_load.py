@@ -1,0 +1,77 @@
+"""Devices under load: what each rank measures, and what its GPU's driver says meanwhile."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from machines import fake_nvml
+from machines.patience import DEADLINE_S
+from machines.slowness import slowed_process
+
+from launcher.collectives import load, nvml
+from launcher.preflight.load import check
+from launcher.runs.load_test import RESULTS, read_loads
+
+
+def test_a_slowed_rank_is_named(starter: Any) -> None:
+    """It gets a twentieth of its time, and so does less than the others in the same time."""
+    results = starter.folder / RESULTS
+    results.parent.mkdir(parents=True)
+    words = ["-m", "launcher.collectives", "--only", "load", "--load", "2"]
+    ranks = starter.start_ranks(3, lambda _: words, {"LAUNCH_FILES": str(results.parent)})
+    ranks[0].wait_for("loading all CPUs for 2 s")
+    with slowed_process(ranks[1].process.pid, 0.05):
+        assert [rank.wait() for rank in ranks] == [0, 0, 0], ranks[1].stderr
+    loads = read_loads(starter.folder, 1)
+    assert [(measured.rank, measured.node, measured.dtype) for measured in loads] == [(n, 0, "fp32") for n in range(3)]
+    slow, *_ = check(loads, ["n1"])
+    assert slow.text.startswith("rank 1: "), loads
+    assert " % below the median " in slow.text and f"3 x {load.name_device(torch.device('cpu'))}" in slow.text
+
+
+def test_no_load(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `--gpus-under-load 0` and the search for hosts that fail want it."""
+    from launcher import distributed
+    from launcher.collectives import __main__ as program
+
+    assert program.main(["--load", "0"]) == 0
+    distributed.shutdown()
+    assert "loading" not in capsys.readouterr().out
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param({"uuid": "bb"}, id="torch 2.4"),
+        pytest.param({"uuid": "of-a-MIG-device", "pci_domain_id": 0, "pci_bus_id": 0x5E, "pci_device_id": 0}, id="MIG"),
+    ],
+)
+def test_a_gpu_that_gets_hot(known: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fake driver, and what a torch for CUDA says of the GPU."""
+    monkeypatch.setattr(load, "SAMPLE_S", 0.001)
+    monkeypatch.setattr(nvml, "LIBRARY", str(fake_nvml.build(tmp_path)))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known))
+    gpu = load.find_gpu(torch.device("cuda", 0))
+    assert gpu is not None
+    deadline = time.monotonic() + DEADLINE_S
+    with load.Sampler(gpu) as sampler:
+        while gpu.read_clock() != 800 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    sensors = sampler.summarize()
+    assert sensors is not None
+    assert (sensors.number, sensors.power_w, sensors.corrected_errors, sensors.uncorrected_errors) == (1, 700, 0, 1)
+    assert sensors.reasons == 0x48 | 0x04
+    assert sensors.temperature_c == sensors.hottest_c
+    assert (sensors.hottest_c or 0) >= fake_nvml.HOT_C
+
+
+def test_a_device_without_sensors() -> None:
+    with load.Sampler(load.find_gpu(torch.device("cpu"))) as sampler:
+        pass
+    assert sampler.summarize() is None

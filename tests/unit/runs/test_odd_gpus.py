@@ -1,0 +1,227 @@
+"""Which GPU, or which host, stands out among those of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from launcher.job.facts import GpuSample, HostSample, Xid, describe_reasons
+from launcher.runs.odd_gpus import HostInterval, Oddity, OddWatch, Samples, fold_oddities
+
+WELL = GpuSample(0, "H100", 99, 71000, 81559, 650.0, 700.0, 61, 1980, 1980, 0x4, 0, 0, 0)
+IDLE = replace(WELL, utilization=0, power_w=75.0, clock_mhz=345, reasons=0x1)
+HOST = HostSample(40, 1, 30, 512 << 10, 90 << 10, 0, 50, 10, 1000, {"eth0": 100_000}, 0.0)
+Change = Callable[[str, GpuSample], GpuSample]
+
+
+def interval(
+    change: Change = lambda place, gpu: gpu, hosts: Mapping[str, HostSample] | None = None, gpu: GpuSample = WELL
+) -> dict[str, HostInterval]:
+    """Return what two hosts with four GPUs each did in 15 s; change: by which a GPU, `g1 3`, differs."""
+    found = {}
+    for name in ("g1", "g2"):
+        samples = Samples()
+        for _ in range(3):
+            gpus = [change(f"{name} {index}", replace(gpu, index=index)) for index in range(4)]
+            samples.add((hosts or {}).get(name, HOST), gpus, None)
+        summed = samples.sum_up()
+        assert summed is not None
+        found[name] = summed
+    return found
+
+
+def only(place: str, **values: object) -> Change:
+    return lambda where, gpu: replace(gpu, **values) if where == place else gpu  # type: ignore[arg-type]
+
+
+def find(*intervals: Mapping[str, HostInterval]) -> list[list[str]]:
+    """Return what stands out after each interval."""
+    ranks = {(name, gpu): 4 * number + gpu for number, name in enumerate(("g1", "g2")) for gpu in range(4)}
+    watch = OddWatch(ranks, {("g2", "0000:3b:00"): 3})
+    return [[odd.describe() for odd in watch.take(each)] for each in intervals]
+
+
+HOT = only("g2 3", clock_mhz=800, reasons=0x44, temperature_c=87, power_w=300.0)
+
+
+def test_a_clock_that_heat_holds_down() -> None:
+    text = "g2 GPU 3 (rank 7): thermal slowdown for 30 s, SM clock 800 MHz, the other 7 run at 1,980 MHz"
+    assert find(interval(), interval(HOT), interval(HOT), interval()) == [[], [], [text], []]
+
+
+def test_heat_now_and_then_is_no_finding() -> None:
+    hot = iter([False, True, True] * 8)
+    change: Change = lambda where, gpu: HOT(where, gpu) if where == "g2 3" and next(hot) else gpu  # noqa: E731
+    assert find(*(interval(change) for _ in range(6))) == [[]] * 6
+
+
+def test_a_lower_clock_than_others_have_without_a_reason() -> None:
+    slow = only("g1 0", clock_mhz=1200, reasons=0)
+    text = "g1 GPU 0 (rank 0): SM clock 1,200 MHz, the other 7 run at 1,980 MHz"
+    assert find(interval(slow), interval(slow)) == [[], [text]]
+    other_model = only("g1 0", clock_mhz=1200, reasons=0, name="A100")
+    assert find(interval(other_model), interval(other_model)) == [[], []]
+    idle = only("g1 0", clock_mhz=345, utilization=0, reasons=1)
+    assert find(interval(idle), interval(idle)) == [[], []], "for 30 s; it may wait for its data"
+
+
+def test_a_gpu_at_its_power_cap_works_harder_than_those_that_wait_for_it() -> None:
+    """NCCL waits with full clocks and utilization, at little power."""
+    waiting = replace(WELL, power_w=300.0, reasons=0)
+    works = only("g1 0", clock_mhz=1500, reasons=0x4, power_w=700.0)
+    assert find(*[interval(works, gpu=waiting)] * 3) == [[]] * 3
+    capped = only("g1 0", clock_mhz=1200, reasons=0x4, power_w=400.0, power_limit_w=400.0)
+    text = "g1 GPU 0 (rank 0): power cap for 30 s, SM clock 1,200 MHz, the other 7 run at 1,980 MHz"
+    assert find(*[interval(capped)] * 2) == [[], [text]], "its limit is lower"
+
+
+def test_half_of_the_gpus_are_never_odd() -> None:
+    def two_roles(where: str, gpu: GpuSample) -> GpuSample:
+        return replace(gpu, clock_mhz=1200, reasons=0) if where.startswith("g1") else gpu
+
+    assert find(*[interval(two_roles)] * 3) == [[]] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"utilization": 20}, "odd utilization for 4 min: 20 %, the others' median is 99 %"),
+        ({"power_w": 300.0}, "odd power for 4 min: 300 W, the others' median is 650 W"),
+    ],
+)
+def test_utilization_and_power_apart_for_four_minutes(values: dict[str, float], text: str) -> None:
+    apart = interval(only("g1 2", **values))
+    assert find(*[apart] * 16) == [[]] * 15 + [[f"g1 GPU 2 (rank 2): {text}"]]
+    assert find(*[apart] * 15, interval(), *[apart] * 14) == [[]] * 30, "it was as the others in between"
+
+
+def test_a_gpu_that_works_while_the_others_wait_is_odd_too() -> None:
+    apart = interval(only("g1 2", utilization=100), gpu=replace(WELL, utilization=10))
+    assert find(*[apart] * 16)[-1] == [
+        "g1 GPU 2 (rank 2): odd utilization for 4 min: 100 %, the others' median is 10 %"
+    ]
+
+
+def test_a_job_that_differs_from_rank_to_rank_has_no_odd_one() -> None:
+    def stages(where: str, gpu: GpuSample) -> GpuSample:
+        return replace(gpu, utilization=60) if where in ("g1 0", "g1 1", "g2 0") else gpu
+
+    assert find(*[interval(stages)] * 20) == [[]] * 20
+
+
+def test_a_run_that_idles_has_no_odd_one() -> None:
+    assert find(*[interval(gpu=IDLE)] * 20) == [[]] * 20
+
+
+def test_errors_are_named_at_once() -> None:
+    assert find(interval(), interval(only("g2 1", ecc_errors=2)))[-1] == [
+        "g2 GPU 1 (rank 5): 2 uncorrectable memory errors since its ranks started: its results may be wrong"
+    ]
+    assert find(interval(only("g2 1", ecc_errors=2)), interval(only("g2 1", ecc_errors=2)))[-1] == [], "before the run"
+    assert find(interval(), interval(only("g2 1", pcie_replays=40)))[-1] == [
+        "g2 GPU 1 (rank 5): 40 PCIe transfers were repeated in 4 min: a bad link"
+    ]
+    assert find(interval(), interval(only("g2 1", nvlink_recoveries=1)))[-1] == [
+        "g2 GPU 1 (rank 5): 1 NVLink recovery since its ranks started: a bad link"
+    ]
+    faulty = replace(HOST, xids=(Xid("0000:3b:00", 79), Xid("0000:3b:00", 13), Xid("0000:ff:00", 48)))
+    assert find(interval(hosts={"g2": faulty}))[-1] == [
+        "g2 GPU 3 (rank 7): the driver logged Xid 79: a hardware or driver fault",
+        "g2: the driver logged Xid 48 of the GPU at PCI 0000:ff:00: a hardware or driver fault",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (
+            {"swap_mib_s": 120.0, "memory_used_mib": 510 << 10},
+            "it swaps 120 MiB/s: 510 of 512 GiB of memory are in use",
+        ),
+        ({"iowait_percent": 35.0}, "its CPUs wait for the disk 35 % of the time"),
+        ({"speeds": {"eth0": 10_000}}, "eth0 runs at 10,000 Mbit/s instead of 100,000"),
+        ({"clock_step_s": -4.0}, "its clock was set back by 12 s"),
+    ],
+)
+def test_hosts(values: dict[str, object], text: str) -> None:
+    sick = replace(HOST, **values)  # type: ignore[arg-type]
+    assert find(interval(), interval(hosts={"g1": sick}), interval(hosts={"g1": sick}))[-1] == [f"g1: {text}"]
+    assert find(interval(), interval()) == [[], []]
+    if "clock_step_s" not in values and "speeds" not in values:
+        assert find(interval(hosts={"g1": sick})) == [[]], "it may be for a moment"
+
+
+def test_a_fault_that_the_driver_has_logged_stays() -> None:
+    faulty = replace(HOST, xids=(Xid("0000:3b:00", 79),))
+    told = find(interval(), interval(hosts={"g2": faulty}), *[interval()] * 20)
+    assert told[1:] == [["g2 GPU 3 (rank 7): the driver logged Xid 79: a hardware or driver fault"]] * 21
+
+
+def test_what_is_no_finding_of_a_host() -> None:
+    no_link = replace(HOST, speeds={"eth0": 100_000, "eth1": 0})
+    assert find(interval(hosts={"g1": no_link}), interval(hosts={"g1": no_link})) == [[], []]
+    alone = {"g1": interval(hosts={"g1": replace(HOST, iowait_percent=50.0)})["g1"]}
+    assert find(alone, alone, alone) == [[], [], []], "nothing to compare it with"
+
+
+def test_a_host_that_floods() -> None:
+    samples = Samples()
+    for _ in range(5000):
+        samples.add(HOST, [WELL], None)
+    assert len(samples.hosts) == len(samples.gpus[0]) == 100
+
+
+def test_a_host_that_is_gone_for_a_while() -> None:
+    one = {"g1": interval()["g1"]}
+    assert find(interval(HOT), one, interval(HOT), interval(HOT)) == [
+        [],
+        [],
+        [],
+        find(interval(HOT), interval(HOT))[-1],
+    ]
+    assert find(one, {}, interval()) == [[], [], []]
+
+
+def test_a_reader_that_hangs_and_samples_without_values() -> None:
+    samples = Samples()
+    assert samples.sum_up() is None
+    samples.add(None, (), "what reads its GPUs hangs")
+    summed = samples.sum_up()
+    assert summed is not None
+    assert find({"g1": summed}) == [["g1: what reads its GPUs hangs"]]
+    silent = Samples()
+    silent.add(HostSample(), [GpuSample(0, "H100")], None)
+    told = silent.sum_up()
+    assert told is not None
+    assert find(*[{"g1": told, "g2": told}] * 17) == [[]] * 17
+
+
+def test_gpus_of_a_host_that_stand_out_together_share_a_line() -> None:
+    def odd(host: str, gpu: int | None, rank: int | None, text: str) -> Oddity:
+        return Oddity(host, gpu, rank, "clock", text)
+
+    found = [odd("g1", 0, 0, "thermal slowdown"), odd("g1", 1, 1, "thermal slowdown"), odd("g1", None, None, "set")]
+    assert fold_oddities([*found, odd("g2", 3, 7, "hot")]) == [
+        "g1 GPU 0-1 (ranks 0-1): thermal slowdown", "g1: set", "g2 GPU 3 (rank 7): hot",
+    ]  # fmt: skip
+
+
+def test_reasons_in_words() -> None:
+    assert [describe_reasons(bits) for bits in (None, 0, 0x1, 0x4, 0x60, 0x88, 0x08)] == [
+        "", "", "", "power cap", "thermal slowdown", "power brake", "hardware slowdown",
+    ]  # fmt: skip
+
+
+def test_a_thousand_hosts_are_compared_at_once() -> None:
+    """In the time of some interval, not of its square: the loop that compares also hears the heartbeats."""
+    names = [f"g{number}" for number in range(1000)]
+    alike = interval(only("g1 3", clock_mhz=800, reasons=0x40))["g1"]
+    ranks = {(name, gpu): 8 * number + gpu for number, name in enumerate(names) for gpu in range(4)}
+    watch = OddWatch(ranks, {})
+    everywhere = dict.fromkeys(names, alike)
+    watch.take(everywhere)
+    found = watch.take(everywhere)
+    assert len(found) == 1000
+    assert found[0].text == "thermal slowdown for 30 s, SM clock 800 MHz, the other 3000 run at 1,980 MHz"
