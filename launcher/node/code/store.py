@@ -207,18 +207,33 @@ class Arrival:
             self.abandon()
             return
         try:
-            if not self._has_name:  # a directory makes Python follow the link, which is to this very file
-                os.link("/proc/self/fd/%d" % self._fd, self._part, src_dir_fd=self._fd)
-                self._has_name = True
-            os.close(self._fd)  # a network file system may say only now that it is full
+            if self._has_name:
+                os.close(os.dup(self._fd))  # a network file system may say only now that it is full
             try:
-                os.rename(self._part, self._path)
-            except FileNotFoundError:
+                self._appear()
+            except FileNotFoundError:  # it is the first of its directory
                 make_own(os.path.dirname(self._path))
-                os.rename(self._part, self._path)
+                self._appear()
         except OSError:
             self._remove()
             raise
+        finally:
+            os.close(self._fd)
+
+    def _appear(self) -> None:
+        """Give the file its last name, in one step if it has none: whoever is killed in between leaves nothing."""
+        if not self._has_name:
+            try:
+                self._link(self._path)
+                return
+            except FileExistsError:  # it is damaged, or was written meanwhile; only a rename replaces it
+                self._link(self._part)
+                self._has_name = True
+        os.rename(self._part, self._path)
+
+    def _link(self, path: str) -> None:
+        # With a directory, Python follows the link in /proc, which is to this very file.
+        os.link("/proc/self/fd/%d" % self._fd, path, src_dir_fd=self._fd)
 
     def _has_hash(self) -> bool:
         import hashlib
