@@ -128,8 +128,9 @@ def test_a_run_that_was_killed_and_resumed_ends_as_one_that_was_not(
     options = [*shape, "--epochs", "2", "--steps-per-epoch", "20", "--save-every", "4", "--log-every", "5"]
     ranks = starter.start_ranks(2, lambda rank: ["-m", "launcher.trainer", *options, "--save-dir", "killed"])
     ranks[0].wait_for("step 10 ")
-    for rank in ranks:
-        rank.process.kill()
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither sees the other's end
+        for rank in ranks:
+            rank.process.send_signal(number)
     assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
     metrics = tmp_path / "killed" / "metrics.jsonl"
     written = metrics.read_text()
