@@ -126,12 +126,11 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
                 owned.set_starter(process)
             else:
                 owned.add_rank(entry["rank"], process)
-        beat = messages.encode(messages.BEAT)
-        left = stop_steps.take_steps(
-            stop_steps.stop_run(owned, handover_log["stop_timeout_s"]), lambda: _say(nonce, beat)
+        beat, folder = messages.encode(messages.BEAT), handover_log["folder"]
+        steps = stop_steps.stop_run(
+            owned, handover_log["stop_timeout_s"], lambda: None if folder is None else workers.remove_folder(folder)
         )
-        if not left and handover_log["folder"] is not None:  # otherwise `launch clean` needs it
-            workers.remove_folder(handover_log["folder"])
+        left = stop_steps.take_steps(steps, lambda: _say(nonce, beat))
     found = [[process.pid, process.name, process.state] for process in left]
     _say(nonce, messages.encode(messages.CENSUS, left=found, supervisor=ending))
     if handover_log.get("token"):  # last, since its file system may hang

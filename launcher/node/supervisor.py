@@ -94,6 +94,7 @@ class Supervisor:
         self._clock = clock.boottime  # the launcher keeps running while this machine is suspended
         self._heard_at = self._clock()
         self._folder: str | None = None
+        self._files: list[tuple[str, bytes]] | None = None  # what ranks left there, once they have ended
         self._stacks_folder: str | None = None  # where the ranks' sitecustomize is
         self._leftover_folders: list[str] | None = None  # of earlier runs, to be removed at the end
         self._leftover_units: list[str] = []  # the same
@@ -524,7 +525,7 @@ class Supervisor:
         if self._sampler is not None:
             self._sampler.end()
         self._ranks.ending_since = self._ranks.ending_since or time.monotonic()
-        self._steps = stop_steps.stop_run(self._owned, timeout_s, wait_s, self._clock)
+        self._steps = stop_steps.stop_run(self._owned, timeout_s, self._take_files, wait_s, self._clock)
         self._loop.cancel(self._step_timer)
         self._step()
 
@@ -566,17 +567,14 @@ class Supervisor:
             reasons = [[name, boot_units.remove(name)] for name in self._leftover_units]
             cleaned["folders"] += [[name, reason] for name, reason in reasons if reason]
         self._end_claim(is_over=not self._stays or bool(left) or self.reason is not None)
-        files = workers.read_files(os.path.join(self._folder, workers.FILES)) if self._folder is not None else []
         # Keep the directory if something is left of the run: `launch clean` needs it. A cleaner's own is never kept.
-        kept = (self._lost_folder or self._folder) if left and self._leftover_folders is None else None
-        for folder in (self._folder, self._lost_folder):
-            if folder not in (None, kept):
-                workers.remove_folder(folder)
+        self._take_files((self._lost_folder or self._folder) if left and self._leftover_folders is None else None)
         if self._tree is not None and self._tree.root:
             cleaned["tree"], cleaned["written"] = self._tree.root, self._tree.find_written()
         if self._owned.unfinished:
             cleaned["unfinished"] = self._owned.unfinished
         found = [[process.pid, process.name, process.state] for process in left]
+        files = self._files or []
         self._send_queue.send(messages.CENSUS, left=found, reason=self.reason, files=len(files), **cleaned)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
@@ -587,6 +585,20 @@ class Supervisor:
             self.kept = Kept(self._decoder, self._folder, python, claim)
             self._send_queue.send(messages.IDLE)
         self._is_done = True
+
+    def _take_files(self, kept: str | None = None) -> None:
+        """Take in what the ranks have left for the launcher, and remove the run's directories but the one to be kept.
+
+        Once that is done, later calls change nothing.
+        """
+        if self._files is not None:
+            return
+        self._files = []
+        if self._folder is not None:
+            self._files = workers.read_files(os.path.join(self._folder, workers.FILES))
+        for folder in (self._folder, self._lost_folder):
+            if folder is not None and folder != kept:
+                workers.remove_folder(folder)
 
     def _end_claim(self, *, is_over: bool) -> None:
         """End the claim before others can hear that the run has ended, if this process doesn't wait for an attempt."""

@@ -211,7 +211,7 @@ if child == 0:
 os.setgroups([])  # the group of root may look
 os.setgid(65534)
 os.setuid(65534)
-steps = stop_steps.stop_run(run_processes.RunProcesses("no such mark", [os.getpid()]), 0)
+steps = stop_steps.stop_run(run_processes.RunProcesses("no such mark", [os.getpid()]), 0, lambda: None)
 left = stop_steps.take_steps(steps, beat=lambda: None)
 print(json.dumps([[process.pid == child, process.name, process.state] for process in left]), flush=True)
 """
@@ -239,7 +239,9 @@ if starter == 0:
     time.sleep(300)
 counted = Counted("no such mark", [os.getpid()])
 counted.set_starter(proc.read_process(starter))
-left = stop_steps.take_steps(stop_steps.stop_run(counted, 5.0), beat=lambda: None)
+def remove_folder():
+    print("starter lives:", proc.is_alive(counted.starter), flush=True)
+left = stop_steps.take_steps(stop_steps.stop_run(counted, 5.0, remove_folder), beat=lambda: None)
 print(left, len(looks), flush=True)
 """
 
@@ -247,4 +249,4 @@ print(left, len(looks), flush=True)
 def test_a_starter_alone_is_ended_with_one_look_at_all_processes() -> None:
     """As when a command's ranks have ended: on a machine with many processes each look is expensive."""
     done = subprocess.run([sys.executable, "-c", LONE_STARTER], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stderr, done.stdout) == ("", "[] 1\n")
+    assert (done.stderr, done.stdout) == ("", "starter lives: True\n[] 1\n")

@@ -40,7 +40,7 @@ from node_process import (
 
 from launcher.node import messages, signals
 
-GAPS_S = (0, 0.006, 0.02, 0.05)  # between both deaths: in them the survivor begins its stop
+GAPS_S = (0, 0.006, 0.012, 0.02, 0.03, 0.05)  # between both deaths: in them the survivor begins its stop, and ends it
 any_order = pytest.mark.parametrize("first", ["guardian", "supervisor"])
 
 # The script of ranks 0 and 1 under torchrun: one obeys SIGTERM, and one ignores it.
@@ -117,13 +117,7 @@ def kill_keepers(node: Node, first: str, gap_s: float = 0) -> None:
 def check_gone(node: Node, starter: int) -> None:
     node.wait_until_gone()
     node.wait_until(lambda: not is_alive(starter), what="who started the ranks is gone")
-    remove_folder(node)
-
-
-def remove_folder(node: Node) -> None:
-    """Remove the run's folder, of which torchrun knows nothing."""
-    if node.folder.exists():
-        shutil.rmtree(node.folder)
+    assert not node.folder.exists()
 
 
 @any_starter
@@ -154,7 +148,7 @@ def test_what_a_rank_has_mounted_in_the_run_s_directory_stays(nodes: Nodes, tmp_
     finally:
         subprocess.run(["umount", mounted], check=True)
     assert (tmp_path / "photos" / "photo.jpg").exists()
-    remove_folder(node)
+    shutil.rmtree(node.folder)
 
 
 @any_starter
@@ -188,7 +182,6 @@ def test_commands_may_save(nodes: Nodes, tmp_path: Path, first: str) -> None:
     node.prepare(stop_timeout_s=NEVER_S)
     node.start_ready(python(SAVES, str(tmp_path)))
     check_saves(node, tmp_path, first)
-    assert not list(node.tmpdir.iterdir()), "the run's folder is left"
 
 
 def test_ranks_of_real_torchrun_may_save(nodes: Nodes, tmp_path: Path) -> None:
@@ -203,7 +196,6 @@ def test_ranks_of_real_torchrun_may_save(nodes: Nodes, tmp_path: Path) -> None:
     os.kill(node.pid_of(1), signal.SIGKILL)
     node.wait_for(messages.EXIT, local_rank=1)
     check_saves(node, tmp_path, "guardian")
-    remove_folder(node)
 
 
 def check_saves(node: Node, folder: Path, first: str) -> None:
@@ -212,8 +204,7 @@ def check_saves(node: Node, folder: Path, first: str) -> None:
     node.wait_until((folder / "saving").exists)
     (folder / "go").touch()
     node.wait_until((folder / "saved").exists)
-    node.wait_until(lambda: not is_alive(node.pid_of(0)))
-    node.wait_until(lambda: not is_alive(starter))
+    check_gone(node, starter)
 
 
 def test_the_kernel_kills_commands_when_nobody_is_left(nodes: Nodes) -> None:
@@ -225,7 +216,8 @@ def test_the_kernel_kills_commands_when_nobody_is_left(nodes: Nodes) -> None:
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another die
         for pid in keepers:
             os.kill(pid, number)
-    check_gone(node, keepers[-1])
+    node.wait_until_gone()
+    shutil.rmtree(node.folder)  # for `launch clean`: nobody could remove it
 
 
 def test_the_shim_is_killed(nodes: Nodes) -> None:

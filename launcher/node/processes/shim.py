@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from launcher.node import fast_json, signals
 from launcher.node.loop import Loop
@@ -143,9 +144,9 @@ class _Shim:
             pass  # the supervisor is gone, and the guardian doesn't need exit codes
 
     def _end_run(self) -> NoReturn:
-        steps = stop_steps.stop_run(self._owned, self._order.stop_timeout_s)
-        if not stop_steps.take_steps(steps, beat=lambda: None):
-            workers.remove_folder(self._order.folder)
+        remove_folder = partial(workers.remove_folder, self._order.folder)
+        steps = stop_steps.stop_run(self._owned, self._order.stop_timeout_s, remove_folder)
+        stop_steps.take_steps(steps, beat=lambda: None)
         os._exit(0)
 
 

@@ -1,15 +1,15 @@
 """The steps that end a run on a node, the same for supervisor, guardian and shim.
 
 First the starter of the ranks (torchrun or the shim) is held, then the ranks get SIGTERM and time to save, then all
-other processes of the run get SIGTERM. Finally all are suspended (SIGSTOP) and killed until none is left, or until
-`CENSUS_S` is over.
+other processes of the run get SIGTERM. Finally all but the starter are suspended (SIGSTOP) and killed until none is
+left, or until `CENSUS_S` is over; then the run's directory is removed, and the starter is killed.
 
 The starter is held before any rank is asked to exit, it is never suspended, and it is the last to be killed. If it
 weren't held, torchrun would signal each rank's whole process group, including data-loader workers, and a trainer whose
 workers die can't save ("DataLoader worker exited unexpectedly"). It is held by a signal that it catches, never by
-SIGSTOP: if all processes that could continue the steps are killed, the starter must still end its ranks, and a
-suspended process can do nothing. A signal goes only to exactly the process that was seen, identified by its id and
-start time.
+SIGSTOP: if all processes that could continue the steps are killed, the starter must still end its ranks and remove the
+directory, and a suspended process can do nothing. A signal goes only to exactly the process that was seen, identified
+by its id and start time.
 
 If the process that takes the steps is killed, others may be left suspended; the next one begins with the first step,
 and continues or kills them. Do not assume that the processes found in one step are those of the next: a run may start
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from launcher.node import signals
 from launcher.node.processes import proc
@@ -40,21 +41,24 @@ _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
 def stop_run(
-    owned: RunProcesses, timeout_s: float, wait_s: float = 0, clock: Callable[[], float] = time.monotonic
-) -> Generator[float, None, list[Process]]:
+    owned: RunProcesses, timeout_s: float, remove_folder: Callable[[], object], wait_s: float = 0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Generator[float, None, list[Process]]:  # fmt: skip
     """End the run step by step; return the processes that could not be ended.
 
     It never waits itself: it yields the number of seconds after which to resume it. timeout_s: how long the ranks may
-    take to save after SIGTERM, 0 to kill at once; wait_s: how long to wait first for another supervisor, which has lost
-    its launcher and is already ending the run; clock: measures both, in seconds.
+    take to save after SIGTERM, 0 to kill at once; remove_folder: called once, when nothing lives but the starter, or
+    not at all; wait_s: how long to wait first for another supervisor, which has lost its launcher and is already ending
+    the run; clock: measures both, in seconds.
     """
     if wait_s > 0:
         yield from _wait(clock() + wait_s, lambda: not owned.living(), clock)
     living = owned.living()
-    if timeout_s > 0 and _without_starter(owned, living):  # a starter alone has nothing to save
+    others = _without_starter(owned, living)  # a starter alone has nothing to save
+    if others and owned.starter is not None:
+        proc.send_signal(owned.starter, signals.HOLD)
+    if others and timeout_s > 0:
         end = clock() + timeout_s
-        if owned.starter is not None:
-            proc.send_signal(owned.starter, signals.HOLD)
         for rank in owned.ranks.values():
             proc.send_signal(rank, signals.SIGTERM)
             proc.send_signal(rank, signals.SIGCONT)  # a suspended process would not react
@@ -64,7 +68,7 @@ def stop_run(
         yield from _wait(max(end, clock() + REST_S), rest.is_gone, clock)
         living = owned.living()
     owned.note_unfinished(living)
-    return (yield from _kill(owned, living, time.monotonic() + CENSUS_S))
+    return (yield from _kill(owned, living, time.monotonic() + CENSUS_S, remove_folder))
 
 
 class _Rest:
@@ -89,22 +93,30 @@ class _Rest:
         return not living
 
 
-def _kill(owned: RunProcesses, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
+def _kill(
+    owned: RunProcesses, living: list[Process], deadline: float, remove_folder: Callable[[], object]
+) -> Generator[float, None, list[Process]]:
     """Kill everything that lives until nothing does, or until the deadline (monotonic seconds); return what is left.
 
     All are suspended before any is killed, so that none starts another meanwhile. A process that forks faster than
     /proc can be read becomes this process's child when its parent exits, and the kernel tells whether there is one.
     So a run of which only the starter lives, as when all ranks have ended, needs no further look at all of /proc.
     """
-    starter = owned.starter.pid if owned.starter is not None else None
-    if living and not _without_starter(owned, living):
-        proc.send_signal(living[0], signals.SIGKILL)
-        yield from _wait(min(deadline, time.monotonic() + REST_S), lambda: _is_reaped(living[0]), time.monotonic)
-        living = list(filter(proc.is_alive, living))
-    turn = 0
+    turn, is_removed = 0, False
     while (living or owned.has_children()) and time.monotonic() < deadline:
+        others = _without_starter(owned, living)
+        if living and not others:
+            if not is_removed:
+                remove_folder()
+                is_removed = True
+            proc.send_signal(living[0], signals.SIGKILL)
+            rest_end = min(deadline, time.monotonic() + REST_S)
+            yield from _wait(rest_end, partial(_is_reaped, living[0]), time.monotonic)
+            living = list(filter(proc.is_alive, living))
+            continue
         living = yield from _stop(owned, living, deadline)
-        for process in sorted(living, key=lambda process: process.pid == starter):
+        is_late = time.monotonic() > deadline - REST_S  # for what can't be killed, the starter isn't kept
+        for process in [*_without_starter(owned, living), *(living if is_late else ())]:
             proc.send_signal(process, signals.SIGKILL)
         if not living:
             for child in (child for _ in range(_QUICK_LOOKS) for child in owned.living_children()):
@@ -113,7 +125,10 @@ def _kill(owned: RunProcesses, living: list[Process], deadline: float) -> Genera
         turn += 1
         living = owned.living()
     known = {process.pid for process in living}
-    return living + [child for child in owned.living_children() if child.pid not in known]
+    left = living + [child for child in owned.living_children() if child.pid not in known]
+    if not left and not is_removed:
+        remove_folder()
+    return left
 
 
 def _stop(owned: RunProcesses, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:
