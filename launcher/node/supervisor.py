@@ -552,9 +552,9 @@ class Supervisor:
             os.kill(guardian, signals.SIGCONT)
 
     def _report_census(self, left: list[proc.Process]) -> None:
-        self._ranks.settle()
+        # Keep the directory if something is left of the run: `launch clean` needs it. A cleaner's own is never kept.
+        self._take_files((self._lost_folder or self._folder) if left and self._leftover_folders is None else None)
         self._send_queue.drain()
-        self._kill_lost_keepers()
         self._wake_guardian()
         cleaned: dict[str, Any] = {}
         if self._leftover_folders is not None:
@@ -567,8 +567,6 @@ class Supervisor:
             reasons = [[name, boot_units.remove(name)] for name in self._leftover_units]
             cleaned["folders"] += [[name, reason] for name, reason in reasons if reason]
         self._end_claim(is_over=not self._stays or bool(left) or self.reason is not None)
-        # Keep the directory if something is left of the run: `launch clean` needs it. A cleaner's own is never kept.
-        self._take_files((self._lost_folder or self._folder) if left and self._leftover_folders is None else None)
         if self._tree is not None and self._tree.root:
             cleaned["tree"], cleaned["written"] = self._tree.root, self._tree.find_written()
         if self._owned.unfinished:
@@ -587,12 +585,11 @@ class Supervisor:
         self._is_done = True
 
     def _take_files(self, kept: str | None = None) -> None:
-        """Take in what the ranks have left for the launcher, and remove the run's directories but the one to be kept.
-
-        Once that is done, later calls change nothing.
-        """
+        """Take in what the ranks have left, and remove the run's directories but the one to be kept; only once."""
         if self._files is not None:
             return
+        self._ranks.settle()  # torchrun reports exits through the directory
+        self._kill_lost_keepers()
         self._files = []
         if self._folder is not None:
             self._files = workers.read_files(os.path.join(self._folder, workers.FILES))

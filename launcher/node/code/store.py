@@ -1,6 +1,6 @@
 """Where the code is kept on this node: files by the hash of their content, below the user's cache directory.
 
-A file appears there whole, by one rename, so any number of processes may add and use files at once, also on several
+A file appears there whole, in one step, so any number of processes may add and use files at once, also on several
 nodes that share the directory. A file may still be damaged later; whoever copies it looks at the copy.
 """
 
@@ -207,8 +207,7 @@ class Arrival:
             self.abandon()
             return
         try:
-            if self._has_name:
-                os.close(os.dup(self._fd))  # a network file system may say only now that it is full
+            os.close(os.dup(self._fd))  # a network file system may say only now that it is full
             try:
                 self._appear()
             except FileNotFoundError:  # it is the first of its directory

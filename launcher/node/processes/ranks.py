@@ -159,6 +159,8 @@ class Ranks:
     def settle(self) -> None:
         """Record the exits of all ranks that are dead by now; the starter's last reports may still be in the pipe."""
         self.reap()
+        if self._fifo is not None:
+            self._meet_ends()
         while self._read_starter():
             pass
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 
 from launcher.node import fast_json, signals
 from launcher.node.loop import Loop
@@ -144,8 +143,8 @@ class _Shim:
             pass  # the supervisor is gone, and the guardian doesn't need exit codes
 
     def _end_run(self) -> NoReturn:
-        remove_folder = partial(workers.remove_folder, self._order.folder)
-        steps = stop_steps.stop_run(self._owned, self._order.stop_timeout_s, remove_folder)
+        order = self._order
+        steps = stop_steps.stop_run(self._owned, order.stop_timeout_s, lambda: workers.remove_folder(order.folder))
         stop_steps.take_steps(steps, beat=lambda: None)
         os._exit(0)
 

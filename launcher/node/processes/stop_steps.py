@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 
 from launcher.node import signals
 from launcher.node.processes import proc
@@ -47,17 +46,16 @@ def stop_run(
     """End the run step by step; return the processes that could not be ended.
 
     It never waits itself: it yields the number of seconds after which to resume it. timeout_s: how long the ranks may
-    take to save after SIGTERM, 0 to kill at once; remove_folder: called once, when nothing lives but the starter, or
-    not at all; wait_s: how long to wait first for another supervisor, which has lost its launcher and is already ending
-    the run; clock: measures both, in seconds.
+    take to save after SIGTERM, 0 to kill at once; remove_folder: called once, while nothing lives but the starter, or
+    at the end if nothing is left; wait_s: how long to wait first for another supervisor, which has lost its launcher
+    and is already ending the run; clock: measures both, in seconds.
     """
     if wait_s > 0:
         yield from _wait(clock() + wait_s, lambda: not owned.living(), clock)
     living = owned.living()
-    others = _without_starter(owned, living)  # a starter alone has nothing to save
-    if others and owned.starter is not None:
+    if owned.starter is not None:
         proc.send_signal(owned.starter, signals.HOLD)
-    if others and timeout_s > 0:
+    if timeout_s > 0 and _without_starter(owned, living):  # a starter alone has nothing to save
         end = clock() + timeout_s
         for rank in owned.ranks.values():
             proc.send_signal(rank, signals.SIGTERM)
@@ -104,15 +102,11 @@ def _kill(
     """
     turn, is_removed = 0, False
     while (living or owned.has_children()) and time.monotonic() < deadline:
-        others = _without_starter(owned, living)
-        if living and not others:
-            if not is_removed:
+        if living and not _without_starter(owned, living):
+            if owned.ranks and not is_removed:  # otherwise it may be about to start them, and needs the directory
                 remove_folder()
                 is_removed = True
-            proc.send_signal(living[0], signals.SIGKILL)
-            rest_end = min(deadline, time.monotonic() + REST_S)
-            yield from _wait(rest_end, partial(_is_reaped, living[0]), time.monotonic)
-            living = list(filter(proc.is_alive, living))
+            living = yield from _kill_starter(living[0])
             continue
         living = yield from _stop(owned, living, deadline)
         is_late = time.monotonic() > deadline - REST_S  # for what can't be killed, the starter isn't kept
@@ -124,11 +118,20 @@ def _kill(
         yield _PAUSES_S[min(turn, 1)]
         turn += 1
         living = owned.living()
+    if living and not _without_starter(owned, living):  # a look at all processes took seconds
+        living = yield from _kill_starter(living[0])
     known = {process.pid for process in living}
     left = living + [child for child in owned.living_children() if child.pid not in known]
     if not left and not is_removed:
         remove_folder()
     return left
+
+
+def _kill_starter(starter: Process) -> Generator[float, None, list[Process]]:
+    """Kill it; return it if it lives on."""
+    proc.send_signal(starter, signals.SIGKILL)
+    yield from _wait(time.monotonic() + REST_S, lambda: _is_reaped(starter), time.monotonic)
+    return [starter] if proc.is_alive(starter) else []
 
 
 def _stop(owned: RunProcesses, living: list[Process], deadline: float) -> Generator[float, None, list[Process]]:

@@ -12,8 +12,9 @@ while ranks save together. Do not assume that a signal reaches Python code at on
 other nodes, so another thread watches for the end of both guardian and supervisor.
 
 A rank is a child of torchrun, which reaps ten times a second: a supervisor that looks a moment too late finds nothing
-in /proc. So this program wraps Popen.poll, which torchrun calls for its ranks (SubprocessContext in
-torch/distributed/elastic/multiprocessing/api.py), and reports how a rank ended before it is reaped.
+in /proc, and torchrun ends the other ranks. So this program wraps Popen.poll, which torchrun calls for its ranks, in
+its main thread (SubprocessContext in torch/distributed/elastic/multiprocessing/api.py): it reports how a rank ended
+before it is reaped, and holds itself if the rank failed. What names the run's directory in its argv is a rank.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def read(path):
 # Its arguments are the word torchrun, the number of the signal that holds it, and how long ranks may save, in seconds.
 PROGRAM = (
     """\
-import subprocess, threading
+import shutil, subprocess, threading  # now: a signal that comes within an import would find half of shutil
 hold_signal, stop_timeout_s = int(sys.argv[2]), float(sys.argv[3])
 mark, folder = os.environ["LAUNCH_MARK"], os.path.dirname(os.environ["LAUNCH_FILES"])
 def hold(*_):
@@ -96,16 +97,23 @@ def end_without_main_thread():
     time.sleep(0.1)
     wait_while(has_children, stop_timeout_s + 5)
     kill_all([])
-def poll(rank, reap=subprocess.Popen.poll):
+def poll(process, reap=subprocess.Popen.poll):
+    is_rank = isinstance(process.args, (list, tuple)) and folder in process.args
+    if is_rank and process.returncode is None:
+        tell_end(process.pid)
+    return reap(process)
+def tell_end(pid):
+    status = 0
     try:
-        ended = rank.returncode is None and os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
             status = ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
             with open(os.open(folder + "/ranks", os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as reports:
-                reports.write(b"ended %d %d\\n" % (rank.pid, status))
+                reports.write(b"ended %d %d\\n" % (pid, status))
     except OSError:  # the supervisor is gone
         pass
-    return reap(rank)
+    if status:
+        hold()
 subprocess.Popen.poll = poll
 signal.signal(hold_signal, hold)
 threading.Thread(target=end_without_main_thread, daemon=True).start()

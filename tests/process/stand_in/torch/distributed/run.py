@@ -2,7 +2,6 @@
 
 The import waits as long as there is a file that STAND_IN_GATE names, and fails where STAND_IN_BROKEN is set.
 STAND_IN_SAYS is said at the end of ranks that ended well.
-STAND_IN_PERIOD_S is another time from one look to the next.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> None:
 
     signal.signal(signal.SIGTERM, end)
     while None in [rank.poll() for rank in ranks]:
-        time.sleep(float(os.environ.get("STAND_IN_PERIOD_S", "0.1")))
+        time.sleep(0.1)
     if any(rank.returncode for rank in ranks):
         end()
     sys.stderr.write(os.environ.get("STAND_IN_SAYS", ""))
