@@ -37,9 +37,9 @@ from launcher.transports.process_channel import LocalTransport
 RUN = "20261120-091233"
 HOSTS = (Host("n1"), Host("n2"))
 STREAMS = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
-# The first attempt lasts; the second one fails; the third one succeeds.
+# The first attempt lasts; in the second one rank 0 fails, alone, so that it has printed; the third one succeeds.
 SCRIPT = """printf "attempt $LAUNCH_ATTEMPT"
-case $LAUNCH_ATTEMPT in 0) echo; exec sleep 600;; 1) exit 3;; esac; echo"""
+case $LAUNCH_ATTEMPT$RANK in 10) exit 3;; [01]?) echo; exec sleep 600;; esac; echo"""
 
 
 @dataclass
