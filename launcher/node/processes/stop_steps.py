@@ -2,7 +2,8 @@
 
 First the starter of the ranks (torchrun or the shim) is held, then the ranks get SIGTERM and time to save, then all
 other processes of the run get SIGTERM. Finally all but the starter are suspended (SIGSTOP) and killed until none is
-left, or until `CENSUS_S` is over; then the run's directory is removed, and the starter is killed.
+left, or until `CENSUS_S` is over; then the run's directory is removed, and the starter is killed. One that has started
+no rank is killed first.
 
 The starter is held before any rank is asked to exit, it is never suspended, and it is the last to be killed. If it
 weren't held, torchrun would signal each rank's whole process group, including data-loader workers, and a trainer whose
