@@ -56,9 +56,10 @@ CALLS = ["wait_for_ever", "step", "<module>"]
 # Holds the GIL in a C call, so that no handler written in Python would ever run.
 HANGS_IN_C = """
     import ctypes, os
+    read, nothing_comes, buffer = ctypes.PyDLL(None).read, os.pipe()[0], ctypes.create_string_buffer(1)
     def wait_for_ever():
         print("ready pids", os.getpid(), flush=True)
-        ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+        read(nothing_comes, buffer, 1)
     def step():
         wait_for_ever()
     step()
