@@ -103,14 +103,10 @@ def run_planted(
         question.close()
         if planting.was_refused:
             runs.discard(own_id)
-    if not planting.was_refused and code not in (None, 0, EXIT_UNREACHABLE, *_STOPPED):
-        tell(f"launch: the logs are on {controller.name}; fix: copy them with launch fetch")
-    if code is not None:
-        if output.fetch and not planting.was_refused and code != EXIT_UNREACHABLE:
-            from launcher.cli.result_files import fetch_asked
-
-            fetch_asked(planted, output.log_dir)
+    if planting.was_refused and code is not None:
         return code
+    if code is not None:
+        return _conclude(planted, code, output)
     why = QUEUED if planting.is_queued else ALL_RUN
     return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output, why)
 
@@ -170,16 +166,22 @@ def _leave(
     except KeyboardInterrupt:
         tell(f"launch: run {run.id} continues on {controller.name}; whether it needs this terminal was not seen")
         return EXIT_SIGNAL_BASE + signal.SIGINT
-    ended = [] if found.get("is_alive") else [controller.name]
-    ended += [host.name for host in hosts if host.name in found.get("missing", ()) and host.name not in ended]
-    if ended:
-        if controller.name not in ended:
+    code = found.get("exit_code")
+    lost = [] if found.get("is_alive") or code is not None else [controller.name]
+    lost += [host.name for host in hosts if host.name in found.get("lost", ()) and host.name not in lost]
+    if lost:
+        if controller.name not in lost and code is None:
             _end(run.id, connect)
-        tell(f"launch: {fold_names(ended)} ended the processes of run {run.id} when its login ended")
+        tell(f"launch: lost {fold_names(lost)} of run {run.id} as the login there ended")
+        tell("  why: the host may end all processes of a login with it (launch attach shows how the run ended)")
         tell("  fix: loginctl enable-linger there, or use --controller here")
         return EXIT_PREFLIGHT
     if output.as_json:
         print(json.dumps(dated("detached", run=run.id, name=output.name, controller=controller.name)), flush=True)
+    if code is not None:
+        tell(f"launch: run {run.id} has ended meanwhile, exit code {code} (launch attach shows how)")
+        return _conclude(run, code, output)
+    if output.as_json:
         return 0
     tell(f"launch: {why}; run {run.id} continues without this terminal")
     for command, purpose in {**HINTS, "launch fetch": "copy its logs to this machine"}.items():
@@ -187,6 +189,17 @@ def _leave(
     if output.fetch:
         tell("launch: launch attach copies the files of --fetch once the run has ended")
     return 0
+
+
+def _conclude(run: RemoteRun, code: int, output: OutputOptions) -> int:
+    """Say where the logs of a run are that has ended, or bring what was asked for; return its exit code."""
+    if code not in (0, EXIT_UNREACHABLE, *_STOPPED):
+        tell(f"launch: the logs are on {run.way.name}; fix: copy them with launch fetch")
+    if output.fetch and code != EXIT_UNREACHABLE:
+        from launcher.cli.result_files import fetch_asked
+
+        fetch_asked(run, output.log_dir)
+    return code
 
 
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:

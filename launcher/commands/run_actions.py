@@ -245,8 +245,13 @@ def _stop_without_controller(run: ListedRun, streams: OutputStreams, *, is_now: 
 
 
 def find_health(run: ListedRun) -> dict[str, Any]:
-    """Return whether the controller of a run lives, which this login has not started, and which agents it misses."""
-    return {"is_alive": is_running(run), "missing": run.read_missing()}
+    """Return whether the controller of a run lives, the exit code if the run has ended, and which hosts it has lost."""
+    is_alive, end = is_running(run), (run.look() or run).end
+    if end is not None:  # then all agents have left
+        lost = [*(run.read_record().get("result") or {}).get("unreachable", ())]
+    else:
+        lost = run.read_missing()
+    return {"is_alive": is_alive, "exit_code": end.exit_code if end is not None else None, "lost": lost}
 
 
 def find_orders(run: ListedRun) -> dict[str, Any]:
@@ -254,7 +259,7 @@ def find_orders(run: ListedRun) -> dict[str, Any]:
     is_alive = is_running(run)
     return {
         "is_alive": is_alive,
-        "has_ended": not is_alive and run.end is not None,
+        "has_ended": not is_alive and (run.look() or run).end is not None,
         "missing": run.read_missing() if is_alive else [],
         "orders": run.read_orders() if is_alive else [],
     }

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fault_launch import (
     AT_GO,
+    FAILS,
     OF_EVERY_KIND,
     READY,
     FaultLaunch,
@@ -24,8 +25,8 @@ from fault_launch import (
     short_connect,
     short_silence,
 )
-from machines.processes import CENSUS_POLL_S, read_name, wait_until
-from machines.slurm import LOGIN
+from machines.processes import CENSUS_POLL_S, read_name, read_state, wait_until
+from machines.slurm import LOGIN, NODES
 from ways import WAYS
 
 pytestmark = pytest.mark.parametrize("way", [way for way in WAYS if way.name == "detached"], ids=["detached"])
@@ -218,8 +219,23 @@ def test_a_login_that_takes_its_processes_with_it(launch: FaultLaunch) -> None:
     done = running.wait()
     taker.join()
     assert done.exit_code == 70, str(done)
-    assert re.match(r"launch: node\S+ ended the processes of run RUN when its login ended", said(done)[-2]), str(done)
+    assert said(done)[-3] == "launch: lost node2 of run RUN as the login there ended", str(done)
     launch.wait_until_clean()
+
+
+def test_a_run_ends_as_it_leaves_its_terminal(launch: FaultLaunch) -> None:
+    """The second login, which looks whether a host has ended the processes of the first, finds none any more."""
+    running = launch.start_ready(*ranks(AT_GO, r3=FAILS))
+    launcher, controller = launch.launcher(), find_process(launch.slurm.cluster[NODES[0]], "launch")
+    os.kill(launcher.pid, signal.SIGSTOP)
+    assert wait_until(lambda: os.readlink(f"/proc/{controller.pid}/fd/1") == os.devnull), "it has not left"
+    running.go()
+    assert wait_until(lambda: read_state(controller.pid) in ("", "Z"), poll_s=CENSUS_POLL_S)
+    os.kill(launcher.pid, signal.SIGCONT)
+    done = launch.finish(running)
+    assert done.exit_code == 7, str(done)
+    assert said(done)[-1] == "launch: run RUN has ended meanwhile, exit code 7 (launch attach shows how)", str(done)
+    assert "launch: the logs are on node1; fix: copy them with launch fetch" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("--controller", "node9"), ("--transport", "pdsh")])
