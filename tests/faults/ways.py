@@ -135,7 +135,8 @@ WAYS = (
             "step": Cut(_cancel_step, _CANCELLED, r"node\d"),
             "rank-and-step": Cut(_cancel_step_slowly, _CANCELLED, r"node\d"),
         },
-        r"Slurm has not started launch's step there in N s",
+        # The latter if --connect-timeout is longer than Slurm's own time limit, as on a slow machine.
+        r"Slurm (has not started launch's step there in N s|can't start launch's step there: Communication .*)",
         before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True,
     ),
     Way("local", (LOGIN,), lambda slurm: ("singlenode",), is_warm=True),

@@ -20,6 +20,7 @@ _CANCELLED = re.compile(
 _SPEAKER = re.compile(r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )*")
 _ABORTED = "Job step aborted: Waiting up to"  # printed for every cancelled step; slurmstepd's own line may get lost
 _NO_PYTHON = f"Exited with exit code {bootstrap.NO_PYTHON_EXIT_CODE}"
+_FIX_NODE = "look up the node's state with sinfo -N"
 _FIXES = {
     "unrecognized option": "use Slurm 20.11 or newer, or --transport fabric",
     "(gres) specification": "ask Slurm for equally many GPUs on each node: --gpus-per-node=N or --gres=gpu:N",
@@ -39,6 +40,7 @@ class SrunOutput:
         self._pythons = tuple(pythons)
         self._lines: list[tuple[str, tuple[str, ...]]] = []  # and the hosts that each is about, none for all
         self._endings: dict[str, str] = {}
+        self._never_started: dict[str, str] = {}
         self._cancelled = ""
 
     def lines(self, host: str) -> tuple[str, ...]:
@@ -60,22 +62,25 @@ class SrunOutput:
             return ()
         if _ABORTED in line:
             self._cancelled = self._cancelled or "Slurm has cancelled launch's step"
-        for pattern in (_TASK, _LAUNCH, _NODE):
+        for pattern, noted in ((_TASK, self._endings), (_LAUNCH, self._never_started), (_NODE, self._endings)):
             if (found := pattern.match(line)) is not None:
                 gone = tuple(host for host in _expand(found["hosts"]) if host in self._hosts)
-                self._endings.update(dict.fromkeys(gone, found["text"]))
+                noted.update(dict.fromkeys(gone, found["text"]))
                 return gone
         return ()
 
     def not_started(self, host: str, timeout_s: float) -> HostFailure:
         """Return the failure of a node whose relay did not start in time."""
         text = f"Slurm has not started launch's step there in {timeout_s:g} s{self._last_line()}"
-        fix = "look up the node's state with sinfo -N; if the cluster is slow, raise --connect-timeout"
+        fix = f"{_FIX_NODE}; if the cluster is slow, raise --connect-timeout"
         return HostFailure(host, HostFailureKind.SLURM, text, fix)
 
     def gone(self, host: str, exit_code: int | None = None) -> HostFailure:
         """Return why a node's relay is gone; exit_code: of srun itself, below 0 for a signal, None while it runs."""
         ending = self._endings.get(host, "")
+        if host in self._never_started:  # therefore the step is cancelled
+            text = f"Slurm can't start launch's step there: {self._never_started[host]}"
+            return HostFailure(host, HostFailureKind.SLURM, text, _FIX_NODE)
         if self._cancelled and ending != _NODE_FAILURE:
             return HostFailure(host, HostFailureKind.SLURM, self._cancelled)
         if ending == _NO_PYTHON:

@@ -28,8 +28,6 @@ def make_words(*lines: str) -> SrunOutput:
          "launch's task there ended: Segmentation fault"),
         ("srun: error: node9: task 8: Killed", (), ""),
         ("srun: error: node[1-: task 8: Killed", (), ""),
-        ("srun: error: Task launch for StepId=9.0 failed on node node2: Communication connection failure",
-         ("node2",), "launch's task there ended: Communication connection failure"),
         ("srun: error: Node failure on node2", ("node2",), "launch's task there ended: Node failure"),
         ("srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)", (), ""),
     ],
@@ -39,6 +37,27 @@ def test_lines_that_say_which_node_is_gone(line: str, gone: tuple[str, ...], tex
     assert words.take(line) == gone
     for host in gone:
         assert words.gone(host) == HostFailure(host, HostFailureKind.SLURM, text)
+
+
+def test_a_node_that_does_not_answer_is_not_said_to_be_cancelled() -> None:
+    """As srun tells it when a node is off; the other node's task is cancelled for that."""
+    words = SrunOutput(HOSTS, PYTHONS)
+    line = "srun: error: Task launch for StepId=1.0 failed on node node2: Communication connection failure"
+    assert words.take(line) == ("node2",)
+    for line in (
+        "srun: error: Application launch failed: Communication connection failure",
+        ABORTED,
+        "slurmstepd-node1: error: *** STEP 1.0 ON node1 CANCELLED AT 2026-11-27T14:37:30 ***",
+        "srun: error: node1: task 0: Killed",
+    ):
+        words.take(line)
+    assert words.gone("node2") == HostFailure(
+        "node2",
+        HostFailureKind.SLURM,
+        "Slurm can't start launch's step there: Communication connection failure",
+        "look up the node's state with sinfo -N",
+    )
+    assert words.gone("node1").text == "Slurm has cancelled step 1.0"
 
 
 def test_no_python() -> None:
