@@ -22,7 +22,7 @@ from launcher.trainer.options import ConfigError, RunError
 BEATS = "trainer/beats"
 BEAT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
-LAST_S = 1.0  # how long rank 0 waits for others that may hear of its failure
+LAST_S = 5.0  # how long rank 0 waits for others that may hear of its failure; on a busy host they come late
 DONE, WRONG, FAILED = b"done", b"wrong", b"failed"
 DISK_PATIENCE = 6  # times the time limit
 BEATS_MISSED = 2  # after SIGTERM: the time to save is short

@@ -12,7 +12,7 @@ FIXED_PORTS = (10_000, 32_000)  # below those that Linux gives to connections
 _given: set[int] = set()
 
 
-def free_port() -> int:
+def free_port(address: str = "127.0.0.1") -> int:
     """Return a port that nobody listens on, and that nobody else gets before it is used: neither from the kernel, nor
     from the tests of this or another worker.
     """
@@ -24,6 +24,6 @@ def free_port() -> int:
         if port in _given:
             continue
         with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.bind(("127.0.0.1", port))
+            listener.bind((address, port))
             _given.add(port)
             return port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,13 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
+def pass_on(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended, and its exit code is on the way
+        os.kill(pid, number)
+
+
+# What is forked may do much before this process is told so: a signal that comes meanwhile waits for its handler.
+signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 place, name, program, *argv = sys.argv[1:]
 descriptors = [number for number in range(10) if is_open(number)]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -28,7 +36,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     socket.send_fds(server, [json.dumps(order).encode()], descriptors)
     pid = json.loads(server.recv(100))
     for number in SIGNALS:
-        signal.signal(number, lambda number, frame: os.kill(pid, number))
+        signal.signal(number, lambda number, frame: pass_on(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     exit_code = json.loads(server.recv(100))
 if exit_code < 0:
     signal.signal(-exit_code, signal.SIG_DFL)

@@ -70,11 +70,12 @@ def test_the_first_failure_is_the_exit_code_of_the_job(slurm: Slurm, tmp_path: P
 
 
 def test_a_script_of_ones_own_can_tell_that_it_was_requeued(slurm: Slurm, tmp_path: Path, sbatch: Sbatch) -> None:
+    # It says where it is when the signal may come: that is once the trap is set and there is something to kill.
     script = """\
-    echo "run ${SLURM_RESTART_COUNT-0}"
-    [ -z "${SLURM_RESTART_COUNT-}" ] || exit 0
+    [ -z "${SLURM_RESTART_COUNT-}" ] || { echo "run $SLURM_RESTART_COUNT"; exit 0; }
     trap 'echo saved; kill $!; exit 143' TERM
-    sleep 1000 & wait"""
+    sleep 1000 &
+    echo "run ${SLURM_RESTART_COUNT-0}"; wait"""
     words = ("--requeue", "--nproc=1", "--cpu", "--no-python", "sh", "-c", script)
     job_id = sbatch(*words).stdout.strip()
     assert wait_until(lambda: "run 0" in read_log(tmp_path, job_id, "out"))

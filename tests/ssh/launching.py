@@ -108,11 +108,14 @@ class Running:
 
     def wait_for(self, pattern: str, count: int = 1) -> None:
         """Wait until `count` lines of stdout and stderr together match."""
-        deadline = time.monotonic() + DEADLINE_S
-        while len(re.findall(pattern, self.stdout + self.stderr, re.MULTILINE)) < count:
-            assert self.process.poll() is None, f"ended before {count} x {pattern!r}: {self._so_far()}"
-            assert time.monotonic() < deadline, f"no {count} x {pattern!r} in time: {self._so_far()}"
-            time.sleep(POLL_S)
+
+        def is_there() -> bool:
+            has_ended = self.process.poll() is not None  # before the look: the last lines may come just before the end
+            found = len(re.findall(pattern, self.stdout + self.stderr, re.MULTILINE))
+            assert found >= count or not has_ended, f"ended before {count} x {pattern!r}: {self._so_far()}"
+            return found >= count
+
+        assert wait_until(is_there, poll_s=POLL_S), f"no {count} x {pattern!r} in time: {self._so_far()}"
 
     def wait_for_ranks(self, count: int = 4) -> None:
         """Wait until that many ranks of rank.py are ready."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from machines.patience import DEADLINE_S
+from machines.ports import free_port
 from machines.processes import wait_until
 
 SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
@@ -99,7 +100,7 @@ class SshHost:
             folder.mkdir()
         make_key(self.folder / "host_key")
         sign(authority, self.folder / "host_key", "-h", "-n", self.address)
-        self.port = find_free_port(self.address)
+        self.port = free_port(self.address)
         config = self.folder / "sshd_config"
         config.write_text(
             SSHD_CONFIG.format(
@@ -294,12 +295,6 @@ def _is_listening(place: Path) -> bool:
         return sock.connect_ex(str(place)) == 0
 
 
-def find_free_port(address: str) -> int:
-    with socket.socket() as listener:
-        listener.bind((address, 0))
-        return int(listener.getsockname()[1])
-
-
 # ---- /proc, read without the launcher's own reader ------------------------------------------------------------------
 
 
@@ -311,7 +306,8 @@ def read_processes() -> Iterator[Process]:
                 env = file.read()
         except OSError:
             continue
-        yield Process(pid, parent, tuple(read_argv(pid)), frozenset(env.decode("utf-8", "replace").split("\0")))
+        if argv := read_argv(pid):  # nothing if it has ended between the two looks
+            yield Process(pid, parent, tuple(argv), frozenset(env.decode("utf-8", "replace").split("\0")))
 
 
 def read_parents() -> Iterator[tuple[int, int]]:

@@ -13,14 +13,17 @@ from collections.abc import Iterator
 import pytest
 from launching import Done, Launch, every_transport, shell
 from machines.patience import DEADLINE_S, slowed
-from ssh_hosts import SshHosts, find_free_port, make_key
+from machines.ports import free_port
+from ssh_hosts import SshHosts, make_key
+
+from launcher.transports.bootstrap import MARKER_TIMEOUT_S
 
 NEVER_STARTED = ["--no-python", "touch", "started"]
 
 
 @every_transport
 def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts: SshHosts) -> None:
-    user, port, free_port = getpass.getuser(), hosts["node2"].port, find_free_port("127.0.0.2")
+    user, port, closed_port = getpass.getuser(), hosts["node2"].port, free_port("127.0.0.2")
     key, unknown, changed = (launch.folder / name for name in ("other_key", "known hosts", "known_hosts"))
     make_key(key)
     unknown.touch()
@@ -34,7 +37,7 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
         expected: dict[str, tuple[dict[str, object], str, str]] = {
             "refused": ({"IdentityFile": key}, rf"login refused for user {user} \(tried {key}\)",
                         f"ssh-copy-id -p {port} {user}@127.0.0.2"),
-            "down": ({"Port": free_port}, f"127.0.0.2 port {free_port} refuses the connection",
+            "down": ({"Port": closed_port}, f"127.0.0.2 port {closed_port} refuses the connection",
                      "check that sshd is running there, on that port"),
             "nowhere": ({"HostName": "no-such-host.invalid"}, "the name no-such-host.invalid is not known",
                         "check the spelling, DNS or ssh_config"),
@@ -52,7 +55,9 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
         settings = {name: {**place, **own} for name, (own, _, _) in expected.items()}
         config = hosts.write_config(launch.folder / "config", **settings)
         words = ("--hosts", ",".join(["node1", *expected]), "--ssh-config", str(config))
-        done = launch.run(*words, "--connect-timeout", f"{slowed(2):g}", *NEVER_STARTED)
+        # As long as the shell that waits for input takes anyway, so that no other login is cut short.
+        timeout_s = max(slowed(2), MARKER_TIMEOUT_S)
+        done = launch.run(*words, "--connect-timeout", f"{timeout_s:g}", *NEVER_STARTED)
     first, *said, last = done.words
     assert (done.exit_code, first) == (69, f"launch: {len(expected)} hosts can't be used:")
     texts = dict(line.strip().split(": ", 1) for line in said if not line.startswith("    "))
@@ -163,7 +168,7 @@ def test_many_hosts_behind_one_bastion(launch: Launch, hosts: SshHosts) -> None:
 @every_transport
 def test_a_host_that_is_booting_is_waited_for(launch: Launch, hosts: SshHosts) -> None:
     """Where --connect-timeout says how long; without it a port that refuses is a mistake, and said at once."""
-    port = find_free_port("127.0.0.2")
+    port = free_port("127.0.0.2")
     config = hosts.write_config(launch.folder / "config", node2={"Port": port, "HostKeyAlias": "booted"})
     with hosts.known_hosts.open("a") as known:
         known.write(f"booted {hosts['node2'].public_key}\n")

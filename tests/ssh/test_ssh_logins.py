@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from launching import Launch, every_transport, rank
 from machines.patience import DEADLINE_S
+from machines.ports import free_port
 from machines.processes import wait_until
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHosts, find_free_port, is_alive, make_key, running_agent, sign
+from ssh_hosts import SshHosts, is_alive, make_key, running_agent, sign
 from terminal import Terminal
 
 from launcher.errors import HostFailure, HostFailureKind
@@ -191,7 +192,7 @@ def test_nothing_of_the_user_s_is_forwarded(
     """Whoever rules the host could log in elsewhere with the keys of the agent, or look at the screen."""
     monkeypatch.setenv("DISPLAY", ":99")
     add_to_agent(hosts.folder / "id")
-    port, made = find_free_port("127.0.0.1"), tmp_path / "made"
+    port, made = free_port(), tmp_path / "made"
     mine = {
         "ForwardAgent": "yes", "ForwardX11": "yes", "ForwardX11Trusted": "yes", "RequestTTY": "force",
         "LocalForward": f"{port} 127.0.0.1:1", "RemoteForward": f"{port} 127.0.0.1:1", "ExitOnForwardFailure": "yes",

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from launching import Done, Launch, rank, shell
 from machines.patience import DEADLINE_S, slowed
+from machines.ports import free_port
 from machines.processes import wait_until
-from ssh_hosts import Process, SshHosts, find_free_port, read_processes, running_agent
+from ssh_hosts import Process, SshHosts, read_processes, running_agent
 
 from launcher.hosts.host import Host
 from launcher.transports.relayed.pdsh_command import Pdsh
@@ -68,8 +69,9 @@ def test_a_name_of_this_machine_that_leads_elsewhere(launch: Launch, hosts: SshH
 def test_hosts_that_a_crowded_gateway_drops_have_their_time_anew(launch: Launch, hosts: SshHosts) -> None:
     """pdsh has all log in at once, and sshd drops some of more than ten (MaxStartups): here both, and late."""
     timeout_s = min(max(slowed(4), 8), 20)  # a try may take ten seconds, most of them for the login; two fit in 20
-    once = f"mkdir {launch.folder}/%n 2>/dev/null && {{ sleep {0.875 * timeout_s}; exit; }}"
-    way = f"sh -c '{once}; sleep {0.125 * timeout_s + 1}; exec ssh -F {launch.ssh_config} -W %h:%p node1'"
+    # The first try ends well within its time, and the second one is longer than what is left of that.
+    once = f"mkdir {launch.folder}/%n 2>/dev/null && {{ sleep {0.75 * timeout_s}; exit; }}"
+    way = f"sh -c '{once}; sleep {0.25 * timeout_s + 0.5}; exec ssh -F {launch.ssh_config} -W %h:%p node1'"
     far = {"HostName": hosts["node2"].address, "Port": hosts["node2"].port, "ProxyCommand": way}
     config = hosts.write_config(launch.folder / "config", far1=far, far2=far)
     words = ("--hosts", "far[1-2]", "--ssh-config", str(config), "--connect-timeout", f"{timeout_s:g}")
@@ -140,7 +142,7 @@ def test_a_user_who_is_named_wins_over_ssh_config(launch: Launch, hosts: SshHost
 
 
 def test_a_cause_is_told_though_ssh_shall_be_quiet(launch: Launch, hosts: SshHosts) -> None:
-    port = find_free_port("127.0.0.2")
+    port = free_port("127.0.0.2")
     config = hosts.write_config(launch.folder / "config", node2={"Port": port, "LogLevel": "QUIET"})
     words = ("--ssh-config", str(config), "--", "true")
     done: Done = launch.start_exec(*words, env={"PDSH_SSH_ARGS_APPEND": "-q"}).finish()

@@ -62,7 +62,7 @@ def test_ctrl_c_and_ctrl_z_on_a_terminal(launch: Launch, terminal: Terminal) -> 
     running = launch.start(*rank("wait"), **terminal.for_popen())
     terminal.read_until("ready .*", count=4)
     terminal.type(b"\x1a")
-    terminal.read_until("ignoring Ctrl-Z")
+    terminal.read_until("ignoring Ctrl-Z.*\n")  # to its end: what is typed next is echoed wherever the output stands
     terminal.type(b"\x03")
     terminal.read_until(r"\^Claunch: stopping the run on 2 hosts")
     terminal.read_until("launch: stopped by you after .*, 0 processes left on 2 hosts")

@@ -135,10 +135,24 @@ def test_the_built_in_trainer(launch: Launch) -> None:
     assert longer[-7:] == ["-m", "launcher.trainer", "--save-dir", folder, "--epochs", "2", "--resume"]
 
 
-def test_a_rank_is_killed_and_the_training_goes_on(launch: Launch) -> None:
+# On the path of the trainer's Python: the first attempt waits there, once it has saved step 40, until it is killed.
+HOLD = """
+import glob, os, signal
+fsync = os.fsync
+def hold(file):
+    while os.environ.get("LAUNCH_ATTEMPT") == "0" and glob.glob("outputs/*/checkpoints/step_40"):
+        signal.pause()
+    fsync(file)
+os.fsync = hold
+"""
+
+
+def test_a_rank_is_killed_and_the_training_goes_on(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOLD)
     shape = ("--layers", "1", "--dim", "32", "--context", "16", "--global-batch", "8")
     train = ("-m", "launcher.trainer", *shape, "--save-every", "10", "--log-every", "10")
-    running = launch.start(*ONE_EACH, "--hosts", "node2", "--env", "OMP_NUM_THREADS=1", "--restarts", "1", *train)
+    env = ("--env", "OMP_NUM_THREADS=1", "--env", f"PYTHONPATH={tmp_path}")
+    running = launch.start(*ONE_EACH, "--hosts", "node2", *env, "--restarts", "1", *train)
     running.wait_for("step 40 ")
     torchrun = launch.hosts["node2"].torchrun()
     rank = next(process for process in launch.hosts["node2"].ranks() if process.parent == torchrun.pid)

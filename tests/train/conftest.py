@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
+from machines.processes import wait_until
 from machines.warm import WarmProcess, WarmPython, write_client
 
 ROOT = Path(__file__).parents[2]
@@ -55,11 +55,14 @@ class Rank:
             raise AssertionError(f"not ended in time: {self.stdout}\n{self.stderr}") from None
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while text not in self.stdout:
-            assert self.process.poll() is None, f"ended before {text!r}: {self.stdout}\n{self.stderr}"
-            assert time.monotonic() < deadline, f"no {text!r} in time: {self.stdout}\n{self.stderr}"
-            time.sleep(0.02)
+
+        def is_there() -> bool:
+            has_ended = self.process.poll() is not None  # before the look: the last lines may come just before the end
+            is_found = text in self.stdout
+            assert is_found or not has_ended, f"ended before {text!r}: {self.stdout}\n{self.stderr}"
+            return is_found
+
+        assert wait_until(is_there), f"no {text!r} in time: {self.stdout}\n{self.stderr}"
 
 
 @dataclass

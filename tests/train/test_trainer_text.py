@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from machines.patience import slowed
 
 from launcher.distributed import World
 from launcher.trainer import text
@@ -76,7 +78,7 @@ def test_only_the_same_text_has_its_identity(tmp_path: Path, monkeypatch: pytest
     assert not same()
 
 
-def test_ranks_share_with_rank_0(starter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_with_rank_0(starter: Any, tmp_path: Path) -> None:
     content = "The text of rank 0, which takes several pieces."
     for rank in range(4):
         (tmp_path / f"node{rank}").mkdir()
@@ -86,8 +88,9 @@ def test_ranks_share_with_rank_0(starter: Any, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "node2" / "text").write_text(content[::-1])
     (tmp_path / "copies").mkdir()
     script = str(Path(__file__).with_name("text_ranks.py"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "copies"))
-    ranks = starter.start_ranks(4, lambda rank: [script])
+    limit_s = slowed(1)
+    env = {"TMPDIR": str(tmp_path / "copies")}  # theirs alone: torch makes a directory there when it is imported
+    ranks = starter.start_ranks(4, lambda rank: [script, str(limit_s)], env)
     for rank in ranks:
         assert (rank.wait(), rank.stderr) == (0, "")
     seen = [json.loads(rank.stdout) for rank in ranks]
@@ -105,8 +108,10 @@ def test_ranks_share_with_rank_0(starter: Any, tmp_path: Path, monkeypatch: pyte
     failed = ["MainRankError: rank 0 could not continue"] * 3
     assert [one["error"] for one in seen] == ["OSError: broken", *failed]
     assert [one["long"] for one in seen] == ["done"] * 4
-    silent = ["RuntimeError: rank 0 has not responded for 1 s"] * 3
-    assert [one["silent"] for one in seen] == ["", *silent]
+    assert seen[0]["silent"] == ""
+    for one in seen[1:]:  # a busy machine may let a rank look late
+        given_up = re.fullmatch(r"RuntimeError: rank 0 has not responded for (\d+) s", one["silent"])
+        assert given_up is not None and int(given_up[1]) >= round(limit_s), one
     nowhere = f"ConfigError: {socket.gethostname()}: [Errno 2] No such file or directory: '/nowhere'"
     assert [one["nowhere"] for one in seen] == [nowhere] * 4
     assert list((tmp_path / "copies").iterdir()) == []

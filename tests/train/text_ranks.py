@@ -1,5 +1,6 @@
 """Run under the trainer's tests: ranks in folders of their own share with rank 0, and print what they saw as JSON.
 
+Their argument is a time limit in seconds.
 `text` is the same file for ranks 0 and 1, rank 2 has another text of that size there, and rank 3 has none.
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +20,8 @@ from launcher import distributed
 from launcher.distributed import leave
 from launcher.trainer import rank0_work, text
 
-SHORT_S, LONGER_S = 1.0, 2.5
+SHORT_S = float(sys.argv[1])
+LONGER_S = 2.5 * SHORT_S
 world = distributed.init("gloo", timeout_s=120)
 group = rank0_work.make_cpu_group()
 hurried = replace(world, timeout_s=SHORT_S)

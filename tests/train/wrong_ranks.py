@@ -48,11 +48,12 @@ def check_corrupted(world: distributed.World) -> None:
 
 def stall(world: distributed.World) -> None:
     watch = Watch(world, timeout_s=120)
+    if world.rank == 1:
+        print("stalled", flush=True)  # before rank 0 can begin to wait for it
     with watch.step("all_gather"):
         barrier()
     watch._timeout_s = 1
     if world.rank == 1:
-        print("stalled", flush=True)
         signal.pause()
     with watch.step("all_reduce fp32"):
         all_reduce(torch.zeros(1))

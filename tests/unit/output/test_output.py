@@ -462,10 +462,11 @@ def test_closing_does_not_wait_for_stderr_that_nobody_reads(pipe, monkeypatch):
 @pytest.mark.parametrize("count", [12, 1])
 @pytest.mark.linux
 def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, count):
-    pages, shown = 12, []
+    pages, shown = 36, []
     page = fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what a pipe holds that is as small as can be
-    pause_s = slowed(0.1)
-    monkeypatch.setattr("launcher.output.terminal._FAREWELL_S", 6 * pause_s)
+    pause_s = slowed(0.05)
+    # So long that a busy machine may hold up the reader for a second.
+    monkeypatch.setattr("launcher.output.terminal._FAREWELL_S", 30 * pause_s)
     monkeypatch.setattr("launcher.output.terminal._PIECE_BYTES", page)
     terminal = Terminal(is_terminal=False)
     for _ in range(count):
@@ -474,7 +475,7 @@ def test_closing_waits_as_long_as_the_reader_moves(pipe, monkeypatch, capfd, cou
     def read_slowly():
         while piece := os.read(pipe[0], page):
             shown.append(len(piece))
-            time.sleep(pause_s)  # so all together takes twice as long as a reader that stands still is waited for
+            time.sleep(pause_s)  # so all together takes longer than a reader that stands still is waited for
 
     reader = threading.Thread(target=read_slowly)
     reader.start()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from machines.patience import DEADLINE_S
@@ -115,13 +115,15 @@ def test_a_signal_during_a_test_that_fails_is_not_lost() -> None:
 
 def test_after_its_time_the_search_says_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(culprits, "SIDE_BY_SIDE", 1)
+    now_s = [0.0]
+    monkeypatch.setattr(culprits, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     told: list[str] = []
 
     async def run_group(group: Group) -> str:
-        await asyncio.sleep(0.1)
+        now_s[0] = 11.0
         return "failed"
 
-    searching = search(["a", "b"], run_group, lambda what, reason: told.append(what), time.monotonic() + 0.05)
+    searching = search(["a", "b"], run_group, lambda what, reason: told.append(what), deadline=10.0)
     verdict = asyncio.run(searching)
     assert (verdict, told) == (Verdict(("a",), is_complete=False), ["a alone"])
     assert verdict.lines() == ["a fails alone", "the time for the search is over"]

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from machines.patience import DEADLINE_S
+from machines.processes import wait_until
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import TransportError
@@ -109,12 +110,16 @@ class Crowd:
         self.inside = threading.Semaphore(0)
         self.may_go = threading.Event()
         self._lock = threading.Lock()
-        queues = LoginQueues()
-        self._threads = [threading.Thread(target=self._enter, args=(queues["bastion"],)) for _ in range(count)]
+        self._queue = LoginQueues()["bastion"]
+        self._threads = [threading.Thread(target=self._enter, args=(self._queue,)) for _ in range(count)]
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def count_waiting(self) -> int:
+        """Return how many wait for a slot: those have noted when they came."""
+        return len(self._queue._slots._cond._waiters)
 
     def end(self) -> None:
         self.may_go.set()
@@ -156,6 +161,7 @@ def test_who_waits_at_a_gateway_that_refuses_need_not_ask_again():
     crowd.start()
     for _ in range(LOGINS_AT_ONCE):
         assert crowd.inside.acquire(timeout=DEADLINE_S)
+    assert wait_until(lambda: crowd.count_waiting() == 2 * LOGINS_AT_ONCE)
     crowd.end()
     assert crowd.tries == LOGINS_AT_ONCE
     assert set(crowd.failures) == {"jump host bastion: login refused for user ann (tried id)"}
