@@ -247,11 +247,10 @@ def _stop_without_controller(run: ListedRun, streams: OutputStreams, *, is_now: 
 def find_health(run: ListedRun) -> dict[str, Any]:
     """Return whether the controller of a run lives, the exit code if the run has ended, and which hosts it has lost."""
     is_alive, end = is_running(run), (run.look() or run).end
-    if end is not None:  # then all agents have left
-        lost = [*(run.read_record().get("result") or {}).get("unreachable", ())]
-    else:
-        lost = run.read_missing()
-    return {"is_alive": is_alive, "exit_code": end.exit_code if end is not None else None, "lost": lost}
+    if end is None:
+        return {"is_alive": is_alive, "exit_code": None, "lost": run.read_missing()}
+    lost = (run.read_record().get("result") or {}).get("unreachable", {})  # by now, all agents have left
+    return {"is_alive": is_alive, "exit_code": end.exit_code, "lost": [*lost]}
 
 
 def find_orders(run: ListedRun) -> dict[str, Any]:

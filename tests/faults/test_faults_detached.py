@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,7 +229,7 @@ def test_a_run_ends_as_it_leaves_its_terminal(launch: FaultLaunch) -> None:
     running = launch.start_ready(*ranks(AT_GO, r3=FAILS))
     launcher, controller = launch.launcher(), find_process(launch.slurm.cluster[NODES[0]], "launch")
     os.kill(launcher.pid, signal.SIGSTOP)
-    assert wait_until(lambda: os.readlink(f"/proc/{controller.pid}/fd/1") == os.devnull), "it has not left"
+    assert wait_until(lambda: Path(f"/proc/{controller.pid}/fd/1").readlink() == Path(os.devnull)), "it has not left"
     running.go()
     assert wait_until(lambda: read_state(controller.pid) in ("", "Z"), poll_s=CENSUS_POLL_S)
     os.kill(launcher.pid, signal.SIGCONT)
