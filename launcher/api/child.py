@@ -183,11 +183,11 @@ def end(process: subprocess.Popen[bytes], wait: Callable[[], object], *, may_rai
     number = signal.SIGTERM if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else signal.SIGINT
     again: KeyboardInterrupt | None = None
     while process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.killpg(process.pid, number)  # as a terminal does
         try:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, number)  # as a terminal does
             wait()
-        except KeyboardInterrupt as interrupt:
+        except KeyboardInterrupt as interrupt:  # noqa: PERF203 - it may come before the wait, too
             again = interrupt
     if again is not None and may_raise:
         raise again

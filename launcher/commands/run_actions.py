@@ -39,13 +39,14 @@ from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import tell
 from launcher.runs.kept_run import KeptRun, start_controller
 from launcher.runs.run_list import ListedRun
-from launcher.runs.run_state import describe_doing
+from launcher.runs.run_state import Activity, describe_doing
 from launcher.wording import fold_ranks
 
 _LAST_LINES = 20
 _MOST_BLOCK = 24  # lines before these, among which the first one of a message is looked for
 _TAIL_BYTES = 1 << 16
 _AGAIN_S = 0.5  # between the two signals of `launch stop --now`
+_UNHEARD_S = 10.0  # the same, if nothing shows that the first one was heard: they would be one to a controller
 _FAILED = re.compile("launch: .*FAILED after ")
 _ENDED = re.compile("launch: (finished in|stopped by) ")
 
@@ -222,13 +223,20 @@ def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
     signals = (0 if is_asked else 1) + is_now
     sent_at = -math.inf
     while is_running(run):
-        if signals and time.monotonic() - sent_at > _AGAIN_S:
+        passed_s = time.monotonic() - sent_at
+        if signals and passed_s > _AGAIN_S and (_is_stopping(run) or passed_s > _UNHEARD_S):
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(run.controller.pid, run.controller.stop_signal)
             signals, sent_at = signals - 1, time.monotonic()
         time.sleep(LOOK_S)
     _conclude(run, streams, prints=True)
     return 0
+
+
+def _is_stopping(run: ListedRun) -> bool:
+    """Return whether the controller of a run has written down that it stops the ranks."""
+    state = run.read_state()
+    return state is not None and state.what is Activity.STOPPING
 
 
 def _stop_without_controller(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:

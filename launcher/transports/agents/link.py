@@ -129,6 +129,9 @@ class AgentLink(asyncio.Protocol):
     def _lose(self) -> None:
         with self._changed:
             was_lost, self._is_lost = self._is_lost, True
+        if self.host is not None and not was_lost:
+            self._on_lost(self)  # first: whoever sees the end of a channel must not find this link any more
+        with self._changed:
             failure = self._failure or HostFailure(
                 self.host or "", HostFailureKind.CONNECTION, "the connection to its agent was lost"
             )
@@ -139,8 +142,6 @@ class AgentLink(asyncio.Protocol):
             self._changed.notify_all()
         if not self.is_proven.done():
             self.is_proven.set_result(False)
-        if self.host is not None and not was_lost:
-            self._on_lost(self)
 
     def _take(self, header: Header, payload: bytes) -> None:
         kind = header["type"]
