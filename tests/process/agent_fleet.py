@@ -49,6 +49,12 @@ class Planted:
         assert header.pop("nonce") == self._nonce
         return header
 
+    def end_input(self) -> None:
+        """End the login's stdin, which ends the agent before GO; its answer can still be read."""
+        stdin = self.channel._process.stdin
+        assert stdin is not None  # it is a pipe
+        stdin.close()
+
     def wait_for_end(self) -> int | None:
         """Return the exit code of what the login has started: 0 also at GO, when the agent leaves it."""
         assert read_all(self.channel) == {STDOUT: b"", STDERR: b""}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -70,7 +71,8 @@ def lose_power(fleet: Fleet) -> None:
     """Kill all that runs."""
     while pids := fleet.pids():
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not set(pids) & set(fleet.pids()))
     wait_until(fleet.hub.missing)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import signal
 import socket
 import ssl
@@ -21,7 +22,8 @@ from pathlib import Path
 import pytest
 from agent_fleet import RUN, Fleet, MakeFleet, Wire
 from machines.channels import read_all, read_line
-from machines.patience import DEADLINE_S, NEVER_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
+from machines.ports import free_port
 from node_process import WAITS, find_marked, is_alive, parent_of, shell, wait_until
 
 from launcher.errors import HostFailureKind
@@ -316,7 +318,8 @@ def test_an_agent_that_misbehaves(make_fleet: MakeFleet, message: bytes, text: s
         assert sock.recv(4096) == messages.encode("welcome", generation=1)
         channel = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
         assert sock.recv(4096) == messages.encode("open", channel=1, attempt=1, command="cat")
-        sock.sendall(message)
+        with contextlib.suppress(OSError):  # the hub may hang up before it has read all of it
+            sock.sendall(message)
         if not text:  # what belongs to no channel is dropped
             assert (read_all(channel), channel.exit_code()) == ({STDOUT: b"", STDERR: b""}, 3)
             return
@@ -340,13 +343,14 @@ def test_an_impostor_gets_no_token(make_fleet: MakeFleet) -> None:
         impostor = threading.Thread(target=answer)
         impostor.start()
         port = listener.getsockname()[1]
-        planted = fleet.plant("n1", [("127.0.0.1", port)], connect_timeout_s=slowed(0.5))
+        planted = fleet.plant("n1", [("127.0.0.1", port)])
+        impostor.join()  # the agent has hung up
+        planted.end_input()
         assert planted.read_answer() == {
             "type": "refused",
             "why": f"127.0.0.1 port {port}: certificate does not fit",
         }
         assert planted.wait_for_end() == 1
-        impostor.join()
     assert heard == [b""]
 
 
@@ -370,11 +374,16 @@ def test_no_address_that_works(make_fleet: MakeFleet) -> None:
         hanging, refusing = hangs.getsockname()[1], closed.getsockname()[1]
         closed.close()
         addresses = [("127.0.0.1", hanging), ("127.0.0.1", refusing), ("n1.invalid", 1)]
-        planted = fleet.plant("n1", addresses, connect_timeout_s=slowed(0.3))
-        why = planted.read_answer()["why"].split("; ")
-        assert f"127.0.0.1 port {hanging}: no answer" in why
+        planted = fleet.plant("n1", addresses)
+        with hangs.accept()[0] as hung:
+            assert hung.recv(1), "it has begun TLS, and has tried the others"
+            planted.end_input()
+            why = planted.read_answer()["why"].split("; ")
         assert f"127.0.0.1 port {refusing}: connection refused" in why
         assert any(line.startswith("n1.invalid port 1: ") for line in why)
+        assert planted.wait_for_end() == 1
+        planted = fleet.plant("n1", addresses[:1], connect_timeout_s=slowed(0.3))
+        assert planted.read_answer() == {"type": "refused", "why": f"127.0.0.1 port {hanging}: no answer"}
         assert planted.wait_for_end() == 1
     assert fleet.hub.missing() == ["n1"]
 
@@ -398,10 +407,8 @@ def test_before_go_nothing_is_started_and_the_login_ends_it(make_fleet: MakeFlee
     with pytest.raises(TransportError) as caught:
         transport.open(A, "echo on", 0.01)
     failure = caught.value.failure
-    assert (failure.kind, failure.text) == (
-        HostFailureKind.TIMED_OUT,
-        "its agent is not connected (for 0.0 s)",
-    )
+    assert failure.kind is HostFailureKind.TIMED_OUT
+    assert re.fullmatch(r"its agent is not connected \(for \d+\.0 s\)", failure.text)
 
 
 def test_before_go_the_loss_of_the_connection_ends_it(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
@@ -597,10 +604,12 @@ def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
     fleet.start()
     first = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
     agent = int(read_line(first))
-    os.kill(parent_of(agent), signal.SIGKILL)
+    parent = parent_of(agent)
+    os.kill(parent, signal.SIGKILL)
     os.kill(agent, signal.SIGKILL)
     fail_of(first)
-    wait_until(lambda: fleet.hub.missing() == ["n1"])
+    wait_until(lambda: not is_alive(parent) and not is_alive(agent))  # each has the lock
+    assert fleet.hub.missing() == ["n1"]
     (absence,) = fleet.hub.find_absences()
     assert (absence.host, absence.address) == ("n1", "127.0.0.1")
     assert fleet.plant("n1", is_after_go=True, machine="another 1").read_answer() == {
@@ -622,8 +631,7 @@ def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
 def test_an_agent_after_go_may_come_before_its_controller(make_fleet: MakeFleet) -> None:
     """It outlives the login that started it."""
     fleet = make_fleet()
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    port = free_port()
     planted = fleet.plant("n1", [("127.0.0.1", port)], connect_timeout_s=0.0, is_after_go=True)
     planted.channel.close()
     wait_until(lambda: find_agents(fleet))
@@ -660,11 +668,16 @@ def test_an_agent_refuses_a_controller_that_was_replaced(wire: Callable[[int], W
 
 
 def test_a_frozen_agent_is_dropped_and_hangs_up_when_it_thaws(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(silence_s=slowed(0.6))
-    fleet.start()
-    channel = fleet.hub.open_transport().open(A, "echo $PPID $$; cat", DEADLINE_S)
-    agent, child = map(int, read_line(channel).split())
-    os.kill(agent, signal.SIGSTOP)
+
+    def freeze(silence_s: float) -> tuple[Fleet, Channel, int, int]:
+        fleet = make_fleet(silence_s=silence_s)
+        fleet.start()
+        channel = fleet.hub.open_transport().open(A, "echo $PPID $$; cat", DEADLINE_S)
+        agent, child = map(int, read_line(channel).split())
+        os.kill(agent, signal.SIGSTOP)
+        return fleet, channel, agent, child
+
+    fleet, channel, agent, child = long_enough(freeze, 0.6)
     try:
         kind, text = fail_of(channel)
         assert kind is HostFailureKind.SILENT
@@ -681,32 +694,43 @@ def test_one_agent_tells_that_the_controller_is_gone(
     wire: Callable[[int], Wire], make_fleet: MakeFleet, tmp_path: Path
 ) -> None:
     """Not that of the controller's host, and another one if that was cut off meanwhile."""
-    fleet = make_fleet("n1", "n2", "n3", silence_s=slowed(1.0))
-    way = wire(fleet.port)
-    fleet.start(addresses=[("127.0.0.1", way.port)], redial_s=slowed(5.0))
-    fleet.hub.keep(Notice(f'echo "$LAUNCH_CAUSE" >>{tmp_path}/said', {"LAUNCH_CAUSE": "gone"}, "n1"))
-    for _ in range(2):
-        transport = fleet.hub.open_transport()
-        assert [run(transport, Host(name), "echo on")[1] for name in fleet.names] == [0, 0, 0]
-        least = fleet.changes + 2 * len(fleet.names)
-        way.cut()
-        wait_until(lambda least=least: fleet.changes >= least)
-        assert fleet.hub.wait_for_all(DEADLINE_S) == []
-    assert [run(fleet.hub.open_transport(), Host(name), "echo on")[1] for name in fleet.names] == [0, 0, 0]
-    way.stall()
+
+    def stall(silence_s: float) -> tuple[Fleet, Path]:
+        said = tmp_path / f"said {silence_s}"
+        fleet = make_fleet("n1", "n2", "n3", silence_s=silence_s)
+        way = wire(fleet.port)
+        fleet.start(addresses=[("127.0.0.1", way.port)], redial_s=5 * silence_s)
+        fleet.hub.keep(Notice(f'echo "$LAUNCH_CAUSE" >>"{said}"', {"LAUNCH_CAUSE": "gone"}, "n1"))
+        for _ in range(2):
+            transport = fleet.hub.open_transport()
+            assert [run(transport, Host(name), "echo on")[1] for name in fleet.names] == [0, 0, 0]
+            least = fleet.changes + 2 * len(fleet.names)
+            way.cut()
+            wait_until(lambda least=least: fleet.changes >= least)
+            assert fleet.hub.wait_for_all(DEADLINE_S) == []
+        assert [run(fleet.hub.open_transport(), Host(name), "echo on")[1] for name in fleet.names] == [0, 0, 0]
+        way.stall()
+        return fleet, said
+
+    fleet, said = long_enough(stall, 1.0)
     wait_until(lambda: not fleet.pids())
-    assert (tmp_path / "said").read_text() == "gone\n"
+    assert said.read_text() == "gone\n"
 
 
 def test_silence_ends_the_connection_on_both_sides(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(silence_s=slowed(0.6))
-    way = wire(fleet.port)
-    fleet.plant("n1", [("127.0.0.1", way.port)])
-    fleet.hub.wait_for_all(DEADLINE_S)
-    fleet.hub.go()
-    channel = fleet.hub.open_transport().open(A, "echo $$; cat", DEADLINE_S)
-    child = int(read_line(channel))
-    way.stall()
+
+    def stall(silence_s: float) -> tuple[Fleet, Wire, Channel, int]:
+        fleet = make_fleet(silence_s=silence_s)
+        way = wire(fleet.port)
+        fleet.plant("n1", [("127.0.0.1", way.port)])
+        fleet.hub.wait_for_all(DEADLINE_S)
+        fleet.hub.go()
+        channel = fleet.hub.open_transport().open(A, "echo $$; cat", DEADLINE_S)
+        child = int(read_line(channel))
+        way.stall()
+        return fleet, way, channel, child
+
+    fleet, way, channel, child = long_enough(stall, 0.6)
     assert fail_of(channel)[0] is HostFailureKind.SILENT
     wait_until(lambda: not is_alive(child))
     way.resume()
@@ -714,12 +738,14 @@ def test_silence_ends_the_connection_on_both_sides(wire: Callable[[int], Wire], 
 
 
 def test_heartbeats_keep_the_connection(make_fleet: MakeFleet) -> None:
-    silence_s = slowed(0.6)
-    fleet = make_fleet(silence_s=silence_s)
-    fleet.start()
-    channel = fleet.hub.open_transport().open(A, f"sleep {2 * silence_s}; echo on", DEADLINE_S)
-    assert read_line(channel) == b"on\n"
-    assert fleet.changes == 1
+    def attempt(silence_s: float) -> None:
+        fleet = make_fleet(silence_s=silence_s)
+        fleet.start()
+        channel = fleet.hub.open_transport().open(A, f"sleep {2 * silence_s}; echo on", DEADLINE_S)
+        assert read_line(channel) == b"on\n"
+        assert fleet.changes == 1
+
+    long_enough(attempt, 0.6)
 
 
 def test_a_controller_that_is_gone_is_waited_for_until_it_is_too_late(make_fleet: MakeFleet) -> None:
@@ -739,8 +765,11 @@ def test_a_controller_that_is_gone_is_waited_for_until_it_is_too_late(make_fleet
 
 
 def find_agents(fleet: Fleet) -> list[int]:
-    pids = fleet.pids()
-    return [pid for pid in pids if parent_of(pid) in pids]
+    pids, found = fleet.pids(), []
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found += [pid] if parent_of(pid) in pids else []
+    return found
 
 
 def list_sockets() -> list[str]:

@@ -241,8 +241,10 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tm
     # The second failure, which is another one, is followed by a pause, in which nothing of the run is alive.
     (tmp_path / "first" / "go").touch()
     assert wait_until(lambda: "restarting in 5 s" in said("first")), said("first")
+    first.send_signal(signal.SIGSTOP)  # so that the pause lasts, however long the next one takes to look
     assert launch("third", *words, "true").wait() == 70, said("third")
     assert ", reserved for its start\n" in said("third"), said("third")
+    first.send_signal(signal.SIGCONT)
     assert first.wait() == 0, "restarts beside who shares: " + said("first")
     (tmp_path / "sharing" / "go").touch()
     assert sharing.wait() == 0, said("sharing")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -359,7 +360,7 @@ def test_a_host_that_is_lost_in_the_middle(root: Path, tmp_path: Path, victim: s
         if seen == 3:
             top = nodes.channels["a"].pid
             guardian, supervisor, worker = find_family(top)
-            wait_until(lambda: any("/arriving/" in str(fd.readlink()) for fd in Path(f"/proc/{worker}/fd").iterdir()))
+            wait_until(lambda: any("/arriving/" in path for path in list_open_files(worker)))
             if victim == "all":
                 os.killpg(top, signal.SIGKILL)
             else:
@@ -375,6 +376,14 @@ def test_a_host_that_is_lost_in_the_middle(root: Path, tmp_path: Path, victim: s
     expect_whole(tmp_path / "a", may_fill=True)
     again = send(root, CacheTransport(tmp_path), "a", run="again")
     assert read(again.delivered.paths[0]) == read_sent(root)
+
+
+def list_open_files(pid: int) -> list[str]:
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found.append(str(fd.readlink()))
+    return found
 
 
 def find_family(top: int) -> list[int]:

@@ -112,16 +112,18 @@ class ClosedTransport:
 
 
 def make_session(screen: Screen, outputs: Sequence[NodeOutput], **ways: Transport) -> Session:
-    settings = Settings("interrupted", {}, [sys.executable], timeouts=Timeouts(5, 15, 1))
+    settings = Settings("interrupted", {}, [sys.executable], timeouts=Timeouts(DEADLINE_S, DEADLINE_S, 1))
     hosts = [Host(name) for name in ways]
     return Session(hosts, TransportByHost(ways), outputs, settings, say=screen.say, progress=lambda text: None)
 
 
-async def interrupt_when(is_true: Callable[[], object]) -> None:
-    """Press Ctrl-C once something is true."""
+async def interrupt_when(is_true: Callable[[], object], told: Path | None = None) -> None:
+    """Press Ctrl-C once something is true; told: a file that is there after that."""
     while not is_true():
         await asyncio.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
+    if told is not None:
+        told.touch()
 
 
 def has_text(path: Path) -> bool:
@@ -196,9 +198,9 @@ def test_an_exit_code_that_was_known_is_told(tmp_path: Path) -> None:
 
 def interrupt_run(
     folder: Path, script: str, when: Callable[[Session], object], *, restarts: int = 0, kind: type[Run] = Run,
-    **ways: Transport,
+    stop_timeout_s: float = 1, **ways: Transport,
 ) -> tuple[Result, list[str], Path]:  # fmt: skip
-    """Run, and press Ctrl-C once the latest attempt has got so far."""
+    """Run, and press Ctrl-C once the latest attempt has got so far; the file `pressed` is there after that."""
     screen = Screen()
     sessions: list[Session] = []
 
@@ -210,13 +212,13 @@ def interrupt_run(
 
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
-    job = Job(program, nproc=2, cpu=True, timeouts=Timeouts(5, 15, 1))
+    job = Job(program, nproc=2, cpu=True, timeouts=Timeouts(DEADLINE_S, DEADLINE_S, stop_timeout_s))
 
     async def run() -> Result:
         hosts, options = [Host(name) for name in ways], RunOptions(with_checks=False, restarts=restarts)
         request = RunRequest(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options)
         run = WatchedRun(request)
-        pressing = asyncio.create_task(interrupt_when(lambda: sessions and when(sessions[-1])))
+        pressing = asyncio.create_task(interrupt_when(lambda: sessions and when(sessions[-1]), folder / "pressed"))
         try:
             return await asyncio.wait_for(run.execute(), DEADLINE_S)
         finally:
@@ -320,10 +322,12 @@ def interrupt_check(when: Callable[[Session], object], **ways: Transport) -> lis
 
 
 def test_ctrl_c_while_a_failed_attempt_stops_means_no_restart(tmp_path: Path) -> None:
-    script = '[ $RANK = 1 ] && exit 7; trap "" TERM; while :; do sleep 0.1; done'
+    fails = f"until [ -e {tmp_path}/ready ]; do sleep 0.01; done; exit 7"
+    saves = f"trap '' TERM; >{tmp_path}/ready; until [ -e {tmp_path}/pressed ]; do sleep 0.01; done"
     result, words, folder = interrupt_run(
-        tmp_path, script, lambda session: session.states[0].exits, restarts=9, n1=LocalTransport()
-    )
+        tmp_path, f"[ $RANK = 0 ] || {{ {fails}; }}; {saves}", lambda session: session.states[0].exits,
+        restarts=9, stop_timeout_s=DEADLINE_S, n1=LocalTransport(),
+    )  # fmt: skip
     assert result.exit_code == 7
     assert words[-1] == "launch: 0 processes left on 1 host, exit code 7"
     assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from machines.patience import NEVER_S, slowed
+from machines.patience import NEVER_S, long_enough, slowed
 from node_process import STDOUT, Node, Nodes, python, read_status, shell, wait_until
 
 from launcher.node import messages
@@ -126,11 +126,16 @@ def test_a_launcher_that_hangs_up_and_never_reads(nodes: Nodes, tmp_path: Path) 
 
 
 def test_a_launcher_that_freezes_while_much_is_waiting(nodes: Nodes, tmp_path: Path) -> None:
-    node = nodes.start()
-    node.prepare(silence_s=slowed(1), stop_timeout_s=NEVER_S)
-    start_flood(node, str(tmp_path / "saved"))
+
+    def attempt(silence_s: float) -> tuple[Node, Path]:
+        node, saved = nodes.start(), tmp_path / f"saved {silence_s}"
+        node.prepare(silence_s=silence_s, stop_timeout_s=NEVER_S)
+        start_flood(node, str(saved))
+        return node, saved
+
+    node, saved = long_enough(attempt, 1)
     wait_until(lambda: not node.living())
-    assert (tmp_path / "saved").exists()
+    assert saved.exists()
 
 
 def test_a_launcher_that_reads_no_more_but_lives_sees_the_supervisor_end_the_run(node: Node) -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from machines.patience import slowed
+from machines.patience import long_enough, slowed
 from node_process import wait_until
 
 from launcher.job.facts import Gpu, GpuProcess
@@ -180,11 +180,15 @@ def is_running(pid: int) -> bool:
 def test_a_list_of_processes_that_hangs_is_cut(
     fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", slowed(0.5))
     fake("nvidia-smi", nvidia(say(LINE), "exec sleep 300"))
-    began_at = time.monotonic()
-    assert query() == ([H200], None)
-    assert time.monotonic() - began_at < 100  # of 300
+
+    def attempt(timeout_s: float) -> None:  # in which the other answer has to come
+        monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", timeout_s)
+        began_at = time.monotonic()
+        assert query() == ([H200], None)
+        assert time.monotonic() - began_at < 100  # of 300
+
+    long_enough(attempt, 0.5)
 
 
 def test_a_long_list_of_processes_does_not_stall(fake: Callable[[str, str], None]) -> None:

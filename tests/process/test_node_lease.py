@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machines.patience import NEVER_S, slowed
+from machines.patience import NEVER_S, long_enough, slowed
 from machines.processes import send_signal
 from node_process import (
     FORKS,
@@ -55,6 +55,27 @@ def start_ready_beating(node: Node, *argvs: list[str]) -> None:
     node.wait_until(lambda: node.send(messages.BEAT) or all(b"ready" in node.output[rank, STDOUT] for rank in ranks))
 
 
+def start_leased(nodes: Nodes, short_s: float, *argvs: list[str]) -> tuple[Node, float]:
+    """Start ranks, and wait until each is ready; return their node, and its silence, which has begun then."""
+
+    def attempt(silence_s: float) -> tuple[Node, float]:
+        node = nodes.start()
+        node.prepare(silence_s=silence_s)
+        start_ready_beating(node, *argvs)
+        return node, silence_s
+
+    return long_enough(attempt, short_s)
+
+
+def keep_beating(node: Node) -> None:
+    """Let beats go to and fro for longer than the node would wait for one."""
+    for _ in range(3):
+        beats = len(node.find(messages.BEAT))
+        node.send(messages.BEAT)
+        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats or node.stdout.closed, "a beat")
+        assert not node.stdout.closed, f"it has ended\n{node}"
+
+
 # ---- the launcher ---------------------------------------------------------------------------------------------------
 
 
@@ -83,24 +104,22 @@ def test_the_launcher_hangs_up_while_the_run_is_ended_already(node: Node) -> Non
 
 
 def test_the_launcher_falls_silent(nodes: Nodes) -> None:
-    node, silence_s = nodes.start(), slowed(0.4)
-    node.prepare(silence_s=silence_s)
     began_at = time.monotonic()
-    start_ready_beating(node, shell(WAITS))
+    node, silence_s = start_leased(nodes, 0.4, shell(WAITS))
     check_gone(node)
     assert time.monotonic() - began_at >= silence_s
     assert node.stderr == f"stopping the run: no heartbeat from the launch host for {silence_s:g} s\n"
 
 
 def test_beats_keep_a_run_alive(nodes: Nodes) -> None:
-    node = nodes.start()
-    node.prepare(silence_s=slowed(0.5))
-    start_ready_beating(node, shell(WAITS))
-    for _ in range(3):
-        beats = len(node.find(messages.BEAT))
-        node.send(messages.BEAT)
-        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats, "a beat")
-    assert is_alive(node.pid_of(0))
+    def attempt(silence_s: float) -> None:
+        node = nodes.start()
+        node.prepare(silence_s=silence_s)
+        start_ready_beating(node, shell(WAITS))
+        keep_beating(node)
+        assert is_alive(node.pid_of(0))
+
+    long_enough(attempt, 0.5)
 
 
 def freeze_and_thaw(node: Node, pids: list[int], for_s: float) -> None:
@@ -113,10 +132,7 @@ def freeze_and_thaw(node: Node, pids: list[int], for_s: float) -> None:
 
 
 def test_a_node_that_thaws_ends_what_the_launcher_has_given_up(nodes: Nodes) -> None:
-    node = nodes.start()
-    silence_s = slowed(0.4)
-    node.prepare(silence_s=silence_s)
-    start_ready_beating(node, shell(WAITS), python(FORKS))
+    node, silence_s = start_leased(nodes, 0.4, shell(WAITS), python(FORKS))
     freeze_and_thaw(node, [*node.living()], for_s=1.5 * silence_s)
     check_gone(node)
     assert node.stderr == f"stopping the run: no heartbeat from the launch host for {silence_s:g} s\n"
@@ -182,17 +198,19 @@ def test_a_node_that_sleeps_while_its_ranks_save_kills_them(nodes: Nodes, tmp_pa
 
 
 def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Path) -> None:
-    node = nodes.start(python=make_sleeper(tmp_path))
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert node.prepare(silence_s=slowed(0.5), boot_id=boot_id)["sleeps_along"] is True
-    start_ready_beating(node, shell(WAITS))
-    (tmp_path / "slept").touch()
-    for _ in range(3):
-        beats = len(node.find(messages.BEAT))
-        node.send(messages.BEAT)
-        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats, "a beat")
-    assert node.stop() == []
-    assert node.stderr == ""
+
+    def attempt(silence_s: float) -> None:
+        (tmp_path / "slept").unlink(missing_ok=True)
+        node = nodes.start(python=make_sleeper(tmp_path))
+        assert node.prepare(silence_s=silence_s, boot_id=boot_id)["sleeps_along"] is True
+        start_ready_beating(node, shell(WAITS))
+        (tmp_path / "slept").touch()
+        keep_beating(node)
+        assert node.stop() == []
+        assert node.stderr == ""
+
+    long_enough(attempt, 0.5)
 
 
 # ---- signals --------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from machines.patience import DEADLINE_S, slowed
+from machines.ports import free_port
 from node_process import WAITS, Message, Node, Nodes, shell
 
 from launcher.node import messages
@@ -129,13 +130,6 @@ def listening(greeting: bytes | None, address: str = HERE) -> Iterator[int]:
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HERE, 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def open_sockets() -> int:

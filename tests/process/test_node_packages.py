@@ -16,6 +16,7 @@ from launcher.node import messages
 from launcher.session.node_state import read_facts
 
 COMMIT = "a1b2c3d" + "0" * 33
+TRIES = 4  # a look ends after 0.3 s, in which a busy machine may not let it run
 
 
 def install(site: Path, *names: str) -> None:
@@ -39,10 +40,14 @@ def find_packages(nodes: Nodes, tmp_path: Path, *sites: Path, **wanted: object) 
     write(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     (tmp_path / "python").chmod(0o700)
     paths = ":".join(map(str, [STAND_IN, *sites]))
-    node = nodes.start()
     asked = {"checks": True, "packages": True, "gpus": False, "legacy": True, **wanted}
-    node.prepare(facts=True, pythons=[str(tmp_path / "python")], env={"PYTHONPATH": paths}, **asked)
-    return node.wait_for(messages.FACTS)
+    for _ in range(TRIES):
+        node = nodes.start()
+        node.prepare(facts=True, pythons=[str(tmp_path / "python")], env={"PYTHONPATH": paths}, **asked)
+        facts = node.wait_for(messages.FACTS)
+        if facts["search"].get("packages_are_complete", True):
+            break
+    return facts
 
 
 # ---- packages -------------------------------------------------------------------------------------------------------
@@ -117,15 +122,24 @@ def test_packages_are_listed_for_the_checks_only(nodes: Nodes, tmp_path: Path) -
 
 
 def ask_code(nodes: Nodes, workdir: Path, folder: str = "", script: str | None = "train.py") -> tuple[Node, Message]:
-    node = nodes.start()
     code = {"folder": folder, "script": script}
-    node.prepare(facts=True, pythons=[], gpus=False, checks=True, workdir=str(workdir), code=code)
-    return node, node.wait_for(messages.FACTS)["checks"]
+    for _ in range(TRIES):
+        node = nodes.start()
+        node.prepare(facts=True, pythons=[], gpus=False, checks=True, workdir=str(workdir), code=code)
+        checks = node.wait_for(messages.FACTS)["checks"]
+        if checks["code_is_complete"]:
+            break
+    return node, checks
 
 
 def list_code(node: Node, workdir: Path, folder: str = "", script: str | None = "train.py") -> Any:
-    node.send(messages.LIST_CODE, workdir=str(workdir), code={"folder": folder, "script": script})
-    return node.wait_for(messages.CODE)["files"]
+    for number in range(1, TRIES + 1):
+        node.send(messages.LIST_CODE, workdir=str(workdir), code={"folder": folder, "script": script})
+        node.wait_until(lambda number=number: len(node.find(messages.CODE)) == number, "the list")
+        files = node.find(messages.CODE)[-1]["files"]
+        if files is not None:
+            break
+    return files
 
 
 def short_hash(text: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S
+from machines.ports import free_port
 from node_process import STAND_IN, WAITS, Message, Node, Nodes, shell
 
 from launcher.forms import NOT_SENT, SentAs
@@ -346,9 +347,7 @@ def can_bind(port: int) -> int:
 
 
 def test_a_port_that_was_named_is_held(node: Node) -> None:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     assert ask_route(node, master="127.0.0.1", port=port)["port"] == port
     assert can_bind(port) == errno.EADDRINUSE
 

@@ -215,11 +215,15 @@ def test_a_step_after_a_failure_is_not_run(fresh: Node, tmp_path: Path) -> None:
     assert not (tmp_path / "second").exists()
 
 
-def test_a_setup_that_hangs_is_ended_and_named(fresh: Node) -> None:
-    timeout_s = slowed(0.3)
-    failure = ask(fresh, "echo what now; sleep 300", timeout_s=timeout_s)["setup"]["failure"]
+def test_a_setup_that_hangs_is_ended_and_named(nodes: Nodes) -> None:
+    """With what it has said, if it had the time for that: on a busy machine it needs more."""
+    for timeout_s in (slowed(0.3), slowed(1.0), slowed(4.0)):
+        node = nodes.start()
+        failure = ask(node, "echo what now; sleep 300", timeout_s=timeout_s)["setup"]["failure"]
+        assert node.stop() == []
+        if failure["lines"]:
+            break
     assert failure == {"step": "--setup", "reason": f"it did not finish in {timeout_s:g} s", "lines": ["what now"]}
-    assert fresh.stop() == []
 
 
 def test_a_node_without_bash(fresh: Node, tmp_path: Path) -> None:

@@ -263,7 +263,9 @@ def test_what_a_login_started_is_left_alone(nodes: Nodes, tmp_path: Path, is_sup
     node = nodes.start(rc_file=script)
     node.prepare()
     node.start_ready(shell(WAITS))
-    jobs = [int((tmp_path / name).read_text()) for name in ("job", "below")]
+    places = [tmp_path / name for name in ("job", "below")]
+    node.wait_until(lambda: all(place.exists() and place.read_text().endswith("\n") for place in places), "the jobs")
+    jobs = [int(place.read_text()) for place in places]
     try:
         if is_supervisor_killed:
             os.kill(node.supervisor, signal.SIGKILL)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -405,10 +406,13 @@ def test_packages_are_listed_if_the_python_answers_before_the_code_is_there(star
     talk = Talk(node, Code(FILES), {**FACTS, "packages": True})
     children = Path(f"/proc/{node.supervisor}/task/{node.supervisor}/children")
 
+    def read_command(pid: str) -> bytes:
+        with suppress(OSError):  # it has just ended: it was another child
+            return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b""
+
     def has_answered() -> bool:
-        found = [
-            pid for pid in children.read_text().split() if b"torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        found = [pid for pid in children.read_text().split() if b"torchrun" in read_command(pid)]
         return bool(found) and not Path(f"/proc/{found[0]}/fd/3").exists()
 
     node.wait_until(has_answered, "its answer")

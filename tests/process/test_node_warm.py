@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import textwrap
 from pathlib import Path
@@ -18,7 +17,19 @@ from typing import Any
 
 import pytest
 from machines.patience import NEVER_S
-from node_process import SAVES, STAND_IN, STDERR, STDOUT, Node, Nodes, find_marked, is_alive, parent_of
+from machines.ports import free_port
+from node_process import (
+    SAVES,
+    STAND_IN,
+    STDERR,
+    STDOUT,
+    STOP_TIMEOUT_S,
+    Node,
+    Nodes,
+    find_marked,
+    is_alive,
+    parent_of,
+)
 from test_node_ranks import NASTY
 
 from launcher.hosts.host import Host
@@ -67,7 +78,8 @@ print(json.dumps(told))
 def start(
     nodes: Nodes, folder: Path, code: str, *args: str, nproc: int = 1, how: str = "warm", torch: Path | None = STAND_IN,
     env: dict[str, str] | None = None, late: dict[str, str] | None = None, kind: ProgramKind = ProgramKind.SCRIPT,
-    name: str = "train.py", before: Node | None = None, attempt: int = 0, **fields: Any,
+    name: str = "train.py", before: Node | None = None, attempt: int = 0, stop_timeout_s: float = STOP_TIMEOUT_S,
+    **fields: Any,
 ) -> Node:  # fmt: skip
     """Start ranks of a script; how: "warm", or "cold" for those of a shim; late: variables that only START has.
 
@@ -78,7 +90,7 @@ def start(
     node.messages.clear()
     path = {} if torch is None else {"PYTHONPATH": str(torch)}
     wanted = {"facts": True, "warm": how == "warm", "legacy": True, "workdir": str(folder), "pythons": [sys.executable]}
-    node.prepare(**wanted, env={**path, **(env or {})})
+    node.prepare(**wanted, env={**path, **(env or {})}, stop_timeout_s=stop_timeout_s)
     facts = read_facts(node.wait_for(messages.FACTS), str(node.folder))
     job = Job(
         Program(kind, name, args), nproc, cpu=True, workdir=str(folder), start="warm" if how == "warm" else "torchrun",
@@ -93,12 +105,6 @@ def start(
         process["env"].update(late or {})
     node.send(messages.START, **{"import_timeout_s": NEVER_S, **order, **fields})
     return node
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
 
 
 def write_torch(folder: Path, code: str) -> Path:
@@ -320,7 +326,7 @@ def test_a_python_that_ignores_the_path_is_not_given_the_script(nodes: Nodes, tm
 
 def test_ranks_save_when_both_keepers_are_killed(nodes: Nodes, tmp_path: Path) -> None:
     """The warm Python ends them then: SIGTERM first, and their workers live until they have saved."""
-    node = start(nodes, tmp_path, SAVES, str(tmp_path), nproc=2)
+    node = start(nodes, tmp_path, SAVES, str(tmp_path), nproc=2, stop_timeout_s=NEVER_S)
     for rank in (0, 1):
         node.wait_for_output("ready", rank)
     warm = parent_of(node.pid_of(0))

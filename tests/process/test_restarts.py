@@ -26,6 +26,7 @@ from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.output.run_folder import create_record
+from launcher.output.style import Style
 from launcher.runs import attempt, hangs, policy, state_keeper
 from launcher.runs import run as run_module
 from launcher.runs.bisection import Group, Verdict
@@ -65,9 +66,9 @@ def run(
     job_values: Mapping[str, Any] | None = None, incident_log: IncidentLog | None = None,
     find_culprits: CulpritFinder | None = None, notify: Callable[[str, Result], object] | None = None,
     can_reach: Callable[[Collection[str]], bool] | None = None,
-    note_state: Callable[[RunState], object] | None = None, **options: Any,
+    note_state: Callable[[RunState], object] | None = None, screen: Screen | None = None, **options: Any,
 ) -> Done:  # fmt: skip
-    screen = Screen()
+    screen = screen or Screen()
     record = create_record(folder / "logs", datetime.now(), lambda path, error: None)
     prepare(record.folder)
     program = Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script))
@@ -357,8 +358,24 @@ def test_a_host_that_does_not_see_the_checkpoints_is_named(tmp_path: Path, is_sh
 
 # ---- hangs ----------------------------------------------------------------------------------------------------------
 
-# Hangs before the second attempt, after three lines; says so before, since the end of the run is not to be waited for.
-HANGS = "for each in 1 2 3; do echo line; done; [ $LAUNCH_ATTEMPT = 1 ] || sleep {hang_s}; echo on"
+# Hangs before the second attempt, after three lines. That one prints fewer, so that it is never taken for one that
+# hangs, however long its end takes on a busy machine.
+HANGS = "[ $LAUNCH_ATTEMPT = 1 ] || { for each in 1 2 3; do echo line; done; exec sleep 300; }; echo on"
+UNTIL_GO = "until [ -e go ]; do sleep 0.05; done"
+
+
+class Prompter(Screen):
+    """A screen that lets ranks go on, which wait for the file `go`, once a line that begins like this was said."""
+
+    def __init__(self, folder: Path, begins: str) -> None:
+        super().__init__()
+        self._go = folder / "go"
+        self._begins = begins
+
+    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+        super().say(text, style)
+        if text.startswith(self._begins):
+            self._go.touch()
 
 
 @pytest.fixture
@@ -370,7 +387,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_run_that_may_hang_continues(tmp_path: Path) -> None:
-    done = run(tmp_path, HANGS.format(hang_s=3), restarts=0)
+    script = f"for each in 1 2 3; do echo line; done; {UNTIL_GO}; echo on"
+    done = run(tmp_path, script, restarts=0, screen=Prompter(tmp_path, "launch: the run may hang"))
     assert done.result.exit_code == 0
     assert sum(line.endswith("taking the stacks of all ranks") for line in done.words) == 1
     assert any(line.startswith("launch: the run may hang") for line in done.words)
@@ -380,8 +398,9 @@ def test_a_run_that_may_hang_continues(tmp_path: Path) -> None:
 def test_nccl_is_asked_about_a_run_that_may_hang(tmp_path: Path) -> None:
     """A recorded answer stands in for NCCL's RAS."""
     words = [sys.executable, "-Ic", recorded_ras.STAND_IN, recorded_ras.MISMATCH]
-    script = f"[ $RANK = 1 ] && exec sleep 300; timeout 3 {shlex.join(words)}; [ $? = 124 ] && kill $(pgrep -P $PPID)"
-    done = run(tmp_path, script, restarts=0)
+    script = f"[ $RANK = 1 ] || {shlex.join(words)} & {UNTIL_GO}"
+    done = run(tmp_path, script, restarts=0, screen=Prompter(tmp_path, "launch: NCCL (RAS) reports:"))
+    assert done.result.exit_code == 0
     start = done.words.index("launch: NCCL (RAS) reports:")
     assert done.words[start + 1 : start + 3] == [
         "  #0-0 (27a079b828ff1a75) MISMATCH",
@@ -398,14 +417,14 @@ def test_before_its_third_line_no_run_hangs(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_run_that_hangs_comes_back(tmp_path: Path) -> None:
-    done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, job_values={"on_hang": OnHang.RESTART})
+    done = run(tmp_path, HANGS, restarts=1, job_values={"on_hang": OnHang.RESTART})
     assert done.result.exit_code == 0
     assert ", 2 attempts (the run hung), " in done.words[-1]
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_hang_that_ends_the_run_is_not_followed_by_a_restart(tmp_path: Path) -> None:
-    done = run(tmp_path, HANGS.format(hang_s=300), restarts=1, job_values={"on_hang": OnHang.END})
+    done = run(tmp_path, HANGS, restarts=1, job_values={"on_hang": OnHang.END})
     assert done.result.exit_code == 124
     assert len(done.record["attempts"]) == 1
 
@@ -425,7 +444,7 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
             make_job, hosts, lambda hosts, say: LocalTransport(), folder, lambda *test: tested.append(test)
         ).find()
 
-    script = HANGS.format(hang_s=300).replace("= 1", "= 2")
+    script = HANGS.replace("= 1", "= 2")
     log = IncidentLog(tmp_path / "hosts.json")
     done = run(
         tmp_path, script, restarts=3, names=("n1", "n2", "n3"), spares=("n4",), incident_log=log, find_culprits=search,

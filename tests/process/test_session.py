@@ -254,8 +254,10 @@ def test_what_failed_far_away_first_is_the_cause(tmp_path: Path) -> None:
     """Its message comes last."""
     screen = Screen()
     go = tmp_path / "go"
-    wait = f"echo >{tmp_path}/$RANK; until [ -e {go} ]; do sleep 0.01; done"
-    script = f"{wait}; [ $RANK = 1 ] && exit 5; sleep {FAR_S * 2 / 3}; exit 6"
+    wait = f"echo $$ >{tmp_path}/$RANK; until [ -e {go} ]; do sleep 0.01; done"
+    # Rank 0 looks whether rank 1 has ended: on a busy machine that may take longer than it would sleep.
+    late = f"while kill -0 $(cat {tmp_path}/1) 2>{os.devnull}; do sleep 0.01; done; sleep {FAR_S * 2 / 3}"
+    script = f"{wait}; [ $RANK = 1 ] && exit 5; {late}; exit 6"
     job = Job(
         Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script)), nproc=1, cpu=True, timeouts=Timeouts(stop_timeout_s=1)
     )

@@ -174,12 +174,15 @@ def test_exit_codes(cluster: Cluster, command: str, code: int) -> None:
 
 
 def test_hosts_have_processes_of_their_own_one_after_the_other(cluster: Cluster) -> None:
-    transport = cluster.reach(A, B)
-    other = transport.open(B, "cat", DEADLINE_S)
-    places = [run(transport, A, "echo $SLURMD_NODENAME $PPID") for _ in range(2)]
-    assert places[0] == places[1]  # the same relay
-    assert places[0][0][STDOUT].startswith(b"n1 ")
-    other.close()
+    for _ in range(5):  # on a busy machine the second one may come too late for the same relay
+        transport = cluster.reach(A, B)
+        other = transport.open(B, "cat", DEADLINE_S)
+        places = [run(transport, A, "echo $SLURMD_NODENAME $PPID") for _ in range(2)]
+        other.close()
+        assert places[0][0][STDOUT].startswith(b"n1 ")
+        if places[0] == places[1]:  # the same relay
+            break
+    assert places[0] == places[1]
 
 
 def test_a_relay_that_had_nothing_to_do_is_not_asked_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

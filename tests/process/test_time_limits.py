@@ -49,7 +49,8 @@ def test_ranks_save_and_no_restart_follows(tmp_path: Path) -> None:
 
 
 def test_restarts_and_pauses_prolong_nothing(tmp_path: Path) -> None:
-    code, said, record = launch(tmp_path, "--for", "1", "--nproc", "1", "sh", "-c", "exit $((3 + LAUNCH_ATTEMPT))")
+    # Less than the pause, so that it comes within that, however late the second attempt fails before it.
+    code, said, record = launch(tmp_path, "--for", "4", "--nproc", "1", "sh", "-c", "exit $((3 + LAUNCH_ATTEMPT))")
     assert code == 143, said
     assert "launch: stopped by its time limit after " in said
     assert len(record["attempts"]) == 2  # then a pause of 5 s
