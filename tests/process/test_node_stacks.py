@@ -193,6 +193,28 @@ def test_a_python_below_a_shell_is_found(node: Node, python: str) -> None:
     assert answer["pid"] == node.told_pids[0] != node.pid_of(0)
 
 
+# As faulthandler on a busy machine, which may lose its turn in the middle of a stack.
+WRITES_SLOWLY = """
+    import ctypes, os, time
+    os.closerange(3, 99)
+    file = os.memfd_create("launch-stacks")
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def write(number):
+        os.write(file, b'Thread 0x1 (most recent call first):\\n  File "a.py", line 2 in inner\\n')
+        time.sleep(0.5)
+        os.write(file, b'  File "a.py", line 1 in outer\\n')
+    ctypes.CDLL(None).signal(%d, write)
+    print("ready pids", os.getpid(), flush=True)
+    time.sleep(300)
+"""
+
+
+def test_a_stack_is_read_once_it_is_complete(node: Node, python: str) -> None:
+    node.start_ready(program(python, WRITES_SLOWLY % SIGNAL), with_stacks=True)
+    (answer,) = ask(node, 1)
+    assert (answer["source"], calls(answer)) == ("faulthandler", ["inner", "outer"])
+
+
 # ---- the user's own sitecustomize -----------------------------------------------------------------------------------
 
 

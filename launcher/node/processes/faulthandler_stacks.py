@@ -88,12 +88,23 @@ def find_file(pid: int, armed_folder: str) -> str | None:
 
 def catches_signal(pid: int) -> bool:
     """Tell whether a process has a handler for `SIGNAL`."""
+    return _has_signal("/proc/%d/status" % pid, "SigCgt:")
+
+
+def find_blocking(pid: int) -> set[str]:
+    """Return the threads of a process that block `SIGNAL`, as one does while it writes the stacks.
+
+    Its handler is registered without `chain`, so the kernel holds another signal of that kind back meanwhile
+    (Modules/faulthandler.c sets SA_NODEFER only with it).
+    """
+    found = set()
     try:
-        with open("/proc/%d/status" % pid) as file:
-            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+        for thread in os.listdir("/proc/%d/task" % pid):
+            if _has_signal("/proc/%d/task/%s/status" % (pid, thread), "SigBlk:"):
+                found.add(thread)
     except OSError:
-        return False
-    return bool(masks) and bool(int(masks[0], 16) >> (SIGNAL - 1) & 1)
+        pass
+    return found
 
 
 def size_of(path: str) -> int:
@@ -113,3 +124,13 @@ def read_from(path: str, offset: int) -> bytes:
             return file.read(messages.MAX_STACK_BYTES)  # the rank may keep writing to it
     except OSError:
         return b""
+
+
+def _has_signal(status: str, mask: str) -> bool:
+    """Tell whether a mask in a status file of /proc has `SIGNAL`; False if the file can't be read."""
+    try:
+        with open(status) as file:
+            masks = [line.split()[1] for line in file if line.startswith(mask)]
+    except OSError:
+        return False
+    return bool(masks) and bool(int(masks[0], 16) >> (SIGNAL - 1) & 1)

@@ -30,7 +30,6 @@ PY_SPY_TIMEOUT_S = 2.0
 SIGNAL_TIMEOUT_S = 2.0
 _PY_SPY_TRIES = 3
 _LOOK_S = 0.02
-_SETTLED_LOOKS = 3  # faulthandler writes no end mark: a text that hasn't grown for this many looks is complete
 _LOOK_AGAIN_S = 0.1  # a page fault too is state D, for a moment
 
 
@@ -96,8 +95,8 @@ class _Dump:
         self._py_spy_reason = "py-spy not found (fix: run pip install py-spy)"
         self._tries = 0
         self._path = ""
-        self._seen_bytes = self._old_bytes = 0
-        self._still_looks = 0
+        self._old_bytes = 0
+        self._blocking: set[str] = set()
         self._deadline = 0.0
 
     def begin(self) -> None:
@@ -181,7 +180,8 @@ class _Dump:
         if obstacle is not None:
             self._finish(reason="%s, and %s" % (self._py_spy_reason, obstacle))
             return
-        self._old_bytes = self._seen_bytes = faulthandler_stacks.size_of(self._path)
+        self._old_bytes = faulthandler_stacks.size_of(self._path)
+        self._blocking = faulthandler_stacks.find_blocking(self._process.pid)
         self._deadline = time.monotonic() + SIGNAL_TIMEOUT_S
         proc.send_signal(self._process, faulthandler_stacks.SIGNAL)
         self._do_later(_LOOK_S, self._look_for_text)
@@ -203,13 +203,11 @@ class _Dump:
         return None
 
     def _look_for_text(self) -> None:
-        size = faulthandler_stacks.size_of(self._path)
-        self._still_looks = self._still_looks + 1 if size == self._seen_bytes > self._old_bytes else 0
-        self._seen_bytes = size
-        is_late = time.monotonic() >= self._deadline
-        if self._still_looks < _SETTLED_LOOKS and not is_late:
+        has_begun = faulthandler_stacks.size_of(self._path) > self._old_bytes
+        is_complete = has_begun and faulthandler_stacks.find_blocking(self._process.pid) <= self._blocking
+        if not is_complete and time.monotonic() < self._deadline:
             self._do_later(_LOOK_S, self._look_for_text)
-        elif size > self._old_bytes:
+        elif has_begun:
             self._answer.source = "faulthandler"
             self._finish(faulthandler_stacks.read_from(self._path, self._old_bytes))
         else:
