@@ -237,13 +237,13 @@ def test_the_way_is_cut_while_it_sends(launch: Launch, cluster: Cluster, proj: P
         else:
             running.process.kill()
         done = running.wait()
-        if done.exit_code != 0:
+        assert wait_until(lambda: not host.processes())
+        if not any((cache_of(host) / "trees").iterdir()):
             break
         cluster.heal()
     assert done.exit_code == (EXIT_UNREACHABLE if harm == "cut" else -signal.SIGKILL), done
     if harm == "cut":
         assert "  node2: no heartbeat for N s" in done.words, done
-    assert wait_until(lambda: not host.processes())
     expect_nothing_half(cache_of(host))
     cluster.heal()
     again = launch.start_sync(str(proj), hosts="node2").wait()
