@@ -124,7 +124,7 @@ def attach(run: str | Run | ListedRun | None = None, **options: Value) -> Run:
 
 def _start(command: str, argv: Argv, options: Mapping[str, Value]) -> Run:
     if own := [name for name in _OWN if name in options]:
-        raise UsageError(f"launcher.{command} takes no {own[0]}", "omit it")
+        raise UsageError(f"launcher.{'launch' if command == 'run' else command} takes no {own[0]}", "omit it")
     child = Child([command, "--json", *as_words(options), *script_words(argv)])
     return _begin(child, detaches=bool(options.get("detach")))
 

@@ -6,6 +6,7 @@ until it is known what is asked for.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pwd
@@ -68,6 +69,11 @@ def _call(command: click.Command, name: str, arguments: list[str]) -> None:
         _end_with_error(explain(error, arguments), owner)
     except LauncherError as error:
         _end_with_error(error, owner)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        sys.stdout = None  # what it still holds can't be written when Python exits, either
+        _end_with_error(LauncherError(f"can't write the output: {error.strerror}"), owner)
 
 
 def _end_with_error(error: LauncherError, owner: int | None) -> NoReturn:

@@ -235,6 +235,7 @@ class Screen:
             texts += [Text("")] * (rows - _KEYS_LINES - len(texts))
             keys = f"q quit   s sort by {self._order.following.value}   n {self._next_host or 'all hosts'}"
             keys += "   a all hosts" if self._host is not None else ""
+            keys = keys if sys.stdin.isatty() else "Ctrl-C quits"  # no keys can be read
             texts.append(Text(keys[:columns], style="reverse"))
             self._live.update(Text("\n", no_wrap=True, overflow="crop").join(texts), refresh=True)
 

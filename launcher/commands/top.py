@@ -114,13 +114,16 @@ async def watch_hosts(session: Session, show: Show, *, once: bool) -> int:
                     claims_at = time.monotonic()
                     session.send_to_all(messages.CLAIM, is_look=True, gpus=[])
                 if all(state.failure is not None for state in session.states):
+                    if not once:
+                        session.say_failures()  # the screen, which has them, goes now
                     break
         except Interrupted:
             session.say_failures()
             raise
         finally:
             await session.stop_all(timeout_s=0)
-    show(watch.find())
+    if once:
+        show(watch.find())
     return EXIT_UNREACHABLE if any(state.failure is not None for state in session.states) else 0
 
 
@@ -162,7 +165,8 @@ def as_lines(now: RunNow, last: Mapping[str, float]) -> tuple[list[str], dict[st
     for name, host in now.hosts.items():
         if host.at != last.get(name) or host.lost is not None:
             values = {
-                "event": "sample", "time": iso_time(host.at), "host": name, "lost": host.lost, "error": host.error,
+                "event": "sample", "time": iso_time(host.at) if host.at else None,
+                "host": name, "lost": host.lost, "error": host.error,
                 "odd": [text for text in now.odd if text.startswith((f"{name} ", f"{name}:"))],
                 **asdict(host.host or HostSample()),
                 "gpus": [asdict(gpu) | _used(host, gpu.index) for gpu in host.gpus],

@@ -173,6 +173,11 @@ def test_wrong_options(options: dict[str, Value], shown: str) -> None:
     assert isinstance(caught.value, launcher.Error)
 
 
+def test_an_option_that_launch_does_not_take() -> None:
+    with pytest.raises(launcher.UsageError, match=r"^launcher\.launch takes no dry_run"):
+        launcher.launch("train.py", dry_run=True)
+
+
 def test_options_become_words() -> None:
     options: dict[str, Value] = {
         "hosts": ["gpu1", "gpu2"], "gpus": 8, "env_file": [Path("a.env"), "b.env"], "env": {"A": "1", "B": None},

@@ -100,6 +100,7 @@ def typed(request: pytest.FixtureRequest, env: dict[str, str], place: Path) -> I
         ("launch stop --n", ["--now"]),
         ("launch completion z", ["zsh"]),
         ("launch tra", ["train.py"]),
+        ("launch 'tra", ["train.py"]),
         ("launch run train.py tra", ["train.py"]),
         ("launch run train.py --hostf", []),
         ("launch --hostfile gp", ["gpus.txt"]),
@@ -139,6 +140,14 @@ def test_a_hostile_file_is_quoted(typed: TypedShell, place: Path) -> None:
     assert typed.complete("launch a\\ ") == "launch a\\ b.py "
     assert typed.complete("launch ~/set") == "launch ~/setup "
     assert not (place / "owned").exists()
+
+
+def test_fish_completes_after_an_escaped_space(env: dict[str, str], place: Path) -> None:
+    shutil.rmtree(place / "home/.config", ignore_errors=True)
+    fish = _open("fish", env, place)
+    assert [fish.list_words(f"launch {typed}") for typed in ("a\\ ", "'a ", "--env-file=a\\ ", "x\\")] == [
+        ["a b.py"], ["a b.py"], ["--env-file=a b.py"], [],
+    ]  # fmt: skip
 
 
 def test_a_list_may_continue(typed: TypedShell) -> None:

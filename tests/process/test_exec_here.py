@@ -88,6 +88,18 @@ def test_a_closed_stream_breaks_nothing(tmp_path: Path, words: tuple[str, ...], 
     assert (done.returncode, "Traceback" in done.stderr) == (EXIT_UNREACHABLE, False)
 
 
+@pytest.mark.linux
+@pytest.mark.parametrize("words", ["ps --json --all", "completion bash", "exec --help"])
+def test_a_full_disk_below_stdout_is_an_error(tmp_path: Path, words: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", *words.split()], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL,
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "launch: can't write the output: No space left on device\n")
+
+
 def test_a_command_inherits_what_took_a_closed_stream_s_place() -> None:
     """Without that the first file or socket that the command opens would be its stdin."""
     code = "from launcher.cli import main; import os; main.open_closed_streams(); os.system('readlink /proc/self/fd/0')"

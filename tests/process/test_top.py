@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import pytest
 from machines.driven_nvml import DrivenNvml
 from machines.launches import run_launch, start_launch
+from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 from machines.warm import WarmProcess
 
@@ -38,17 +42,17 @@ class Machine:
         tool.parent.mkdir()
         tool.write_text(SMI.format(folder=folder.name))
         tool.chmod(0o755)
-        self._env = {**os.environ, **self.nvml.env, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+        self._env = {**os.environ, **self.nvml.env, "PATH": f"{tool.parent}:{os.environ['PATH']}", "TERM": "xterm"}
         self._ends = ends
 
     def launch(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `launch`, to its end."""
         return run_launch(*words, cwd=self.folder, env=self._env)
 
-    def start(self, *words: str) -> WarmProcess:
-        """Start `launch`, which writes to the file `said`."""
+    def start(self, *words: str, stdout: IO[bytes] | None = None) -> WarmProcess:
+        """Start `launch`, which writes to the file `said`, or to `stdout` and there."""
         with (self.folder / "said").open("wb") as said:
-            process = start_launch(*words, cwd=self.folder, env=self._env, stdout=said, stderr=said)
+            process = start_launch(*words, cwd=self.folder, env=self._env, stdout=stdout or said, stderr=said)
         self._ends.callback(process.wait)
         self._ends.callback(process.kill)
         return process
@@ -118,6 +122,28 @@ def test_hosts(machine: Machine) -> None:
     assert top.returncode == 0, top.stderr
     assert [line.split()[:2] for line in top.stdout.splitlines()[3:]] == [[str(index), "99"] for index in range(4)]
     assert " thermal" in top.stdout.splitlines()[5]
+
+
+def test_hosts_that_can_not_be_reached(machine: Machine) -> None:
+    """On a terminal, the screen that names them is gone at the end."""
+    top = machine.launch("top", "--hosts", "no.such.host.invalid", "--json")
+    (sample,) = map(json.loads, top.stdout.splitlines())
+    assert (top.returncode, sample["host"], sample["time"]) == (69, "no.such.host.invalid", None)
+    assert top.stderr.startswith("launch: 1 host can't be used:\n  no.such.host.invalid: "), top.stderr
+
+
+def test_a_screen_without_keys(machine: Machine) -> None:
+    """As with hosts from a pipe: `... | launch top --hostfile /dev/stdin`."""
+    ours, terminal = pty.openpty()
+    with os.fdopen(terminal, "wb") as stdout:
+        process = machine.start("top", "--hosts", "localhost", stdout=stdout)
+    shown = b""
+    while b"Ctrl-C quits" not in shown:
+        assert select.select([ours], [], [], DEADLINE_S)[0], shown
+        shown += os.read(ours, 1 << 16)
+    assert b"q quit" not in shown
+    process.kill()
+    os.close(ours)
 
 
 def test_bad_input(machine: Machine) -> None:

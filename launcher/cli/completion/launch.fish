@@ -2,7 +2,7 @@
 #   {install}
 
 function __launch_complete
-    set -l token (string trim --left --chars '\'"' -- (commandline -ct))
+    set -l token (string unescape -- (commandline -ct); or commandline -ct)
     set -l lines
     command -q launch # fish itself would say that there is none
     and set lines (command launch __complete fish (commandline -opc) "$token" 2>/dev/null </dev/null)

@@ -20,6 +20,7 @@ _READ_BYTES = 20_000_000  # about a day of 64 GPUs; of a longer file, lines that
 _MOST_LINE_BYTES = 1 << 16
 _MOST_FINDINGS = 100
 _MOST_GPUS = 256  # of a host
+_MOST_AT = 1e11  # wall-clock seconds, in the year 5138; no date can be made of much larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _as_sample(found: Mapping[str, Any]) -> Sample | None:
-    at, host, gpus = _number(found.get("at")), found.get("host"), found.get("gpus")
+    at, host, gpus = _time(found.get("at")), found.get("host"), found.get("gpus")
     if at is None or not isinstance(host, str):
         return None
     lists = gpus.items() if isinstance(gpus, dict) and len(gpus) <= _MOST_GPUS else ()
@@ -92,7 +93,7 @@ def _as_sample(found: Mapping[str, Any]) -> Sample | None:
 
 def _as_finding(found: Mapping[str, Any]) -> SampleFinding | None:
     at, host, gpu, rank, text = (found.get(name) for name in ("at", "host", "gpu", "rank", "finding"))
-    seconds = _number(at)
+    seconds = _time(at)
     if seconds is None or not isinstance(host, str) or not isinstance(text, str):
         return None
     index = str(gpu) if isinstance(gpu, (int, str)) else None
@@ -102,3 +103,8 @@ def _as_finding(found: Mapping[str, Any]) -> SampleFinding | None:
 def _number(value: object) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) and abs(value) < 1e15 else None  # type: ignore[arg-type]
+
+
+def _time(value: object) -> float | None:
+    at = _number(value)
+    return at if at is not None and 0 <= at <= _MOST_AT else None

@@ -15,6 +15,7 @@ from launcher.wording import count, duration
 _WIDTH = 1000
 _LEAST_WIDTH = 3  # of a step that took a moment
 _MOST_SHOWN = 200  # attempts, the last ones
+_MOST_LETTERS = 300  # of the cause of one; torch names all keys that a state_dict lacks in one line
 _STEPS = {
     "connect": "connecting", "check": "checks", "start": "start of the ranks", "first": "until the first line",
     "output": "output", "silent": "no output", "stop": "stop", "pause": "pause",
@@ -96,7 +97,8 @@ def _read_time(text: str) -> float:
 def _describe_cause(cause: Mapping[str, Any]) -> str:
     known = cause.get("explanation") or {}
     said = [*(cause.get("traceback") or [])[-1:], known.get("cause"), cause.get("text")]
-    return f"{name_culprit(cause)}: {next(filter(None, said), '')}"
+    text = str(next(filter(None, said), ""))
+    return f"{name_culprit(cause)}: {text if len(text) <= _MOST_LETTERS else f'{text[:_MOST_LETTERS]}...'}"
 
 
 def write_attempts(attempts: Sequence[Attempt], times: TimeRange, zone: tzinfo) -> Iterator[Html]:

@@ -166,7 +166,8 @@ def test_samples_of_any_form(tmp_path: Path) -> None:
     sample = {"at": 1.5, "host": "a", "cpu": 3, "memory_used_gib": 4.5, "gpus": {"0": [1, 2, 3, None, 5, 6]}}
     wrong = [
         [], 7, {}, {"at": "x", "host": "a"}, {"at": 1, "host": 7}, {**sample, "at": 1e400}, {**sample, "at": True},
-        {"at": 1, "host": "a", "finding": 3}, {"finding": "x"},
+        {"at": 1, "host": "a", "finding": 3}, {"finding": "x"}, {**sample, "at": -1e14}, {**sample, "at": 1e14},
+        {"at": -1e14, "host": "a", "finding": "x"}, {"at": 1e14, "host": "a", "finding": "x"},
     ]  # fmt: skip
     odd = [
         {**sample, "gpus": {"0": "x", "1": [], "2": ["a", {}, None, True, 1e400]}},
@@ -315,6 +316,16 @@ def test_runs_of_which_little_is_known(tmp_path: Path) -> None:
     run.folder.rmdir()
     with pytest.raises(UsageError, match="were removed"):
         collect_contents(run)
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_long_error_is_cut_in_the_row_of_its_attempt(tmp_path: Path) -> None:
+    """torch names all keys that a state_dict lacks in one line."""
+    error = f"RuntimeError: Missing key(s): {'layer.weight, ' * 1000}the end"
+    page = Reader(write_page(collect_contents(ExampleRun(hours=0.1, hosts=2, error=error).write(tmp_path))))
+    row = next(text for text in page.texts if text.startswith("error: gpu2 rank 11: RuntimeError: Missing key(s)"))
+    assert len(row) < 400 and row.endswith("...")
+    assert any(text.endswith("the end") for text in page.texts)
 
 
 @pytest.mark.usefixtures("no_matplotlib")
