@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 from cluster_launch import Launch, short_connect
-from machines.cluster import SSH_PORT, Cluster, can_connect
-from machines.processes import wait_until
+from machines.cluster import Cluster
 from machines.runs import shell
 
 
@@ -51,13 +50,12 @@ def test_exec_folds_what_eight_hosts_say(launch: Launch) -> None:
 
 
 def test_exec_goes_on_without_a_host_that_is_off(launch: Launch, cluster: Cluster) -> None:
-    # The kernel here must know its address: if it has to ask for that first, it says after 3 s that there is no way.
-    assert wait_until(lambda: can_connect(cluster["node4"].address, SSH_PORT))
     cluster["node4"].power_off()
     done = launch.exec(*short_connect(), "--", "uname", "-n", hosts="node[3-5]")
     assert done.exit_code == 69
     assert sorted(done.lines) == ["[node3] node3", "[node5] node5"]
-    assert f"  node4: {cluster['node4'].address} port 22 does not answer" in done.words
+    place = f"{cluster['node4'].address} port 22"  # if we wait for long, the kernel has asked for its address in vain
+    assert {f"  node4: {place} does not answer", f"  node4: no route to {place}"} & {*done.words}, done
 
 
 def test_the_trainer_needs_no_gpus(launch: Launch) -> None:

@@ -108,7 +108,8 @@ def _cancel_step_slowly(slurm: Slurm) -> None:
 
 _SESSION = Cut(_kill_sessions, r"the connection was lost")
 _CANCELLED = r"Slurm has cancelled (launch's step|step \d+\.\d)"
-_SILENT_PORT = r"\S+ port 22 does not answer"
+# The latter once the kernel has asked for its address for three seconds, which a longer --connect-timeout lets it do.
+_SILENT_PORT = r"(\S+ port 22 does not answer|no route to \S+ port 22)"
 
 WAYS = (
     Way("fabric", NODES, _by_ssh("fabric"), {"sshd": _SESSION}, _SILENT_PORT),

@@ -100,7 +100,6 @@ def typed(request: pytest.FixtureRequest, env: dict[str, str], place: Path) -> I
         ("launch stop --n", ["--now"]),
         ("launch completion z", ["zsh"]),
         ("launch tra", ["train.py"]),
-        ("launch 'tra", ["train.py"]),
         ("launch run train.py tra", ["train.py"]),
         ("launch run train.py --hostf", []),
         ("launch --hostfile gp", ["gpus.txt"]),
