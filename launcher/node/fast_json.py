@@ -39,7 +39,7 @@ def _fast() -> tuple[Reader, Writer]:
     def read(text: str) -> Any:
         try:
             value, end = scan(text, 0)
-        except StopIteration:
+        except (StopIteration, SystemError):  # the latter while json, and so its exception, is not imported
             raise ValueError("not JSON") from None
         if text[end:].strip():
             raise ValueError("more than one JSON value")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -163,6 +165,20 @@ def test_our_notation_is_json(value):
 def test_what_is_no_json_is_a_value_error(text):
     with pytest.raises(ValueError, match=r".*"):
         fast_json.loads(text)
+
+
+def test_what_is_no_json_is_a_value_error_on_a_host_where_json_is_not_imported():
+    """Its exception is missing there, so that the functions in C fail without one."""
+    lines = (
+        "import sys",
+        "from launcher.node import fast_json",
+        "assert 'json' not in sys.modules",
+        "for text in ('{', '{\"run\": \"x', '\"\\\\u12', '{1:2}', '\"\\n\"'):",
+        "    try: fast_json.loads(text)",
+        "    except ValueError: print('refused')",
+    )
+    checked = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert checked.stdout.split() == ["refused"] * 5
 
 
 @pytest.mark.parametrize("value", [{1, 2}, b"x", object()])
