@@ -97,6 +97,9 @@ def command(
         from launcher.cli.result_files import refuse_transport
 
         refuse_transport(chosen, "--fetch")
+    from launcher.cli.runner import read_run_options, run_job
+
+    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
     if dry_run and not check:
         code = print_dry_run(job, hosts[: choice.num_nodes], output)
         if spares and not output.as_json:
@@ -105,9 +108,6 @@ def command(
     if check and not dry_run:
         raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
     open_transport = make_opener(chosen, settings, (*hosts, *spares), python=job.python)
-    from launcher.cli.runner import read_run_options, run_job
-
-    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
     run_options = replace(run_options, is_dry=dry_run, num_nodes=choice.num_nodes)
     controller = choose_controller(output, chosen, hosts, spares)
     output = replace(output, survive_reboots=may_survive_reboots(output, restarts, controller))

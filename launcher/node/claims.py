@@ -110,7 +110,7 @@ def _find_user(uid: int) -> str:
     import pwd
 
     try:
-        return pwd.getpwuid(uid).pw_name[:_MOST_LETTERS]
+        return pwd.getpwuid(uid).pw_name[:_MOST_LETTERS].encode("utf-8", "replace").decode()
     except KeyError:
         return str(uid)
 
@@ -421,7 +421,7 @@ def _parse(data: bytes) -> dict[str, Any] | None:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _MOST_LETTERS:
         raise ValueError("no short text")
-    return value
+    return value.encode("utf-8", "replace").decode()  # JSON may have half a character, which nobody can print
 
 
 def _order(status: os.stat_result, path: str) -> tuple[int, str]:
@@ -475,7 +475,7 @@ class ClaimHolder:
                 else:
                     self._claim(directory, header)
             except OSError as error:
-                self._send([], "%s: %s" % (directory, error.strerror), waits=header.get("waits", False))
+                self._say_whose(directory, header, "%s: %s" % (directory, error.strerror))
 
     def _ask(self, directory: str, whom: str) -> None:
         """Ask the owner of a run to end it, for as long as this process lives; whom: user and run."""
@@ -484,10 +484,7 @@ class ClaimHolder:
 
     def _claim(self, directory: str, header: Mapping[str, Any]) -> None:
         """Raise OSError if a file can't be made."""
-        self._lost_reserve_s = header["lost_reserve_s"]
-        parts = [self._keys[index] for index in header["gpus"] if index in self._keys]
-        if header["cpus"]:
-            parts = [_CPUS, *self._numbers]
+        self._lost_reserve_s, parts = header["lost_reserve_s"], self._find_parts(header)
         values = {"run": header["run"], "name": header["name"], "since": header["since"], "parts": parts}
         had_own = self._own is not None
         values.update(is_shared=header["shares"], until=header["until"])
@@ -507,6 +504,30 @@ class ClaimHolder:
         was_here = had_own or mine in {(claim.uid, claim.run) for claim in reserved}
         own = self._own = self._own or OwnClaim(directory, values)
         self._when_settled(own, lambda: self._decide(own, directory, header, was_here=was_here))
+
+    def _find_parts(self, header: Mapping[str, Any]) -> list[str]:
+        if header["cpus"]:
+            return [_CPUS, *self._numbers]
+        return [self._keys[index] for index in header["gpus"] if index in self._keys]
+
+    def _say_whose(self, directory: str, header: Mapping[str, Any], error: str) -> None:
+        """Say whose the GPUs are that can't be claimed, such as on a full disk; who waits for them looks again."""
+        claims = read_claims(directory, self._held) if "asks" not in header else []
+        rivals = []
+        if claims:
+            own, parts, place = (os.geteuid(), header["run"]), frozenset(self._find_parts(header)), self._place
+            rivals = [claim for claim in claims if claim.parts & parts and (claim.uid, claim.run) != own]
+            if header["continues"]:  # as in `_decide`
+                rivals = [claim for claim in rivals if not claim.is_waiting and not claim.is_shared]
+            elif place is not None:
+                rivals = [claim for claim in rivals if not claim.is_waiting or claim.order < place.order]
+        self._send(rivals, error, waits=header.get("waits", False), taken=self._find_taken(claims))
+        if header.get("waits"):
+            self._timer = self._loop.call_later(_TURN_S, lambda: self.answer(header))
+
+    def _find_taken(self, claims: Sequence[Claim]) -> list[int]:
+        parts = {part for claim in claims for part in claim.parts}
+        return sorted(self._numbers[part] for part in parts if part in self._numbers)
 
     def _when_settled(self, own: OwnClaim, act: Callable[[], object]) -> None:
         if own.is_settled:
@@ -530,8 +551,7 @@ class ClaimHolder:
             remove_old(directory, own.values, own=self._held)
             self._told = {(claim.uid, claim.run) for claim in rivals}
             self._timer = self._loop.call_later(_LOOK_S, self._look)
-        parts = {part for claim in read_claims(directory, self._held) for part in claim.parts} if rivals else ()
-        self._send(rivals, taken=sorted(self._numbers[part] for part in parts if part in self._numbers))
+        self._send(rivals, taken=self._find_taken(read_claims(directory, self._held) if rivals else ()))
 
     def _send(
         self, claims: Sequence[Claim], error: str | None = None, *, waits: bool = False, taken: Sequence[int] = ()

@@ -193,11 +193,10 @@ class Attempt:
             )  # fmt: skip
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
 
-    def _make_claims(self) -> ClaimOrder | None:
-        if self._options.is_dry:
-            return None
+    def _make_claims(self) -> ClaimOrder:
         self._carried.claimed_since = self._carried.claimed_since or self._began_at
-        return make_claim_order(self._request, self._carried, len(self.session.hosts) - self._spares)
+        number = 0 if self._options.is_dry else len(self.session.hosts) - self._spares  # the others are looked at
+        return make_claim_order(self._request, self._carried, number)
 
     def _note_connected(self, event: Event) -> None:
         self._steps = replace(self._steps, connected_at=event.at)

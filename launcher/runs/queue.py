@@ -2,7 +2,9 @@
 
 A run takes a place on one host after the other, and on the next one only when no other run is before it on this one.
 All runs go through the hosts in the same order, that of their GPUs' UUIDs, so no two of them wait for each other. When
-no run is before it anywhere, and as many hosts as it needs are free, it claims all of these, or none.
+no run is before it on as many hosts as it needs, and these are free, it claims all of them, or none.
+
+A run that needs only some of its hosts goes past as many as it can do without: there others may stay before it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ class QueueTimeoutError(LauncherError):
     """The run was in the queue for as long as --queue-timeout allows."""
 
     exit_code = EXIT_PREFLIGHT
+
+
+class OutOfLineError(Exception):
+    """The run holds places that it may not have taken as things are now: two runs could wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,8 @@ class Queue:
         """Return the hosts whose GPUs are now reserved for the run.
 
         say: called each SAY_S. deadline: by time.monotonic(). Raise Interrupted for a signal, QueueTimeoutError, and
-        HostsUnreachable if too few hosts respond; the places then stay for a while, if the order has such a time.
+        HostsUnreachable if too few hosts respond; the places then stay for a while, if the order has such a time. Raise
+        OutOfLineError if it has to line up again, at the end.
         """
         session, reserved = self._session, dict[int, float]()
         with session.catch_signals(), session.subscribe(messages.CLAIMED, self._take):
@@ -84,7 +91,9 @@ class Queue:
                     await session.pump(self._has_all_answers)
                 self._refuse_lost()
                 while True:
-                    await self._pump(self._may_claim, say, deadline)
+                    await self._pump(lambda: self._is_out_of_line() or self._may_claim(), say, deadline)
+                    if self._is_out_of_line():
+                        raise OutOfLineError
                     chosen = self._find_free()[: self._needed]
                     if await self._claim(chosen):
                         reserved = dict.fromkeys(chosen, RESERVED_S)
@@ -147,7 +156,8 @@ class Queue:
         """Take places as far as no run is before this one; a host that was lost is in no way any more."""
         living = self._living()
         while self._asked < len(self._line):
-            if not all(self._is_first(index) for index in self._line[: self._asked] if index in living):
+            is_known = all(index in self._rivals for index in self._line[: self._asked] if index in living)
+            if not is_known or self._must_wait(self._asked):
                 break
             self._send(self._line[self._asked], waits=True)
             self._asked += 1
@@ -156,13 +166,23 @@ class Queue:
             self._place = place
             self._on_place(place)
 
+    def _must_wait(self, number: int) -> bool:
+        """Return whether it is behind others on more of so many hosts, the first in line, than it can do without."""
+        living = self._living()
+        behind = [index for index in self._line[:number] if index in living and self._is_behind(index)]
+        return len(behind) > max(0, len(living) - self._needed)
+
+    def _is_out_of_line(self) -> bool:
+        """Return whether it would not have taken its last place: a host was lost, or one in line was stopped before."""
+        return self._must_wait(max(0, self._asked - 1))
+
     def _has_all_answers(self) -> bool:
         self._go_on()
         states = self._session.states
         return all(index in self._rivals or states[index].failure for index in self._line[: self._asked])
 
-    def _is_first(self, index: int) -> bool:
-        return index in self._rivals and not any(claim.is_waiting for claim in self._rivals[index])
+    def _is_behind(self, index: int) -> bool:
+        return any(claim.is_waiting for claim in self._rivals.get(index, ()))
 
     def _find_place(self, living: Collection[int]) -> Place:
         rivals = [(index, claim) for index, claims in self._rivals.items() if index in living for claim in claims]
@@ -175,13 +195,14 @@ class Queue:
     # ---- the turn ---------------------------------------------------------------------------------------------------
 
     def _may_claim(self) -> bool:
-        """Return whether no run is before this one anywhere, and enough hosts are free; take places on the way."""
-        self._go_on()
-        waits = [index for index in self._line if self._session.states[index].failure is None]
-        return all(map(self._is_first, waits)) and len(self._find_free()) >= self._needed
+        """Return whether enough hosts are free, where no run is before this one; take places on the way."""
+        return self._has_all_answers() and len(self._find_free()) >= self._needed
 
     def _find_free(self) -> list[int]:
-        return [index for index in self._living() if index in self._wanted and not self._rivals.get(index)]
+        """Return the hosts of which it is known that nobody is in the way, or on which it needs no GPU."""
+        is_free = {index: not rivals for index, rivals in self._rivals.items()}
+        found = [index for index in self._living() if index in self._wanted]
+        return [index for index in found if is_free.get(index, index not in self._line)]
 
     async def _claim(self, chosen: Sequence[int]) -> bool:
         """Claim the GPUs of these hosts; if some can't be, none is, and the places stay as they are."""

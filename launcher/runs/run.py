@@ -41,7 +41,7 @@ from launcher.runs.policy import (
     use_verdict,
     waits_for_hosts,
 )
-from launcher.runs.queue import Place, Queue, QueueTimeoutError
+from launcher.runs.queue import OutOfLineError, Place, Queue, QueueTimeoutError
 from launcher.runs.result import Result
 from launcher.runs.run_request import QUEUED, RunRequest
 from launcher.runs.run_state import Activity, RestartCount
@@ -347,6 +347,8 @@ class Run:
             try:
                 chosen = await queue.wait(say, deadline)
                 break
+            except OutOfLineError:
+                continue
             except HostsUnreachable as error:
                 if not options.restarts:
                     raise

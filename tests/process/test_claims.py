@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -20,8 +21,10 @@ from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 from machines.warm import WarmProcess
 
-from launcher.node import claims
-from launcher.node.claims import Claim, OwnClaim, find_directory, read_claims, remove_old, take_place
+from launcher.node import claims, messages
+from launcher.node.claims import Claim, ClaimHolder, OwnClaim, find_directory, read_claims, remove_old, take_place
+from launcher.node.loop import Loop
+from launcher.preflight.claims import ClaimOrder
 from launcher.runs.run_rows import describe_row
 
 pytestmark = pytest.mark.linux
@@ -150,6 +153,51 @@ def test_what_others_put_there_harms_nobody(directory: str, monkeypatch: pytest.
     own.end()
 
 
+def test_a_directory_that_somebody_has_filled(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who can't claim GPUs there still sees whose they are, and looks again if it waits for them."""
+    ready, go = os.pipe()
+    end, told = os.pipe()
+
+    def hold() -> None:
+        held = OwnClaim(directory, values("nightly", "A"))
+        os.write(go, b"x")
+        os.read(end, 1)
+        held.end()
+
+    pid = as_user(BOB, hold)
+    os.read(ready, 1)
+    loop, said = Loop(), list[tuple[list[str], str | None, list[int]]]()
+
+    class Launcher:
+        def send(self, kind: str, **fields: Any) -> None:
+            assert kind == messages.CLAIMED
+            said.append(([claim["run"] for claim in fields["rivals"]], fields["error"], [*fields["taken"]]))
+
+    launcher: Any = Launcher()
+    holder = ClaimHolder(loop, launcher, [{"index": 0, "uuid": "A"}, {"index": 1, "uuid": "B"}])
+
+    def claim(gpu: int, *, waits: bool = False) -> None:
+        order = ClaimOrder("mine", None, 1.0, 1).as_fields(waits=waits)
+        holder.answer({**order, "is_look": False, "gpus": [gpu]})
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    for gpu, waits in ((1, False), (0, False), (0, True)):
+        claim(gpu, waits=waits)
+    error = f"{directory}: No space left on device"
+    assert said == [([], error, [0]), (["nightly"], error, [0]), (["nightly"], error, [0])]
+    os.write(told, b"x")
+    wait_for(pid)
+    monkeypatch.undo()
+    while len(said) < 4:
+        loop.run_once()
+    assert said[3] == ([], None, []), "a place, where nobody is before it"
+    holder.end(0.0)
+    assert not list(Path(directory).glob("launch-*"))
+
+
 def test_a_place_in_the_queue_keeps_its_age(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = OwnClaim(directory, values("first", "A", is_waiting=True))
     assert wait_until(lambda: first.is_settled)
@@ -199,6 +247,11 @@ def test_a_claim_counts_whatever_it_says_of_its_end() -> None:
     assert (read(), read(until=1_790_000_000)) == (None, 1_790_000_000.0)
 
 
+def test_the_name_of_a_claim_can_be_printed() -> None:
+    claim = Claim(0, (1, "a"), {"run": "\ud800", "name": "x\udc80", "since": 1, "parts": []}, is_reserved=False)
+    assert (claim.run, claim.name) == ("?", "x?")
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., WarmProcess]]:
     """Start `launch singlenode` on a machine with four GPUs, which writes to a file of its own."""
@@ -208,12 +261,12 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., WarmProcess]]:
     tool.chmod(0o755)
     with ExitStack() as ends:
 
-        def start(name: str, *words: str) -> WarmProcess:
+        def start(name: str, *words: str, command: str = "singlenode") -> WarmProcess:
             folder = tmp_path / name
             folder.mkdir()
             env = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}
             with (folder / "said").open("wb") as said:
-                process = start_launch("singlenode", *words, cwd=folder, env=env, stdout=said, stderr=said)
+                process = start_launch(command, *words, cwd=folder, env=env, stdout=said, stderr=said)
             ends.callback(process.wait)
             ends.callback(process.kill)
             return process
@@ -236,6 +289,10 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tm
     assert re.search(r"nightly\), for [0-9.]+ s, until 2[0-9]{3}-[0-9]{2}-[0-9]{2} [0-9:]{5}\n", said("second"))
     fixes = f"choose free GPUs with --include {name}:2,3, wait with --queue, or start anyway with --share"
     assert f"    fix: {fixes}\n" in said("second")
+    looks = ("--hosts", "localhost", "--dry-run", "--check")
+    assert launch("looked", *looks, *words, "true", command="run").wait() == 70, said("looked")
+    assert launch("looked on", "--share", *looks, *words, "true", command="run").wait() == 0, said("looked on")
+    assert "would break" not in said("looked on") and "1 warning" in said("looked on"), said("looked on")
     sharing = launch("sharing", "--share", *words, "until [ -e go ]; do sleep 0.05; done")
     assert wait_until(lambda: "uses them, too (--share)\n" in said("first")), said("first") + said("sharing")
     # The second failure, which is another one, is followed by a pause, in which nothing of the run is alive.

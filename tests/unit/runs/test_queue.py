@@ -17,7 +17,7 @@ from launcher.job.facts import BoxClaim, Gpu, NodeFacts
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.preflight.claims import ClaimOrder
-from launcher.runs.queue import Place, Queue, QueueTimeoutError
+from launcher.runs.queue import OutOfLineError, Place, Queue, QueueTimeoutError
 from launcher.session.connection import Event
 
 JOB = Job(Program(ProgramKind.COMMAND, "true"), gpus=1)
@@ -112,6 +112,30 @@ def test_some_of_the_hosts_are_enough() -> None:
     session = FakeSession(steps, ("a", "b", "c"))
     assert wait(session, 2) == (["g1", "g2"], ["1st, behind ann's nightly on g0"])
     assert session.reserved == {1: 60.0, 2: 60.0}
+
+
+def test_others_before_it_on_a_host_that_it_can_do_without() -> None:
+    session = FakeSession([says(0, SWEEP), says(1, NIGHTLY), says(2), says(2, waits=False)], ("a", "b", "c"))
+    assert wait(session, 1)[0] == ["g2"]
+    assert session.sent == [(0, True), (1, True), (2, True), (2, False)]
+    # Here it needs two of them: it waits on the second host, and takes no place behind that.
+    steps = [says(0, SWEEP), says(1, SWEEP), says(1), says(2), says(1, waits=False), says(2, waits=False)]
+    session = FakeSession([*steps[:2], lambda _: None, *steps[2:]], ("a", "b", "c"))
+    assert wait(session, 2)[0] == ["g1", "g2"]
+    session = FakeSession(steps[:2], ("a", "b", "c"))
+    with pytest.raises(QueueTimeoutError):
+        wait(session, 2, deadline=0.0)
+    assert session.sent == [(0, True), (1, True)]
+
+
+def test_a_place_that_it_should_not_have_taken() -> None:
+    """Another run waits for it on the second host, and it would wait for that run on the first one."""
+    lost = FakeSession([says(0, SWEEP), says(1), says(2, NIGHTLY), loses(2)], ("a", "b", "c"))
+    came_back = FakeSession([says(0), says(1, NIGHTLY), says(0, SWEEP)], ("a", "b"))
+    for session in (lost, came_back):
+        with pytest.raises(OutOfLineError):
+            wait(session, 2)
+        assert session.reserved == {}
 
 
 def test_all_are_claimed_or_none() -> None:
