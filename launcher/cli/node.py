@@ -68,11 +68,14 @@ def command(
     if nnodes > 1:  # the others may have GPUs
         job = replace(job, may_use_cpus=False)
     share = (nnodes, node_rank)
+    if dry_run:
+        from launcher.cli.run import print_dry_run
+        from launcher.cli.runner import read_run_options
+
+        read_run_options(output, claims=claims)  # refuses what the run would
+        return print_dry_run(job, [host], output, share)
+    open_transport = open_this_machine()
     from launcher.cli.runner import read_run_options, run_job
 
     run_options = replace(read_run_options(output, with_checks=not no_check, claims=claims), share=share)
-    if dry_run:
-        from launcher.cli.run import print_dry_run
-
-        return print_dry_run(job, [host], output, share)
-    return run_job(job, [host], open_this_machine(), output, run_options)
+    return run_job(job, [host], open_transport, output, run_options)

@@ -97,17 +97,20 @@ def command(
         from launcher.cli.result_files import refuse_transport
 
         refuse_transport(chosen, "--fetch")
-    from launcher.cli.runner import read_run_options, run_job
-
-    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
     if dry_run and not check:
+        from launcher.cli.runner import read_run_options
+
+        read_run_options(output, restarts=restarts, claims=claims)  # refuses what the run would
         code = print_dry_run(job, hosts[: choice.num_nodes], output)
         if spares and not output.as_json:
             click.echo(f"# {'spare' if len(spares) == 1 else 'spares'}: {fold_names(host.name for host in spares)}")
         return code
     if check and not dry_run:
         raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
-    open_transport = make_opener(chosen, settings, (*hosts, *spares), python=job.python)
+    open_transport = make_opener(chosen, settings, (*hosts, *spares), python=job.python)  # connects during the imports
+    from launcher.cli.runner import read_run_options, run_job
+
+    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
     run_options = replace(run_options, is_dry=dry_run, num_nodes=choice.num_nodes)
     controller = choose_controller(output, chosen, hosts, spares)
     output = replace(output, survive_reboots=may_survive_reboots(output, restarts, controller))

@@ -42,13 +42,18 @@ def command(
     Logs, exit codes and the way to stop it are the same as on several hosts. Without SCRIPT, the built-in trainer runs.
     """
     from launcher.cli.run import print_dry_run
-    from launcher.cli.runner import read_run_options, run_job
     from launcher.hosts.host import Host
 
     hosts = [Host(socket.gethostname().split(".")[0], source="this machine")]
     job = read_job(request, words, hosts)
     tell_changes(hosts, job)
-    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
     if dry_run:
+        from launcher.cli.runner import read_run_options
+
+        read_run_options(output, restarts=restarts, claims=claims)  # refuses what the run would
         return print_dry_run(job, hosts, output)
-    return run_job(job, hosts, open_this_machine(), output, run_options)
+    open_transport = open_this_machine()
+    from launcher.cli.runner import read_run_options, run_job
+
+    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
+    return run_job(job, hosts, open_transport, output, run_options)
