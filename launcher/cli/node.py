@@ -70,10 +70,8 @@ def command(
     share = (nnodes, node_rank)
     if dry_run:
         from launcher.cli.run import print_dry_run
-        from launcher.cli.runner import read_run_options
 
-        read_run_options(output, claims=claims)  # refuses what the run would
-        return print_dry_run(job, [host], output, share)
+        return print_dry_run(job, [host], output, claims, share)
     open_transport = open_this_machine()
     from launcher.cli.runner import read_run_options, run_job
 

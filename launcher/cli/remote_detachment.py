@@ -103,10 +103,8 @@ def run_planted(
         question.close()
         if planting.was_refused:
             runs.discard(own_id)
-    if planting.was_refused and code is not None:
-        return code
     if code is not None:
-        return _conclude(planted, code, output)
+        return code if planting.was_refused else _conclude(planted, code, output)
     why = QUEUED if planting.is_queued else ALL_RUN
     return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output, why)
 

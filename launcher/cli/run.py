@@ -98,10 +98,7 @@ def command(
 
         refuse_transport(chosen, "--fetch")
     if dry_run and not check:
-        from launcher.cli.runner import read_run_options
-
-        read_run_options(output, restarts=restarts, claims=claims)  # refuses what the run would
-        code = print_dry_run(job, hosts[: choice.num_nodes], output)
+        code = print_dry_run(job, hosts[: choice.num_nodes], output, claims)
         if spares and not output.as_json:
             click.echo(f"# {'spare' if len(spares) == 1 else 'spares'}: {fold_names(host.name for host in spares)}")
         return code
@@ -121,16 +118,18 @@ def command(
     return run_job(job, hosts, open_transport, output, run_options, spares, incident_log)
 
 
-def print_dry_run(job: Job, hosts: Sequence[Host], output: OutputOptions, share: tuple[int, int] | None = None) -> int:
+def print_dry_run(
+    job: Job, hosts: Sequence[Host], output: OutputOptions, claims: ClaimOptions, share: tuple[int, int] | None = None
+) -> int:
     """Print each node's command, with named placeholders for values that only the nodes know."""
-    from launcher.cli.runner import plan_unasked, read_ranks
+    from launcher.cli.runner import plan_unasked, read_run_options
     from launcher.job.plan import refuse_unknown_ranks
     from launcher.job.plan_record import as_dry_record, code_record
     from launcher.output.console import dated
     from launcher.runs.report import plan_lines
 
     plan = plan_unasked(job, hosts, share)
-    refuse_unknown_ranks(plan, read_ranks(output.ranks))
+    refuse_unknown_ranks(plan, read_run_options(output, claims=claims).shown_ranks)
     if output.as_json:
         event = dated("plan", run=None, name=output.name, **as_dry_record(plan), code=code_record(job))
         click.echo(json.dumps(event, default=str))

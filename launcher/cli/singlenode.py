@@ -48,10 +48,7 @@ def command(
     job = read_job(request, words, hosts)
     tell_changes(hosts, job)
     if dry_run:
-        from launcher.cli.runner import read_run_options
-
-        read_run_options(output, restarts=restarts, claims=claims)  # refuses what the run would
-        return print_dry_run(job, hosts, output)
+        return print_dry_run(job, hosts, output, claims)
     open_transport = open_this_machine()
     from launcher.cli.runner import read_run_options, run_job
 
