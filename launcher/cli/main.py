@@ -70,19 +70,10 @@ def _call(command: click.Command, name: str, arguments: list[str]) -> None:
     except LauncherError as error:
         _end_with_error(error, owner)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _is_output_stuck():
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
             raise
         sys.stdout = None  # what it still holds can't be written when Python exits, either
         _end_with_error(LauncherError(f"can't write the output: {error.strerror}"), owner)
-
-
-def _is_output_stuck() -> bool:
-    """Return whether stdout still holds what it can't write: any file may be on a full disk."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
 
 
 def _end_with_error(error: LauncherError, owner: int | None) -> NoReturn:
