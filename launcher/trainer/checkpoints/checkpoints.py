@@ -83,8 +83,9 @@ class Checkpoints:
         self._vocabulary = vocabulary
         self._shared = self._sharded and not config.evaluate_only and is_shared(config.save_dir, world)
         self._group = group
-        # Rank 0 must be able to save after the others are gone, so it has a group of its own.
-        self._alone = dist.new_group([0], backend="gloo")
+        # Rank 0 must be able to save after the others are gone, so it has a group of its own. The others don't help to
+        # make it: torch would let them wait in ncclCommSplit for rank 0 (_new_process_group_helper in torch 2.13).
+        self._alone = dist.new_group([0], backend="gloo", use_local_synchronization=True)
         self._saved: Position | None = None
         self._begun = False  # a save in flight that `finish` has not waited for yet; the same on every rank
         self._in_flight: SaveInFlight | None = None
