@@ -38,7 +38,7 @@ from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
 from launcher.runs.incident_log import IncidentLog, SharedIncidents
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, choose_run, find_meant, name_runs
-from launcher.runs.run_rows import Row, as_row, describe_row, may_live, read_row
+from launcher.runs.run_rows import Row, as_row, describe_row, make_unknown_row, may_live, read_row
 from launcher.wording import age, count
 
 if TYPE_CHECKING:
@@ -311,12 +311,8 @@ def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row
             runs.note_end(run, found)
         return _complete(run, found, now)
     why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
-    return _complete(run, {
-        "run": run.id, "name": None, "state": "unknown", "exit_code": None, "attempts": 0, "doing": None,
-        "restarts": None, "restarts_without_progress": None, "restarts_left": None, "age_s": 0.0, "nodes": [],
-        "launch_host": None, "controller": "", "pid": None, "logs": None, "can_continue": None,
-        "last_line": "; ".join(filter(None, [why, _describe_sighting(run, now)])),
-    }, now)  # fmt: skip
+    known = "; ".join(filter(None, [why, _describe_sighting(run, now)]))
+    return _complete(run, make_unknown_row(run.id, known), now)
 
 
 def _describe_sighting(run: RemoteRun, now: float) -> str:

@@ -24,7 +24,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -493,10 +493,10 @@ class RunList:
         total = 0
         for run in self.read():
             is_owned = run.folder.parent == self._logs
-            total += _measure(run.folder) if is_owned else 0
             with contextlib.suppress(FileNotFoundError):  # another run has just removed it
+                total += _measure(run.folder) if is_owned else 0
                 paths = (run.place, run.place / _END, *run.folder.glob("*.log"))  # one that was killed has no end
-                is_old = min(_age(path) for path in paths if path.exists()) > KEPT_S
+                is_old = min((_age(path) for path in paths if path.exists()), default=0.0) > KEPT_S
                 is_much = is_owned and total > KEPT_BYTES and not run.can_be_taken_up
                 if run.is_alive is False and (is_old or is_much):
                     for folder in (run.folder, run.place) if is_owned else (run.place,):
@@ -504,6 +504,7 @@ class RunList:
 
 
 AnyRunT = TypeVar("AnyRunT", bound=ListedRun | RemoteRun)
+_FormT = TypeVar("_FormT")
 
 
 class UnknownRunError(UsageError):
@@ -642,7 +643,7 @@ def _read_any(place: Path) -> ListedRun | RemoteRun | None:
 
 def _read_listed(place: Path) -> ListedRun | None:
     try:
-        controller = Controller(**json.loads((place / CONTROLLER).read_text("utf-8")))
+        controller = _read_fields(Controller, json.loads((place / CONTROLLER).read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):  # it is being made, or is none of ours
         return None
     if not _is_well_formed(controller):
@@ -656,10 +657,12 @@ def _read_listed(place: Path) -> ListedRun | None:
 def _read_remote(place: Path) -> RemoteRun | None:
     try:
         values = json.loads((place / WAY).read_text("utf-8"))
-        way = Way(**values.pop("way"))
-        logins = tuple(Host(**each, source="launch ps") for each in values.pop("hosts", ()))
+        logins = tuple(replace(_read_fields(Host, each), source="launch ps") for each in values.get("hosts", ()))
         seen, alive = _read_seen(place / _SEEN), _read_alive(place / _ALIVE)
-        run = RemoteRun(place.name, way, row=seen, alive=alive, logins=logins, **values)
+        run = _read_fields(RemoteRun, {
+            **values, "id": place.name, "way": _read_fields(Way, values["way"]), "logins": logins, "row": seen,
+            "alive": alive,
+        })  # fmt: skip
         return run if math.isfinite(run.began_at) and isinstance(run.name, (str, type(None))) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # it is being written, or none of ours
         return None
@@ -716,6 +719,11 @@ def _has_process(pid: int) -> bool:
 
 def _read_end(path: Path) -> End | None:
     try:
-        return End(**json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        return _read_fields(End, json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+
+
+def _read_fields(form: type[_FormT], found: Any) -> _FormT:
+    """Return a value of a dataclass; raise TypeError if a field is missing. A newer version may have written more."""
+    return form(**{field.name: found[field.name] for field in fields(form) if field.name in found})  # type: ignore[arg-type]

@@ -104,6 +104,12 @@ _FORMS: Mapping[str, Callable[[object], bool]] = {
 }
 
 
+def make_unknown_row(run_id: str, what_is_known: str) -> Row:
+    """Return the values of a run elsewhere of which its host has told nothing."""
+    known = {"run": run_id, "state": "unknown", "attempts": 0, "age_s": 0.0, "nodes": [], "controller": ""}
+    return {**dict.fromkeys(_FORMS), **known, "last_line": what_is_known}
+
+
 def may_live(row: Mapping[str, Any]) -> bool:
     """Tell whether the run of a row may still live, or live again."""
     return row["state"] in _LIVING or bool(row["can_continue"])

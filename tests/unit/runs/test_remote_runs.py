@@ -88,6 +88,17 @@ def test_an_end_that_can_t_be_read_was_not_seen(tmp_path: Path, change: dict[str
     assert [run.row for run in read(runs)] == [None]
 
 
+def test_what_a_newer_version_wrote_is_read(tmp_path: Path) -> None:
+    runs = RunList(tmp_path)
+    add(runs, planted("run-1"))
+    path = tmp_path / "run-1" / "planted.json"
+    before, values = read(runs), json.loads(path.read_text())
+    for part in (values, values["way"], *values["hosts"]):
+        part["more"] = 1
+    path.write_text(json.dumps(values))
+    assert read(runs) == before
+
+
 def test_what_can_t_be_read_is_left_out(tmp_path: Path) -> None:
     runs = RunList(tmp_path)
     add(runs, planted("run-1"))

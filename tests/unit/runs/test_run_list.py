@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -235,6 +236,33 @@ def test_a_damaged_entry_is_none(tmp_path: Path, change: str | dict[str, object]
     path = tmp_path / "runs" / "r" / "controller.json"
     path.write_text(change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change}))
     assert runs.read() == []
+
+
+def test_what_a_newer_version_wrote_is_read(tmp_path: Path) -> None:
+    """Its files have one more field: a run that has finished wasn't killed, and one that lives is listed."""
+    runs = RunList(tmp_path / "runs")
+    with held(runs, "r", None, tmp_path) as entry:
+        entry.end(Result(0, 1.0, Census({}, {})))
+    for name in ("controller.json", "end.json"):
+        path = tmp_path / "runs" / "r" / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), "more": 1}))
+    assert [run.end for run in runs.read()] == [End(0, is_stopped=False)]
+
+
+class OvertakenList(RunList):
+    """Another launch removes each entry right after it was read."""
+
+    def read(self) -> list[ListedRun]:
+        found = super().read()
+        for run in found:
+            shutil.rmtree(run.place)
+        return found
+
+
+def test_an_entry_that_another_launch_has_just_removed(tmp_path: Path) -> None:
+    runs = OvertakenList(tmp_path / "runs")
+    with held(runs, "old", None, tmp_path), held(runs, "new", None, tmp_path):
+        assert [run.id for run in runs.read()] == ["new"]
 
 
 def test_what_ended_long_ago_is_forgotten_and_its_logs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

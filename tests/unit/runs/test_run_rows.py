@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.runs.run_list import Controller, End, ListedRun
-from launcher.runs.run_rows import find_last_line
+from launcher.runs import run_rows
+from launcher.runs.run_rows import find_last_line, make_unknown_row, read_row
 
 RUN = ListedRun(
     Path("R"), Controller("R", None, "/logs", "here", "", 1, 2, 0.0), is_alive=False, end=End(1, is_stopped=False)
@@ -34,3 +35,9 @@ def test_the_reason_is_the_cause(
         "last_lines": last_lines,
     }  # fmt: skip
     assert find_last_line(RUN, {"result": {"cause": cause}}) == f"gpu1 rank 3: {text}"
+
+
+def test_a_run_whose_host_told_nothing_has_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_rows, "_FORMS", {**run_rows._FORMS, "added": lambda value: value is None})
+    row = make_unknown_row("20261120-091233", "doesn't answer")
+    assert "added" in row and read_row(row) == row
