@@ -37,7 +37,16 @@ from launcher.output.lines import STDERR
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
 from launcher.runs.incident_log import IncidentLog, SharedIncidents
-from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, choose_run, find_meant, name_runs
+from launcher.runs.run_list import (
+    ListedRun,
+    RemoteRun,
+    RunList,
+    UnknownRunError,
+    Way,
+    choose_run,
+    find_meant,
+    name_runs,
+)
 from launcher.runs.run_rows import Row, as_row, describe_row, make_unknown_row, may_live, read_row
 from launcher.wording import age, count
 
@@ -192,20 +201,20 @@ def ask_value(run: ListedRun | RemoteRun, find: Callable[[ListedRun], Any], *, m
         raise LauncherError(f"{run.way.name} sent an answer that can't be read") from None
 
 
-def _describe_unknown(run: RemoteRun) -> UsageError:
+def _describe_unknown(run: RemoteRun) -> UnknownRunError:
     """Return the error of a run that this machine lists, and the host that controlled it doesn't any more."""
     host = run.way.name
     began = f", which was started {age(max(0.0, time.time() - run.began_at))} ago" if run.began_at else ""
     text = f"{host} knows nothing of run {run.id}{began}: {host} was reinstalled, or its list of runs was removed"
     if not run.began_at:
-        return UsageError(text, f"see launch ps --hosts {host}")
+        return UnknownRunError(text, f"see launch ps --hosts {host}")
     forget = f"remove it from the list with launch ps --forget {run.id}"
     if run.row is not None:
         text += f"; what launch ps saw last: {run.row['state']}, {run.row['last_line']}"
     else:
         forget = f"stop what is left of it with launch clean --hosts LIST; {forget}"
     copy = Path("logs", run.id)
-    return UsageError(text + (f"; a copy of its logs is in {copy}" if copy.is_dir() else ""), forget)
+    return UnknownRunError(text + (f"; a copy of its logs is in {copy}" if copy.is_dir() else ""), forget)
 
 
 @contextlib.contextmanager

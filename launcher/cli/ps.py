@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -112,10 +113,10 @@ def _list_claims(names: str, ssh_config: Path | None, *, as_json: bool) -> int:
 
 
 def _forget(word: str) -> int:
-    """Remove a run from the list of this machine; raise UsageError if it lives."""
+    """Remove a run from the list of this machine; raise UsageError if it may live, exit with 69 if its host is away."""
     from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import find_run, read_state
-    from launcher.runs.run_list import RunList
+    from launcher.cli.find_run import find_run, read_run_json, read_state
+    from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 
     found = find_run(word)
     row = read_state(found)
@@ -123,6 +124,15 @@ def _forget(word: str) -> int:
         raise UsageError(f"run {found.id} has not ended: its controller died", f"launch stop {found.id}")
     if row["state"] in ("starting", "running"):
         raise UsageError(f"run {found.id} is {row['state']}", f"launch stop {found.id}")
+    if row["state"] == "unknown":
+        if isinstance(found, ListedRun):
+            host = found.controller.host
+            raise UsageError(
+                f"only {host} knows whether run {found.id} has ended", f"on {host}, use launch ps --forget {found.id}"
+            )
+        with contextlib.suppress(UnknownRunError):
+            read_run_json(found)
+            raise UsageError(f"run {found.id} may continue: {row['last_line']}", f"launch stop {found.id}")
     RunList.of_user(os.environ).forget(found)
     tell(f"launch: run {found.id} is listed no more; its logs stay where they are")
     return 0

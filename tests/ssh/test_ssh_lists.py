@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import datetime
@@ -61,6 +62,21 @@ def test_the_host_of_a_controller_was_reinstalled(launch: Launch, runs: RunList)
         "launch: run 20261120-091234 is listed no more; its logs stay where they are"
     ]
     assert [run.id for run in runs.read_all()] == ["20261120-091233"]
+
+
+def test_a_run_that_may_live_is_not_forgotten(launch: Launch, runs: RunList) -> None:
+    """Its host doesn't answer, or it is another machine's with the same home directory."""
+    add(runs, launch, 34, None, "gone.invalid")
+    said = call(launch, "ps", "--forget", "20261120-091234", code=69)
+    assert "launch: only gone.invalid knows whether run 20261120-091234 continues; it was started 3 days ago" in said
+    runs.begin("20261120-091235", None, launch.folder).close(is_kept=True)
+    path = runs.base / "20261120-091235" / "controller.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "host": "gpu1", "machine_id": "m", "boot_id": "b"}))
+    assert call(launch, "ps", "--forget", "20261120-091235", code=2) == [
+        "launch: only gpu1 knows whether run 20261120-091235 has ended",
+        "  fix: on gpu1, use launch ps --forget 20261120-091235",
+    ]
+    assert [run.id for run in runs.read_all()][:2] == ["20261120-091235", "20261120-091234"]
 
 
 def test_a_run_whose_end_was_seen_before_its_host_was_reinstalled(launch: Launch, runs: RunList) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.run_list import Controller, End, ListedRun
 from launcher.runs import run_rows
+from launcher.runs.run_list import Controller, End, ListedRun
 from launcher.runs.run_rows import find_last_line, make_unknown_row, read_row
 
 RUN = ListedRun(
