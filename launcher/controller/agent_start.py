@@ -85,6 +85,8 @@ def await_answer(channel: Channel, host: Host, controller: str) -> str:
                 raise TransportError(HostFailure(host.name, HostFailureKind.CONFIGURATION, text))
             if header["type"] in (messages.DIALLED, messages.PRESENT):
                 return str(header["type"])
+    if channel.exit_code() is None:
+        raise TransportError(HostFailure(host.name, HostFailureKind.CONNECTION, "the connection was lost"))
     lines = errors.decode("utf-8", "replace").strip().splitlines()
     text = f"its agent has ended{f': {lines[-1]}' if lines else ''}"
     raise TransportError(HostFailure(host.name, HostFailureKind.SUPERVISOR, text))

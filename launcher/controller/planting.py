@@ -201,9 +201,10 @@ class Planting:
             with contextlib.suppress(OSError):  # reading tells why it has ended
                 while not self._is_listening.wait(job.timeouts.connect_timeout_s / messages.BEATS_PER_SILENCE):
                     python.channel.write(messages.encode(messages.BEAT))
-            addresses, port = self._listening["addresses"], self._listening["port"]
-            order = make_order(self._request, self.run_id, index, host, self._controller, addresses, port)
-            give_order(python.channel, order)
+            if self._is_listening.is_set():
+                addresses, port = self._listening["addresses"], self._listening["port"]
+                order = make_order(self._request, self.run_id, index, host, self._controller, addresses, port)
+                give_order(python.channel, order)
             await_answer(python.channel, host, self._controller.name)
             self._events.put((_DIALLED, host.name))  # from now on the controller sees whether it lives
         except TransportError as error:
