@@ -17,6 +17,7 @@ from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.escapes import one_line
 from launcher.hosts.host import Host
 from launcher.lazy_dataclass import dataclass
+from launcher.node import messages
 from launcher.private_files import make_private, open_private
 from launcher.sync.kept_code import hash_file
 from launcher.transports.base import STDOUT, Channel, Transport, TransportError
@@ -26,8 +27,6 @@ _MOST_LINE_BYTES = 1 << 20
 _MOST_FILES = 1_000_000
 _MOST_SAID_BYTES = 4096
 _WHOLE = b"+"  # after the bytes of a file, see launcher/node/file_sender.py
-_PART = ".part"
-_MOST_NAME_BYTES = 255 - len(f".{_PART}")  # of one name in a path
 _MOST_NAMES = 100  # in a path
 
 
@@ -97,17 +96,13 @@ def _list_known(target: Path) -> dict[str, tuple[int, str]]:
     """Return size and hash of the files that are here, by their paths; a part that has arrived counts first."""
     known: dict[str, tuple[int, str]] = {}
     for folder, _, names in os.walk(target):
-        for name in sorted(names, key=lambda name: name.endswith(_PART)):
+        for name in sorted(names, key=lambda name: name.endswith(messages.PART)):
             path = Path(folder, name)
             if path.is_symlink() or not path.is_file():
                 continue
-            whole = path.with_name(name[1 : -len(_PART)]) if _is_part(name) else path
+            whole = path.with_name(name[1 : -len(messages.PART)]) if messages.is_part(name) else path
             known[whole.relative_to(target).as_posix()] = path.stat().st_size, hash_file(path)
     return known
-
-
-def _is_part(name: str) -> bool:
-    return name.startswith(".") and name.endswith(_PART) and len(name) > len(_PART) + 1
 
 
 def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target: Path) -> Fetched:
@@ -146,16 +141,17 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
 def is_safe(path: str) -> bool:
     """Tell whether a path from a host names a file below the directory for it, in plain characters."""
     names = path.split("/")
-    is_short = len(names) <= _MOST_NAMES and all(
-        len(name.encode("utf-8", "replace")) <= _MOST_NAME_BYTES for name in names
-    )
-    return is_short and path.isprintable() and not {"", ".", ".."}.intersection(names) and not any(map(_is_part, names))
+    return len(names) <= _MOST_NAMES and path.isprintable() and all(map(messages.is_file_name, names))
 
 
 def _is_same(path: Path, size: int) -> bool:
     """Tell whether the file itself was compared, not a part of it, and none of its bytes are too many."""
     found = path.lstat() if os.path.lexists(path) else None
-    is_file = found is not None and stat.S_ISREG(found.st_mode) and not path.with_name(f".{path.name}{_PART}").exists()
+    is_file = (
+        found is not None
+        and stat.S_ISREG(found.st_mode)
+        and not path.with_name(f".{path.name}{messages.PART}").exists()
+    )
     return is_file and found is not None and found.st_size == size
 
 
@@ -163,7 +159,7 @@ def _receive(answer: _Answer, target: Path, path: str, begin: int, size: int) ->
     """Write a file as a part, and give it its name once it is whole; return False if it has changed on the host."""
     place = target / path
     _make(place.parent, target)
-    part = place.with_name(f".{place.name}{_PART}")
+    part = place.with_name(f".{place.name}{messages.PART}")
     if begin and not os.path.lexists(part):
         with open(part, "xb", opener=open_private) as file, place.open("rb") as source:
             shutil.copyfileobj(source, file)

@@ -21,6 +21,8 @@ MAX_STACK_BYTES = 1 << 20  # for one rank
 MAX_RAS_BYTES = 1 << 20
 MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
+PART = ".part"  # of the name that a file has while it is written on the launch host, after a "."
+_MOST_NAME_BYTES = 255 - len(".%s" % PART)  # of which every file system takes 255
 MAX_CODE_FILES = 2000  # whose hashes a node sends
 MAX_CLAIMED_GPUS = 1024  # of one box
 MAX_CLAIMS = 256  # of one box, in one answer
@@ -142,6 +144,18 @@ NO_WORD = "no heartbeat from the launch host for"
 
 class MalformedMessage(ValueError):
     """Raised when the bytes that the other side sent are not a valid message."""
+
+
+def is_part(name: str) -> bool:
+    """Tell whether this is the name of a file that is being written on the launch host."""
+    return name.startswith(".") and name.endswith(PART) and len(name) > len(PART) + 1
+
+
+def is_file_name(name: str) -> bool:
+    """Tell whether the launch host can give this name to a file that comes from a host."""
+    data = name.encode("utf-8", "replace")
+    is_whole = data.decode() == name and len(data) <= _MOST_NAME_BYTES and "/" not in name and "\0" not in name
+    return is_whole and name not in ("", ".", "..") and not is_part(name)
 
 
 def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:

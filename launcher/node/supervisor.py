@@ -95,6 +95,7 @@ class Supervisor:
         self._heard_at = self._clock()
         self._folder: str | None = None
         self._files: list[tuple[str, bytes]] | None = None  # what ranks left there, once they have ended
+        self._uncopied: list[tuple[str, str]] = []  # what else they left there, with the reasons
         self._stacks_folder: str | None = None  # where the ranks' sitecustomize is
         self._leftover_folders: list[str] | None = None  # of earlier runs, to be removed at the end
         self._leftover_units: list[str] = []  # the same
@@ -571,6 +572,8 @@ class Supervisor:
             cleaned["tree"], cleaned["written"] = self._tree.root, self._tree.find_written()
         if self._owned.unfinished:
             cleaned["unfinished"] = self._owned.unfinished
+        if self._uncopied:
+            cleaned.update(uncopied=self._uncopied[: messages.MOST_NAMES], uncopied_count=len(self._uncopied))
         found = [[process.pid, process.name, process.state] for process in left]
         files = self._files or []
         self._send_queue.send(messages.CENSUS, left=found, reason=self.reason, files=len(files), **cleaned)
@@ -592,7 +595,7 @@ class Supervisor:
         self._kill_lost_keepers()
         self._files = []
         if self._folder is not None:
-            self._files = workers.read_files(os.path.join(self._folder, workers.FILES))
+            self._files, self._uncopied = workers.read_files(os.path.join(self._folder, workers.FILES))
         for folder in (self._folder, self._lost_folder):
             if folder is not None and folder != kept:
                 workers.remove_folder(folder)

@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.clock import local_time, short_time
 from launcher.diagnosis.cause import Cause
 from launcher.errors import HostsUnreachable, LauncherError
+from launcher.escapes import shown
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.job.job import Job
@@ -219,6 +220,22 @@ def unfinished_lines(census: Census) -> list[str]:
     return [*lines, *([f"  and {more} more"] if more > 0 else []), fix] if lines else []
 
 
+def uncopied_lines(census: Census) -> list[str]:
+    """Return what ranks have left in LAUNCH_FILES that didn't come with their other files."""
+    hosts: dict[object, list[str]] = {}
+    for host, found in census.uncopied.items():
+        hosts.setdefault(found, []).append(host)
+    lines = []
+    for where in list(hosts.values())[:_MAX_LEFT]:
+        number, files = census.uncopied[where[0]]
+        named = [f"{shown(name)} ({why})" for name, why in files[:_MOST_WRITTEN]]
+        more = [f"{number - len(named)} more"] if number > len(named) else []
+        lines.append(f"  {fold_names(where)}: not copied from LAUNCH_FILES: {listed([*named, *more])}")
+    more_hosts = sum(map(len, list(hosts.values())[_MAX_LEFT:]))
+    fix = "    fix: write to the working directory instead, and copy from there with --fetch PATH"
+    return [*lines, *([f"  and on {more_hosts} more"] if more_hosts else []), fix] if lines else []
+
+
 def written_lines(census: Census) -> list[str]:
     """Return what ranks have written beside the code that was sent, where the next run doesn't see it."""
     hosts: dict[tuple[str, ...], list[str]] = {}
@@ -227,8 +244,8 @@ def written_lines(census: Census) -> list[str]:
     lines = []
     for (root, *names), where in hosts.items():
         more = len(names) - _MOST_WRITTEN
-        shown = listed([*names[:_MOST_WRITTEN], *([f"{more} more"] if more > 0 else [])])
-        lines.append(f"  {fold_names(where)}: the run wrote {shown} next to its code, in {root}")
+        few = listed([*names[:_MOST_WRITTEN], *([f"{more} more"] if more > 0 else [])])
+        lines.append(f"  {fold_names(where)}: the run wrote {few} next to its code, in {root}")
     folders = [name.rstrip("/") for _, *names in hosts for name in names if name.endswith("/")]
     example = next((name for name in folders if ".replaced-" not in name), None)
     link = f"pass --link {example}=DIR, or " if example else ""

@@ -551,7 +551,10 @@ class Run:
         verb = f"trying restart {self._number} again" if waits_for_hosts(self._endings[-1]) else "restarting"
         line = f"{verb}{wait}{when}{search}: {decision.why} ({counted})"
         self._say(f"launch: {'; '.join(filter(None, [census, line]))}", Style.STRONG)
-        for line in report.unfinished_lines(result.census):
+        self._say_losses(result.census)
+
+    def _say_losses(self, census: Census) -> None:
+        for line in [*report.unfinished_lines(census), *report.uncopied_lines(census)]:
             self._say(line, Style.TEXT)
 
     async def _discard_record(self) -> None:
@@ -623,7 +626,8 @@ class Run:
         self._say(f"launch: {words}{gap}", style)
         for line in report.left_lines(result.census):
             self._say(line, Style.FAILURE)
-        for line in [*report.unfinished_lines(result.census), *report.written_lines(result.census)]:
+        self._say_losses(result.census)
+        for line in report.written_lines(result.census):
             self._say(line, Style.TEXT)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
         self._request.console.emit("result", **names, hosts=[host.name for host in self._hosts.hosts], **values)

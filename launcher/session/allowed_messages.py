@@ -5,7 +5,6 @@ and heartbeats, each message must answer one from `launch`, and comes once. So a
 that it was not given, can't end a run, and can't flood `launch` with messages.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -21,7 +20,6 @@ Port = Annotated[int, Within(0, 65535)]
 Age = Annotated[float, Within(0, 1e6)]  # seconds
 Clock = Annotated[float, Within(0, 1e11)]  # seconds since 1970
 FewTexts = Annotated[list[str], Most(messages.MOST_NAMES)]
-_IS_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}").fullmatch  # in the log directory, and no path
 Link = tuple[Age, Count, Count]  # seconds of a round trip, packets sent and packets lost
 ExitCode = Annotated[int, Within(0, 255)]
 Signal = Annotated[int, Within(0, 64)]
@@ -64,6 +62,8 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
     messages.ENDED: {"code": ExitCode | None, "signal": Signal | None},
     messages.CENSUS: {"left": list[tuple[Count, str, str]], "reason": str | None, "supervisor": KeeperEnding | None,
                       "files": Annotated[int, Within(0, messages.MAX_FILES)] | None,
+                      "uncopied": Annotated[list[tuple[str, str]], Most(messages.MOST_NAMES)] | None,
+                      "uncopied_count": Count | None,
                       "folders": list[tuple[str, str]] | None, "tree": str | None, "written": FewTexts | None,
                       "unfinished": Annotated[list[tuple[Count | None, str]], Most(messages.MOST_NAMES)] | None},
     messages.SAMPLED: {"host": HostSample | None, "error": str | None, "processes": list[GpuUse] | None,
@@ -73,7 +73,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
     messages.STACK: {"number": Count, "local_rank": LocalRank, "pid": Count,
                      "source": Literal["py-spy", "faulthandler", None], "state": Literal["D", "T", None],
                      "wchan": str | None, "reason": str | None},
-    messages.FILE: {"name": Annotated[str, _IS_FILE_NAME]},
+    messages.FILE: {"name": Annotated[str, messages.is_file_name]},
     messages.IDLE: {},
     messages.FAILED: {"text": str, "supervisor": KeeperEnding | None},
 }  # fmt: skip

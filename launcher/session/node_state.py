@@ -249,6 +249,7 @@ class Census:
     unasked: Mapping[str, int]  # host -> processes that may remain
     written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # host -> the root of the code, names in it
     unfinished: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)  # host -> rank or None, file
+    uncopied: Mapping[str, tuple[int, tuple[tuple[str, str], ...]]] = field(default_factory=dict)  # host -> how many
 
     @property
     def is_clean(self) -> bool:
@@ -270,7 +271,7 @@ class Census:
 
 def make_census(states: Iterable[NodeState]) -> Census:
     """Combine what all nodes reported at the end; a node on which nothing of the run may be is in neither half."""
-    left, unasked, written, unfinished = {}, {}, {}, {}
+    left, unasked, written, unfinished, uncopied = {}, {}, {}, {}, {}
     for state in states:
         if state.census is not None:
             left[state.host] = list(state.census.get("left", ()))
@@ -278,6 +279,8 @@ def make_census(states: Iterable[NodeState]) -> Census:
                 written[state.host] = (str(state.census["tree"]), *state.census["written"])
             if state.census.get("unfinished"):
                 unfinished[state.host] = state.census["unfinished"]
+            if state.census.get("uncopied"):
+                uncopied[state.host] = state.census["uncopied_count"] or 0, tuple(state.census["uncopied"])
         elif state.may_run:
             unasked[state.host] = len(state.started) - len(state.exits)
-    return Census(left, unasked, written, unfinished)
+    return Census(left, unasked, written, unfinished, uncopied)

@@ -166,8 +166,8 @@ def test_40_mb_in_one_burst(launch: Launch) -> None:
 
 
 def test_what_ranks_leave_for_us_comes_home(launch: Launch) -> None:
-    """Also of a run that fails, and more than a pipe or a window holds; a folder stays."""
-    leave = 'cd "$LAUNCH_FILES"; head -c 3000000 /dev/zero >trace_$RANK; echo x >ab_$RANK; mkdir folder_$RANK; cd -'
+    """Also of a run that fails, and more than a pipe or a window holds; what stays is named."""
+    leave = 'cd "$LAUNCH_FILES"; head -c 3000000 /dev/zero >trace_$RANK; echo x >ab_$RANK; mkdir -p folder; cd -'
     fail = "[ $RANK != 3 ] || { until [ -e 0 -a -e 1 -a -e 2 ]; do sleep 0.02; done; exit 1; }"
     done = launch.run(*shell(f"{leave}; >$RANK; {fail}"))
     assert done.exit_code == 1
@@ -182,3 +182,25 @@ def test_what_ranks_leave_for_us_comes_home(launch: Launch) -> None:
         for rank in (2 * node, 2 * node + 1)
         for name, size in (("trace", 3_000_000), ("ab", 2))
     }
+    assert "  node[1-2]: not copied from LAUNCH_FILES: folder (a directory)" in done.stderr.splitlines()
+
+
+ODD_NAMES = ["my file", ".x", "-x", "a:b", "a+b", "é☃", "n" * 249]
+
+
+def test_an_odd_name_loses_no_file(launch: Launch) -> None:
+    """Such a name once made the whole connection malformed, so that no file of the host came."""
+    code = (
+        "import os; os.chdir(os.environ['LAUNCH_FILES'])\n"
+        f"for name in [*{ODD_NAMES!r}, 'ok', 'm' * 250, '.x.part', b'\\xff']: open(name, 'w').close()\n"
+        "open('large', 'w').truncate(40 << 20); os.mkfifo('pipe')"
+    )
+    done = launch.run("--hosts", "node1", "--nproc", "1", "--no-python", sys.executable, "-c", code)
+    names = {path.name for path in (done.logs / "files/node_0").iterdir()}
+    assert names == {*ODD_NAMES, "ok"}
+    begin = "  node1: not copied from LAUNCH_FILES: "
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith(begin))
+    assert line == (
+        f"{begin}.x.part (unusable name), large (40 MiB, over 32 in all), {'m' * 200}... (unusable name), "
+        "pipe (no file) and '\\udcff' (unusable name)"
+    )

@@ -258,29 +258,35 @@ def _lock_folder(path: str) -> None:
         pass  # a file system without locks
 
 
-def read_files(folder: str) -> list[tuple[str, bytes]]:
-    """Return name and content of the files in `folder`, smallest first, up to the launcher's limits."""
+def read_files(folder: str) -> tuple[list[tuple[str, bytes]], list[tuple[str, str]]]:
+    """Return name and content of the files in `folder`, smallest first, and which are left out, with the reason."""
     try:
-        names = [name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name))]
-        sizes = sorted((os.path.getsize(os.path.join(folder, name)), name) for name in names)
-    except OSError:
-        return []
+        names = os.listdir(folder)
+        files = [name for name in names if os.path.isfile(os.path.join(folder, name))]
+        sizes = sorted((os.path.getsize(os.path.join(folder, name)), name) for name in files)
+    except OSError as error:
+        return [], [(folder, str(error.strerror))]
     found: list[tuple[str, bytes]] = []
+    left_out = [
+        (name, "a directory" if os.path.isdir(os.path.join(folder, name)) else "no file")
+        for name in set(names).difference(files)
+    ]
     room = messages.MAX_FILES_BYTES
     for size, name in sizes:
-        room -= size
-        if room < 0:
-            complain("not copied, over %d MiB in all: %s (%d bytes)" % (messages.MAX_FILES_BYTES >> 20, name, size))
-            continue
-        if len(found) == messages.MAX_FILES:
-            complain("not copied, over %d files: %s" % (messages.MAX_FILES, name))
-            continue
-        try:
-            with open(os.path.join(folder, name), "rb") as file:
-                found.append((name, file.read(size)))
-        except OSError as error:
-            complain("can't read %s: %s" % (name, error.strerror))
-    return found
+        if not (name.isprintable() and messages.is_file_name(name)):
+            left_out.append((name, "unusable name"))
+        elif size > room:
+            left_out.append((name, "%d MiB, over %d in all" % (size >> 20, messages.MAX_FILES_BYTES >> 20)))
+        elif len(found) == messages.MAX_FILES:
+            left_out.append((name, "over %d files" % messages.MAX_FILES))
+        else:
+            try:
+                with open(os.path.join(folder, name), "rb") as file:
+                    found.append((name, file.read(size)))
+                room -= size
+            except OSError as error:
+                left_out.append((name, str(error.strerror)))
+    return found, sorted(left_out)
 
 
 def remove_folder(path: str) -> str | None:

@@ -24,6 +24,7 @@ from launcher.runs.report import (
     others_lines,
     plan_line,
     start_line,
+    uncopied_lines,
     unfinished_lines,
     warning_lines,
     written_lines,
@@ -330,3 +331,17 @@ def test_what_was_killed_while_it_saved() -> None:
         "    fix: continue from an earlier checkpoint; raise --stop-timeout if saving takes longer",
     ]
     assert unfinished_lines(Census({}, {})) == []
+
+
+def test_what_ranks_left_that_did_not_come() -> None:
+    files = tuple((f"a{number}", "over 1000 files") for number in range(20))
+    uncopied = {"gpu1": (1, (("x\udcff", "unusable name"),)), "gpu2": (400, files), "gpu3": (400, files)}
+    assert uncopied_lines(Census({}, {}, uncopied=uncopied)) == [
+        "  gpu1: not copied from LAUNCH_FILES: 'x\\udcff' (unusable name)",
+        "  gpu[2-3]: not copied from LAUNCH_FILES: a0 (over 1000 files), a1 (over 1000 files), a2 (over 1000 files), "
+        "a3 (over 1000 files), a4 (over 1000 files) and 395 more",
+        "    fix: write to the working directory instead, and copy from there with --fetch PATH",
+    ]
+    different = {f"gpu{number}": (1, ((str(number), "no file"),)) for number in range(12)}
+    assert uncopied_lines(Census({}, {}, uncopied=different))[-2] == "  and on 2 more"
+    assert uncopied_lines(Census({}, {})) == []

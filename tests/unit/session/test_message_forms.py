@@ -76,9 +76,10 @@ def test_a_message_as_it_should_be_passes(header):
         ({"type": "census", "left": [], "files": -1}, "census with files: -1"),
         ({"type": "file", "name": ".."}, "file with name: '..'"),
         ({"type": "file", "name": "a/b"}, "file with name: 'a/b'"),
-        ({"type": "file", "name": "a\n"}, "file with name: 'a\\n'"),
+        ({"type": "file", "name": ".a.part"}, "file with name: '.a.part'"),
+        ({"type": "file", "name": "\ud800"}, "file with name: '\\ud800'"),
         (
-            {"type": "file", "name": "x" * 201},
+            {"type": "file", "name": "x" * 250},
             "file with name: 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
         ),
         ({**STACK, "local_rank": 5000}, "stack with local_rank: 5000"),
