@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -66,6 +67,7 @@ def command(
     is_told = _tell_input(console)
 
     async def run(session: Session) -> Execution:
+        console.end_with_reader(partial(session.interrupt, signal.SIGPIPE))
         with catch_signals(dict.fromkeys(SIGNALS, lambda: None)):  # also after the session has stopped listening
             done = await execute(session, command_argv(words), resolve_workdir(workdir), console.say)
             outlast_signals(SIGNALS, partial(os._exit, done.exit_code))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
@@ -55,13 +56,14 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
         except Interrupted as interruption:
             interrupted_by = interruption.number
             timeout_s = session.settings.timeouts.stop_timeout_s
-            say(f"launch: stopping the command on {count(len(session.hosts), 'host')} (Ctrl-C again: kill now)")
+            if interrupted_by != signal.SIGPIPE:
+                say(f"launch: stopping the command on {count(len(session.hosts), 'host')} (Ctrl-C again: kill now)")
         except BaseException:
             await session.stop_all(timeout_s=0)
             raise
         own_codes = _exit_codes(session)
         census = await session.stop_all(timeout_s)
-    if interrupted_by is not None:
+    if interrupted_by not in (None, signal.SIGPIPE):
         say(f"launch: stopped, {census.describe() or 'nothing was started'}")
     return Execution(_exit_codes(session), session.failures(), census, interrupted_by, own_codes)
 

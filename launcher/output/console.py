@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -132,6 +132,11 @@ class Console:
         """Print one object on stdout, if --json was given."""
         if self._as_json and not self._is_detached:
             self._terminals[STDOUT].say(json.dumps(dated(event, **values), default=str), STDOUT)
+
+    def end_with_reader(self, end: Callable[[], object]) -> None:
+        """Call `end`, in another thread, once the reader of stdout or stderr is gone, as with `| head`."""
+        for terminal in self._terminals.values():
+            terminal.on_gone = end
 
     def progress(self, text: str) -> None:
         """Show a line that the next one replaces, on a terminal only."""

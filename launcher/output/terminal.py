@@ -6,11 +6,13 @@ Lines of ranks that a blocked terminal would have shown are dropped and counted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from launcher.escapes import clean
@@ -40,6 +42,7 @@ class Terminal:
         self._dropped_lines = 0
         self._own_waiting = 0  # messages of `launch` that are not written yet
         self._closed_fds: set[int] = set()
+        self.on_gone: Callable[[], object] | None = None  # what ends if the reader of a pipe is gone: called once
         self._queue.start()
 
     def put(self, fd: int, block: bytes) -> None:
@@ -101,7 +104,10 @@ class Terminal:
         except OSError as error:
             # The pager was quit, the terminal closed, or the disk is full; the run continues.
             self._closed_fds.add(fd)
-            if fd == STDOUT:
+            if error.errno == errno.EPIPE and self.on_gone is not None:
+                self.on_gone()
+                self.on_gone = None
+            elif fd == STDOUT:
                 text = f"launch: can't write to stdout any more ({error.strerror}); the run continues\n"
                 self._write(STDERR, text.encode())
 

@@ -99,6 +99,10 @@ class Session:
             actions[signal.SIGQUIT] = partial(self._pool.call, on_quit)
         return catch_signals(actions)
 
+    def interrupt(self, number: int) -> None:
+        """Let `pump` raise Interrupted, as for a signal; from any thread."""
+        self._pool.post([Event(-1, INTERRUPT, {"signal": number}, wall_clock())])
+
     # ---- asking -------------------------------------------------------------------------------------------------
 
     def connect(self, doing: str) -> None:

@@ -59,6 +59,22 @@ def test_ctrl_c_again_and_again_as_a_failed_command_ends(tmp_path: Path) -> None
             assert (process.returncode, process.stderr.read()) == (7, "")
 
 
+@pytest.mark.parametrize("words", [("--", "yes"), ("--", "yes >&2"), ("--json", "--", "yes")])
+def test_a_reader_that_is_gone_ends_the_command(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """As with `| head -2`: what runs without end would run on, and nobody would see it."""
+    argv = [sys.executable, "-m", "launcher", "exec", "--hosts", "localhost,127.0.0.1", *words]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    read, write = os.pipe()
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=write, stderr=write) as process:
+        os.close(write)
+        try:
+            with os.fdopen(read, "rb") as shown:
+                assert any(b"y" in line.split() or b'"text": "y"' in line for line in shown)
+            assert process.wait(DEADLINE_S) == 128 + signal.SIGPIPE
+        finally:
+            process.kill()
+
+
 def test_what_waits_on_stdin_is_not_dropped_in_silence(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "input").write_text("text\n")
     with (tmp_path / "input").open() as file:
