@@ -202,11 +202,14 @@ def await_marker(
     Raise TransportError if its login shell never stops printing. keep_noise: gets what it printed on stdout.
     """
     marker = f"{MARKER} {nonce} ".encode()
-    text = b""
+    text, came_last = b"", STDOUT
     while True:
         stream, data = channel.read()
         if not stream:
+            if came_last == STDOUT:  # what it said last may be why it has ended
+                keep_noise(text)
             return None
+        came_last = stream
         if stream != STDOUT:
             take_stderr(data)
             continue
@@ -240,7 +243,8 @@ def describe_end(host: str, code: int | None, pythons: Sequence[str], last_line:
     if code is None:
         return HostFailure(host, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
     text = "killed by a signal" if code == KILLED else f"exit code {code}"
-    return HostFailure(host, HostFailureKind.SHELL, f"its login shell ended ({text}){said}")
+    fix = f"try by hand: ssh {host} true; it may take another user (USER@{host})"
+    return HostFailure(host, HostFailureKind.SHELL, f"its login shell ended ({text}){said}", fix)
 
 
 def last_line(noise: bytes) -> str:

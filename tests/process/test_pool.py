@@ -420,9 +420,15 @@ def test_a_second_connection_that_is_slow_is_no_shell_that_waits(monkeypatch: py
     talking(scene, "nonexistent-python", sys.executable, silence_s=2, transport=OddTransport(wait=wait))
 
 
-def test_a_shell_that_ends(fake: Callable[[str], str]) -> None:
-    text = "its login shell ended (exit code 3): this account is closed"
-    assert failure_of(fake("echo this account is closed >&2; exit 3")) == ("shell", text)
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [("echo this account is closed >&2", "this account is closed"),
+     ("echo This service allows sftp connections only.", "This service allows sftp connections only."),
+     ("printf 'hello\\nno newline'", "no newline"),
+     ("echo welcome; echo rc: line 3: oops >&2", "rc: line 3: oops")],
+)  # fmt: skip
+def test_a_shell_that_ends(fake: Callable[[str], str], script: str, said: str) -> None:
+    assert failure_of(fake(f"{script}; exit 3")) == ("shell", f"its login shell ended (exit code 3): {said}")
 
 
 def test_a_shell_that_prints_without_end(fake: Callable[[str], str]) -> None:

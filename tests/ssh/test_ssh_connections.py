@@ -28,7 +28,7 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
     make_key(key)
     unknown.touch()
     changed.write_text(hosts.known_line(hosts["node2"], hosts["node1"].public_key))
-    hosts.add_login(launch.folder / "closed_key", "echo 'this account is closed' >&2; exit 3")
+    hosts.add_login(launch.folder / "closed_key", "echo 'Please log in as the user ubuntu'; exit 142")
     hosts.add_login(launch.folder / "waiting_key", "head -n 1 >eaten")
     fingerprint = "" if launch.transport == "ssh" else r": ssh-ed25519 SHA256:\S+"  # OpenSSH does not say it
     new_key = r"its host key has changed: SHA256:\S+, but known_hosts has SHA256:\S+"
@@ -46,7 +46,8 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
                         f"ssh-keyscan -p {port} 127.0.0.2 >> '{unknown}'"),
             "changed": ({"UserKnownHostsFile": changed}, new_key, f"ssh-keygen -f {changed} -R '[127.0.0.2]:{port}'"),
             "closed": ({"IdentityFile": launch.folder / "closed_key"},
-                       r"its login shell ended \(exit code 3\): this account is closed", ""),
+                       r"its login shell ended \(exit code 142\): Please log in as the user ubuntu",
+                       "try by hand: ssh closed true; it may take another user (USER@closed)"),
             # Nothing is sent before the node's side answers, so it gets nothing that it could eat.
             "waiting": ({"IdentityFile": launch.folder / "waiting_key"},
                         r"its login shell waits for input \(no answer in N s\)", "let its rc files prompt"),

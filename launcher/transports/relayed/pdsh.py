@@ -138,14 +138,9 @@ class PdshTransport:
             keep_known_keys(answer, self._answers.of_jumps(answer), accept_new=False)  # the option is in the answer
 
     def _classify(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
-        if error.exit_code == bootstrap.NO_PYTHON_EXIT_CODE:
-            return TransportError(bootstrap.no_python(host.name, self._pythons))
-        if error.exit_code == bootstrap.NOT_LINUX_EXIT_CODE:
-            return TransportError(bootstrap.not_linux(host.name))
         if error.exit_code not in (None, _EXIT_OF_SSH):
-            line = error.said.strip().rpartition("\n")[2]
-            text = f"its login shell ended (exit code {error.exit_code}){line and f': {line[:200]}'}"
-            return TransportError(HostFailure(host.name, HostFailureKind.SHELL, text))
+            line = bootstrap.last_line(error.said.encode())
+            return TransportError(bootstrap.describe_end(host.name, error.exit_code, self._pythons, line))
         try:
             answer = self._answer(host)
             failure, jump_host = openssh_failures.classify(
