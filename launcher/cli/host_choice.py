@@ -233,7 +233,7 @@ def _ask_secrets(settings: TransportSettings, hosts: Sequence[Host]) -> Secrets:
             raise UsageError("--ask-password needs a terminal", "without a terminal, log in with a key")
         return Secrets()
     secrets = Secrets(_ask("password for all hosts") if settings.ask_password else None)
-    for path in FabricTransport(replace(settings, secrets=secrets)).locked_keys(hosts):
+    for path in FabricTransport(_add_messages(replace(settings, secrets=secrets), tell)).locked_keys(hosts):
         for _ in range(_TRIES):
             passphrase = _ask(f"passphrase of {path} (Enter to skip)")
             if not passphrase or secrets.unlock(path, passphrase):
@@ -306,7 +306,7 @@ def _refuse_secrets(transport: TransportEntry, env: Mapping[str, str]) -> None:
 
 
 def _add_messages(settings: TransportSettings, say: Callable[[str], None]) -> TransportSettings:
-    """Report hosts that are, or might be, this machine through `say`."""
+    """Report hosts that are, or might be, this machine, and agents that don't answer, through `say`."""
 
     def tell_doubt(name: str, doubt: str, fix: str) -> None:
         remedy = f"\n  fix: {fix}" if fix else ""
@@ -315,4 +315,7 @@ def _add_messages(settings: TransportSettings, say: Callable[[str], None]) -> Tr
     def tell_local(name: str) -> None:
         say(f"launch: {name} is this machine; not using SSH")
 
-    return replace(settings, on_local=tell_local, on_doubt=tell_doubt)
+    def tell_mute(path: str) -> None:
+        say(f"launch: the SSH agent at {path} doesn't answer; its keys are not used\n  fix: restart it")
+
+    return replace(settings, on_local=tell_local, on_doubt=tell_doubt, on_mute=tell_mute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import re
@@ -25,6 +26,7 @@ from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.settings import TransportSettings
+from launcher.transports.ssh import mute_agents
 from launcher.transports.ssh.fabric import FabricTransport
 from launcher.transports.ssh.identities import Secrets
 from launcher.transports.ssh.openssh import OpenSSHTransport
@@ -133,6 +135,25 @@ def test_an_agent_that_ssh_config_names(
     monkeypatch.delenv("SSH_AUTH_SOCK")
     assert log_in(node2=settings).kind is HostFailureKind.LOGIN_REFUSED
     assert log_in(node2={**settings, "IdentityAgent": agent}) == "in\n"
+
+
+@every_transport
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_agent_that_never_answers(
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    """As one that is stopped, or whose computer sleeps: it is named, and keys in files are tried."""
+    monkeypatch.setattr(mute_agents, "ANSWER_S", 0.2)
+    place, told = str(tmp_path / "agent"), list[str]()
+    monkeypatch.setenv("SSH_AUTH_SOCK", "none" if is_named else place)
+    make = functools.partial(log_in, make=lambda settings: CLIENTS[transport](replace(settings, on_mute=told.append)))
+    agent = {"IdentityAgent": place} if is_named else {}
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(place)
+        listening.listen()
+        assert make(node2={"IdentityFile": hosts.folder / "id", **agent}) == "in\n"
+        assert make(node2={"IdentityFile": tmp_path / "none", **agent}).kind is HostFailureKind.LOGIN_REFUSED
+    assert told == [place]
 
 
 @every_transport

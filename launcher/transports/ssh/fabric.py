@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from launcher.transports.ssh.config_files import ConfigFiles, Hop
 from launcher.transports.ssh.host_keys import KnownHosts
 from launcher.transports.ssh.identities import Login, Secrets, locked_keys
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
+from launcher.transports.ssh.mute_agents import is_mute
 from launcher.transports.ssh.openssh_config import read_seconds
 from launcher.transports.ssh.packet_limits import BoundedPipe
 from launcher.transports.ssh.this_machine import ThisMachine
@@ -100,13 +102,14 @@ class FabricTransport:
         """Read ssh_config once for all hosts; raise UsageError if a named file is missing."""
         self._may_boot = settings.may_boot
         self._secrets = settings.secrets or Secrets()
+        self._on_mute = settings.on_mute
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
         self._files = ConfigFiles(settings.ssh_config)
         self._known_hosts = KnownHosts(accept_new=settings.accept_new_host_keys)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        hops = self._files.find_hops(host)
+        hops = self._find_hops(host)
         hop = hops[-1]
         is_direct = len(hops) == 1 and "proxycommand" not in hop.settings
         channel = self._this_machine.open(host, command, hop.place, hop.settings, is_direct=is_direct)
@@ -122,6 +125,14 @@ class FabricTransport:
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
+
+    def _find_hops(self, host: Host) -> list[Hop]:
+        """Return the logins on the way to a host, without an agent that would not answer."""
+        found = []
+        for hop in self._files.find_hops(host):
+            without = {"identityagent": "none"} if is_mute(hop.settings.get("identityagent"), self._on_mute) else {}
+            found.append(replace(hop, settings={**hop.settings, **without}))
+        return found
 
     def _log_in(self, hops: Sequence[Hop], command: str, timeout_s: float) -> Channel:
         connection: fabric.Connection | None = None
@@ -163,7 +174,7 @@ class FabricTransport:
         """Return the keys for these hosts and their jump hosts that need a passphrase; no host is contacted."""
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
-        for hop in (hop for host in hosts for hop in self._files.find_hops(host)):
+        for hop in (hop for host in hosts for hop in self._find_hops(host)):
             keys = f"{hop.settings.get('identityfile')} {hop.settings.get('identityagent')}"
             if keys not in asked:
                 asked.add(keys)

@@ -10,7 +10,6 @@ import base64
 import binascii
 import contextlib
 import copy
-import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from paramiko.pkey import PublicBlob
 
 from launcher.lazy_dataclass import dataclass
 from launcher.transports.ssh.failures import WOULD_NOT_SIGN
+from launcher.transports.ssh.mute_agents import find_socket
 
 CERTIFICATE = "-cert-v01@openssh.com"
 _HEADER = b"openssh-key-v1\0"
@@ -350,23 +350,13 @@ def open_agent(place: str | None) -> Iterator[Sequence[AgentKey]]:
     if place == "none":
         yield ()
         return
-    try:
-        agent = _connect_agent(place)
-    except (OSError, paramiko.SSHException):
-        yield ()
-        return
-    try:
-        yield agent.get_keys()
-    finally:
-        agent._close()  # what Agent.close does, for both
-
-
-def _connect_agent(place: str | None) -> Any:
-    if place in (None, "SSH_AUTH_SOCK"):
-        return paramiko.Agent()
     agent: Any = AgentSSH()
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(_AGENT_TIMEOUT_S)
-    sock.connect(os.path.expandvars(str(Path(str(place)).expanduser())))
-    agent._connect(sock)
-    return agent
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_AGENT_TIMEOUT_S)
+        try:
+            sock.connect(find_socket(place))
+            agent._connect(sock)
+        except (OSError, paramiko.SSHException):
+            yield ()
+            return
+        yield agent.get_keys()

@@ -23,6 +23,7 @@ from launcher.transports.process_channel import ProcessChannel, end_process, sta
 from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
+from launcher.transports.ssh.mute_agents import is_mute
 from launcher.transports.ssh.openssh_config import (
     OPTIONS,
     HostConfig,
@@ -111,6 +112,7 @@ class OpenSSHTransport:
         self._accept_new = settings.accept_new_host_keys
         self._may_boot = settings.may_boot
         self._is_unattended = settings.is_unattended
+        self._on_mute = settings.on_mute
         self._env = None
         if settings.is_unattended:
             self._env = {name: value for name, value in settings.variables.items() if name not in _PROMPTS}
@@ -151,6 +153,8 @@ class OpenSSHTransport:
             options["StrictHostKeyChecking"] = "accept-new"
         if self._is_unattended:
             options.update(_UNATTENDED)
+        elif is_mute(answer.option("identityagent"), self._on_mute):
+            options["IdentityAgent"] = "none"
         settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         return [self._ssh, *(["-F", str(self._ssh_config)] if self._ssh_config else []), *settings]
 
