@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -27,7 +28,11 @@ _RANK_SHELL = (
     'exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
 )
 FLIGHT_RECORDER_PREFIX = "nccl_trace_rank_"  # of its files' names; the rank follows
-_FLIGHT_RECORDER_EVENTS = "2000"
+# How torch before 2.8 spells them (c10d/FlightRecorder.hpp and .cpp); later ones warn of these names on every rank.
+_OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +246,9 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
         env["OMP_NUM_THREADS"] = str(max(1, fact.cpu_count // max(1, nproc)))
     interface = fact.route.interface if fact.route else None
     if interface:
-        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
+        env["GLOO_SOCKET_IFNAME"] = interface
+        # NCCL takes a plain name as a prefix: bond0 would allow bond0.200 too. It reads what follows a colon as a port.
+        env["NCCL_SOCKET_IFNAME"] = interface if ":" in interface else f"={interface}"
     if fact.has_slow_dns:  # TCPStore looks up a name per connection; only here, since all of the trainer's get it too
         env["RES_OPTIONS"] = "timeout:1 attempts:2"
     if job.starts_warm:  # as torchrun does (elastic/agent/server/local_elastic_agent.py); torch's own default is 3
@@ -254,23 +261,23 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
     # An option has said which GPUs, or none.
     taken = job.env.keys() | (set(fact.setup_names) - {"CUDA_VISIBLE_DEVICES"})
-    return {name: value for name, value in env.items() if name not in taken}
+    return {name: value for name, value in env.items() if not {name, _OLD_NAMES.get(name)} & taken}
 
 
 def _flight_recorder(fact: NodeFacts) -> dict[str, str]:
-    """Return the variables that turn on NCCL's flight recorder, in the spellings of older and newer torch.
+    """Return the variables that turn on NCCL's flight recorder, as the torch there spells them.
 
     It is kept in memory and written when a collective times out, into the directory LAUNCH_FILES, whose files are
     copied to the launch host.
     """
-    prefix = f"{fact.folder}/files/{FLIGHT_RECORDER_PREFIX}"
-    return {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_EVENTS,
-        "TORCH_FR_BUFFER_SIZE": _FLIGHT_RECORDER_EVENTS,
+    env = {
+        "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
-        "TORCH_FR_DUMP_TEMP_FILE": prefix,
+        "TORCH_FR_DUMP_TEMP_FILE": f"{fact.folder}/files/{FLIGHT_RECORDER_PREFIX}",
     }
+    if re.match(r"2\.[0-7]\.", fact.torch_version or ""):
+        return {_OLD_NAMES.get(name, name): value for name, value in env.items()}
+    return env
 
 
 def _rank_command(program: Program, fact: NodeFacts) -> tuple[str, ...]:

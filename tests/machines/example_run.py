@@ -68,7 +68,7 @@ class ExampleRun:
         torch = {"cuda_version": "12.8", "nccl_version": "2.27.5", "interface": "bond0"}
         hosts = [{"host": name, **gpu, **python, **torch} for name in self.names]
         hosts[-1]["driver"] = "570.124.06"
-        command = "env NCCL_SOCKET_IFNAME=bond0 /opt/venv/bin/python -m torch.distributed.run --nnodes 8 -- train.py"
+        command = "env NCCL_SOCKET_IFNAME==bond0 /opt/venv/bin/python -m torch.distributed.run --nnodes 8 -- train.py"
         return {
             "run_id": RUN_ID, "name": self.name, "note": "warmup of 2000 steps, new tokenizer", "user": "ann",
             "command": f"launch --hosts 'gpu[1-{self.hosts}]' --sync --restarts 10 --detach train.py --lr 3e-4",

@@ -42,9 +42,7 @@ RANK_SHELL = (
     'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; TORCHELASTIC_RESTART_COUNT=${LAUNCH_ATTEMPT:-0} '
     'exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
 )
-GPU_ENV = (
-    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"  # no folder of a run
-)
+GPU_ENV = "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"  # no folder of a run
 
 
 def script(*args, target="train.py"):
@@ -112,15 +110,13 @@ def test_a_script_on_two_nodes_with_gpus():
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "2",
         "GLOO_SOCKET_IFNAME": "eth1",
-        "NCCL_SOCKET_IFNAME": "eth1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "NCCL_SOCKET_IFNAME": "=eth1",
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/run-gpu2/files/nccl_trace_rank_",
         "TORCH_FR_DUMP_TEMP_FILE": "/tmp/run-gpu2/files/nccl_trace_rank_",
     }
     env = "WANDB_API_KEY=\"${WANDB_API_KEY}\" A='x y' PYTHONUNBUFFERED=1 OMP_NUM_THREADS=%d "
-    env += f"GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1 {GPU_ENV}"
+    env += f"GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME==eth1 {GPU_ENV}"
     assert plan_lines(plan) == [
         "# node 0: gpu1, ranks 0 to 7",
         by_hand(2, 0, 8, name="gpu1", env=env % 8, program="-- train.py --lr 3e-4"),
@@ -129,7 +125,9 @@ def test_a_script_on_two_nodes_with_gpus():
     ]
 
 
-CPU_ENV = "PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4 GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1 CUDA_VISIBLE_DEVICES=''"
+CPU_ENV = (
+    "PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4 GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME==eth1 CUDA_VISIBLE_DEVICES=''"
+)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +349,38 @@ def test_ranks_share_the_cores(cpu_count, nproc, threads):
     assert plan.nodes[0].env.get("OMP_NUM_THREADS") == threads
 
 
+@pytest.mark.parametrize(
+    ("version", "size", "prefix"),
+    [
+        ("2.4.0", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+        ("2.7.1+cu128", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+        ("2.8.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("2.13.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        (None, "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+    ],
+)
+def test_the_flight_recorder_is_set_as_that_torch_spells_it(version, size, prefix):
+    """torch 2.8 and newer print a warning on every rank for each older name that they find, used or not."""
+    (node,) = plan_of(Job(script(), nproc=1), facts_of("gpu1", gpus=1, torch_version=version)).nodes
+    recorder = {name: value for name, value in node.env.items() if name.startswith("TORCH_")}
+    files = "/tmp/run-gpu1/files/nccl_trace_rank_"
+    assert recorder == {size: "2000", prefix: files, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+
+
+def test_the_users_flight_recorder_counts_by_its_older_name_too():
+    job = Job(script(), nproc=1, env={"TORCH_NCCL_TRACE_BUFFER_SIZE": "20000"})
+    (node,) = plan_of(job, facts_of("gpu1", gpus=1)).nodes
+    assert "TORCH_FR_BUFFER_SIZE" not in node.env
+    assert "TORCH_FR_DUMP_TEMP_FILE" in node.env
+
+
+def test_an_address_with_a_label_of_its_own_is_named_by_the_label():
+    """NCCL would read `=bond0:1` as the interface bond0 and a port, and bond0 alone isn't equal to bond0:1."""
+    route = Route("bond0:1", "10.0.0.1", 41873)
+    (node,) = plan_of(Job(script(), nproc=1), facts_of("gpu1", gpus=1, route=route)).nodes
+    assert node.env["NCCL_SOCKET_IFNAME"] == "bond0:1"
+
+
 def test_what_the_user_has_set_stays():
     env = {"NCCL_SOCKET_IFNAME": "^lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": "3"}
     plan = plan_of(Job(script(), env=env, nproc=1), facts_of("gpu1", gpus=1), gpu1=Host("gpu1", gpus=(0,)))
@@ -494,7 +524,7 @@ def test_the_record_hides_secrets():
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "8",
             "GLOO_SOCKET_IFNAME": "eth1",
-            "NCCL_SOCKET_IFNAME": "eth1",
+            "NCCL_SOCKET_IFNAME": "=eth1",
             "CUDA_VISIBLE_DEVICES": "",
         },
     }
@@ -511,13 +541,13 @@ def test_a_dry_run_names_what_only_the_nodes_can_tell():
     assert dry_lines(Job(script(), workdir="/data"), Host("a"), Host("b", address="10.0.0.2")) == [
         "# node 0: a, as many ranks as GPUs",
         "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
-        f"NCCL_SOCKET_IFNAME='<interface of a>' {GPU_ENV} '<python with torch on a>' -m torch.distributed.run "
+        f"NCCL_SOCKET_IFNAME='=<interface of a>' {GPU_ENV} '<python with torch on a>' -m torch.distributed.run "
         "--nnodes 2 --node-rank 0 --nproc-per-node gpu --rdzv-backend static --rdzv-conf timeout=120 "
         "--master-addr '<address of a>' --master-port '<free port on a>' --local-addr '<address of a>' "
         "--max-restarts 0 -- train.py",
         "# node 1: b, as many ranks as GPUs",
         "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of b>' "
-        f"NCCL_SOCKET_IFNAME='<interface of b>' {GPU_ENV} '<python with torch on b>' -m torch.distributed.run "
+        f"NCCL_SOCKET_IFNAME='=<interface of b>' {GPU_ENV} '<python with torch on b>' -m torch.distributed.run "
         "--nnodes 2 --node-rank 1 --nproc-per-node gpu --rdzv-backend static --rdzv-conf timeout=120 "
         "--master-addr '<address of a>' --master-port '<free port on a>' --local-addr 10.0.0.2 "
         "--max-restarts 0 -- train.py",
@@ -529,7 +559,7 @@ def test_a_dry_run_of_a_legacy_job():
     assert dry_lines(job, Host("a")) == [
         "# node 0: a, as many ranks as GPUs",
         "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
-        f"NCCL_SOCKET_IFNAME='<interface of a>' {GPU_ENV} LOCAL_WORLD_SIZE='<number of GPUs of a>' GROUP_RANK=0 "
+        f"NCCL_SOCKET_IFNAME='=<interface of a>' {GPU_ENV} LOCAL_WORLD_SIZE='<number of GPUs of a>' GROUP_RANK=0 "
         "GROUP_WORLD_SIZE=1 '<python with torch on a>' -m torch.distributed.launch --nnodes 1 --node_rank 0 "
         "--nproc_per_node '<number of GPUs of a>' --master_addr 127.0.0.1 --master_port 29400 --use_env -- train.py",
     ]
@@ -559,7 +589,7 @@ def test_a_dry_run_with_an_environment(activation, before, python):
     assert dry_lines(job, Host("a")) == [
         "# node 0: a, rank 0",
         f"cd /data && {before} && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
-        f"NCCL_SOCKET_IFNAME='<interface of a>' CUDA_VISIBLE_DEVICES='' {python} -m torch.distributed.run "
+        f"NCCL_SOCKET_IFNAME='=<interface of a>' CUDA_VISIBLE_DEVICES='' {python} -m torch.distributed.run "
         "--nnodes 1 --node-rank 0 --nproc-per-node 1 --rdzv-backend static --rdzv-conf timeout=120 "
         "--master-addr 127.0.0.1 --master-port '<free port on a>' --local-addr '<address of a>' "
         "--max-restarts 0 -- train.py",
@@ -578,7 +608,7 @@ def test_a_dry_run_of_a_plain_command():
     assert [line.partition(" WORLD_SIZE")[0] for line in dry_lines(job, Host("a"))] == [
         "# node 0: a, rank 0",
         "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
-        "NCCL_SOCKET_IFNAME='<interface of a>' CUDA_VISIBLE_DEVICES=''",
+        "NCCL_SOCKET_IFNAME='=<interface of a>' CUDA_VISIBLE_DEVICES=''",
     ]
 
 
