@@ -50,7 +50,7 @@ class CollectivesTest:
         CPU.but(help="Use gloo on CPUs.  [default: only if no host has GPU tools]"), PYTHON, *ACTIVATION,
         Option(
             ["--max-size"], metavar="MIB", type=click.IntRange(min=1), heading="Test",
-            help="Largest size to measure, in MiB.  [default: 64, on CPUs 4]",
+            help="Largest size to measure, in MiB.  [default: 1024, on CPUs 4]",
         ),
         LOAD.but(help="Load all GPUs for T, and name the slow ones.  [default: 10s, on CPUs 1s]", heading="Test"),
         *OUTPUT,

@@ -25,10 +25,10 @@ KIB = 1024
 MIB = 1024 * KIB
 SMALLEST_BYTES = 4 * KIB
 GROWTH = 16
-LARGEST_BYTES = {"cpu": 4 * MIB, "cuda": 64 * MIB}
+LARGEST_BYTES = {"cpu": 4 * MIB, "cuda": 1024 * MIB}  # 64 MiB are too few for NVLink's full speed
 ITERATIONS = 20
 BUDGET_S = 0.1  # per row: a slow network gets fewer iterations
-TOO_SLOW_S = 1.0  # a size that takes longer is the last one
+TOO_SLOW_S = 2.0  # a size that would take longer isn't measured
 FLOAT_BYTES = 4
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
@@ -87,13 +87,17 @@ def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], 
 
 
 def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int) -> Iterator[BandwidthRow]:
-    """Measure a collective in growing sizes; all ranks yield the same rows."""
+    """Measure a collective in growing sizes; all ranks yield the same rows.
+
+    From 1 MiB on, the time grows with the size; below it, it is mostly latency.
+    """
+    speed = None
     for size_bytes in list_sizes(largest_bytes):
+        if speed and speed.size_bytes >= MIB and size_bytes / speed.algbw > TOO_SLOW_S:
+            break
         with watch.step(f"bandwidth of {name}, {size_words(size_bytes)}"):
             speed = measure_speed(world, name, size_bytes)
         yield speed
-        if speed.time_s > TOO_SLOW_S:
-            break
 
 
 def measure_speed(world: World, name: str, size_bytes: int) -> BandwidthRow:

@@ -21,7 +21,7 @@ def test_a_run_on_a_range_of_hosts(launch: Launch, cluster: Cluster) -> None:
     ]
     first = cluster["node3"].address
     assert sorted(done.lines) == sorted(
-        f"[node{number}:{rank}] rank {rank} of 6 on node{number}: {first} data{number} data{number}"
+        f"[node{number}:{rank}] rank {rank} of 6 on node{number}: {first} data{number} =data{number}"
         for place, number in enumerate((3, 1, 2))
         for rank in (2 * place, 2 * place + 1)
     )
@@ -29,7 +29,8 @@ def test_a_run_on_a_range_of_hosts(launch: Launch, cluster: Cluster) -> None:
     assert plan["master_addr"] == first
     for number, node in zip((3, 1, 2), plan["nodes"], strict=True):
         assert node["host"] == f"node{number}"
-        assert node["env"]["GLOO_SOCKET_IFNAME"] == node["env"]["NCCL_SOCKET_IFNAME"] == f"data{number}"
+        assert node["env"]["GLOO_SOCKET_IFNAME"] == f"data{number}"
+        assert node["env"]["NCCL_SOCKET_IFNAME"] == f"=data{number}"
 
 
 def test_slots_of_a_hostfile(launch: Launch) -> None:

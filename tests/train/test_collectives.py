@@ -204,3 +204,13 @@ def test_sizes_grow_to_the_largest() -> None:
     assert bandwidth.list_sizes(4 * bandwidth.MIB) == [4 * kib, 64 * kib, 1024 * kib, 4096 * kib]
     assert bandwidth.list_sizes(1 * bandwidth.MIB) == [4 * kib, 64 * kib, 1024 * kib]
     assert bandwidth.list_sizes(4 * kib) == [4 * kib]
+    assert bandwidth.list_sizes(bandwidth.LARGEST_BYTES["cuda"])[2:] == [2**20, 2**24, 2**28, 2**30]
+
+
+def test_a_size_that_would_take_too_long_is_not_measured(
+    world: World, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below 1 MiB the time says little about larger sizes."""
+    monkeypatch.setattr(bandwidth, "TOO_SLOW_S", 0.0)
+    rows = bandwidth.measure_bandwidth(world, watch, "all_reduce", 4 * bandwidth.MIB)
+    assert [row.size_bytes for row in rows] == [2**12, 2**16, 2**20]

@@ -515,7 +515,7 @@ def test_an_ignored_directory_that_can_t_be_read(repository: Path, monkeypatch: 
 DRY_RUN = """\
 # node 0: a, rank 0
 cd '<code on a>/sub' && env PYTHONPATH='<code on a>:<code on a>/src' PYTHONUNBUFFERED=1 \
-GLOO_SOCKET_IFNAME='<interface of a>' NCCL_SOCKET_IFNAME='<interface of a>' CUDA_VISIBLE_DEVICES='' \
+GLOO_SOCKET_IFNAME='<interface of a>' NCCL_SOCKET_IFNAME='=<interface of a>' CUDA_VISIBLE_DEVICES='' \
 '<python with torch on a>' -m torch.distributed.run --nnodes 1 --node-rank 0 --nproc-per-node 1 \
 --rdzv-backend static --rdzv-conf timeout=120 --master-addr 127.0.0.1 --master-port '<free port on a>' \
 --local-addr '<address of a>' --max-restarts 0 -- ../train.py --lr 1
