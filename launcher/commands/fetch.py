@@ -1,4 +1,8 @@
-"""Copy files of a run from a host: only what is missing here, and only into one directory, whatever the host sends."""
+"""Copy files of a run from a host: only what is missing here, and only what was asked for, whatever the host sends.
+
+Programs obey files that they find, such as .git/config, .envrc and launcher.toml. So no name that begins with a dot
+comes unless the user has named it, and those in messages.KEPT_OUT never do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import json
 import os
 import shutil
 import stat
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,14 +24,16 @@ from launcher.escapes import one_line
 from launcher.hosts.host import Host
 from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
+from launcher.node.file_sender import matches, split_path
 from launcher.private_files import make_private, open_private
 from launcher.sync.kept_code import hash_file
 from launcher.transports.base import STDOUT, Channel, Transport, TransportError
 from launcher.transports.bootstrap import open_python, sender_code
 
 _MOST_LINE_BYTES = 1 << 20
-_MOST_FILES = 1_000_000
+_MOST_FILES = 1_000_000  # and directories
 _MOST_SAID_BYTES = 4096
+_MOST_NAMED = 100
 _WHOLE = b"+"  # after the bytes of a file, see launcher/node/file_sender.py
 _MOST_NAMES = 100  # in a path
 
@@ -48,6 +56,7 @@ class Fetched:
     bytes_in_all: int  # of these, as far as they were sent
     too_large: Sequence[tuple[str, int]]  # left out, with their sizes
     odd: Sequence[str]  # left out for other reasons, in words
+    unnamed: Sequence[str]  # left out for their names
 
 
 def fetch_files(
@@ -63,7 +72,7 @@ def fetch_files(
         _make(target, target.parent.parent)
         with _alone_in(target):
             known = _list_known(target)
-            request = {"folder": wish.folder, "patterns": wish.patterns, "most_bytes": wish.most_bytes, "known": known}
+            request = {**asdict(wish), "known": known, "kept_out": messages.KEPT_OUT}
             python = open_python(transport, host, pythons, timeout_s)
             try:
                 python.channel.write(sender_code() + json.dumps(request).encode("ascii") + b"\n")
@@ -106,16 +115,18 @@ def _list_known(target: Path) -> dict[str, tuple[int, str]]:
 
 
 def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target: Path) -> Fetched:
-    copied, sent, bytes_in_all, odd = 0, 0, 0, list[str]()
-    for _ in range(_MOST_FILES):
+    copied, made, sent, bytes_in_all, odd, folder = 0, 0, 0, 0, deque[str](maxlen=_MOST_NAMED), ""
+    while made < _MOST_FILES:
         found = answer.read_line()
         if isinstance(found.get("error"), str):
             raise LauncherError(f"{answer.host.name}: {one_line(found['error'], _MOST_SAID_BYTES)}")
         if found.get("end"):
             failed = [f"{path}: {why}" for path, why in _read_pairs(found.get("failed"))]
             too_large = [(path, int(size)) for path, size in _read_pairs(found.get("left_out")) if size.isdecimal()]
-            matched = found.get("matched")
-            return Fetched(matched if isinstance(matched, int) else 0, copied, bytes_in_all, too_large, [*odd, *failed])
+            named = found.get("unnamed")
+            unnamed = [one_line(str(path), 200) for path in named] if isinstance(named, list) else []
+            matched = found["matched"] if isinstance(found.get("matched"), int) else 0
+            return Fetched(matched, copied, bytes_in_all, too_large, [*odd, *failed], unnamed)
         path, begin, size = found.get("path"), found.get("begin"), found.get("size")
         if not isinstance(path, str) or not isinstance(begin, int) or not isinstance(size, int) or begin > size:
             raise answer.refuse("sent what is no file")
@@ -124,10 +135,14 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
         sent += size - begin
         if sent > wish.most_bytes:
             raise answer.refuse("sent more than it was asked for")
+        made += 1 if path.rpartition("/")[0] == folder else path.count("/") + 1
+        folder = path.rpartition("/")[0]
         if not is_safe(path):
             answer.copy(None, size - begin)
             odd.append(f"{one_line(path, 200)}: its name can't be a file here")
             continue
+        if not is_wanted(path, wish.patterns):
+            raise answer.refuse(f"sent a file that wasn't asked for: {path:.200}")
         if begin == size and _is_same(target / path, size):
             answer.copy(None, 0)
             continue
@@ -141,7 +156,13 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
 def is_safe(path: str) -> bool:
     """Tell whether a path from a host names a file below the directory for it, in plain characters."""
     names = path.split("/")
-    return len(names) <= _MOST_NAMES and path.isprintable() and all(map(messages.is_file_name, names))
+    return len(names) <= _MOST_NAMES and path.isprintable() and all(map(messages.is_name, names))
+
+
+def is_wanted(path: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a path was asked for."""
+    names = path.split("/")
+    return any(matches(split_path(pattern), names) for pattern in patterns)
 
 
 def _is_same(path: Path, size: int) -> bool:
@@ -249,4 +270,7 @@ def refuse_pattern(pattern: str) -> str | None:
     """Return why a pattern can't be one of files in the working directory; None if it can."""
     if PurePosixPath(pattern).is_absolute() or pattern.startswith("~"):
         return "must be relative to the directory in which the ranks run"
-    return "must not contain .." if ".." in PurePosixPath(pattern).parts or not pattern else None
+    parts = PurePosixPath(pattern).parts
+    if kept_out := [part for part in parts if part.lower() in messages.KEPT_OUT]:
+        return f"can't be copied, because git or launch would read {kept_out[0]} as its own"
+    return "must not contain .." if ".." in parts or not pattern else None

@@ -8,25 +8,35 @@ import gzip
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
 import sys
-import tarfile
 import time
 import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.errors import LauncherError, UsageError
+from launcher.hosts.ranges import shown
+from launcher.node.messages import is_file_name
 from launcher.output.lines import STDOUT
 from launcher.output.output_streams import OutputStreams
 from launcher.private_files import make_private, open_private, write_private
 from launcher.runs.run_list import ListedRun, Way
 
 _READ_BYTES = 1 << 20
-_MOST_HEADER_BYTES = 1 << 20  # of one member, before its content
+_MOST_HEADER_BYTES = 1 << 12
+_MOST_BYTES = 64 << 30
+_MOST_FILES = 100_000
+_LOG = re.compile(
+    r"(bisection/\d{8}-\d{6}(-\d{1,2})?/)?"
+    r"(run\.json|launch\.log|node_\d{1,5}\.log|samples\.jsonl|(stacks|nccl-ras)-(restart_\d{1,9}-)?\d{1,9}\.txt"
+    r"|files/(restart_\d{1,9}/)?node_\d{1,5}/(?P<name>[^/]+))",
+    re.ASCII,
+)
 _MOST_COPIES = 99
 _MOST_SAID_BYTES = 1 << 16
 _LEFT_S = 86400.0  # a fetch that was killed leaves what it had
@@ -34,20 +44,26 @@ _ORIGIN = "fetched.json"  # in a copy: which run it is of
 
 
 def send_logs(run: ListedRun, streams: OutputStreams) -> int:
-    """Write the directory of a run's logs to stdout, as a tar archive whose first directory is the run's id."""
+    """Write the files of a run's logs to stdout, compressed: a line of JSON before each, with its path and its size."""
     if not run.folder.is_dir():
         raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")
-    with (
-        gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=1) as stream,
-        tarfile.open(fileobj=stream, mode="w|") as archive,
-    ):
+    with gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=1) as stream:
         gone = () if run.is_alive is False else (FileNotFoundError,)  # a run that is still writing replaces files
-        for path in [run.folder, *sorted(run.folder.rglob("*"))]:
-            if path.suffix != ".new" and not path.is_symlink():
-                with contextlib.suppress(*gone):
-                    name = Path(run.id, path.relative_to(run.folder))
-                    archive.add(path, arcname=name, recursive=False)
+        for path in sorted(run.folder.rglob("*")):
+            name = path.relative_to(run.folder).as_posix()
+            if _is_log(name) and path.is_file() and not path.is_symlink():
+                with contextlib.suppress(*gone), path.open("rb") as file:
+                    left = os.fstat(file.fileno()).st_size  # it may grow meanwhile
+                    stream.write(json.dumps({"path": name, "size": left}).encode("ascii") + b"\n")
+                    while left:
+                        left -= stream.write(file.read(min(left, _READ_BYTES)) or bytes(min(left, _READ_BYTES)))
     return 0
+
+
+def _is_log(path: str) -> bool:
+    """Tell whether `launch` keeps a file of this name among the logs of a run."""
+    match = _LOG.fullmatch(path)
+    return match is not None and path.isprintable() and (match["name"] is None or is_file_name(match["name"]))
 
 
 class RemoteOutput(Protocol):
@@ -60,11 +76,11 @@ class RemoteOutput(Protocol):
 
 
 def take_logs(output: RemoteOutput, way: Way, run_id: str, base: Path) -> tuple[Path | None, str]:
-    """Write the archive that a launcher on a host sends to `base`/`run_id`; return that directory, and what it said.
+    """Write the logs that a launcher on a host sends to `base`/`run_id`; return that directory, and what it said.
 
     The directory appears whole, and replaces an earlier copy of this run from this host; where another one has that
     name, it gets the next free one, `run_id`.2. Several may do this at once: each ends with a whole copy. Nothing else
-    is written, whatever the archive holds. Raise LauncherError for a broken archive or a full disk.
+    is written, whatever the host sends. Raise LauncherError for what isn't whole, or a full disk.
     """
     stream = _Stream(output.pieces())
     fresh = base / f".{run_id}.{secrets.token_hex(4)}.new"
@@ -74,7 +90,7 @@ def take_logs(output: RemoteOutput, way: Way, run_id: str, base: Path) -> tuple[
         make_private(fresh, base)
         try:
             with gzip.GzipFile(fileobj=stream) as plain:
-                _unpack(plain, run_id, fresh)
+                _unpack(plain, fresh)
             stream.drain()
             folder = None
             if not output.exit_code:
@@ -82,7 +98,7 @@ def take_logs(output: RemoteOutput, way: Way, run_id: str, base: Path) -> tuple[
                 folder = _put(fresh, base, origin)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, KeyError, TypeError, RecursionError) as error:
         if not stream.errors and not output.exit_code:
             raise LauncherError(f"the logs of {way.name} arrived damaged: {error}", "try again") from None
         folder = None
@@ -91,50 +107,30 @@ def take_logs(output: RemoteOutput, way: Way, run_id: str, base: Path) -> tuple[
     return folder, stream.errors.decode("utf-8", "replace")
 
 
-def _unpack(plain: gzip.GzipFile, run_id: str, fresh: Path) -> None:
-    """Write the directories and files of a run, and read to the end, where the checksum is."""
-    source = _Bounded(plain)
-    with tarfile.open(fileobj=source, mode="r|") as archive:
-        for member in archive:
-            archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
-            source.allow(member.size if member.isfile() and not member.issparse() else 0)
-            top, *names = PurePosixPath(member.name).parts or ("",)
-            is_wanted = top == run_id and names and names[0] != _ORIGIN and ".." not in names
-            if not is_wanted or not member.name.isprintable():
-                continue
-            path = fresh.joinpath(*names)
-            if member.isdir():
-                make_private(path, fresh, exist_ok=True)
-            elif member.isfile():
-                content = archive.extractfile(member)
-                assert content is not None  # it is a file
-                with open(path, "xb", opener=open_private) as file:
-                    shutil.copyfileobj(content, file)
-    while plain.read(_READ_BYTES):
-        pass
-
-
-class _Bounded(io.RawIOBase):
-    """A stream in which no member's header is longer than memory has room for: tarfile reads it whole."""
-
-    def __init__(self, plain: gzip.GzipFile) -> None:
-        super().__init__()
-        self._plain = plain
-        self.allow(0)
-
-    def allow(self, size_bytes: int) -> None:
-        """Let a member's content be read, and the header of the next one."""
-        self._left = size_bytes + _MOST_HEADER_BYTES
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        size = self._plain.readinto(buffer)
-        self._left -= size
-        if self._left < 0:
-            raise tarfile.ReadError(f"a header of more than {_MOST_HEADER_BYTES} bytes")
-        return size
+def _unpack(plain: gzip.GzipFile, fresh: Path) -> None:
+    """Write the files of a run, and read to the end, where the checksum is."""
+    left = _MOST_BYTES
+    for number in range(_MOST_FILES):
+        line = plain.readline(_MOST_HEADER_BYTES)
+        if number and not line:
+            return
+        header = json.loads(line)
+        path, size = header["path"], header["size"]
+        if not isinstance(path, str) or not _is_log(path):
+            raise ValueError(f"{shown(str(path))} is no file of a run")
+        if type(size) is not int or not 0 <= size <= left:
+            raise ValueError(f"more than {_MOST_BYTES >> 30} GiB")
+        if (fresh / path).exists():
+            raise ValueError(f"{path} more than once")
+        left -= size
+        make_private((fresh / path).parent, fresh.parent, exist_ok=True)
+        with open(fresh / path, "xb", opener=open_private) as file:
+            while size:
+                piece = plain.read(min(size, _READ_BYTES))
+                if not piece:
+                    raise EOFError("a file without its end")
+                size -= file.write(piece)
+    raise ValueError(f"more than {_MOST_FILES} files")
 
 
 def _put(fresh: Path, base: Path, origin: dict[str, Any]) -> Path:
@@ -221,7 +217,7 @@ class _Stream(io.RawIOBase):
         return size
 
     def drain(self) -> None:
-        """Read what comes after the archive."""
+        """Read what comes after the logs."""
         for stream, data in self._pieces:
             if stream != STDOUT:
                 self._note(data)

@@ -34,7 +34,7 @@ def main(wait_s: int) -> None:
         _write_line({"error": "%s can't be entered: %s" % (request["folder"], error.strerror)})
         return
     left, left_out, failed = request["most_bytes"], [], []
-    paths = find_files(request["patterns"])
+    paths, unnamed = find_files(request["patterns"], request["kept_out"])
     for path in paths:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -52,46 +52,74 @@ def main(wait_s: int) -> None:
                 continue
             left -= found.st_size - begin
             _send(fd, path, begin, found)
-    _write_line(
-        {"end": True, "matched": len(paths), "left_out": left_out[:_MOST_NAMED], "failed": failed[:_MOST_NAMED]}
-    )
+    named = {"left_out": left_out[:_MOST_NAMED], "failed": failed[:_MOST_NAMED], "unnamed": unnamed[:_MOST_NAMED]}
+    _write_line({"end": True, "matched": len(paths), **named})
 
 
-def find_files(patterns: Sequence[str]) -> list[str]:
-    """Return the files that match, and those in directories that do; a link is followed only where one is named."""
+def find_files(patterns: Sequence[str], kept_out: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the files that match, and those in directories that do; a link is followed only where one is named.
+
+    And what is left out only for its name: it is one of `kept_out`, or begins with a dot, which no pattern names.
+    """
     found: set[str] = set()
+    unnamed: set[str] = set()
     for pattern in patterns:
-        names = [name for name in pattern.split("/") if name not in ("", ".")]
+        names = split_path(pattern)
         is_open = [glob.has_magic(name) for name in names]
         end = is_open.index(True) if True in is_open else len(names)
         base = os.path.join(*names[:end]) if end else "."
         if os.path.isdir(base):
-            found.update(_walk(base, names[end:]))
+            found.update(_walk(base, names[end:], kept_out, unnamed))
         elif end == len(names) and os.path.isfile(base):
             found.add(base)
-    return sorted(found)
+    return sorted(found), sorted(unnamed - found)
 
 
-def _walk(base: str, pattern: Sequence[str]) -> Iterator[str]:
+def split_path(path: str) -> list[str]:
+    """Return the names in a path or pattern."""
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def _walk(base: str, pattern: Sequence[str], kept_out: Sequence[str], unnamed: set[str]) -> Iterator[str]:
     for folder, folders, names in os.walk(base):
         place = [] if folder == base else os.path.relpath(folder, base).split("/")
-        folders[:] = [name for name in folders if _matches(pattern, [*place, name], is_folder=True)]
+        for name in folders + names:
+            is_hidden = name.startswith(".") and not matches(pattern, [*place, name])
+            if (is_hidden or name.lower() in kept_out) and matches(pattern, [*place, name.lstrip(".")]):
+                unnamed.add(os.path.normpath(os.path.join(folder, name)))
+        folders[:] = [
+            name
+            for name in folders
+            if name.lower() not in kept_out and matches(pattern, [*place, name], is_folder=True)
+        ]
         for name in names:
             path = os.path.normpath(os.path.join(folder, name))
-            if _matches(pattern, [*place, name]) and os.path.isfile(path) and not os.path.islink(path):
+            is_wanted = name.lower() not in kept_out and matches(pattern, [*place, name])
+            if is_wanted and os.path.isfile(path) and not os.path.islink(path):
                 yield path
 
 
-def _matches(pattern: Sequence[str], names: Sequence[str], *, is_folder: bool = False) -> bool:
-    """Tell whether a path matches, or is below what does; is_folder: or something in it could match."""
-    if not pattern or (is_folder and not names):
+def matches(pattern: Sequence[str], names: Sequence[str], *, is_folder: bool = False) -> bool:
+    """Tell whether a path matches, or is below what does; is_folder: or something in it could match.
+
+    As in a shell, only what begins with a dot in the pattern matches a name that does.
+    """
+    if is_folder and not names:
         return True
+    if not pattern:
+        return not any(name.startswith(".") for name in names)
     if pattern[0] == "**":
-        rests = range(len(names) + 1)
-        return is_folder or any(_matches(pattern[1:], names[begin:]) for begin in rests if names[begin:])
+        for begin in range(len(names) + 1):
+            rest = names[begin:]
+            if rest and matches(pattern[1:], rest, is_folder=is_folder):
+                return True
+            if not rest or rest[0].startswith("."):
+                return is_folder and not rest
     if not names or not fnmatch.fnmatchcase(names[0], pattern[0]):
         return False
-    return _matches(pattern[1:], names[1:], is_folder=is_folder)
+    if names[0].startswith(".") and not pattern[0].startswith("."):
+        return False
+    return matches(pattern[1:], names[1:], is_folder=is_folder)
 
 
 def _hash_start(fd: int, size: int) -> str:

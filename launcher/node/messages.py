@@ -21,6 +21,7 @@ MAX_STACK_BYTES = 1 << 20  # for one rank
 MAX_RAS_BYTES = 1 << 20
 MAX_FILES_BYTES = 32 << 20  # in all the files that one node's ranks may have copied to the launch host
 MAX_FILES = 1000
+KEPT_OUT = (".git", "launcher.toml", "pyproject.toml")  # what git or `launch` would obey where a host's files are
 PART = ".part"  # of the name that a file has while it is written on the launch host, after a "."
 _MOST_NAME_BYTES = 255 - len(".%s" % PART)  # of which every file system takes 255
 MAX_CODE_FILES = 2000  # whose hashes a node sends
@@ -152,10 +153,15 @@ def is_part(name: str) -> bool:
 
 
 def is_file_name(name: str) -> bool:
-    """Tell whether the launch host can give this name to a file that comes from a host."""
+    """Tell whether the launch host takes a file of this name from a host that was not asked for it."""
+    return is_name(name) and not name.startswith(".")
+
+
+def is_name(name: str) -> bool:
+    """Tell whether the launch host can give this name to a file or directory that comes from a host."""
     data = name.encode("utf-8", "replace")
     is_whole = data.decode() == name and len(data) <= _MOST_NAME_BYTES and "/" not in name and "\0" not in name
-    return is_whole and name not in ("", ".", "..") and not is_part(name)
+    return is_whole and name not in ("", ".", "..") and name.lower() not in KEPT_OUT and not is_part(name)
 
 
 def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:

@@ -74,15 +74,37 @@ def test_files_come_once_and_continue(workdir: Path, tmp_path: Path) -> None:
         ("outputs/*", {"a.pt", "b \u00e9.txt", "empty"}), ("outputs/**/*.txt", {"b \u00e9.txt"}),
         ("outputs/**/a.*", {"a.pt"}), ("outputs/*/b*", {"b \u00e9.txt"}), ("outputs/away/*", {"hostname"}),
         ("outputs/[ae]*", {"a.pt", "empty"}), ("outputs/link", set()), ("none/*", set()), ("train.py/*", set()),
+        ("outputs", {"a.pt", "b \u00e9.txt", "empty"}), ("*", {"train.py"}), (".h*/*", {"d"}), ("**/.h/*", {"d"}),
+        (".h/d", {"d"}), ("[.]h/*", set()), ("*h/*", set()), ("outputs/.h", {"d"}), ("outputs/**/.h", {"d"}),
     ],
 )  # fmt: skip
 def test_what_matches(pattern: str, names: set[str], workdir: Path, tmp_path: Path) -> None:
+    for name in (".h", "outputs/.h"):
+        (workdir / name).mkdir()
+        (workdir / name / "d").touch()
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/hostname").touch()
     (workdir / "outputs/away").unlink()
     (workdir / "outputs/away").symlink_to(tmp_path / "etc")  # followed only if it is named
     fetch(workdir, tmp_path / "R", pattern)
     assert {path.name for path in (tmp_path / "R").rglob("*") if path.is_file()} == names
+
+
+def test_what_other_programs_would_obey_stays_there(workdir: Path, tmp_path: Path) -> None:
+    for name in (
+        "outputs/.hydra/c",
+        "outputs/deep/.GIT/config",
+        "outputs/code/pyproject.toml",
+        "Launcher.toml",
+        ".env",
+    ):
+        (workdir / name).parent.mkdir(exist_ok=True)
+        (workdir / name).touch()
+    found = fetch(workdir, tmp_path / "R", "outputs", "*.pt")
+    assert (found.copied, found.odd) == (3, [])
+    assert found.unnamed == ["outputs/.hydra", "outputs/code/pyproject.toml", "outputs/deep/.GIT"]
+    found = fetch(workdir, tmp_path / "R", "*", ".e*", "outputs/**/.hydra/")
+    assert (found.copied, found.unnamed) == (3, ["Launcher.toml"])
 
 
 def test_a_limit_leaves_out_what_is_larger(workdir: Path, tmp_path: Path) -> None:
@@ -154,7 +176,8 @@ def entry(path: object, begin: object = 0, size: object = 1, content: bytes = b"
 END = b'{"end": true, "matched": 1}\n'
 
 
-@pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a\n", "\x1b[2J", "a/", ".x.part",
+@pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a\n", "\x1b[2J", "a/",
+                                  ".x.part", "a/.Git/config", "Launcher.toml",
                                   "\u00e9" * 130, "a/" * 5000 + "a"])  # fmt: skip
 def test_a_name_that_leads_elsewhere_is_skipped(path: str, tmp_path: Path) -> None:
     found = fetch_files(Liar(entry(path) + END), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
@@ -169,6 +192,7 @@ def test_a_name_that_leads_elsewhere_is_skipped(path: str, tmp_path: Path) -> No
         (entry(3), "sent what is no file"), (entry("a", 2, 1), "sent what is no file"),
         (entry("a", -1), "isn't here"), (entry("a", 1, 2), "isn't here"), (entry("a", 0, MOST + 1), "more than"),
         (b"[]\n", "no answer"), (b"[" * 100_000 + b"\n", "no answer"), (b"x" * (1 << 21), "line without end"),
+        *((entry(path), f"wasn't asked for: {path}") for path in (".envrc", "a/b/.x")),
         (entry("a", 0, 9, b"x"), "connection was lost: said "), (b"", "connection was lost"),
     ],
 )  # fmt: skip
@@ -176,6 +200,20 @@ def test_what_is_no_answer_is_an_error(answer: bytes, error: str, tmp_path: Path
     with pytest.raises(TransportError, match=error) as raised:
         fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
     assert str(raised.value).isprintable()
+
+
+def test_a_file_that_was_not_asked_for(tmp_path: Path) -> None:
+    wish = Wish("/w", ("outputs/*.pt",), MOST)
+    with pytest.raises(TransportError, match=r"^gpu1: sent a file that wasn't asked for: outputs/run.sh$"):
+        fetch_files(Liar(entry("outputs/a.pt") + entry("outputs/run.sh")), HOST, ["p"], 1, wish, tmp_path / "R")
+    assert {path.name for path in tmp_path.rglob("*")} == {"R", "outputs", "a.pt"}
+
+
+def test_more_directories_than_one_copy_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.commands.fetch._MOST_FILES", 100)
+    answer = b"".join(entry("a/" * 20 + str(number) + "/x") for number in range(10))
+    with pytest.raises(TransportError, match="sent too many files"):
+        fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("a",), MOST), tmp_path / "R")
 
 
 def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
@@ -186,7 +224,7 @@ def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
 
 def test_patterns() -> None:
     assert [refuse_pattern(each) for each in ("outputs/", "*.pt", "..x/**")] == [None] * 3
-    assert all(map(refuse_pattern, ("/etc/passwd", "~/x", "../x", "a/../../x", "")))
+    assert all(map(refuse_pattern, ("/etc/passwd", "~/x", "../x", "a/../../x", "", ".git/config", "a/Pyproject.toml")))
 
 
 def test_files_of_a_run(tmp_path: Path) -> None:

@@ -161,10 +161,11 @@ def _may_import(module: Module, name: str) -> bool:
         is_on_a_node = mine == "controller" and name.startswith(on_a_node)
         shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
+        is_of_results = mine == "commands" and name.startswith("launcher.node.file_sender")
         of_itself = ("agents.notice", "facts.machine", "own_folders", "processes.run_owner", "logind")
         is_one_itself = mine == "runs" and name.startswith(tuple(f"launcher.node.{each}" for each in of_itself))
         is_shared = name.startswith(("launcher.node.messages", "launcher.node.clock"))
-        return is_on_a_node or is_one_itself or is_of_trees or is_shared
+        return is_on_a_node or is_one_itself or is_of_trees or is_of_results or is_shared
     if other in LEVELS:
         return LEVELS[other] < LEVELS.get(mine, -1)
     # What is no module is a name in launcher/__init__.py, below everything, such as __version__.

@@ -1,12 +1,12 @@
-"""What comes from a launcher on another host: its output up to its last line, and the archive of its logs."""
+"""What comes from a launcher on another host: its output up to its last line, and its logs."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import stat
-import tarfile
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from machines.example_run import ExampleRun
 
-from launcher.controller.fetching import take_logs
+from launcher.controller.fetching import send_logs, take_logs
 from launcher.controller.remote_launcher import LineCut
 from launcher.errors import LauncherError
 from launcher.output.lines import STDERR, STDOUT
+from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_list import Way
 
 MARK = b"~12ab "
@@ -59,52 +61,62 @@ class Pieces:
         self.exit_code = self._code
 
 
-def archive(*members: tuple[str, bytes | None, str]) -> bytes:
-    """Return an archive of members: name, content (None: a directory), target of a link."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as file:
-        for name, content, link in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content or b"")
-            member.type = tarfile.SYMTYPE if link else tarfile.REGTYPE if content is not None else tarfile.DIRTYPE
-            member.linkname, member.mode = link, 0o777
-            file.addfile(member, io.BytesIO(content or b""))
-    return gzip.compress(stream.getvalue())
+def sent(*files: tuple[object, bytes]) -> bytes:
+    """Return what a host sends for these files."""
+    lines = (json.dumps({"path": path, "size": len(content)}).encode() + b"\n" + content for path, content in files)
+    return gzip.compress(b"".join(lines))
 
 
 def test_logs_are_copied_and_only_the_user_can_read_them(tmp_path: Path) -> None:
     log = b"\xff\r\n" * 10_000
-    data = archive(("RUN", None, ""), ("RUN/node_0.log", log, ""), ("RUN/files", None, ""), ("RUN/files/a", b"1", ""))
+    data = sent(("node_0.log", log), ("files/restart_1/node_0/a", b"1"))
     assert take_logs(Pieces(data), WAY, "RUN", tmp_path / "logs") == (tmp_path / "logs" / "RUN", "")
     assert (tmp_path / "logs" / "RUN" / "node_0.log").read_bytes() == log
-    assert (tmp_path / "logs" / "RUN" / "files" / "a").read_bytes() == b"1"
+    assert (tmp_path / "logs" / "RUN" / "files/restart_1/node_0/a").read_bytes() == b"1"
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "logs" / "RUN").rglob("*")}
     assert modes == {0o600, 0o700}
 
 
 @pytest.mark.parametrize(
-    "member",
+    "path",
     [
-        ("/etc/evil", b"x", ""),
-        ("../evil", b"x", ""),
-        ("RUN/../../evil", b"x", ""),
-        ("RUN/link", None, "/etc"),
-        ("OTHER/run.json", b"x", ""),
-        (".", None, ""),
-        ("RUN/a\nb", b"x", ""),
-        ("RUN", b"x", ""),
-        ("RUN/fetched.json", b"x", ""),
-        ("RUN/fetched.json/a", b"x", ""),
+        "/etc/evil", "../node_0.log", "files/../node_0.log", "", ".", "node_0.log/a", "node_0\n.log", "fetched.json",
+        ".git/config", ".envrc", "launcher.toml", "report.html", "files/node_0/.git", "files/node_0/Launcher.toml",
+        "files/node_0/pyproject.toml", "files/node_0/a/b", "bisection/.git/run.json", "node_\u0663.log", 7,
     ],
-)
-def test_a_host_that_lies_writes_nothing_elsewhere(tmp_path: Path, member: tuple[str, bytes | None, str]) -> None:
-    take_logs(Pieces(archive(("RUN", None, ""), member)), WAY, "RUN", tmp_path / "a" / "logs")
-    assert {path.name for path in tmp_path.rglob("*")} <= {"a", "logs", "RUN", "fetched.json"}
+)  # fmt: skip
+def test_only_what_launch_keeps_of_a_run_is_taken(tmp_path: Path, path: object) -> None:
+    with pytest.raises(LauncherError, match="is no file of a run"):
+        take_logs(Pieces(sent(("node_0.log", b"x"), (path, b"x"))), WAY, "RUN", tmp_path / "a" / "logs")
+    assert {path.name for path in tmp_path.rglob("*")} <= {"a", "logs"}
+
+
+def test_all_that_a_run_keeps_is_sent_and_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link, a part of a file and what else lies there stay."""
+    names = {
+        "run.json", "launch.log", "node_0.log", "node_1.log", "samples.jsonl", "stacks-1.txt",
+        "nccl-ras-restart_2-1.txt", "files/node_0/trace_0", "files/restart_1/node_12/a.txt",
+        "bisection/20261120-091233-2/node_0.log", "bisection/20261120-091233-2/files/node_0/matrix.json",
+    }  # fmt: skip
+    run = ExampleRun().write(tmp_path)
+    folder = run.folder
+    for name in {*names, "run.json.new", ".git/config", "files/node_0/.a.part", "core.1234"}:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(os.urandom(10))
+    (folder / "node_2.log").symlink_to("/etc/passwd")
+    stdout = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stdout))
+    send_logs(run, OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None))
+    copied, _ = take_logs(Pieces(stdout.getvalue()), WAY, "RUN", tmp_path)
+    assert copied is not None
+    files = {path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file()}
+    assert files == {*names, "fetched.json"}
+    assert all((copied / name).read_bytes() == (folder / name).read_bytes() for name in names)
 
 
 def copy(base: Path, content: bytes = b"x", way: Way = WAY, code: int = 0) -> Path | None:
     """Copy the logs of a run that have one file."""
-    return take_logs(Pieces(archive(("RUN", None, ""), ("RUN/a", content, "")), code=code), way, "RUN", base)[0]
+    return take_logs(Pieces(sent(("node_0.log", content)), code=code), way, "RUN", base)[0]
 
 
 def test_a_copy_replaces_only_an_earlier_one_of_the_same_run(tmp_path: Path) -> None:
@@ -113,7 +125,7 @@ def test_a_copy_replaces_only_an_earlier_one_of_the_same_run(tmp_path: Path) -> 
     for _ in range(2):
         names = [copy(tmp_path, way.name.encode(), way) for way in others]
         assert names == [tmp_path / name for name in ("RUN", "RUN.2", "RUN.3", "RUN.4")]
-    assert [(tmp_path / name / "a").read_bytes() for name in ("RUN", "RUN.4")] == [b"gpu1", b"gpu2"]
+    assert [(tmp_path / name / "node_0.log").read_bytes() for name in ("RUN", "RUN.4")] == [b"gpu1", b"gpu2"]
     assert len([*tmp_path.iterdir()]) == 4
 
 
@@ -155,7 +167,7 @@ def test_copies_that_are_made_at_once_are_whole(tmp_path: Path) -> None:
         names = [*pool.map(lambda _: copy(tmp_path, content), range(64))]
     assert {*names} == {tmp_path / "RUN"}
     assert {path.name for path in tmp_path.iterdir()} == {"RUN"}
-    assert (tmp_path / "RUN" / "a").read_bytes() == content
+    assert (tmp_path / "RUN" / "node_0.log").read_bytes() == content
 
 
 def test_what_a_killed_copy_has_left_is_removed_later(tmp_path: Path) -> None:
@@ -166,28 +178,28 @@ def test_what_a_killed_copy_has_left_is_removed_later(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {".RUN.2c3d.new", "RUN"}
 
 
-def test_an_archive_whose_sender_failed_is_no_copy(tmp_path: Path) -> None:
-    """It may look whole: both the archive and its compression were closed."""
+def test_logs_whose_sender_failed_are_no_copy(tmp_path: Path) -> None:
+    """They may look whole."""
     copy(tmp_path, b"old")
     assert copy(tmp_path, code=1) is None
-    assert (tmp_path / "RUN" / "a").read_bytes() == b"old"
+    assert (tmp_path / "RUN" / "node_0.log").read_bytes() == b"old"
 
 
-def test_an_archive_that_breaks_off(tmp_path: Path) -> None:
-    data = archive(("RUN", None, ""), ("RUN/node_0.log", bytes(range(256)) * 4000, ""))
+def test_logs_that_break_off(tmp_path: Path) -> None:
+    data = sent(("node_0.log", bytes(range(256)) * 4000))
     with pytest.raises(LauncherError, match="arrived damaged"):
         take_logs(Pieces(data[: len(data) // 2]), WAY, "RUN", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_archive_whose_bytes_were_changed(tmp_path: Path) -> None:
+def test_logs_whose_bytes_were_changed(tmp_path: Path) -> None:
     """The copy that was there stays."""
-    take_logs(Pieces(archive(("RUN", None, ""), ("RUN/a", b"old", ""))), WAY, "RUN", tmp_path)
-    data = bytearray(archive(("RUN", None, ""), ("RUN/a", os.urandom(100_000), "")))
+    take_logs(Pieces(sent(("node_0.log", b"old"))), WAY, "RUN", tmp_path)
+    data = bytearray(sent(("node_0.log", os.urandom(100_000))))
     data[50_000] ^= 1
     with pytest.raises(LauncherError, match="arrived damaged"):
         take_logs(Pieces(bytes(data)), WAY, "RUN", tmp_path)
-    assert (tmp_path / "RUN" / "a").read_bytes() == b"old"
+    assert (tmp_path / "RUN" / "node_0.log").read_bytes() == b"old"
 
 
 def test_a_host_without_logs_says_why(tmp_path: Path) -> None:
@@ -195,45 +207,28 @@ def test_a_host_without_logs_says_why(tmp_path: Path) -> None:
     assert take_logs(Pieces(b"", said.encode()), WAY, "RUN", tmp_path) == (None, said)
 
 
-def member(kind: bytes, size: int) -> bytes:
-    found = tarfile.TarInfo("RUN/a")
-    found.type, found.size = kind, size
-    return found.tobuf(tarfile.GNU_FORMAT)
-
-
-BOMBS = {
-    "a header": member(tarfile.XHDTYPE, 1 << 30),
-    "a name": member(tarfile.GNUTYPE_LONGNAME, 1 << 30),
-    "a header behind a directory": member(tarfile.DIRTYPE, 1 << 30) + member(tarfile.XHDTYPE, 1 << 30),
-}
-
-
-@pytest.mark.parametrize("begin", BOMBS.values(), ids=BOMBS)
-def test_a_small_archive_takes_little_memory(tmp_path: Path, begin: bytes) -> None:
-    """What tarfile reads whole: 64 kB became 64 MB, and 1 MB would have become 1 GB."""
-    bomb = gzip.compress(begin + bytes(64 << 20))
+@pytest.mark.parametrize(
+    ("plain", "error"),
+    [
+        (bytes(64 << 20), "Expecting value"), (b"[" * (64 << 20), ""), (b"{}\n", ""), (b"[]\n", ""),
+        (b'{"path": "run.json", "size": -1}\n', "more than"), (b'{"path": "run.json", "size": true}\n', ""),
+        (b'{"path": "run.json", "size": %d}\n' % (65 << 30), "more than 64 GiB"),
+        (b'{"path": "run.json", "size": %s}\n' % (b"9" * 5000), ""),
+        (b'{"path": "run.json", "size": 2}\nx', "a file without its end"),
+        (b"".join(b'{"path": "node_%d.log", "size": 0}\n' % n for n in range(101)), "more than 100 files"),
+        (b'{"path": "run.json", "size": 0}\n' * 2, "more than once"),
+    ],
+)  # fmt: skip
+def test_what_are_no_logs_takes_little_memory_and_leaves_nothing(
+    tmp_path: Path, plain: bytes, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is 64 kB on the wire was 64 MB in memory, and 2 KB were 2 GiB on the disk."""
+    monkeypatch.setattr("launcher.controller.fetching._MOST_FILES", 100)
+    bomb = gzip.compress(plain)
     tracemalloc.start()
-    with pytest.raises(LauncherError, match="arrived damaged: a header of more than 1048576 bytes"):
+    with pytest.raises(LauncherError, match=f"^the logs of gpu1 arrived damaged: .*{error}"):
         take_logs(Pieces(bomb), WAY, "RUN", tmp_path)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 16 << 20
     assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.parametrize("records", [b"22 GNU.sparse.map=x,y\n", b""])
-def test_headers_that_tarfile_does_not_survive(tmp_path: Path, records: bytes) -> None:
-    header = member(tarfile.XHDTYPE, len(records)) + records.ljust(512 if records else 0, b"\0")
-    bad = gzip.compress((header if records else header * 1500) + member(tarfile.REGTYPE, 0) + bytes(1024))
-    with pytest.raises(LauncherError, match="the logs of gpu1 arrived damaged: "):
-        take_logs(Pieces(bad), WAY, "RUN", tmp_path)
-
-
-def test_large_files_and_many_of_them_arrive(tmp_path: Path) -> None:
-    """Also behind one that isn't wanted."""
-    large = os.urandom(3 << 20)
-    data = archive(("RUN/a\nb", large, ""), ("RUN/large", large, ""), *((f"RUN/{n}", b"x", "") for n in range(1100)))
-    folder, _ = take_logs(Pieces(data), WAY, "RUN", tmp_path)
-    assert folder is not None
-    assert (folder / "large").read_bytes() == large
-    assert len([*folder.iterdir()]) == 1100 + 2

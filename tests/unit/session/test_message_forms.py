@@ -77,6 +77,8 @@ def test_a_message_as_it_should_be_passes(header):
         ({"type": "file", "name": ".."}, "file with name: '..'"),
         ({"type": "file", "name": "a/b"}, "file with name: 'a/b'"),
         ({"type": "file", "name": ".a.part"}, "file with name: '.a.part'"),
+        ({"type": "file", "name": ".envrc"}, "file with name: '.envrc'"),
+        ({"type": "file", "name": "launcher.toml"}, "file with name: 'launcher.toml'"),
         ({"type": "file", "name": "\ud800"}, "file with name: '\\ud800'"),
         (
             {"type": "file", "name": "x" * 250},
