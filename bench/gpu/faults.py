@@ -32,7 +32,7 @@ def explain_full_memory(trial: Trial) -> Outcome:
 
 def kill_rank(trial: Trial) -> Outcome:
     """Kill one of two ranks in an all_reduce with SIGKILL; measure until nothing of the run is left."""
-    running = trial.start_launch("singlenode", *trial.ranks(2), RANKS, "all_reduce")
+    running = trial.start_launch("singlenode", *trial.side_by_side(2, RANKS, "all_reduce"))
     ready = running.wait_for(rf"ready: rank (\d) pid (\d+) on {trial.device} in all_reduce", count=2)
     killed = next(int(found[2]) for found in ready if found[1] == "1")
     began_at = time.monotonic()

@@ -47,6 +47,15 @@ def hold_memory() -> None:
     signal.pause()
 
 
+def hold_most_memory() -> None:
+    """Hold three quarters of the GPU's memory, written to, until a signal ends this rank."""
+    size_bytes = torch.cuda.get_device_properties(DEVICE).total_memory // 4 * 3
+    held = torch.ones(size_bytes, dtype=torch.uint8, device=DEVICE)
+    torch.cuda.synchronize()
+    say_ready(f"holds {held.numel()} bytes")
+    signal.pause()
+
+
 def all_reduce() -> None:
     """Sum numbers with the other ranks until one of them dies."""
     numbers = join()
@@ -132,7 +141,9 @@ def say_ready(what: str) -> None:
     print(f"ready: rank {RANK} pid {os.getpid()} on {DEVICE.type} {what}", flush=True)
 
 
-ACTIONS = (fill_memory, hold_memory, all_reduce, miss_collective, run_kernel, train, print_duplicate)
+ACTIONS = (
+    fill_memory, hold_memory, hold_most_memory, all_reduce, miss_collective, run_kernel, train, print_duplicate,
+)  # fmt: skip
 
 if __name__ == "__main__":
     {action.__name__: action for action in ACTIONS}[sys.argv[1]]()

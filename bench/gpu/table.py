@@ -21,17 +21,60 @@ from bench.gpu.faults import (
     show_kernel_stack,
 )
 from bench.gpu.hardware import Hardware, find_hardware
+from bench.gpu.one_gpu import free_memory, kill_training, stop_training, train_each_way
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
+from bench.gpu.queries import keep_queries
 from bench.gpu.steps import compare_ddp, compare_fsdp, compare_starts, measure_mfu, resume_exactly, train_in_fp16
 from bench.gpu.trial import Trial
 
-TOTAL_S = 480.0
+TOTAL_S = 540.0
 NO_TIME_LEFT = f"the {TOTAL_S:g} s of all parts are used up"
 MAX_LINE = 300  # of a failed part's output; its files have the whole lines
 CLOSING_S = 12.0  # of the total: to end the processes of the part that runs out of time
 
-# The slowest are last: if the time is used up, it is missing there.
+# In the order of their value: if the time is used up, the last ones are missing.
 PARTS = (
+    Part(
+        "queries",
+        "keeps the output of all queries of the GPUs, and of both readers of NVML, in outputs/gpu",
+        "nvidia-smi shows as many GPUs as torch; the figure is the time of the slowest query",
+        keep_queries,
+        limit_s=120,
+    ),
+    Part(
+        "nccl-all",
+        "runs `test-distributed N` on all GPUs of the machine, or its checks on four ranks that share one",
+        "exit code 0 with NCCL; the figure is busbw of the largest all_reduce",
+        test_all_gpus,
+        limit_s=90,
+    ),
+    Part(
+        "ways",
+        "trains with each way of parallel, in bf16 and fp16, with --async-save, and resumes each halfway",
+        "exit code 0 with NCCL; the last losses are the same to 2 %",
+        train_each_way,
+        limit_s=150,
+    ),
+    Part(
+        "sigterm",
+        "stops a training on two ranks",
+        "both save, exit code 143, 0 processes left; the figure is the time until then",
+        stop_training,
+    ),
+    Part(
+        "dead-peer",
+        "kills one of two ranks that train with SIGKILL",
+        "that rank is named first, exit code 137, 0 processes left; the figure is the time until then",
+        kill_training,
+        limit_s=90,
+    ),
+    Part(
+        "freed",
+        "kills a rank that holds three quarters of the GPU's memory",
+        "that rank is named; the figure is the time until the driver has the memory back",
+        free_memory,
+        has_cpu_form=False,
+    ),
     Part(
         "facts",
         "compares the GPUs in `launch check --json`, which are nvidia-smi's, with torch's",
@@ -59,15 +102,6 @@ PARTS = (
         test_one_gpu,
     ),
     Part(
-        "nccl-all",
-        "runs `test-distributed N` on all GPUs of the machine",
-        "exit code 0 with NCCL; the figure is busbw of the largest all_reduce",
-        test_all_gpus,
-        gpus=2,
-        limit_s=90,
-        has_cpu_form=False,
-    ),
-    Part(
         "load",
         "runs `launch check --gpus-under-load 10s` on all GPUs of the machine",
         "each GPU has all speeds and sensors; the figure is the median in bf16",
@@ -85,7 +119,6 @@ PARTS = (
         "kills one of two ranks in an all_reduce with SIGKILL",
         "that rank is named first, exit code 137, 0 processes left; the figure is the time until then",
         kill_rank,
-        gpus=2,
     ),
     Part(
         "recorder",

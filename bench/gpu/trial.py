@@ -20,7 +20,7 @@ from bench.ways import LAUNCH
 
 ROOT = Path(__file__).parents[2]
 TEST_DISTRIBUTED = [sys.executable, "-c", "from launcher.cli.main import main_test_distributed as main; main()"]
-RANKS = str(Path(__file__).with_name("ranks.py"))
+RANKS, AS_HOST = (str(Path(__file__).with_name(name)) for name in ("ranks.py", "as_host.py"))
 STOP_S = 5.0  # for a command to end after SIGTERM; then it is killed
 SETTLE_S = 3.0  # for a process that is ending
 POLL_S = 0.02
@@ -125,6 +125,12 @@ class Trial:
     def ranks(self, count: int = 1) -> list[str]:
         """Return the options for that many ranks on one host, each with a GPU, or on CPUs."""
         return ["--gpus", str(count)] if self.on_gpu else ["--nproc", str(count), "--cpu"]
+
+    def side_by_side(self, count: int, *program: str) -> list[str]:
+        """Return the words that run a program on that many ranks, which share a GPU if there are fewer GPUs."""
+        if not self.on_gpu or count <= self.gpus:
+            return [*self.ranks(count), *program]
+        return ["--nproc", str(count), "--cpu", AS_HOST, *program]
 
     def start_launch(self, *words: str, env: Mapping[str, str] | None = None) -> Running:
         """Start `launch` with these words."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +16,11 @@ from bench.gpu.checks import judge_busy, match_gpus
 from bench.gpu.collectives import judge_loads, judge_results
 from bench.gpu.faults import GPU_FULL, HOST_FULL, SHARED
 from bench.gpu.hardware import Gpu, Hardware, parse_hardware
+from bench.gpu.one_gpu import judge_spread
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
 from bench.gpu.steps import estimate_flops, judge_losses, judge_mfu, judge_speed
 from bench.gpu.table import PARTS, main, report_part, run_part
-from bench.gpu.trial import Trial
+from bench.gpu.trial import AS_HOST, Trial
 from bench.training import ON_A_GPU
 from launcher.diagnosis.signatures import explain_lines
 
@@ -97,6 +101,28 @@ def test_a_busy_gpu_is_known_by_its_pid() -> None:
         judge_busy(BUSY, "4411", "20261120-999999")
     with pytest.raises(PartError, match="didn't notice"):
         judge_busy("nothing would break a run", "4411", RUN)
+
+
+def test_ways_of_parallel_end_at_the_same_loss() -> None:
+    assert judge_spread({"ddp": 2.8614, "tp": 2.8642}).figure == "0.10%"
+    with pytest.raises(PartError, match=r"the losses are 4\.8% apart: ddp 2\.8614, tp 3\.0000"):
+        judge_spread({"ddp": 2.8614, "tp": 3.0})
+
+
+def test_ranks_share_a_gpu_only_where_there_are_too_few(tmp_path: Path) -> None:
+    two, one, none = (Trial(tmp_path, known(gpus), gpus, 0.0) for gpus in (2, 1, 0))
+    assert two.side_by_side(2, "a.py") == ["--gpus", "2", "a.py"]
+    assert one.side_by_side(2, "a.py") == ["--nproc", "2", "--cpu", AS_HOST, "a.py"]
+    assert none.side_by_side(2, "a.py") == ["--nproc", "2", "--cpu", "a.py"]
+
+
+def test_each_rank_on_a_shared_gpu_is_a_host_of_its_own() -> None:
+    shown = (
+        "import os; print(*(os.environ.get(name) for name in ('LOCAL_RANK', 'NCCL_HOSTID', 'CUDA_VISIBLE_DEVICES')))"
+    )
+    env = {**os.environ, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, AS_HOST, "-c", shown], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 host3 None\n"
 
 
 @pytest.mark.parametrize(
@@ -218,4 +244,4 @@ def test_the_document_has_each_part_as_the_code_has_it() -> None:
 
 def test_an_unknown_part_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nccl", "ncll"]) == 2
-    assert capsys.readouterr().err.startswith("bench: no part 'ncll'; fix: choose from facts, check, ")
+    assert capsys.readouterr().err.startswith("bench: no part 'ncll'; fix: choose from queries, nccl-all, ")
