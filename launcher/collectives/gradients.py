@@ -40,8 +40,14 @@ def compare_gradients(world: World, wrap: Callable[[nn.Module], nn.Module] = Dis
     """Take one step with each rank's share of the samples and one with all samples in this process; compare them."""
     inputs, targets = make_samples(world.world_size * SAMPLES, world.device)
     own = slice(world.rank * SAMPLES, (world.rank + 1) * SAMPLES)
-    got = find_gradients(wrap(make_model(world.device)), inputs[own], targets[own])
-    expected = find_gradients(make_model(world.device), inputs, targets)
+    precision = torch.get_float32_matmul_precision()
+    # TF32, which an image may turn on with TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, rounds by more than the tolerance.
+    torch.set_float32_matmul_precision("highest")
+    try:
+        got = find_gradients(wrap(make_model(world.device)), inputs[own], targets[own])
+        expected = find_gradients(make_model(world.device), inputs, targets)
+    finally:
+        torch.set_float32_matmul_precision(precision)
     return Comparison(float((got - expected).abs().max()), float(expected.abs().max()))
 
 

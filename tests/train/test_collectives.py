@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from machines.patience import DEADLINE_S
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from launcher import distributed
 from launcher.collectives import __main__ as program
 from launcher.collectives import bandwidth, checks
-from launcher.collectives.gradients import Comparison
+from launcher.collectives.gradients import Comparison, compare_gradients
 from launcher.collectives.watch import Watch
 from launcher.distributed import World
 
@@ -197,6 +198,22 @@ def test_the_expected_sums_hold_in_any_world_and_miss_no_rank(
 def test_gradients_that_differ(comparison: Comparison, is_equal: bool) -> None:
     assert comparison.is_equal is is_equal
     assert str(comparison).startswith("gradients equal" if is_equal else "gradients differ from")
+
+
+def test_gradients_are_compared_in_fp32_where_an_image_turns_on_tf32(world: World) -> None:
+    """Torch begins with `high`, which allows TF32, if TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 is set."""
+    seen: list[str] = []
+
+    def wrap(model: torch.nn.Module) -> torch.nn.Module:
+        seen.append(torch.get_float32_matmul_precision())
+        return DistributedDataParallel(model)
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert compare_gradients(world, wrap).is_equal
+        assert [*seen, torch.get_float32_matmul_precision()] == ["highest", "high"]
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_sizes_grow_to_the_largest() -> None:
