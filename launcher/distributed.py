@@ -54,6 +54,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 FIRST_PORT, PORT_COUNT = 15_000, 15_000
 TORCH_PORT = 29_500
 MAX_PORT = 65_535
+DEVICES = Path("/dev")
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 log = logging.getLogger(__name__)
@@ -142,17 +143,21 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     place = check_place(find_place(os.environ))
     check_address(place, os.environ)
     warn_of_idle_tasks(place, os.environ)
-    is_chosen, backend = backend != "auto", choose_backend(backend)
+    is_chosen, backend = backend != "auto", choose_backend(backend, os.environ)
     if not is_chosen and backend == "gloo":
         warn_of_idle_gpus(place, os.environ)
     device = choose_device(place, backend, torch.cuda.device_count() if backend == "nccl" else 0)
     timeout = timedelta(seconds=timeout_s)
     store = connect(place, timeout)
+    agree_on_backend(place, store, backend)
     place = count_local_ranks(place, store, os.environ)
     overrule_variables(place, store)
     bind_gloo(place, os.environ)
     limit_threads(place, os.environ)
     if device.type == "cuda":
+        if torch.__version__.partition("+")[0] == "2.7.0":
+            # It makes the NCCL of a group with a device non-blocking, which hangs now and then (pytorch#153960).
+            os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
         torch.cuda.set_device(device)
         if torch.cuda.device_count() < place.local_world_size:
             refuse_shared_gpu(place, store, str(torch.cuda.get_device_properties(device).uuid))
@@ -485,15 +490,55 @@ def host_name(environ: Mapping[str, str]) -> str:
 # ---- backend, device, network ------------------------------------------------------------------------------------
 
 
-def choose_backend(backend: str) -> str:
-    """Resolve `auto`, and refuse a backend that this host can't run."""
+def choose_backend(backend: str, environ: Mapping[str, str]) -> str:
+    """Resolve `auto`, and refuse a backend that this host can't run, or `auto` if it has GPUs that CUDA can't use."""
     if backend not in BACKENDS:
         raise WorldError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "auto":
-        return "nccl" if torch.cuda.is_available() else "gloo"
-    if backend == "nccl" and not torch.cuda.is_available():
+    if backend == "gloo" or torch.cuda.is_available():
+        return "nccl" if backend == "auto" else backend
+    gpus = [path for path in DEVICES.glob("nvidia[0-9]*") if os.access(path, os.R_OK)]  # a job may have no right to it
+    if torch.version.cuda and gpus and not hides_gpus(environ):
+        has = f"{host_name(environ)} has GPUs, but torch {torch.__version__} can't use them: {find_cuda_fault()}"
+        test = "test with python -c 'import torch; torch.cuda.init()'"
+        raise DeviceError(f"{has}; fix: {test}; to train on the CPU, use backend gloo")
+    if backend == "nccl":
         raise DeviceError("backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU")
-    return backend
+    return "gloo"
+
+
+def hides_gpus(environ: Mapping[str, str]) -> bool:
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs, as an empty value or -1 does: its first entry names none."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return visible is not None and re.match(r"\s*\+?\d|GPU-|MIG-", visible) is None
+
+
+def find_cuda_fault() -> str:
+    """Return why CUDA can't start, from an error of torch that holds advice as well."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001  # its type depends on the cause and on the version
+        line = str(error).strip().partition("\n")[0]
+        return line[line.find("Error ") :] if "Error " in line else line.partition(". ")[0].rstrip(".")
+    return "it sees none of them"
+
+
+def agree_on_backend(place: Place, store: Store, backend: str) -> None:
+    """Raise DeviceError on every rank if they use different backends: they would wait for each other in different ones.
+
+    The last rank to come compares them. Rank 0 is the last to fail, because its process may hold the store.
+    """
+    key = f"backends/{(store.add('backends', 1) - 1) // place.world_size}"  # a process may call `init` again
+    store.set(f"{key}/{backend}", f"rank {place.rank} on {host_name(os.environ)} uses {backend}")
+    if store.add(f"{key}/known", 1) == place.world_size:
+        used = [store.get(f"{key}/{name}").decode() for name in ("nccl", "gloo") if store.check([f"{key}/{name}"])]
+        store.set(f"{key}/agreed", ", but ".join(used) if len(used) > 1 else "")
+    difference = store.get(f"{key}/agreed").decode()
+    if difference:
+        if store.add(f"{key}/heard", 1) == place.world_size:
+            store.set(f"{key}/ended", "")
+        if place.rank == 0:
+            store.wait([f"{key}/ended"])
+        raise DeviceError(f"{difference}; fix: let torch see a GPU for every rank, or choose gloo for all of them")
 
 
 def warn_of_idle_tasks(place: Place, environ: Mapping[str, str]) -> None:
@@ -512,7 +557,7 @@ def warn_of_idle_tasks(place: Place, environ: Mapping[str, str]) -> None:
 
 def warn_of_idle_gpus(place: Place, environ: Mapping[str, str]) -> None:
     """Warn once per node if Slurm allocated GPUs but torch is about to train without them."""
-    if place.local_rank or not place.job_id or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if place.local_rank or not place.job_id or hides_gpus(environ):
         return
     count = _first_of(environ, "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE") or ""
     if count.rpartition(":")[2] not in ("", "0"):  # `h100:8` has a type

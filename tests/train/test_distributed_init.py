@@ -6,7 +6,9 @@ import dataclasses
 import math
 import os
 import random
+import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,18 +57,85 @@ def test_one_visible_gpu_each_is_well_and_the_same_one_is_not(monkeypatch: pytes
 
 
 def test_backends() -> None:
-    assert distributed.choose_backend("gloo") == "gloo"
-    assert distributed.choose_backend("auto") == ("nccl" if torch.cuda.is_available() else "gloo")
+    assert distributed.choose_backend("gloo", {}) == "gloo"
+    assert distributed.choose_backend("auto", {}) == ("nccl" if torch.cuda.is_available() else "gloo")
     with pytest.raises(WorldError) as caught:
-        distributed.choose_backend("mpi")
+        distributed.choose_backend("mpi", {})
     assert str(caught.value) == "backend must be one of auto, nccl, gloo, got 'mpi'"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_nccl_without_a_gpu() -> None:
     with pytest.raises(DeviceError) as caught:
-        distributed.choose_backend("nccl")
+        distributed.choose_backend("nccl", {})
     assert str(caught.value) == ("backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU")
+
+
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+FABRIC = (
+    "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that "
+    "might have already set an error? Error 802: system not yet initialized"
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (OLD_DRIVER, "The NVIDIA driver on your system is too old (found version 11040)"),
+        (FABRIC, "Error 802: system not yet initialized"),
+        ("No CUDA GPUs are available", "No CUDA GPUs are available"),
+    ],
+)
+def test_gpus_that_cuda_can_not_use_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, fault: str
+) -> None:
+    def init() -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(torch.cuda, "init", init)  # as on a host whose driver and torch don't fit
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(distributed, "DEVICES", tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    assert distributed.choose_backend("auto", {}) == "gloo"
+    (tmp_path / "nvidia0").touch()
+    environ = {"SLURMD_NODENAME": "gpu2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    for backend in ("auto", "nccl"):
+        with pytest.raises(DeviceError) as caught:
+            distributed.choose_backend(backend, environ)
+        assert str(caught.value) == (
+            f"gpu2 has GPUs, but torch {torch.__version__} can't use them: {fault}; "
+            "fix: test with python -c 'import torch; torch.cuda.init()'; to train on the CPU, use backend gloo"
+        )
+    assert distributed.choose_backend("gloo", environ) == "gloo"
+    for hiding in ("", "-1", "NoDevFiles"):
+        assert distributed.choose_backend("auto", {"CUDA_VISIBLE_DEVICES": hiding}) == "gloo"
+
+
+def test_ranks_of_two_backends_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks that agree, and then three of which one is on a host without a GPU."""
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu2")
+    store = dist.HashStore()
+
+    def join(rank: int, backend: str) -> str:
+        try:
+            distributed.agree_on_backend(Place("srun", rank, 3), store, backend)
+        except DeviceError as error:
+            return str(error)
+        return "agreed"
+
+    with ThreadPoolExecutor(3) as ranks:
+        assert list(ranks.map(join, range(3), ["nccl"] * 3)) == ["agreed"] * 3
+        said = set(ranks.map(join, range(3), ["nccl", "gloo", "nccl"]))
+    wanted = (
+        r"rank [02] on gpu2 uses nccl, but rank 1 on gpu2 uses gloo; "
+        "fix: let torch see a GPU for every rank, or choose gloo for all of them"
+    )
+    assert len(said) == 1
+    assert re.fullmatch(wanted, *said)
 
 
 def test_a_single_process_has_a_group_of_one_and_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
