@@ -1,14 +1,17 @@
 """Draw the matrix of `test-distributed`: latency and bandwidth between each pair of hosts.
 
-matplotlib is an optional dependency, imported when a picture is drawn.
+matplotlib is an optional dependency, imported when a picture is wanted.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,8 +56,37 @@ def refuse_picture(path: Path) -> None:
         raise UsageError(f"--plot: must be a .png or .svg file, got {str(path)!r}")
     if not path.parent.is_dir():
         raise UsageError(f"--plot: there is no directory {str(path.parent)!r}")
-    if importlib.util.find_spec("matplotlib") is None:
+    if not can_draw():
         raise UsageError("--plot needs matplotlib", "run pip install matplotlib")
+
+
+def can_draw() -> bool:
+    """Import matplotlib, and tell whether it is there; no other thread may depend on the current directory.
+
+    It obeys a matplotlibrc in the current directory, and versions before 3.10.8 could be made to run a program by one.
+    """
+    if sys.modules.get("matplotlib") is None:
+        here = Path.cwd()
+        os.chdir("/")
+        try:
+            importlib.import_module("matplotlib")
+        except ImportError:
+            return False
+        finally:
+            os.chdir(here)
+    return True
+
+
+@contextlib.contextmanager
+def own_style(**settings: Any) -> Iterator[None]:
+    """Draw while the block runs with these settings of matplotlib, and otherwise its defaults."""
+    can_draw()
+    from matplotlib import rc_context, rcdefaults, rcParams
+
+    with rc_context():
+        rcdefaults()
+        rcParams.update(settings)
+        yield
 
 
 def read_pairs(path: Path, most_hosts: int) -> PairResults:
@@ -86,12 +118,11 @@ def read_pairs(path: Path, most_hosts: int) -> PairResults:
 
 def draw_pairs(results: PairResults, path: Path) -> None:
     """Draw the matrices of latency and bandwidth side by side into a file."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     names = results.hosts
     side = min(max(_CELL_INCHES * len(names), _LEAST_INCHES), _MOST_INCHES)
-    with rc_context({"text.parse_math": False}):  # a dollar sign in a name begins no formula
+    with own_style(**{"text.parse_math": False}):  # a dollar sign in a name begins no formula
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(2 * side + 3, side + 1.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         figure.suptitle(f"{len(names)} hosts, {results.ranks} ranks, {results.backend} on {results.device}")

@@ -1,12 +1,14 @@
 """The loss curve of a run as a picture.
 
-The trainer doesn't need matplotlib otherwise, so it is imported only to draw.
+The trainer doesn't need matplotlib otherwise, so it is imported only if a picture is wanted.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,24 @@ def check_picture(path: Path) -> None:
         raise ConfigError(f"--plot: there is no directory {str(path.parent)!r} on rank 0's host")
     if path.is_dir():
         raise ConfigError(f"--plot: {str(path)!r} is a directory")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib on rank 0's host; fix: run pip install matplotlib")
+    try:
+        _import_matplotlib()
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib on rank 0's host; fix: run pip install matplotlib") from None
+
+
+def _import_matplotlib() -> None:
+    """Import it without ./matplotlibrc, which could make versions before 3.10.8 run a program.
+
+    No other thread may depend on the current directory meanwhile.
+    """
+    if sys.modules.get("matplotlib") is None:
+        here = Path.cwd()
+        os.chdir("/")
+        try:
+            importlib.import_module("matplotlib")
+        finally:
+            os.chdir(here)
 
 
 def plot_losses(metrics: Path, picture: Path) -> None:
@@ -41,19 +59,23 @@ def plot_losses(metrics: Path, picture: Path) -> None:
     losses = read_losses(metrics)
     if not any(losses.values()):
         raise ConfigError(f"{metrics}: it contains no losses, so there is nothing to draw")
+    _import_matplotlib()
+    from matplotlib import rc_context, rcdefaults
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for name, points in losses.items():
-        if points:
-            _draw_line(axes, name, points)
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss")
-    axes.grid(color=_GREY, linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(picture, dpi=150)
+    with rc_context():
+        rcdefaults()
+        figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+        axes = figure.subplots()
+        for name, points in losses.items():
+            if points:
+                _draw_line(axes, name, points)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.grid(color=_GREY, linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+        figure.savefig(picture, dpi=150)
 
 
 def read_losses(metrics: Path) -> dict[str, Points]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.trainer.curve import check_picture, plot_losses, read_losses
 from launcher.trainer.options import ConfigError
@@ -39,6 +41,19 @@ def test_a_run_without_validation_has_one_curve_in_a_png(tmp_path: Path) -> None
     assert (tmp_path / "p.PNG").read_bytes().startswith(b"\x89PNG")
     plot_losses(write_metrics(tmp_path, LINES[:3]), tmp_path / "p.svg")
     assert not any("validation" in text for text in read_texts(tmp_path / "p.svg"))
+
+
+def test_nothing_is_read_in_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("nonsense: 1\naxes.edgecolor: '#123456'\n")
+    metrics = write_metrics(tmp_path, LINES)
+    code = (
+        "import pathlib; from launcher.trainer.curve import check_picture, plot_losses; path = pathlib.Path('p.svg')\n"
+        f"check_picture(path); plot_losses(pathlib.Path({metrics.name!r}), path)"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert "#123456" not in (tmp_path / "p.svg").read_text("utf-8")
 
 
 def test_a_loss_that_was_not_finite_is_a_gap(tmp_path: Path) -> None:
@@ -76,7 +91,7 @@ def test_what_could_not_be_drawn_is_refused_before_the_training(
     with pytest.raises(ConfigError) as picture:
         check_picture(tmp_path / "f.png")
     assert str(picture.value) == f"--plot: '{tmp_path}/f.png' is a directory"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError) as library:
         check_picture(tmp_path / "p.png")
     assert str(library.value) == "--plot needs matplotlib on rank 0's host; fix: run pip install matplotlib"

@@ -6,7 +6,6 @@ no ids, which the plots of one page would share, no style sheet, which would hol
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, tzinfo
@@ -14,6 +13,7 @@ from io import StringIO
 from typing import Any
 from xml.etree import ElementTree
 
+from launcher.commands.plots import own_style
 from launcher.commands.report_page.markup import Html, element
 from launcher.commands.report_page.plot import Plot, TimeRange, show_number
 
@@ -33,18 +33,12 @@ _FRACTION = re.compile(r"(\d+)\.(\d)\d*")
 _BLANKS = re.compile(r"\s+")
 
 
-def can_draw() -> bool:
-    """Return whether matplotlib is there."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
 def draw(plot: Plot, times: TimeRange, marks: Sequence[float], zone: tzinfo) -> Html:
     """Return a plot as SVG; marks: times at which a thin line is drawn; zone: of the times below it."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     settings: Any = {"svg.fonttype": "none", "text.parse_math": False, "axes.linewidth": 0.6, "font.size": 9}
-    with rc_context(settings):
+    with own_style(**settings):
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
         _draw_lines(axes, plot, marks)

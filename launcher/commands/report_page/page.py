@@ -16,8 +16,9 @@ from importlib import resources
 from typing import Any
 
 from launcher import __version__
+from launcher.commands.plots import can_draw
 from launcher.commands.report_page.contents import Contents
-from launcher.commands.report_page.drawing import COLORS, can_draw, draw
+from launcher.commands.report_page.drawing import COLORS, draw
 from launcher.commands.report_page.markup import Html, draw_swatch, element, page, style, table
 from launcher.commands.report_page.plot import Bin, Plot, TimeRange, show_number
 from launcher.commands.report_page.timeline import Attempt, name_culprit, read_attempts, show_time, write_attempts

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from machines.patience import DEADLINE_S
 
 from launcher.cli.test_distributed import draw
 from launcher.commands.plots import MeasuredPair, PairResults, draw_pairs, fill_matrix, read_pairs, refuse_picture
@@ -52,6 +54,27 @@ def test_a_png(tmp_path: Path) -> None:
     assert (tmp_path / "p.PNG").read_bytes().startswith(b"\x89PNG")
 
 
+def test_nothing_is_read_in_the_current_directory(tmp_path: Path) -> None:
+    """A matplotlibrc there could make old versions run a program, as whoever typed `launch report` there."""
+    (tmp_path / "matplotlibrc").write_text("nonsense: 1\nlines.linewidth: 7\n")
+    code = (
+        "from launcher.commands.plots import own_style\n"
+        "with own_style(): import os, matplotlib; print(matplotlib.rcParams['lines.linewidth'], os.getcwd())"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert (done.stdout, done.stderr) == (f"1.5 {tmp_path}\n", "")
+
+
+def test_the_style_is_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib as mpl
+
+    monkeypatch.setitem(mpl.rcParams, "text.color", "#123456")
+    draw_pairs(make_results(3), tmp_path / "p.svg")
+    assert "#123456" not in (tmp_path / "p.svg").read_text("utf-8")
+    assert mpl.rcParams["text.color"] == "#123456"
+
+
 def test_a_host_has_no_pair_with_itself() -> None:
     matrix = fill_matrix(2, [(MeasuredPair(0, 1, 5e-6, 1e9), 5.0)])
     assert matrix[0][1] == matrix[1][0] == 5
@@ -64,7 +87,7 @@ def test_what_could_not_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.
         refuse_picture(tmp_path / "p.pdf")
     with pytest.raises(UsageError, match="there is no directory"):
         refuse_picture(tmp_path / "none" / "p.png")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="needs matplotlib") as error:
         refuse_picture(tmp_path / "p.png")
     assert error.value.fix == "run pip install matplotlib"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timezone
@@ -67,7 +67,7 @@ class Reader(HTMLParser):
 @pytest.fixture
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pages have tables alone, which are soon written."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def lines(*texts: str) -> list[LogLine]:
