@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,10 +158,9 @@ def _open(
     origin: Mapping[str, Any], names: Sequence[str], run_id: str
 ) -> Iterator[tuple[Host, Transport, str | None, float]]:
     """Yield each of these hosts with the transport to it, --python, and how long a login may take."""
-    from launcher.cli.host_choice import choose_way, make_opener, open_this_machine, read_lineup
+    from launcher.cli.host_choice import choose_way, make_opener, open_this_machine, read_hosts
     from launcher.cli.options.sources import settle
-    from launcher.cli.options.values import HostChoice, RestartOptions, make_group
-    from launcher.runs.incident_log import IncidentLog
+    from launcher.cli.options.values import HostChoice, make_group
     from launcher.transports.settings import TransportSettings
 
     typed = typed_of(origin)
@@ -174,10 +174,9 @@ def _open(
         if typed.command == "singlenode":
             hosts, opener, timeout_s = [Host(name, source="this machine") for name in names], open_this_machine(), 10.0
         else:
-            choice, restarts = make_group(HostChoice, options), make_group(RestartOptions, options)
-            settings = make_group(TransportSettings, options)
-            lineup = read_lineup(choice, restarts, options["master_addr"], IncidentLog.of_user(os.environ))
-            known = {host.name: host for host in (*lineup[0], *lineup[1])}
+            choice, settings = make_group(HostChoice, options), make_group(TransportSettings, options)
+            # With --queue and with spares, the run may have used other hosts than the first --num-nodes.
+            known = {host.name: host for host in read_hosts(replace(choice, num_nodes=None))}
             if unknown := [name for name in names if name not in known]:
                 text = f"run {run_id} ran on {listed_names(unknown)}, which {command.name} doesn't name any more"
                 raise UsageError(text, "copy its files with scp or rsync")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,3 +31,14 @@ def test_results_come_from_all_hosts(launch: Launch) -> None:
     done = elsewhere.run_command("fetch", "--all", "--log-dir", "../logs", run, "outputs/")
     assert done.exit_code == 1 and "-fetched/node1: it is a link\n" in done.stderr, str(done)
     assert (copies / "node2/outputs/0").exists(), "what fails for one host is copied from the others"
+
+
+def test_results_come_from_a_host_that_the_queue_chose(launch: Launch) -> None:
+    """Both hosts are this machine, so their claims are the same: that it was the second is written into the record."""
+    done = launch.run("--num-nodes", "1", "--queue", *shell("echo $RANK >result"))
+    assert done.exit_code == 0, str(done)
+    record = done.record
+    record["plan"]["nodes"][0]["host"] = "node2"
+    (done.logs / "run.json").write_text(json.dumps(record))
+    done = launch.run_command("fetch", done.run_id, "result")
+    assert (done.exit_code, "copied 1 file (2 bytes) of node2 to " in done.stderr) == (0, True), str(done)
