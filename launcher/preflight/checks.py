@@ -37,6 +37,11 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
 
 
+def find_busy(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
+    """Return those of all findings that a run can wait for: processes that use its GPUs."""
+    return fold(chain.from_iterable(map(gpus.find_busy, _nodes(job, hosts, facts))))
+
+
 def warn_of_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> list[Finding]:
     """Return a warning for each host with which something went wrong in earlier runs."""
     return [

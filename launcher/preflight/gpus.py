@@ -29,9 +29,8 @@ def check(node: CheckedHost) -> Iterator[Finding]:
         yield Finding((node.name,), text, "look for the cause in dmesg there", WARNING)
     yield from _check_busy(node, gpus)
     for gpu in gpus:
-        if gpu.compute_mode == "Prohibited" or (gpu.compute_mode.startswith("Exclusive") and gpu.processes):
-            fix = f"run nvidia-smi -i {gpu.index} -c DEFAULT"
-            yield Finding((node.name,), f"GPU {gpu.index} blocks new processes (compute mode {gpu.compute_mode})", fix)
+        if gpu.compute_mode == "Prohibited":
+            yield _find_blocked(node, gpu)
         if gpu.ecc_errors:
             text = f"GPU {gpu.index} had {count(gpu.ecc_errors, 'uncorrectable memory error')}"
             yield Finding((node.name,), text, "reset it, or leave it out with --exclude: results may be wrong", WARNING)
@@ -41,6 +40,31 @@ def check(node: CheckedHost) -> Iterator[Finding]:
     if any(gpu.is_persistent is False for gpu in gpus):
         text = "persistence mode is off, so the first use of a GPU takes seconds"
         yield Finding((node.name,), text, "run nvidia-smi -pm 1", NOTE)
+
+
+def find_busy(node: CheckedHost) -> list[Finding]:
+    """Return the problems that end with the processes that use the run's GPUs."""
+    found = _check_busy(node, [*used_gpus(node.job, node.host, node.fact)])
+    return [finding for finding in found if finding.severity is PROBLEM]
+
+
+def name_user(node: CheckedHost) -> str:
+    """Return `pid 4242 (python) of bob`, of the first process for which a run would have to wait; empty: none."""
+    for gpu in used_gpus(node.job, node.host, node.fact):
+        if _is_exclusive(gpu) or (_severity(gpu) is PROBLEM and gpu.processes):
+            return _who([*gpu.processes[:1]])
+        if _severity(gpu) is PROBLEM and hidden_mib(gpu):
+            return "a process that isn't visible"
+    return ""
+
+
+def _is_exclusive(gpu: Gpu) -> bool:
+    return gpu.compute_mode.startswith("Exclusive") and bool(gpu.processes)
+
+
+def _find_blocked(node: CheckedHost, gpu: Gpu) -> Finding:
+    fix = f"run nvidia-smi -i {gpu.index} -c DEFAULT"
+    return Finding((node.name,), f"GPU {gpu.index} blocks new processes (compute mode {gpu.compute_mode})", fix)
 
 
 def _is_built_for_cpus(node: CheckedHost) -> bool:
@@ -81,6 +105,7 @@ def _check_busy(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:
         text = f"GPU {indexes} busy: {describe_processes(processes)}"
         worst = min((_severity(gpu) for gpu, _ in places), key=lambda severity: severity.rank)
         yield Finding((node.name,), text, _remedy(processes), worst)
+    yield from (_find_blocked(node, gpu) for gpu in gpus if _is_exclusive(gpu))
 
 
 def _few(jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]]) -> list[list[tuple[Gpu, GpuProcess]]]:

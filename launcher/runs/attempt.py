@@ -173,8 +173,10 @@ class Attempt:
         self._say_code(inspector.delivered)
         if inspection.failures:
             raise HostsUnreachable(list(inspection.failures))
-        self._check_gpus(inspection)
+        use = measure_use(job, inspection.hosts, inspection.facts)
+        refuse_unfreed(self._carried.gpu_memory, use)
         refuse_claimed(inspection.findings, inspection.claimed)
+        self._carried.gpu_memory = use | self._carried.gpu_memory
         is_moved, self._job = inspector.job != job, inspector.job
         number = len(session.hosts) - self._spares
         spares = [host.name for host in session.hosts[number + self._others :]]
@@ -212,12 +214,6 @@ class Attempt:
         may_move = self._spares or self._options.min_nodes is not None
         is_first = not self._carried.attempts and not self._options.is_dry
         return self._options.progress_dir if self._options.restarts and may_move and is_first else None
-
-    def _check_gpus(self, inspection: Inspection) -> None:
-        """Raise GpusInUseError unless the GPUs are as free as before the first attempt."""
-        use = measure_use(self._job, inspection.hosts, inspection.facts)
-        refuse_unfreed(self._carried.gpu_memory, use)
-        self._carried.gpu_memory = use | self._carried.gpu_memory
 
     def _say_details(self) -> None:
         """Print, for -v, what is sent to each host and what the login shells printed."""

@@ -23,7 +23,7 @@ from launcher.job.plan import master_address, settle_device, used_gpus, warm_fie
 from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.preflight import code
-from launcher.preflight.checks import find_all, find_problems, warn_of_checkpoints, warn_of_incidents
+from launcher.preflight.checks import find_all, find_busy, find_problems, warn_of_checkpoints, warn_of_incidents
 from launcher.preflight.claims import ClaimOrder, find_claimed
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.preflight.load import MeasuredLoad
@@ -45,7 +45,7 @@ class Inspection:
     findings: tuple[Finding, ...]
     failures: tuple[HostFailure, ...]  # of the hosts that didn't respond
     seconds: float
-    claimed: tuple[Finding, ...] = ()  # of these findings, what other runs have claimed
+    claimed: tuple[Finding, ...] = ()  # of these findings, what others have claimed or use: a run can wait for that
     loads: tuple[MeasuredLoad, ...] = ()  # what their devices did under load
 
     def of(self, severity: Severity) -> list[Finding]:
@@ -109,6 +109,7 @@ class Inspector:
         findings += find(self.job, self._hosts(), facts)
         if self._with_checks:
             findings += warn_of_incidents(self._hosts(), self._incidents)
+            claimed += find_busy(self.job, self._hosts(), facts)
             findings += warn_of_checkpoints(self._hosts(), facts, self._checkpoints or "")
         findings += self.delivered.findings if self.delivered else ()
         failures = tuple(self._session.failures())

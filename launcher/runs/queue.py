@@ -5,6 +5,8 @@ All runs go through the hosts in the same order, that of their GPUs' UUIDs, so n
 no run is before it on as many hosts as it needs, and these are free, it claims all of them, or none.
 
 A run that needs only some of its hosts goes past as many as it can do without: there others may stay before it.
+
+Processes without a claim, of which no host says when they end, are looked for at each start of the queue.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from launcher.job.plan import used_gpus
 from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.preflight.claims import ClaimOrder
+from launcher.preflight.findings import CheckedHost
+from launcher.preflight.gpus import name_user
 from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import ordinal
 
 SAY_S = 60.0  # between two lines that say which place a run has
 RESERVED_S = 60.0  # what a run has got, until its ranks' supervisors claim it
+AGAIN_S = 20.0  # between two looks at hosts that were lost or busy, while the run keeps its places in the queue
+_FRESH_S = 10.0  # how long it counts which processes were seen on GPUs
 
 
 class QueueTimeoutError(LauncherError):
@@ -35,7 +41,11 @@ class QueueTimeoutError(LauncherError):
 
 
 class OutOfLineError(Exception):
-    """The run holds places that it may not have taken as things are now: two runs could wait for each other."""
+    """The run has to line up again.
+
+    It holds places that it may not have taken as things are now: two runs could wait for each other. Or it was its
+    turn, and processes without a claim used the GPUs: then the places stay.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +53,8 @@ class Place:
     """The place of a run in the queue."""
 
     number: int  # 1: no other run waits before it
-    behind: BoxClaim | None  # the run right before it, or one that has what it waits for
+    whom: str = ""  # `ann's nightly`: right before it, or has what it waits for; `pid 42 (python) of bob` has no claim
     host: str = ""  # where that is so
-
-    @property
-    def whom(self) -> str:
-        """The run that it is behind: `ann's nightly`."""
-        claim = self.behind
-        return "" if claim is None else f"{claim.user}'s {claim.name or f'run {claim.run}'}"
 
     def describe(self) -> str:
         """Return `2nd, behind ann's nightly on gpu1`."""
@@ -61,9 +65,13 @@ class Queue:
     """The places of a run on hosts, over one session; only it sends CLAIM there."""
 
     def __init__(
-        self, job: Job, session: Session, order: ClaimOrder, needed: int, on_place: Callable[[Place], object]
-    ) -> None:
-        """needed: how many of the session's hosts; on_place: gets the place, whenever it changes, but not the turn."""
+        self, job: Job, session: Session, order: ClaimOrder, needed: int, on_place: Callable[[Place], object], *,
+        with_checks: bool = True,
+    ) -> None:  # fmt: skip
+        """needed: how many of the session's hosts; on_place: gets the place, whenever it changes, but not the turn.
+
+        with_checks: wait also for the end of processes without a claim.
+        """
         self._job = job
         self._session = session
         self._order = order
@@ -73,6 +81,9 @@ class Queue:
         self._line: list[int] = []  # of hosts, in the order in which places are taken
         self._asked = 0  # how many of them
         self._rivals: dict[int, Sequence[BoxClaim]] = {}  # in the way, by index of the host
+        self._with_checks = with_checks
+        self._busy: dict[int, str] = {}  # what uses the GPUs, by index of the host, with or without a claim
+        self._seen_at = 0.0  # by time.monotonic()
         self._decided: dict[int, bool] = {}  # whether its GPUs are claimed, while that is tried
         self._place: Place | None = None
 
@@ -81,7 +92,7 @@ class Queue:
 
         say: called each SAY_S. deadline: by time.monotonic(). Raise Interrupted for a signal, QueueTimeoutError, and
         HostsUnreachable if too few hosts respond; the places then stay for a while, if the order has such a time. Raise
-        OutOfLineError if it has to line up again, at the end.
+        OutOfLineError if it has to line up again.
         """
         session, reserved = self._session, dict[int, float]()
         with session.catch_signals(), session.subscribe(messages.CLAIMED, self._take):
@@ -94,7 +105,12 @@ class Queue:
                     await self._pump(lambda: self._is_out_of_line() or self._may_claim(), say, deadline)
                     if self._is_out_of_line():
                         raise OutOfLineError
-                    chosen = self._find_free()[: self._needed]
+                    free = self._find_free()
+                    chosen = [index for index in free if index not in self._busy][: self._needed]
+                    if len(chosen) < self._needed:
+                        await self._wait_for_busy(free, min(deadline, time.monotonic() + AGAIN_S))
+                        reserved = dict.fromkeys(range(len(session.hosts)), RESERVED_S)
+                        raise OutOfLineError
                     if await self._claim(chosen):
                         reserved = dict.fromkeys(chosen, RESERVED_S)
                         return tuple(session.hosts[index] for index in chosen)
@@ -113,10 +129,13 @@ class Queue:
         keys = {}
         for index, state in enumerate(states):
             if state.facts is not None and state.failure is None:
+                if self._with_checks and (user := name_user(CheckedHost(job, session.hosts[index], state.facts))):
+                    self._busy[index] = user
                 used = used_gpus(job, session.hosts[index], state.facts)
                 self._wanted[index] = [gpu.index for gpu in used]
                 # rocm-smi tells no UUIDs.
                 keys[index] = min((gpu.uuid for gpu in state.facts.gpus), default="") or state.facts.machine or ""
+        self._seen_at = time.monotonic()
         waits = [index for index, gpus in self._wanted.items() if gpus or self._order.claims_cpus]
         self._line = sorted(waits, key=lambda index: (keys[index], session.hosts[index].name))
 
@@ -162,7 +181,7 @@ class Queue:
             self._send(self._line[self._asked], waits=True)
             self._asked += 1
         place = self._find_place(living)
-        if place != self._place and place.behind is not None:
+        if place != self._place and place.whom:
             self._place = place
             self._on_place(place)
 
@@ -189,8 +208,10 @@ class Queue:
         ahead = [(index, claim) for index, claim in rivals if claim.is_waiting]
         holders = [(index, claim) for index, claim in rivals if not claim.is_waiting]
         number = 1 + len({(claim.user, claim.run) for _, claim in ahead})
-        index, nearest = next(iter([*reversed(ahead), *holders]), (0, None))
-        return Place(number, nearest, self._session.hosts[index].name if nearest is not None else "")
+        for index, claim in [*reversed(ahead), *holders]:
+            whom = f"{claim.user}'s {claim.name or f'run {claim.run}'}"
+            return Place(number, whom, self._session.hosts[index].name)
+        return Place(number)
 
     # ---- the turn ---------------------------------------------------------------------------------------------------
 
@@ -203,6 +224,14 @@ class Queue:
         is_free = {index: not rivals for index, rivals in self._rivals.items()}
         found = [index for index in self._living() if index in self._wanted]
         return [index for index in found if is_free.get(index, index not in self._line)]
+
+    async def _wait_for_busy(self, free: Sequence[int], deadline: float) -> None:
+        """Let processes go on for a while on these hosts; what was seen long ago may have ended since."""
+        if time.monotonic() - self._seen_at < _FRESH_S:
+            index = next(index for index in free if index in self._busy)
+            self._on_place(Place(1, self._busy[index], self._session.hosts[index].name))
+            await self._session.pump(self._is_short, deadline)
+            self._refuse_lost()
 
     async def _claim(self, chosen: Sequence[int]) -> bool:
         """Claim the GPUs of these hosts; if some can't be, none is, and the places stay as they are."""

@@ -41,7 +41,7 @@ from launcher.runs.policy import (
     use_verdict,
     waits_for_hosts,
 )
-from launcher.runs.queue import OutOfLineError, Place, Queue, QueueTimeoutError
+from launcher.runs.queue import AGAIN_S, SAY_S, OutOfLineError, Place, Queue, QueueTimeoutError
 from launcher.runs.result import Result
 from launcher.runs.run_request import QUEUED, RunRequest
 from launcher.runs.run_state import Activity, RestartCount
@@ -56,7 +56,6 @@ from launcher.wording import age, count, span
 
 IDLE_S = 1.0  # how long hosts are let wait for the next attempt: during a pause, nothing runs anywhere
 _RESERVE_SLACK_S = 60.0  # for the next attempt to connect and check
-_QUEUE_AGAIN_S = 20.0  # between two tries to reach hosts, while the others keep the run's places in the queue
 _TIME_LOOK_S = 60.0  # at the clock: a suspended machine delays a timer
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
@@ -327,28 +326,34 @@ class Run:
         deadline = began_at + options.queue_timeout_s if options.queue_timeout_s is not None else math.inf
         order = make_claim_order(self._request, self._carried, len(hosts))
         place: Place | None = None
-        lost = ""
+        lost, said_at = "", began_at
 
         def note(now: Place) -> None:
             nonlocal place
+            if now == place and time.monotonic() - said_at < SAY_S:  # busy hosts are looked at more often
+                return
             place = now
             self._state.queue(now.number, now.whom)
             say()
             self._carried.leave(self._request.leave, QUEUED)
 
         def say() -> None:
+            nonlocal said_at
+            said_at = time.monotonic()
             if place is not None:
                 waited = f" for {age(time.monotonic() - began_at)}" if time.monotonic() - began_at >= 1 else ""
                 self._say(f"launch: queued{waited}, {place.describe()}", Style.TEXT)
 
         while True:
             session, _ = self._open_session(hosts)
-            queue = Queue(self._request.job, session, order, len(self._hosts.hosts), note)
+            needed, with_checks = len(self._hosts.hosts), options.with_checks
+            queue = Queue(self._request.job, session, order, needed, note, with_checks=with_checks)
             try:
                 chosen = await queue.wait(say, deadline)
                 break
             except OutOfLineError:
-                continue
+                if time.monotonic() < deadline:
+                    continue
             except HostsUnreachable as error:
                 if not options.restarts:
                     raise
@@ -358,7 +363,7 @@ class Run:
                 lost = names
             if time.monotonic() > deadline:
                 raise QueueTimeoutError("its time in the queue (--queue-timeout) is over")
-            await self._pause(_QUEUE_AGAIN_S)
+            await self._pause(AGAIN_S)
         self._hosts = HostsAndSpares(chosen, self._hosts.spares, options.min_nodes)
         self._carried.others = ()
         self._keep(self._attempt_began_at)

@@ -13,10 +13,11 @@ import pytest
 
 from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
-from launcher.job.facts import BoxClaim, Gpu, NodeFacts
+from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.preflight.claims import ClaimOrder
+from launcher.runs import queue as queue_module
 from launcher.runs.queue import OutOfLineError, Place, Queue, QueueTimeoutError
 from launcher.session.connection import Event
 
@@ -89,8 +90,10 @@ def loses(index: int) -> Callable[[FakeSession], object]:
     return lose
 
 
-def wait(session: FakeSession, needed: int, deadline: float = math.inf) -> tuple[list[str], list[str]]:
-    places: list[Place] = []
+def wait(
+    session: FakeSession, needed: int, deadline: float = math.inf, places: list[Place] | None = None
+) -> tuple[list[str], list[str]]:
+    places = [] if places is None else places
     queue = Queue(JOB, session, ORDER, needed, places.append)  # type: ignore[arg-type]
     chosen = asyncio.run(queue.wait(lambda: None, deadline))
     return [host.name for host in chosen], [place.describe() for place in places]
@@ -112,6 +115,26 @@ def test_some_of_the_hosts_are_enough() -> None:
     session = FakeSession(steps, ("a", "b", "c"))
     assert wait(session, 2) == (["g1", "g2"], ["1st, behind ann's nightly on g0"])
     assert session.reserved == {1: 60.0, 2: 60.0}
+
+
+def test_processes_without_a_claim_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, places = FakeSession([says(0), says(1)], ("a", "b")), list[Place]()
+    facts = session.states[1].facts
+    assert facts is not None
+    process = GpuProcess(4411, 120 << 10, "bob", "python")
+    busy = replace(facts.gpus[0], memory_mib=140 << 10, free_mib=20 << 10, processes=(process,))
+    session.states[1].facts = replace(facts, gpus=(busy,))
+    with pytest.raises(OutOfLineError):
+        wait(session, 2, places=places)
+    assert [place.describe() for place in places] == ["1st, behind pid 4411 (python) of bob on g1"]
+    assert session.reserved == {0: 60.0, 1: 60.0}, "the places stay"
+    session.steps = [says(0), says(1), says(0, waits=False)]
+    assert wait(session, 1) == (["g0"], []), "the other host is enough"
+    monkeypatch.setattr(queue_module, "_FRESH_S", -1.0)
+    session.steps = [says(0), says(1)]
+    with pytest.raises(OutOfLineError):
+        wait(session, 2, places=places)
+    assert len(places) == 1, "it was seen long ago, and may have ended"
 
 
 def test_others_before_it_on_a_host_that_it_can_do_without() -> None:
