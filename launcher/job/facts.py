@@ -282,6 +282,7 @@ class NodeFacts:
     script_found: bool = True
     gpus: Annotated[tuple[Gpu, ...], Most(256)] = ()
     gpu_error: str | None = None
+    claimed_gpus: Annotated[tuple[int, ...], NOT_SENT] = ()  # by any run
     # Indexes, as ranks see them; -1: unknown (MIG); None: all.
     visible_gpus: Annotated[tuple[int, ...] | None, SentAs("visible")] = None
     venv_found: bool = True

@@ -52,19 +52,15 @@ def refuse_claimed(findings: Iterable[Finding], claimed: Collection[Finding]) ->
 
 
 def find_claimed(
-    node: CheckedHost, gpus: Collection[int], claims: Sequence[BoxClaim], taken: Collection[int], now: float, *,
-    shares: bool,
-) -> list[Finding]:  # fmt: skip
+    node: CheckedHost, gpus: Collection[int], claims: Sequence[BoxClaim], now: float, *, shares: bool
+) -> list[Finding]:
     """Return a finding for each run that has claimed what this one would use.
 
-    gpus: that it would use; claims: of other runs that overlap with them; taken: GPUs that any run has claimed; now:
-    wall-clock seconds.
+    gpus: that it would use; claims: of other runs that overlap with them; now: wall-clock seconds.
     """
-    free = [gpu.index for gpu in node.fact.gpus if gpu.index not in taken and not gpu.processes]
     fix = "wait with --queue, or start anyway with --share"
-    if gpus and len(free) >= len(gpus):
-        chosen = ",".join(map(str, free[: len(gpus)]))  # as --include takes them
-        fix = f"choose free GPUs with --include {node.name}:{chosen}, {fix}"
+    if free := node.name_free(len(gpus)):
+        fix = f"choose free GPUs with {free}, {fix}"
     return [
         Finding((node.name,), _describe(claim, gpus, now), "" if shares else fix, WARNING if shares else PROBLEM)
         for claim in claims

@@ -104,7 +104,7 @@ def _check_busy(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:
         processes = [process for _, process in places]
         text = f"GPU {indexes} busy: {describe_processes(processes)}"
         worst = min((_severity(gpu) for gpu, _ in places), key=lambda severity: severity.rank)
-        yield Finding((node.name,), text, _remedy(processes), worst)
+        yield Finding((node.name,), text, _remedy(node, processes, len(gpus), can_wait=worst is PROBLEM), worst)
     yield from (_find_blocked(node, gpu) for gpu in gpus if _is_exclusive(gpu))
 
 
@@ -152,11 +152,13 @@ def _who(processes: list[GpuProcess]) -> str:
     return numbers + (name + owner or ", not visible there (another container?)")
 
 
-def _remedy(processes: list[GpuProcess]) -> str:
+def _remedy(node: CheckedHost, processes: list[GpuProcess], number: int, *, can_wait: bool) -> str:
     mark = processes[0].mark
     if mark is not None and not _is_mixed(processes):
         return f"if run {mark.partition('.')[0]} is over, stop it with `launch clean`"
-    return "choose other GPUs with --include, or start anyway with --no-check"
+    free = node.name_free(number)
+    choice = f"choose free GPUs with {free}" if free else "choose other GPUs with --include"
+    return f"{choice}, {'wait with --queue, ' if can_wait else ''}or start anyway with --no-check"
 
 
 def gigabytes(mib: int) -> str:

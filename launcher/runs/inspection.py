@@ -226,15 +226,17 @@ class Inspector:
         for index in asked:
             answer = states[index].claimed or {"rivals": [], "taken": [], "error": None}
             taken = {*answer["taken"], *(gpu for claim in answer["rivals"] for gpu in claim.gpus)}
+            self._facts[index] = replace(self._facts[index], claimed_gpus=tuple(taken))
+            node = replace(nodes[index], fact=self._facts[index])
             own = {*gpus.get(index, [])}
             rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus} or claims_cpus or claim.is_of_cpus]
             if order is not None:  # a spare only looks, and may hold what is reserved for this run
                 rivals = [claim for claim in rivals if not (claim.is_mine and claim.run == order.run)]
             shares = order is not None and order.shares
-            findings += find_claimed(nodes[index], own, rivals, taken, now, shares=shares)
+            findings += find_claimed(node, own, rivals, now, shares=shares)
             if answer["error"] and order is not None:
                 text = f"its GPUs can't be claimed: {answer['error']}"
-                findings.append(Finding((nodes[index].name,), text, "see who else uses them", WARNING))
+                findings.append(Finding((node.name,), text, "see who else uses them", WARNING))
         return findings
 
     def _find_code(self) -> dict[str, str | None] | None:

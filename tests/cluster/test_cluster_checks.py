@@ -20,6 +20,7 @@ ON_CPUS = ("--nproc", "1", *ECHO)
 REFUSED = "launch: nothing was started; these would break the run:"
 PORT = 29511
 GO_ON = "fix: choose other GPUs with --include, or start anyway with --no-check"
+WAIT = GO_ON.replace(", or", ", wait with --queue, or")
 COUNTS = "fix: pass --gpus N for equal numbers: each GPU adds a rank to the global batch"
 # A rank that outlives its keepers: they let it get a SIGTERM when they die.
 HARDY = "trap '' TERM; echo \"ready $RANK\"; while :; do sleep 300; done"
@@ -115,7 +116,7 @@ def test_gpus_that_are_fewer_busy_or_of_another_driver(launch: Launch, cluster: 
     assert done.table == [
         "3 hosts responded (N s)",
         "! node2  GPU 0 and 1 busy: pid 1 (sshd) of root, 137 GB",
-        f"         {GO_ON}",
+        f"         {WAIT}",
         "  node1  GPU 7 busy: pid 1 (sshd) of root, 0.4 GB",
         f"         {GO_ON}",
         f"  node2  {unseen}",
@@ -132,7 +133,7 @@ def test_a_busy_gpu_refuses_the_run_unless_it_is_told_to_go_on(launch: Launch, c
     cluster["node2"].set_gpus(8, busy=[(0, 1, 70000)])
     done = launch.start(*ECHO).finish()
     assert done.exit_code == 70
-    assert done.words == [REFUSED, "  node2: GPU 0 busy: pid 1 (sshd) of root, 68 GB", f"    {GO_ON}"]
+    assert done.words == [REFUSED, "  node2: GPU 0 busy: pid 1 (sshd) of root, 68 GB", f"    {WAIT}"]
     done = launch.start("--no-check", "--gpus", "1", *ECHO).finish()
     assert done.exit_code == 0
     assert (

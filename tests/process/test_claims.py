@@ -411,6 +411,7 @@ def test_the_queue_waits_for_processes_without_a_claim(launch: Callable[..., War
     assert launch("pushing", *words).wait() == 70
     text = (tmp_path / "pushing" / "said").read_text()
     assert f"  {name}: GPU 0 busy: pid {os.getpid()} (" in text and ", in the queue\n" in text, text
+    assert f"    fix: choose free GPUs with --include {name}:1, wait with --queue, or start anyway with --no-c" in text
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait() == 130, said.read_text()
 

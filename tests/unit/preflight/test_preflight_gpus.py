@@ -14,6 +14,7 @@ from launcher.preflight.gpus import check, gigabytes
 
 MIB = 143771
 GO_ON = "choose other GPUs with --include, or start anyway with --no-check"
+WAIT = "choose other GPUs with --include, wait with --queue, or start anyway with --no-check"
 
 
 def gpu(index=0, *processes, used=0, **more):
@@ -38,7 +39,7 @@ def found(*gpus, job=JOB, host=None):
         ([gpu(used=7000)], []),  # what a driver keeps for itself
         (
             [gpu(0, process(4411, 120 << 10), used=120 << 10)],
-            [f"problem: gpu1: GPU 0 busy: pid 4411 (python) of ann, 120 GB; fix: {GO_ON}"],
+            [f"problem: gpu1: GPU 0 busy: pid 4411 (python) of ann, 120 GB; fix: {WAIT}"],
         ),
         (
             [gpu(0, process(4411, 400), used=400)],  # somebody's notebook: there is room
@@ -69,7 +70,7 @@ def found(*gpus, job=JOB, host=None):
         ),
         (
             [gpu(index, process(4411, 1024), used=1024 if index else 100 << 10) for index in range(3)],
-            [f"problem: gpu1: GPU 0, 1 and 2 busy: pid 4411 (python) of ann, 3.0 GB; fix: {GO_ON}"],
+            [f"problem: gpu1: GPU 0, 1 and 2 busy: pid 4411 (python) of ann, 3.0 GB; fix: {WAIT}"],
         ),
         (
             [gpu(index, process(4411 + index, 1024), used=1024) for index in range(4)],
@@ -88,8 +89,8 @@ def found(*gpus, job=JOB, host=None):
         (
             [gpu(0, *(process(pid, 1024, name=f"p{pid}") for pid in range(50)), used=100 << 10)],
             [
-                *(f"problem: gpu1: GPU 0 busy: pid {pid} (p{pid}) of ann, 1.0 GB; fix: {GO_ON}" for pid in range(32)),
-                f"problem: gpu1: GPU 0 busy: 18 more processes of other programs, 18 GB; fix: {GO_ON}",
+                *(f"problem: gpu1: GPU 0 busy: pid {pid} (p{pid}) of ann, 1.0 GB; fix: {WAIT}" for pid in range(32)),
+                f"problem: gpu1: GPU 0 busy: 18 more processes of other programs, 18 GB; fix: {WAIT}",
             ],
         ),
         (
