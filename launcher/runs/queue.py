@@ -226,7 +226,7 @@ class Queue:
         return [index for index in found if is_free.get(index, index not in self._line)]
 
     async def _wait_for_busy(self, free: Sequence[int], deadline: float) -> None:
-        """Let processes go on for a while on these hosts; what was seen long ago may have ended since."""
+        """Wait a while for processes on these hosts; what was seen long ago may have ended since."""
         if time.monotonic() - self._seen_at < _FRESH_S:
             index = next(index for index in free if index in self._busy)
             self._on_place(Place(1, self._busy[index], self._session.hosts[index].name))
