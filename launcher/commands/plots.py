@@ -78,7 +78,7 @@ def can_draw() -> bool:
 
 
 @contextlib.contextmanager
-def own_style(**settings: Any) -> Iterator[None]:
+def own_style(settings: Any) -> Iterator[None]:
     """Draw while the block runs with these settings of matplotlib, and otherwise its defaults."""
     can_draw()
     from matplotlib import rc_context, rcdefaults, rcParams
@@ -120,7 +120,7 @@ def draw_pairs(results: PairResults, path: Path) -> None:
     """Draw the matrices of latency and bandwidth side by side into a file."""
     names = results.hosts
     side = min(max(_CELL_INCHES * len(names), _LEAST_INCHES), _MOST_INCHES)
-    with own_style(**{"text.parse_math": False}):  # a dollar sign in a name begins no formula
+    with own_style({"text.parse_math": False}):  # a dollar sign in a name begins no formula
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(2 * side + 3, side + 1.2), layout="constrained")

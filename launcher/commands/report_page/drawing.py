@@ -36,7 +36,7 @@ _BLANKS = re.compile(r"\s+")
 def draw(plot: Plot, times: TimeRange, marks: Sequence[float], zone: tzinfo) -> Html:
     """Return a plot as SVG; marks: times at which a thin line is drawn; zone: of the times below it."""
     settings: Any = {"svg.fonttype": "none", "text.parse_math": False, "axes.linewidth": 0.6, "font.size": 9}
-    with own_style(**settings):
+    with own_style(settings):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=_INCHES, layout="constrained")

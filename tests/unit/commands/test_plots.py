@@ -59,7 +59,7 @@ def test_nothing_is_read_in_the_current_directory(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("nonsense: 1\nlines.linewidth: 7\n")
     code = (
         "from launcher.commands.plots import own_style\n"
-        "with own_style(): import os, matplotlib; print(matplotlib.rcParams['lines.linewidth'], os.getcwd())"
+        "with own_style({}): import os, matplotlib; print(matplotlib.rcParams['lines.linewidth'], os.getcwd())"
     )
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
