@@ -41,11 +41,6 @@ class Box:
         chosen = self.host.gpus
         return tuple(gpu for gpu in self.facts.gpus if chosen is None or gpu.index in chosen)
 
-    @property
-    def free(self) -> list[int]:
-        """The numbers of the GPUs that nobody has claimed or uses."""
-        return [gpu.index for gpu in self.gpus if self.state(gpu) == "free"]
-
     def claims_on(self, gpu: Gpu) -> tuple[BoxClaim, ...]:
         """Return the claims on a GPU, the oldest first."""
         return tuple(claim for claim in self.claims if gpu.index in claim.gpus)
@@ -180,16 +175,24 @@ def _job(process: GpuProcess) -> tuple[str | None, ...]:
 
 def _verdict(boxes: Sequence[Box]) -> list[str]:
     """Return how many GPUs are free and, if others aren't, the option that chooses them."""
-    total, free = sum(len(box.gpus) for box in boxes), sum(len(box.free) for box in boxes)
+    alike: dict[str, list[str]] = {}
+    first: dict[tuple[str, int], str] = {}  # name of each GPU's host
+    doubles, free = [], 0
+    for box in boxes:
+        machine, name = box.facts.machine or box.host.name, box.host.name
+        new = [gpu for gpu in box.gpus if first.setdefault((machine, gpu.index), name) == name]
+        if len(new) < len(box.gpus):
+            doubles.append(f"{name} is the same machine as {first[machine, box.gpus[0].index]}")
+        numbers = [gpu.index for gpu in new if box.state(gpu) == "free"]
+        free += len(numbers)
+        if numbers:
+            alike.setdefault(",".join(map(str, numbers)), []).append(name)
+    total = len(first)
     if not total:
         return []
-    alike: dict[str, list[str]] = {}
-    for box in boxes:
-        if box.free:
-            alike.setdefault(",".join(map(str, box.free)), []).append(box.host.name)
     choice = "@".join(f"{name}:{gpus}" for gpus, names in alike.items() for name in fold_runs(names))
     hint = f": --include {shlex.quote(choice)}" if 0 < free < total else ""
-    return [f"{free} of {total} GPUs {'is' if free == 1 else 'are'} free{hint}"]
+    return [*doubles, f"{free} of {total} GPUs {'is' if free == 1 else 'are'} free{hint}"]
 
 
 def as_record(found: Survey) -> dict[str, Any]:

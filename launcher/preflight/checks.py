@@ -9,13 +9,14 @@ from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
 from launcher.preflight import code, comparison, condition, gpus, links, network, packages, requirements
-from launcher.preflight.findings import WARNING, CheckedHost, Finding, fold
+from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, fold
 
 
 def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
     """Return what would make the plan itself wrong, folded; these checks run even with --no-check."""
     nodes = _nodes(job, hosts, facts)
-    return fold(chain(comparison.check_spares(nodes), *(requirements.check(node) for node in nodes)))
+    found = chain(comparison.check_machines(nodes), *(requirements.check(node) for node in nodes))
+    return fold(finding for finding in found if finding.severity is PROBLEM)
 
 
 def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
@@ -31,7 +32,7 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
         for node in nodes
     ]
     found = chain(
-        requirements.find_passed_over(nodes), comparison.check_spares(nodes), *each, network.check(nodes),
+        requirements.find_passed_over(nodes), comparison.check_machines(nodes), *each, network.check(nodes),
         links.check(nodes), comparison.check(nodes), packages.check(nodes), code.check(nodes),
     )  # fmt: skip
     return sorted(fold(found), key=lambda finding: finding.severity.rank)

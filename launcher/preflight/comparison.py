@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import Checks, Network
-from launcher.job.plan import count_processes
+from launcher.job.plan import count_processes, used_gpus
 from launcher.lazy_dataclass import dataclass
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.wording import count, listed
@@ -45,15 +45,36 @@ def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     yield from _check_faster_network(nodes)
 
 
-def check_spares(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
-    """Yield the spares that are another name of a machine in the run: they would fail together with it."""
-    first: dict[str, CheckedHost] = {}
+def check_machines(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
+    """Yield the hosts that are another name of a machine in the run: its ranks would share GPUs, or fail with it."""
+    machines: dict[str, list[CheckedHost]] = {}
     for node in sorted(nodes, key=lambda node: node.host.is_spare):
-        machine = node.fact.machine
-        other = first.setdefault(machine, node) if machine is not None else node
-        if other is not node and node.host.is_spare:
-            text = f"it is a spare, but the same machine as {other.name}"
-            yield Finding((node.name,), text, "name another machine as the spare")
+        if node.fact.machine is None:
+            continue
+        others = machines.setdefault(node.fact.machine, [])
+        rivals = [other for other in others if _shares_gpus(node, other)]
+        text = f"it is the same machine as {(rivals or others)[0].name}" if others else ""
+        if text and node.host.is_spare:
+            yield Finding((node.name,), f"{text}, so it can't be its spare", "name another machine as the spare")
+        elif others and all(map(_is_reached_on_loopback, [node, *others])):
+            pass
+        elif rivals:
+            fix = "name each machine once, or give each name other GPUs with --include"
+            yield Finding((node.name,), f"{text}, and its ranks would use the same GPUs", fix)
+        elif others:
+            yield Finding((node.name,), text, "name each machine once", WARNING)
+        others.append(node)
+
+
+def _shares_gpus(node: CheckedHost, other: CheckedHost) -> bool:
+    """Tell whether both may use one GPU; a part of a GPU (MIG) has no index, so nobody knows."""
+    ours, theirs = ({gpu.index for gpu in used_gpus(each.job, each.host, each.fact)} for each in (node, other))
+    return node.job.wants_gpus and bool(node.fact.gpus) and not (ours and theirs and ours.isdisjoint(theirs))
+
+
+def _is_reached_on_loopback(node: CheckedHost) -> bool:
+    """Tell whether it stands for a host of its own, as those of `launch demo` do."""
+    return (node.fact.ssh_address or "").startswith("127.")
 
 
 def _compare(trait: _Trait, nodes: Sequence[CheckedHost]) -> Iterator[Finding]:

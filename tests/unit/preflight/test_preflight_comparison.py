@@ -12,7 +12,7 @@ from machines.example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, checked,
 from launcher.hosts.host import Host
 from launcher.job.facts import Checks, Gpu, Network, Route
 from launcher.job.job import Job
-from launcher.preflight.comparison import check
+from launcher.preflight.comparison import check, check_machines
 from launcher.preflight.findings import CheckedHost, fold
 
 APART = "install the same one everywhere: they can't train together"
@@ -213,6 +213,46 @@ SLOW = Network("eth0", "10.0.0.0/24", 1000)
 FAST = Network("ib0", "10.1.0.0/24", 100000)
 DOCKER = Network("docker0", "172.17.0.0/16", 400000)
 ADDR = "set addr= in the hostfile to the hosts' addresses on that network"
+
+
+ALIAS = "gpu2: it is the same machine as gpu1"
+TWICE = f"problem: {ALIAS}, and its ranks would use the same GPUs; fix: name each machine once, or give each name "
+TWICE += "other GPUs with --include"
+
+
+@pytest.mark.parametrize(
+    ("job", "hosts", "machines", "findings"),
+    [
+        (JOB, [{}, {}], ["a", "b"], []),
+        (JOB, [{}, {}], [None, None], []),
+        (JOB, [{}, {}], ["a", "a"], [TWICE]),
+        (Job(SCRIPT, nproc=2), [{"gpus": (0, 1)}, {"gpus": (1, 2)}], ["a", "a"], [TWICE]),
+        (
+            JOB,
+            [{"gpus": (0, 1)}, {"gpus": (2, 3)}],
+            ["a", "a"],
+            [f"warning: {ALIAS}; fix: name each machine once"],
+        ),
+        (ON_CPUS, [{}, {}], ["a", "a"], [f"warning: {ALIAS}; fix: name each machine once"]),
+        (
+            ON_CPUS,
+            [{}, {"is_spare": True}],
+            ["a", "a"],
+            [f"problem: {ALIAS}, so it can't be its spare; fix: name another machine as the spare"],
+        ),
+    ],
+)
+def test_two_names_of_one_machine(job, hosts, machines, findings):
+    nodes = [
+        CheckedHost(job, Host(f"gpu{number}", **more), facts(machine=machine, ssh_address=f"10.0.0.{number}"))
+        for number, (more, machine) in enumerate(zip(hosts, machines, strict=True), 1)
+    ]
+    assert told(check_machines(nodes)) == findings
+
+
+def test_hosts_on_loopback_are_meant_to_be_one_machine():
+    every_fact = [facts(machine="a", ssh_address=address) for address in ("127.0.0.1", "127.0.0.2")]
+    assert not [*check_machines(nodes_of(JOB, every_fact))]
 
 
 def networks(*entries, over="eth0", **more):
