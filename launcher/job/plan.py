@@ -257,6 +257,8 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
         env["CUDA_VISIBLE_DEVICES"] = ""
     else:
         env |= _flight_recorder(fact)
+        # CUDA's own order is by speed: on a host with unequal GPUs, its GPU 0 isn't the one that is checked and claimed.
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         if host.gpus is not None:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
     # An option has said which GPUs, or none.

@@ -339,7 +339,7 @@ def test_long_names_are_not_cut(launch):
 def test_a_dry_run_prints_a_line_for_each_node(launch, folder):
     line = "--dry-run --hostfile two --env A=1 --python /p --master-port 29400 train.py --lr 3e-4"
     env = "A=1 PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of {0}>' NCCL_SOCKET_IFNAME='=<interface of {0}>' "
-    env += "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+    env += "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 CUDA_DEVICE_ORDER=PCI_BUS_ID"
     start = f"cd {folder} && env {env} /p -m torch.distributed.run --nnodes 2 --node-rank "
     end = (
         " --rdzv-backend static --rdzv-conf timeout=120 --master-addr '<address of node1>' --master-port 29400 "

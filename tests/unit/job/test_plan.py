@@ -42,7 +42,7 @@ RANK_SHELL = (
     'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; TORCHELASTIC_RESTART_COUNT=${LAUNCH_ATTEMPT:-0} '
     'exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
 )
-GPU_ENV = "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"  # no folder of a run
+GPU_ENV = "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 CUDA_DEVICE_ORDER=PCI_BUS_ID"  # no folder of a run
 
 
 def script(*args, target="train.py"):
@@ -114,6 +114,7 @@ def test_a_script_on_two_nodes_with_gpus():
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_DUMP_TEMP_FILE": "/tmp/run-gpu2/files/nccl_trace_rank_",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     env = "WANDB_API_KEY=\"${WANDB_API_KEY}\" A='x y' PYTHONUNBUFFERED=1 OMP_NUM_THREADS=%d "
     env += f"GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME==eth1 {GPU_ENV}"
@@ -305,6 +306,32 @@ def test_the_gpu_of_a_local_rank(host, cpu, visible, gpus):
     facts = facts_of("gpu1", gpus=8, visible_gpus=visible)
     node = plan_of(Job(script(), nproc=2, cpu=cpu), facts, gpu1=host).nodes[0]
     assert [node.gpu_of(local_rank) for local_rank in range(3)] == [*gpus, None]
+
+
+def cuda_devices(speeds, env):
+    """Return the GPU (its number in nvidia-smi) at each of CUDA's numbers: by bus, or by CUDA's own order, by speed."""
+    by_bus = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    order = sorted(range(len(speeds)), key=lambda index: index if by_bus else -speeds[index])
+    chosen = env.get("CUDA_VISIBLE_DEVICES")
+    return order if chosen is None else [order[int(word)] for word in chosen.split(",")]
+
+
+@pytest.mark.parametrize(
+    ("host", "of_login", "gpus"),
+    [
+        (Host("gpu1"), {}, [0, 1, 2]),
+        (Host("gpu1", slots=1), {}, [0]),
+        (Host("gpu1", gpus=(0,)), {}, [0]),
+        (Host("gpu1", gpus=(2, 0)), {}, [2, 0]),
+        (Host("gpu1"), {"CUDA_VISIBLE_DEVICES": "0,2"}, [0, 2]),
+    ],
+)
+def test_a_rank_gets_the_gpu_that_is_checked_though_another_is_faster(host, of_login, gpus):
+    """On a box with an RTX 3090, a 4090 and a 5090, CUDA's own GPU 0 is the last one."""
+    visible = tuple(gpus) if of_login else None
+    (node,) = plan_of(Job(script()), facts_of("gpu1", gpus=3, visible_gpus=visible), gpu1=host).nodes
+    there = cuda_devices([3090, 4090, 5090], {**of_login, **node.env})
+    assert [(there[rank], node.gpu_of(rank)) for rank in range(node.nproc)] == [(gpu, gpu) for gpu in gpus]
 
 
 def test_all_chosen_gpus_are_those_of_one_rank():
