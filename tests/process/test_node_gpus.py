@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines.patience import long_enough, slowed
 from node_process import wait_until
 
 from launcher.job.facts import Gpu, GpuProcess
-from launcher.node.facts import gpus
+from launcher.node.facts import gpus, responder
+from launcher.node.loop import Loop
 from launcher.session.node_state import read_facts
 
 QUERY = "index,name,memory.total,driver_version"
@@ -168,6 +170,54 @@ def test_two_queries_that_hang_are_cut_together(
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
     wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand for NVIDIA's driver, with two GPUs."""
+    monkeypatch.setattr(gpus, "DRIVER", str(tmp_path / "driver"))
+    for address in ("0000:3b:00.0", "0000:5e:00.0"):
+        (tmp_path / "driver" / "gpus" / address).mkdir(parents=True)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_driver_that_loads_is_waited_for(fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without persistence mode, where nvidia-smi can take longer than a tool that hangs is given."""
+    monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", 0.05)
+    fake("nvidia-smi", nvidia("sleep 0.5; " + say(LINE)))
+    assert query() == ([H200], None)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_driver_that_hangs_shows_how_many_gpus_it_has(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "LOADING_TIMEOUT_S", 1)
+    fake("nvidia-smi", "exec sleep 300")
+    assert query() == ([], "nvidia-smi gave no answer in 1 s; the driver has 2")
+
+
+@pytest.mark.usefixtures("driver")
+def test_slow_gpus_are_waited_for_beyond_the_other_facts(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sent(list[dict[str, Any]]):
+        def send(self, kind: str, **fields: Any) -> None:
+            self.append(fields)
+
+    def attempt(timeout_s: float) -> None:  # in which the other facts have to come
+        monkeypatch.setattr(responder, "FACTS_TIMEOUT_S", timeout_s)
+        fake("nvidia-smi", nvidia(f"sleep {timeout_s + 0.5}; " + say(LINE)))
+        sent, loop = Sent(), Loop()
+        asked = responder.Responder(loop, sent, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
+        asked.gather_facts({"pythons": []}, {}, "")
+        while not sent:
+            loop.run_once()
+        (told,) = sent
+        assert "error" not in told
+        assert [gpu["name"] for gpu in told["gpus"]] == ["NVIDIA H200"]
+
+    long_enough(attempt, 0.5)
 
 
 def is_running(pid: int) -> bool:

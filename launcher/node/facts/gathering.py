@@ -35,16 +35,14 @@ def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
         **_launcher_ends(),
         "addresses": network.list_addresses(),
         **_find_folder(folder, wanted.get("script"), find_venv(wanted)),
-        **_find_gpus(wanted),
     }
     if wanted.get("checks"):
         facts["checks"] = _gather_checks(wanted, folder)
     return facts
 
 
-def _find_gpus(wanted: dict[str, Any]) -> dict[str, Any]:
-    if not wanted.get("gpus", True):
-        return {"gpus": [], "gpu_error": "not requested"}
+def find_gpus() -> dict[str, Any]:
+    """Return this node's GPUs, or those of its Slurm job, with the reason why there are none."""
     from launcher.node.facts import gpus
 
     found = gpus.query_gpus()

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 
 TOOL_TIMEOUT_S = 5
+# Without persistence mode, nvidia-smi loads the driver's firmware into each GPU, which took 25 s on some machines
+# (github.com/Azure/AgentBaker/pull/2829).
+LOADING_TIMEOUT_S = 60
+DRIVER = "/proc/driver/nvidia"  # there while the driver is loaded
 _FIELDS = (
     "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "persistence_mode", "compute_mode",
     "ecc.errors.uncorrected.volatile.total", "pci.bus_id",
@@ -56,12 +60,15 @@ def query_gpus() -> dict[str, Any]:
     begun = [_begin(_nvidia_query("gpu", _FIELDS)), _begin(_nvidia_query("compute-apps", _APP_FIELDS))]
     if begun[0] is None:
         return _query_amd()
-    deadline = time.monotonic() + TOOL_TIMEOUT_S
+    drivers_gpus = _list_drivers_gpus()
+    timeout_s = TOOL_TIMEOUT_S if drivers_gpus is None else LOADING_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     answer, apps = (_finish(tool, deadline) for tool in begun)
     if answer.code and any("not a valid field" in line for line in answer.lines):
         answer = _finish(_begin(_nvidia_query("gpu", _FIELDS[:_NEEDED])), deadline)
     if answer.code is None:
-        return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
+        there = "" if drivers_gpus is None else "; the driver has %d" % len(drivers_gpus)
+        return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s%s" % (timeout_s, there)}
     # With a warning (exit code 14: a corrupted infoROM) the table is complete; a lost GPU is a line in it.
     gpus = [gpu for gpu in map(_parse_gpu, answer.lines) if gpu is not None]
     others = [line for line in answer.lines if _parse_gpu(line) is None] + answer.complaints
@@ -69,6 +76,14 @@ def query_gpus() -> dict[str, Any]:
         gpu["processes"] = [process for line in apps.lines for process in _parse_app(line, gpu["uuid"])]
     error = others[0] if others else "nvidia-smi failed" if not gpus and answer.code else None
     return {"gpus": gpus, "gpu_error": error}
+
+
+def _list_drivers_gpus() -> list[str] | None:
+    """Return the PCI addresses of the GPUs that NVIDIA's driver has; None if it isn't loaded."""
+    try:
+        return sorted(os.listdir(DRIVER + "/gpus"))
+    except OSError:
+        return None
 
 
 def _nvidia_query(what: str, fields: tuple[str, ...]) -> list[str]:

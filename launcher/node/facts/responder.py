@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from launcher.node.send_queue import SendQueue
 
 FACTS_TIMEOUT_S = 15.0
+GPUS_TIMEOUT_S = 70.0  # for the child that asks the GPUs' tool, which has a shorter timeout
 PROBE_TIMEOUT_S = 6.0  # for the child that tries the targets, which has shorter timeouts of its own
 LOOK_UP_TIMEOUT_S = 8.0  # for node 0's name: a dead DNS server takes 5 s, and then the next one may respond
 MAX_ANSWERED = 64  # connections kept open: a prober closes its own at once, a stranger may not
@@ -66,6 +67,7 @@ class Responder:
         self._made: dict[str, Any] | None = None  # the setup's result, if one was requested
         self._env: dict[str, str] = {}
         self._facts: dict[str, Any] | None = None
+        self._gpus: dict[str, Any] | None = None
         self._python: dict[str, Any] | None = None  # with its packages, if they were requested
         self._code: dict[str, Any] | None = None  # a hash over the files of the run, if it was requested
         self._wants_packages = False
@@ -87,6 +89,10 @@ class Responder:
         self._sum_up_code(wanted)
         # With a hung file system or GPU driver, the child stays in state D and can't even be killed.
         self._ask_child(lambda: gathering.gather_facts(wanted), self._keep_facts, FACTS_TIMEOUT_S)
+        if wanted.get("gpus", True):
+            self._ask_child(gathering.find_gpus, self._keep_gpus, GPUS_TIMEOUT_S)
+        else:
+            self._gpus = {"gpus": [], "gpu_error": "not requested"}
         if not wanted.get("setup"):
             self.search_python(wanted, env, folder)
             return
@@ -145,8 +151,13 @@ class Responder:
         return write_ends
 
     def _keep_facts(self, found: dict[str, Any] | None) -> None:
-        text = "its checks did not finish in %g s: a file system or GPU driver may be hung" % FACTS_TIMEOUT_S
+        text = "its checks did not finish in %g s: a file system may be hung" % FACTS_TIMEOUT_S
         self._facts = found or {"error": text}
+        self._send_facts()
+
+    def _keep_gpus(self, found: dict[str, Any] | None) -> None:
+        is_known = found is not None and "gpus" in found
+        self._gpus = found if is_known else {"gpus": [], "gpu_error": "what asks its GPUs gave no answer"}
         self._send_facts()
 
     def _keep_python(self, status: dict[str, Any] | None) -> None:
@@ -184,7 +195,7 @@ class Responder:
     @property
     def gpus(self) -> list[dict[str, Any]]:
         """What this node has reported of its GPUs."""
-        return (self._facts or {}).get("gpus") or []
+        return (self._gpus or {}).get("gpus") or []
 
     def list_code(self, header: dict[str, Any]) -> None:
         """Answer a LIST_CODE with path and hash of each file; None: they could not all be read."""
@@ -197,18 +208,18 @@ class Responder:
         )
 
     def _send_facts(self) -> None:
-        if None not in (self._facts, self._python, self._code) and not self._is_over:
+        if None not in (self._facts, self._gpus, self._python, self._code) and not self._is_over:
             from launcher.node.facts import visible_gpus
 
-            assert self._facts is not None and self._code is not None  # checked above
+            assert self._facts is not None and self._gpus is not None and self._code is not None  # checked above
             # Take the environment that the ranks will have: the login's, then the setup's, then --env.
-            visible = visible_gpus.find_visible(self._facts.get("gpus", []), self._env)
+            visible = visible_gpus.find_visible(self.gpus, self._env)
             if self._made is not None and self._made.get("has_venv"):
                 self._facts["venv_found"] = True  # the setup has made it meanwhile
             self._facts.get("checks", {}).update(self._code)
             self._send_queue.send(
                 messages.FACTS, visible=visible, search=self._python, setup=self._made,
-                python_path=self._env.get("PYTHONPATH"), **self._facts,
+                python_path=self._env.get("PYTHONPATH"), **self._facts, **self._gpus,
             )  # fmt: skip
 
     # ---- the network --------------------------------------------------------------------------------------------
