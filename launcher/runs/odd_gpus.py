@@ -7,7 +7,7 @@ In the order in which the signs can be trusted, with the time that each must las
 1. the driver holds the clock down because of heat or the power supply (30 s)
 2. the clock is lower than on equal GPUs that are as busy (30 s)
 3. utilization or power is apart from equal GPUs, in either direction (4 min)
-4. counters of memory and link errors, and faults that the driver logs (at once)
+4. counters of memory and link errors, faults that the driver logs, and a GPU that answers no more (at once)
 
 Minder (arXiv 2411.01791) found 4 minutes to be needed where counters are only compared: with less, a quarter of what it
 named was well. Power is measured for a quarter of the time on A100 and H100 (arXiv 2312.02741), so means are compared.
@@ -246,6 +246,9 @@ class OddWatch:
     def _find_errors(self) -> Iterator[Oddity]:
         oldest = self._history[0]
         for name, host in self._history[-1].items():
+            for index, known in self._first[name].gpus.items():
+                if host.error is None and _has_readings(known) and not _has_readings(host.gpus.get(index)):
+                    yield self._oddity((name, index), "no answer", "it stopped answering: the host may have lost it")
             for index, gpu in host.gpus.items():
                 place, first = (name, index), self._first[name].gpus.get(index)
                 before = oldest[name].gpus.get(index) if name in oldest else None
@@ -349,6 +352,13 @@ def _find_outliers(values: Mapping[_Place, Sequence[float]], least: float) -> li
         for place, value in zip(values, interval, strict=True):
             apart[place] &= {int(math.copysign(1, value - middle))} if abs(value - middle) > most else set()
     return [place for place, directions in apart.items() if directions]
+
+
+def _has_readings(gpu: GpuInterval | None) -> bool:
+    """Tell whether anything was read of a GPU: of a lost one NVML has no value, and nvidia-smi no line."""
+    return gpu is not None and any(
+        value is not None for value in (gpu.memory_used_mib, gpu.temperature_c, gpu.power_w, gpu.clock_mhz)
+    )
 
 
 def _growth(now: int | None, before: int | None) -> int:

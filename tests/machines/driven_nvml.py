@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 HANGS = 255  # as the number of GPUs
-_NUMBERS = 11
+# What each call about a GPU returns, from NVIDIA's nvml.h.
+LOST, UNSUPPORTED = 15, 3
+_NUMBERS = 12
 # Without libc's headers, which may be missing.
 _SOURCE = r"""
 typedef unsigned int number;
 typedef unsigned long long wide;
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
-enum { UTIL, USED, TOTAL, POWER, LIMIT, HEAT, CLOCK, REASONS, ECC, REPLAYS, RECOVERIES, NUMBERS };
+enum { UTIL, USED, TOTAL, POWER, LIMIT, HEAT, CLOCK, REASONS, ECC, REPLAYS, RECOVERIES, STATUS, NUMBERS };
 extern char *getenv(const char *);
 extern int open(const char *, int, ...), close(int), pause(void);
 extern long read(int, void *, unsigned long);
@@ -30,14 +32,14 @@ static wide *look(long gpu) {
     if (table[0] == 255) pause();
     return table + 1 + (gpu - 1) * NUMBERS;
 }
-#define ANSWER(type, field) { *value = (type)look(gpu)[field]; return SUCCESS; }
+#define ANSWER(type, field) { *value = (type)look(gpu)[field]; return look(gpu)[STATUS]; }
 int nvmlInit_v2(void) { return getenv("DRIVEN_NVML") ? SUCCESS : NOT_FOUND; }
 int nvmlDeviceGetCount_v2(number *count) { look(1); *count = table[0]; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(number index, long *gpu) { *gpu = index + 1; return SUCCESS; }
 int nvmlDeviceGetName(long gpu, char *name, number size) { name[0] = 'H'; name[1] = '1'; name[2] = 0; return SUCCESS; }
 int nvmlDeviceGetUtilizationRates(long gpu, number *value) ANSWER(number, UTIL)
 int nvmlDeviceGetMemoryInfo(long gpu, wide *value) {
-    value[0] = look(gpu)[TOTAL]; value[2] = look(gpu)[USED]; return SUCCESS;
+    value[0] = look(gpu)[TOTAL]; value[2] = look(gpu)[USED]; return look(gpu)[STATUS];
 }
 int nvmlDeviceGetPowerUsage(long gpu, number *value) ANSWER(number, POWER)
 int nvmlDeviceGetEnforcedPowerLimit(long gpu, number *value) ANSWER(number, LIMIT)
@@ -50,7 +52,8 @@ int nvmlDeviceGetPcieReplayCounter(long gpu, number *value) ANSWER(number, REPLA
 struct value { number field, scope; long long at, latency; int kind, status; wide wide; };
 int nvmlDeviceGetFieldValues(long gpu, int count, struct value *values) {
     values[0].kind = 3;
-    values[0].status = values[0].field != 59 || look(gpu)[RECOVERIES] == 255 ? NOT_SUPPORTED : SUCCESS;
+    const int has = values[0].field == 59 && look(gpu)[RECOVERIES] != 255;
+    values[0].status = look(gpu)[STATUS] || !has ? NOT_SUPPORTED : SUCCESS;
     values[0].wide = look(gpu)[RECOVERIES];
     return SUCCESS;
 }
@@ -76,14 +79,17 @@ class DrivenNvml:
         """What a process needs in its environment to see the GPUs."""
         return {"LD_LIBRARY_PATH": str(self.folder), "DRIVEN_NVML": str(self._table)}
 
-    def drive(self, *gpus: Sequence[int]) -> None:
-        """Let the GPUs do this.
+    def drive(self, *gpus: Sequence[int] | int) -> None:
+        """Let the GPUs do this; one that is LOST or UNSUPPORTED answers each call with that error.
 
         Each is utilization in percent, used and whole memory in MiB, power and its limit in W, temperature, clock in
         MHz, the reasons for that, memory errors, repeated transfers and recoveries of NVLinks (255: it has none).
         """
         units = (1, 1 << 20, 1 << 20, 1000, 1000, 1, 1, 1, 1, 1, 1)
-        rows = [value * unit for gpu in gpus for value, unit in zip(gpu, units, strict=True)]
+        rows = []
+        for gpu in gpus:
+            values, status = ([0] * len(units), gpu) if isinstance(gpu, int) else (gpu, 0)
+            rows += [*(value * unit for value, unit in zip(values, units, strict=True)), status]
         self._write(len(gpus), rows)
 
     def hang(self) -> None:

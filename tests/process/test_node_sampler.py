@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machines.driven_nvml import DrivenNvml
+from machines.driven_nvml import LOST, UNSUPPORTED, DrivenNvml
 from machines.patience import DEADLINE_S
 from node_process import wait_until
 
@@ -69,6 +69,19 @@ def test_what_nvml_tells(nvml: DrivenNvml) -> None:
         assert any(json.loads(process.stdout.readline())["gpus"][0][7] == 87 for _ in range(looks))
         process.stdin.close()
         wait_until(lambda: not is_living(child))  # it ends once nobody reads
+        process.kill()
+
+
+@pytest.mark.parametrize("status", [LOST, UNSUPPORTED])
+def test_a_gpu_whose_calls_fail_has_no_values(nvml: DrivenNvml, status: int) -> None:
+    nvml.drive(BUSY, status)
+    with start(nvml.env) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        told = read_message(json.loads(process.stdout.readline()))
+        assert (told["gpus"][0].temperature_c, told["error"]) == (61, None)
+        assert told["gpus"][1] == GpuSample(1, "H1", max_clock_mhz=1980)
+        process.stdin.close()
         process.kill()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from machines.driven_nvml import DrivenNvml
+from machines.driven_nvml import LOST, DrivenNvml
 from machines.launches import run_launch, start_launch
 from machines.patience import DEADLINE_S
 from machines.processes import wait_until
@@ -92,12 +92,15 @@ def test_the_odd_gpu_of_a_run(machine: Machine) -> None:
     (sample,) = map(json.loads, machine.launch("top", "nightly", "--once", "--json").stdout.splitlines())
     assert (sample["event"], sample["host"], sample["gpus"][2]["temperature_c"]) == ("sample", host, 87)
     assert sample["odd"] == [line.removeprefix("launch: ").rstrip()]
+    machine.nvml.drive(BUSY, BUSY, BUSY, LOST)
+    lost = f"launch: {host} GPU 3 (rank 3): it stopped answering: the host may have lost it\n"
+    assert wait_until(lambda: lost in machine.said), machine.said
     (machine.folder / "go").touch()
     assert run.wait() == 0
-    assert machine.said.count("thermal slowdown") == 1
+    assert (machine.said.count("thermal slowdown"), machine.said.count("stopped answering")) == (1, 1)
     kept = [json.loads(text) for text in (folder / "samples.jsonl").read_text().splitlines()]
     assert [each["finding"] for each in kept if "finding" in each] == [
-        line.partition(": ")[2].partition(": ")[2].rstrip()
+        each.partition(": ")[2].partition(": ")[2].rstrip() for each in (line, lost)
     ]
     assert [99, 71000, 420, 87, 800, 0x40] in [each["gpus"]["2"] for each in kept if "gpus" in each]
     assert not (folder / "samples-now.json").exists()

@@ -77,6 +77,26 @@ def test_a_gpu_at_its_power_cap_works_harder_than_those_that_wait_for_it() -> No
     assert find(*[interval(capped)] * 2) == [[], [text]], "its limit is lower"
 
 
+NOTHING = dict.fromkeys([field for field in GpuSample.__slots__ if field not in ("index", "name")])
+LOST = "it stopped answering: the host may have lost it"
+
+
+def test_a_gpu_that_is_lost_stops_answering() -> None:
+    """NVML fails in each call about it, and nvidia-smi may leave it out."""
+    silent, without = only("g2 1", **NOTHING), interval()
+    without["g2"] = replace(without["g2"], gpus={index: gpu for index, gpu in without["g2"].gpus.items() if index != 1})
+    text = f"g2 GPU 1 (rank 5): {LOST}"
+    assert find(interval(), interval(silent), without, interval(silent), interval()) == [[], [text], [text], [text], []]
+
+
+def test_a_gpu_that_never_told_anything_is_not_lost() -> None:
+    """As a Jetson's, and one whose host can't be read at the moment."""
+    assert find(*[interval(only("g2 1", **NOTHING))] * 2) == [[], []]
+    failed = interval()
+    failed["g2"] = replace(failed["g2"], gpus={}, error="nvidia-smi hangs: no answer for 5 s (process 7)")
+    assert find(interval(), failed) == [[], ["g2: nvidia-smi hangs: no answer for 5 s (process 7)"]]
+
+
 def test_half_of_the_gpus_are_never_odd() -> None:
     def two_roles(where: str, gpu: GpuSample) -> GpuSample:
         return replace(gpu, clock_mhz=1200, reasons=0) if where.startswith("g1") else gpu
