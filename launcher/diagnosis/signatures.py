@@ -15,11 +15,13 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from launcher.lazy_dataclass import dataclass
-from launcher.wording import listed
 
-# Double bit and row-remap errors, NVLink, off the bus, ECC rates, GSP (docs.nvidia.com/deploy/xid-errors);
+# Double bit and row-remap errors, NVLink (144 to 150 of its fifth generation, if they are fatal), off the bus, ECC
+# rates, GSP, initialization, timeouts (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html);
 # others, such as 13 and 31, are usually caused by the program.
-HARDWARE_XIDS = frozenset((48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140))
+HARDWARE_XIDS = frozenset((
+    48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140, 143, 144, 145, 146, 147, 148, 149, 150, 158, 167, 171, 172,
+))  # fmt: skip
 AT_EXIT = "exit-aborted"  # explains no rank that raised an exception: it may print this line after that
 MAX_LINE = 4000  # characters of a line that are searched; torch's longest line has 2000
 
@@ -186,7 +188,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "gpu-xid",
         r"NVRM: Xid \([^)]{0,60}\): (?P<number>\d+)",
         "the NVIDIA driver reports Xid error {number} of a GPU",
-        f"see NVIDIA's Xid list: {listed(sorted(HARDWARE_XIDS))} are the card or driver; 13, 31, 43 usually your code",
+        "see NVIDIA's Xid list: 13, 31 and 43 are usually your code, most others are the card or the driver",
         says="`NVRM: Xid (PCI:...): 31`",
     ),
     Signature(
@@ -237,6 +239,20 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Driver/library version mismatch",
         "the NVIDIA driver was updated, but the old one is still loaded",
         "reboot that host, or reload the nvidia kernel modules",
+    ),
+    Signature(
+        "driver-not-loaded",
+        r"couldn't communicate with the NVIDIA driver|could not communicate with the NVIDIA driver"
+        r"|NVML: Driver Not Loaded",
+        "the NVIDIA driver isn't loaded",
+        "run modprobe nvidia on that host; if that fails, install the driver again for its kernel",
+        says="`NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver`",
+    ),
+    Signature(
+        "driver-finds-none",
+        r"No devices were found",
+        "the NVIDIA driver finds no GPU that works",
+        "look for NVRM in dmesg on that host, and for the card in lspci",
     ),
     Signature(
         "nvml-unknown",

@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from launcher.diagnosis.signatures import HARDWARE_XIDS
 from launcher.node.facts.gpus import find_xids
 
 DAY_S = 24 * 3600
 UPTIME_S = 10 * DAY_S
 FELL_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4411, name=python, GPU has fallen off the bus."
 DOUBLE_BIT = "NVRM: Xid (PCI:0000:5e:00): 48, pid='<unknown>', An uncorrectable double bit error"
+
+
+# Of NVLink 5, in public issues about DGX B200 and GB200.
+LINK_DOWN = "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000 0x00000000)"
+BIT_ERRORS = (
+    "NVRM: Xid (PCI:0018:01:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00086226 0x00000001 0x00000000)"
+)
 
 
 def make_log(*records: str) -> str:
@@ -30,6 +38,12 @@ def record(text: str, age_s: float = 5) -> str:
 def test_faults_of_the_last_day() -> None:
     log = make_log(record("eth0: link up"), record(FELL_OFF, DAY_S - 1), record(FELL_OFF), record(DOUBLE_BIT))
     assert find_xids(log, UPTIME_S) == [{"gpu": "0000:3b:00", "number": 79}, {"gpu": "0000:5e:00", "number": 48}]
+
+
+def test_a_fault_of_nvlink_counts_if_it_is_fatal() -> None:
+    log = make_log(record(BIT_ERRORS), record(LINK_DOWN))
+    assert find_xids(log, UPTIME_S) == [{"gpu": "0018:01:00", "number": 149}]
+    assert 149 in HARDWARE_XIDS
 
 
 @pytest.mark.parametrize(
