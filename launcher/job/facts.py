@@ -41,6 +41,9 @@ class Gpu:
     processes: Annotated[tuple[GpuProcess, ...], Most(MOST_VALUES)] = ()
     uuid: str = ""  # the same for all users of the machine, and after each boot
     bus_id: str = ""  # its PCI address as the tool writes it: 00000000:3B:00.0
+    fault: str | None = None  # what the tool says instead of its values: `GPU is lost`
+    has_display: bool = False  # a desktop is on it
+    is_mig: bool = False  # it is divided into MIG devices
 
     @property
     def pci_address(self) -> str:

@@ -257,13 +257,21 @@ def _node_env(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFac
         env["CUDA_VISIBLE_DEVICES"] = ""
     else:
         env |= _flight_recorder(fact)
-        # CUDA's own order is by speed: on a host with unequal GPUs, its GPU 0 isn't the one that is checked and claimed.
+        # CUDA's own order is by speed: on a host with unequal GPUs, its GPU 0 isn't the one that was checked.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         if host.gpus is not None:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(_name_for_cuda(host.gpus, fact))
     # An option has said which GPUs, or none.
     taken = job.env.keys() | (set(fact.setup_names) - {"CUDA_VISIBLE_DEVICES"})
     return {name: value for name, value in env.items() if not {name, _OLD_NAMES.get(name)} & taken}
+
+
+def _name_for_cuda(chosen: Sequence[int], fact: NodeFacts) -> list[str]:
+    """Return numbers of GPUs, or their UUIDs if one of the host is lost: CUDA may not count that one."""
+    there = {gpu.index: gpu for gpu in fact.gpus}
+    is_whole = [*there] == [*range(len(there))] and not any(gpu.fault for gpu in fact.gpus)
+    uuids = [there[index].uuid for index in chosen if index in there]
+    return list(map(str, chosen)) if is_whole or len(uuids) < len(chosen) or "" in uuids else uuids
 
 
 def _flight_recorder(fact: NodeFacts) -> dict[str, str]:

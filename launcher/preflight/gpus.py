@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.diagnosis.signatures import HARDWARE_XIDS
+from launcher.diagnosis.signatures import HARDWARE_XIDS, explain_lines
 from launcher.job.facts import Checks, Gpu, GpuProcess
-from launcher.job.plan import used_gpus
+from launcher.job.plan import count_processes, used_gpus, visible_gpus
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity, on_cpus
 from launcher.wording import count, listed
 
@@ -14,6 +14,9 @@ _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fa
 _FEW_PIDS = 3
 _FEW_JOBS = 32
 _IDLE_MIB = 1024  # a driver keeps some hundred MiB for itself
+_MPS_SERVER = "nvidia-cuda-mps"  # as /proc has its name: it lets processes share a GPU that is exclusively its own
+# The oldest driver for each CUDA of torch (docs.nvidia.com/deploy/cuda-compatibility).
+_OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
 
 
 def check(node: CheckedHost) -> Iterator[Finding]:
@@ -24,9 +27,10 @@ def check(node: CheckedHost) -> Iterator[Finding]:
         fix = f"install one for its GPUs, or {on_cpus(node.job)}"
         yield Finding((node.name,), f"torch {node.fact.torch_version} is a CPU-only build", fix)
     gpus = [*used_gpus(node.job, node.host, node.fact)]
-    if gpus and node.fact.gpu_error:
-        text = f"its GPU tool reports an error: {node.fact.gpu_error}"
-        yield Finding((node.name,), text, "look for the cause in dmesg there", WARNING)
+    yield from _check_lost(node, gpus)
+    yield from _check_driver(node, gpus)
+    yield from _check_mig(node)
+    gpus = [gpu for gpu in gpus if gpu.fault is None]
     yield from _check_busy(node, gpus)
     for gpu in gpus:
         if gpu.compute_mode == "Prohibited":
@@ -59,12 +63,61 @@ def name_user(node: CheckedHost) -> str:
 
 
 def _is_exclusive(gpu: Gpu) -> bool:
-    return gpu.compute_mode.startswith("Exclusive") and bool(gpu.processes)
+    return gpu.compute_mode.startswith("Exclusive") and bool(gpu.processes) and gpu.processes == _users(gpu)
 
 
 def _find_blocked(node: CheckedHost, gpu: Gpu) -> Finding:
     fix = f"run nvidia-smi -i {gpu.index} -c DEFAULT"
     return Finding((node.name,), f"GPU {gpu.index} blocks new processes (compute mode {gpu.compute_mode})", fix)
+
+
+def _check_lost(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:
+    """Yield the GPUs that don't respond, and what the tool complains of beside its table.
+
+    A GPU that isn't even listed breaks a run that is to use all of them: it would begin with one fewer.
+    """
+    for gpu in gpus:
+        if gpu.fault is not None:
+            fix = f"reboot that host, or leave the GPU out with --exclude {node.name}:{gpu.index}"
+            yield Finding((node.name,), f"GPU {gpu.index} doesn't respond ({gpu.fault})", fix)
+    error = node.fact.gpu_error
+    if gpus and error:
+        is_choice = node.host.gpus is not None or node.host.slots is not None or node.job.nproc is not None
+        known = next((found for found in explain_lines([error]) if found.name == "gpu-fell-off"), None)
+        severity = PROBLEM if known and not is_choice and node.fact.visible_gpus is None else WARNING
+        fix = known.fix if known else "look for the cause in dmesg there"
+        yield Finding((node.name,), f"its GPU tool reports an error: {error}", fix, severity)
+
+
+def _check_driver(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:
+    """Warn of a driver that is too old for torch's CUDA; with NVIDIA's package cuda-compat it may still do."""
+    cuda, words = node.fact.cuda_version, gpus[0].driver.partition(".") if gpus else ("", "", "")
+    oldest = _OLDEST_DRIVERS.get((cuda or "").partition(".")[0])
+    if oldest is not None and words[0].isdigit() and int(words[0]) < oldest and node.job.program.needs_torch:
+        text = f"driver {gpus[0].driver} is too old for torch's CUDA {cuda}, which needs {oldest}"
+        fix = f"update it, or install a torch for CUDA {_newest_cuda(int(words[0]))}; cuda-compat helps only some GPUs"
+        yield Finding((node.name,), text, fix, WARNING)
+
+
+def _newest_cuda(driver: int) -> str:
+    return max((cuda for cuda, oldest in _OLDEST_DRIVERS.items() if oldest <= driver), default="10")
+
+
+def _check_mig(node: CheckedHost) -> Iterator[Finding]:
+    """Refuse several ranks where a GPU is divided: CUDA then shows a process one MIG device, and no other GPU.
+
+    https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA Device Enumeration)
+    """
+    divided = [gpu.index for gpu in visible_gpus(node.host, node.fact) if gpu.is_mig]
+    if divided and count_processes(node.job, node.host, node.fact) > 1:
+        names = f"{node.name}:{','.join(map(str, divided))}"
+        text = f"GPU {listed(divided)} in MIG mode: CUDA shows each rank the same MIG device, and no other GPU"
+        yield Finding((node.name,), text, f"leave out with --exclude {names}, or turn MIG off: nvidia-smi -mig 0")
+
+
+def _users(gpu: Gpu) -> tuple[GpuProcess, ...]:
+    """Return the processes that use a GPU; MPS's server only serves others."""
+    return tuple(process for process in gpu.processes if process.name != _MPS_SERVER)
 
 
 def _is_built_for_cpus(node: CheckedHost) -> bool:
@@ -93,9 +146,14 @@ def _check_busy(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:
     """Yield one finding for all processes of one owner and program, which usually are one job."""
     jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]] = {}
     for gpu in gpus:
-        for process in gpu.processes:
+        for process in _users(gpu):
             jobs.setdefault((process.owner, process.name, process.mark), []).append((gpu, process))
-        if hidden := hidden_mib(gpu):
+        hidden = hidden_mib(gpu)
+        if hidden and gpu.has_display:  # nvidia-smi lists no process that only draws
+            severity = PROBLEM if _severity(gpu) is PROBLEM else NOTE
+            text = f"GPU {gpu.index}: {gigabytes(hidden)} in use by the desktop on it"
+            yield Finding((node.name,), text, "close its programs if the run needs that memory", severity)
+        elif hidden:
             text = f"GPU {gpu.index}: {gigabytes(hidden)} in use by a process that isn't visible there"
             fix = "look on the machine itself, or reset the GPU: the process is in a container or dead"
             yield Finding((node.name,), text, fix, _severity(gpu))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from launcher.diagnosis.signatures import explain_lines
 from launcher.job.activation import python_of
 from launcher.job.facts import SetupFailure
 from launcher.job.job import ProgramKind
@@ -102,7 +103,8 @@ def _check_gpus(node: CheckedHost) -> _Found:
     host, fact = node.host, node.fact
     wanted = count_processes(node.job, host, fact)
     if not fact.gpus:
-        yield f"no GPU ({fact.gpu_error or 'nvidia-smi lists none'})", on_cpus(node.job)
+        error = fact.gpu_error or "nvidia-smi lists none"
+        yield f"no GPU ({error})", _gpu_remedy(error, on_cpus(node.job))
         return
     if host.gpus is not None:
         indexes = [gpu.index for gpu in fact.gpus]
@@ -122,6 +124,15 @@ def _check_gpus(node: CheckedHost) -> _Found:
         has = f"it has {visible}" if visible == len(fact.gpus) else f"only {visible} visible ({variable})"
         option = "lower NGPUS" if node.job.in_script else "request fewer with --gpus"
         yield f"{wanted} GPUs requested, but {has}", f"{option} (one process per GPU)"
+
+
+def _gpu_remedy(error: str, otherwise: str) -> str:
+    """Return what to do about a GPU tool that lists nothing; otherwise: if the host may simply have no GPU."""
+    if "gave no answer" in error:
+        return "run nvidia-smi there: if it hangs, look for NVRM in dmesg, and reboot"
+    if error == messages.NO_GPU_TOOL:
+        return f"install the driver of its GPUs; if it has none, {otherwise}"
+    return next((found.fix for found in explain_lines([error])), otherwise)
 
 
 def _check_route(node: CheckedHost) -> _Found:

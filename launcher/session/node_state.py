@@ -23,8 +23,8 @@ class Stage(Enum):
     CONNECTING = "connecting"
     STARTING_SUPERVISOR = "starting launch's helper"
     TAKING_CODE = "taking the code"
-    RUNNING_SETUP = "running its setup, then looking for a Python with torch, and for GPUs"
-    GATHERING_FACTS = "looking for a Python with torch, and for GPUs (up to a minute without persistence mode)"
+    RUNNING_SETUP = "running its setup, then looking for a Python with torch, and for GPUs (which may take a minute)"
+    GATHERING_FACTS = "looking for a Python with torch, and for GPUs (which may take a minute)"
     WAITING_FOR_OTHERS = "waiting for the other hosts"
     QUEUED = "in the queue"  # which the run says itself
     WATCHED = "telling what its GPUs do"  # to `launch top`, which waits for nothing else

@@ -71,7 +71,8 @@ def test_more_processes_than_gpus(launch: Launch, cluster: Cluster) -> None:
     assert done.words[:2] == [BACKENDS, "launch: nothing was started; these would break the run:"]
     told = "\n".join(done.words)
     assert "  node1: 4 GPUs requested, but it has 2\n    fix: request fewer with --gpus (one process per GPU)" in told
-    assert "  node2: no GPU (neither nvidia-smi nor rocm-smi found)\n    fix: run on CPUs: --cpu" in told
+    assert "  node2: no GPU (neither nvidia-smi nor rocm-smi found)\n" in told
+    assert "    fix: install the driver of its GPUs; if it has none, run on CPUs: --cpu" in told
 
 
 @pytest.fixture

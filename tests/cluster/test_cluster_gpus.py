@@ -85,9 +85,15 @@ def test_tools_that_fail_know_no_gpu_or_hang(launch: Launch, cluster: Cluster) -
     assert done.exit_code == 70
     failed = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."
     garbled = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error"
-    reasons = {"node[1-2]": failed, "node3": garbled, "node4": "nvidia-smi gave no answer in N s"}
-    told = [line for name, reason in reasons.items() for line in (f"  {name}: no GPU ({reason})", ON_CPUS)]
-    assert done.words == [REFUSED, *told]
+    assert done.words == [
+        REFUSED,
+        f"  node[1-2]: no GPU ({failed})",
+        "    fix: run modprobe nvidia on that host; if that fails, install the driver again for its kernel",
+        f"  node3: no GPU ({garbled})",
+        "    fix: reboot the host; until then, pass --exclude HOST:GPU, or leave the host out",
+        "  node4: no GPU (nvidia-smi gave no answer in N s)",
+        "    fix: run nvidia-smi there: if it hangs, look for NVRM in dmesg, and reboot",
+    ]
     assert "no answer in 5 s" in done.stderr
 
 

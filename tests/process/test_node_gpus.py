@@ -18,6 +18,7 @@ from node_process import wait_until
 from launcher.job.facts import Gpu, GpuProcess
 from launcher.node.facts import gpus, responder
 from launcher.node.loop import Loop
+from launcher.node.processes import proc
 from launcher.session.node_state import read_facts
 
 QUERY = "index,name,memory.total,driver_version"
@@ -118,6 +119,25 @@ def test_a_process_of_a_user_without_a_name_is_told_by_number() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_process_that_has_no_gpu_open_is_another_one_s_number(
+    fake: Callable[[str, str], None], sleeper: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the driver counts processes in another PID namespace."""
+    fake("nvidia-smi", nvidia(say(LINE), say(f"GPU-8932f937, {sleeper.pid}, 1024")))
+    monkeypatch.setattr(gpus, "CONTROL_DEVICE", os.devnull)
+    assert query()[0][0].processes == (GpuProcess(sleeper.pid, 1024),)
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(proc, "GPU_DEVICES", (str(tmp_path / "nvidia"),))
+    with (
+        (tmp_path / "nvidia0").open() as device,
+        subprocess.Popen(["/bin/sleep", "300"], pass_fds=[device.fileno()]) as user,
+    ):
+        wait_until(lambda: Path(f"/proc/{user.pid}/comm").read_text() == "sleep\n")
+        fake("nvidia-smi", nvidia(say(LINE), say(f"GPU-8932f937, {user.pid}, 1024")))
+        assert query()[0][0].processes == (GpuProcess(user.pid, 1024, getpass.getuser(), "sleep"),)
+        user.kill()
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,15 @@ TOOL_TIMEOUT_S = 5
 # (github.com/Azure/AgentBaker/pull/2829).
 LOADING_TIMEOUT_S = 60
 DRIVER = "/proc/driver/nvidia"  # there while the driver is loaded
+CONTROL_DEVICE = "/dev/nvidiactl"  # open in each process that uses a GPU
 _FIELDS = (
     "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "persistence_mode", "compute_mode",
-    "ecc.errors.uncorrected.volatile.total", "pci.bus_id",
+    "ecc.errors.uncorrected.volatile.total", "pci.bus_id", "display_active", "mig.mode.current",
 )  # fmt: skip
-_NEEDED = 4  # how many of the first fields are required; an old nvidia-smi refuses a query with a field it doesn't know
+# An old nvidia-smi refuses a query with a field that it doesn't know: before 450 that of MIG, so it is asked for fewer.
+_FEWER = (len(_FIELDS), 10, 4)
+_LOST = ("[GPU is lost]", "[GPU requires reset]")
+_UNKNOWN_ERROR = "[Unknown Error]"  # some GPUs that are well answer so for a sensor, but none for its memory
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _SAMPLED_FIELDS = (  # in the order of job.facts.GpuSample, without the last one
     "index", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw", "power.limit", "temperature.gpu",
@@ -64,8 +68,9 @@ def query_gpus() -> dict[str, Any]:
     timeout_s = TOOL_TIMEOUT_S if drivers_gpus is None else LOADING_TIMEOUT_S
     deadline = time.monotonic() + timeout_s
     answer, apps = (_finish(tool, deadline) for tool in begun)
-    if answer.code and any("not a valid field" in line for line in answer.lines):
-        answer = _finish(_begin(_nvidia_query("gpu", _FIELDS[:_NEEDED])), deadline)
+    for number in _FEWER[1:]:
+        if answer.code and any("not a valid field" in line for line in answer.lines):
+            answer = _finish(_begin(_nvidia_query("gpu", _FIELDS[:number])), deadline)
     if answer.code is None:
         there = "" if drivers_gpus is None else "; the driver has %d" % len(drivers_gpus)
         return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s%s" % (timeout_s, there)}
@@ -115,22 +120,33 @@ def _lines(text: bytes) -> list[str]:
 
 def _parse_gpu(line: str) -> dict[str, Any] | None:
     words = [word.strip() for word in line.split(",")]
-    if len(words) not in (len(_FIELDS), _NEEDED) or not words[0].isdigit():
+    if len(words) not in _FEWER or not words[0].isdigit():
         return None
     values = dict(zip(_FIELDS, words))
+    uuid = values.get("uuid", "")
     return {
         "index": int(values["index"]),
         "name": values["name"],
         "memory_mib": _number(values["memory.total"]),
         "driver": values["driver_version"],
-        "uuid": values.get("uuid", ""),
+        "uuid": "" if uuid.startswith("[") else uuid,
         "free_mib": _number(values.get("memory.free", "")),
         "is_persistent": {"Enabled": True, "Disabled": False}.get(values.get("persistence_mode", "")),
         "compute_mode": values.get("compute_mode", ""),
         "ecc_errors": _number(values.get("ecc.errors.uncorrected.volatile.total", "")),
         "processes": [],
         "bus_id": values.get("pci.bus_id", ""),
+        "fault": _find_fault(words, values),
+        "has_display": values.get("display_active") == "Enabled",
+        "is_mig": values.get("mig.mode.current") == "Enabled",
     }
+
+
+def _find_fault(words: list[str], values: dict[str, str]) -> str | None:
+    """Return what is printed instead of the values of a GPU that doesn't respond."""
+    is_unknown = _UNKNOWN_ERROR in (values["memory.total"], values.get("memory.free"))
+    found = [word for word in words if word in _LOST] + ([_UNKNOWN_ERROR] if is_unknown else [])
+    return found[0].strip("[]") if found else None
 
 
 def _number(word: str) -> int | None:
@@ -145,17 +161,22 @@ def _parse_app(line: str, uuid: str) -> list[dict[str, Any]]:
 
 
 def describe_process(pid: int) -> dict[str, Any]:
-    """Return a process's owner, name and run mark; None for what can't be seen, such as in another container."""
+    """Return a process's owner, name and run mark; None for what can't be seen, such as in another container.
+
+    The driver may count processes in another PID namespace than this one: the process with this id here is then another
+    one, as its open files show.
+    """
     from launcher.node.processes import proc
 
-    described: dict[str, Any] = {"owner": None, "name": None, "mark": proc.read_mark(pid)}
+    described: dict[str, Any] = {"owner": None, "name": None, "mark": None}
     process = proc.read_process(pid)
-    if process is not None:
-        described["name"] = process.name
-        try:
-            described["owner"] = _user_name(os.stat("/proc/%d" % pid).st_uid)
-        except OSError:
-            pass  # it has just exited
+    if process is None or (os.path.exists(CONTROL_DEVICE) and proc.holds_gpu(process) is False):
+        return described
+    described.update(name=process.name, mark=proc.read_mark(pid))
+    try:
+        described["owner"] = _user_name(os.stat("/proc/%d" % pid).st_uid)
+    except OSError:
+        pass  # it has just exited
     return described
 
 
@@ -354,6 +375,8 @@ def _parse_xid(record: bytes, since_us: float) -> dict[str, Any] | None:
     gpu, _, rest = text.partition("(PCI:")[2].partition("): ")
     number = rest.partition(",")[0].strip()
     uptime_us = head.split(",")[2:3]
+    if " Nonfatal " in rest:  # of NVLink 5: `149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (...)`
+        return None
     if not number.isdigit() or not uptime_us or not uptime_us[0].isdigit() or int(uptime_us[0]) < since_us:
         return None
     return {"gpu": gpu, "number": int(number)}

@@ -13,6 +13,8 @@ SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty
 FILES = "LAUNCH_FILES"  # a directory below the run's own on this machine
 _SLURM_S_OWN = "SLURM_JOB_ID"
 GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
+# What a program that uses a GPU has open: of NVIDIA, of AMD, in WSL, on a Jetson.
+GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/dxg", "/dev/nvhost", "/dev/nvmap", "/dev/nvgpu")
 
 
 class Process:
@@ -114,6 +116,23 @@ def read_command_line(pid: int) -> bytes:
         return _read_file(pid, "cmdline")
     except OSError:
         return b""
+
+
+def holds_gpu(process: Process) -> bool | None:
+    """Tell whether a process has a GPU open; None if access is denied, or if it is exiting and shows no files."""
+    if process.session == 0 and process.ppid in (0, 2):  # a thread of the kernel
+        return False
+    folder = "/proc/%d/fd" % process.pid
+    paths = []
+    try:
+        for fd in os.listdir(folder):
+            try:
+                paths.append(os.readlink("%s/%s" % (folder, fd)))
+            except FileNotFoundError:  # closed meanwhile
+                pass
+    except OSError:
+        return None
+    return any(path.startswith(GPU_DEVICES) for path in paths) if paths else None
 
 
 def is_alive(process: Process) -> bool:

@@ -49,7 +49,9 @@ import sys
 
 FOLDER = os.path.dirname(__file__)
 REPORT, KEEPERS, ORDER = 3, 4, 5
-DEVICES = "/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/infiniband", "/dev/hl"
+DEVICES = """
+    + repr((*proc.GPU_DEVICES, "/dev/accel", "/dev/davinci", "/dev/infiniband", "/dev/hl"))
+    + """
 
 
 """

@@ -334,6 +334,22 @@ def test_a_rank_gets_the_gpu_that_is_checked_though_another_is_faster(host, of_l
     assert [(there[rank], node.gpu_of(rank)) for rank in range(node.nproc)] == [(gpu, gpu) for gpu in gpus]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "visible"),
+    [
+        ([(0, None), (1, None), (2, None)], "2,0"),
+        ([(0, None), (1, "GPU is lost"), (2, None)], "GPU-2,GPU-0"),
+        ([(0, None), (2, None)], "GPU-2,GPU-0"),
+    ],
+)
+def test_gpus_beside_a_lost_one_are_named_by_uuid(gpus, visible):
+    """CUDA may not count a lost GPU, and the numbers after it would then be other GPUs'."""
+    there = tuple(Gpu(index, "H100", 81559, "580.159", uuid=f"GPU-{index}", fault=fault) for index, fault in gpus)
+    facts = replace(facts_of("gpu1"), gpus=there)
+    (node,) = plan_of(Job(script()), facts, gpu1=Host("gpu1", gpus=(2, 0))).nodes
+    assert node.env["CUDA_VISIBLE_DEVICES"] == visible
+
+
 def test_all_chosen_gpus_are_those_of_one_rank():
     (node,) = plan_of(Job(script(), nproc=1), facts_of("gpu1", gpus=8), gpu1=Host("gpu1", gpus=(4, 5, 6))).nodes
     assert (node.gpus, node.gpu_of(0), node.gpu_of(1)) == ((4, 5, 6), 4, None)

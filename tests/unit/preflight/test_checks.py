@@ -105,8 +105,15 @@ GPU_FIX = "request fewer with --gpus (one process per GPU)"
         ),
         (
             Job(SCRIPT),
-            facts(gpus=(), gpu_error="nvidia-smi gave no answer in 5 s"),
-            "gpu1: no GPU (nvidia-smi gave no answer in 5 s)\n  fix: run on CPUs: --nproc N --cpu",
+            facts(gpus=(), gpu_error="nvidia-smi gave no answer in 60 s; the driver has 8"),
+            "gpu1: no GPU (nvidia-smi gave no answer in 60 s; the driver has 8)\n"
+            "  fix: run nvidia-smi there: if it hangs, look for NVRM in dmesg, and reboot",
+        ),
+        (
+            Job(SCRIPT),
+            facts(gpus=(), gpu_error="Failed to initialize NVML: Driver/library version mismatch"),
+            "gpu1: no GPU (Failed to initialize NVML: Driver/library version mismatch)\n"
+            "  fix: reboot that host, or reload the nvidia kernel modules",
         ),
         (Job(COMMAND), facts(gpus=()), "gpu1: no GPU (nvidia-smi lists none)\n  fix: run on CPUs: --nproc N --cpu"),
         (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs requested, but it has 8\n  fix: {GPU_FIX}"),
@@ -130,7 +137,8 @@ GPU_FIX = "request fewer with --gpus (one process per GPU)"
         (
             Job(BUILTIN, nproc=2, may_use_cpus=True),
             facts(gpus=(), gpu_error=messages.NO_GPU_TOOL),
-            f"gpu1: no GPU ({messages.NO_GPU_TOOL})\n  fix: run on CPUs: --cpu",
+            f"gpu1: no GPU ({messages.NO_GPU_TOOL})\n"
+            "  fix: install the driver of its GPUs; if it has none, run on CPUs: --cpu",
         ),
         (
             Job(SCRIPT),

@@ -13,13 +13,14 @@ from launcher.preflight.findings import CheckedHost
 from launcher.preflight.gpus import check, gigabytes
 
 MIB = 143771
+LOST = "Unable to determine the device handle for GPU0000:5D:00.0: GPU is lost."
 GO_ON = "choose other GPUs with --include, or start anyway with --no-check"
 WAIT = "choose other GPUs with --include, wait with --queue, or start anyway with --no-check"
 
 
 def gpu(index=0, *processes, used=0, **more):
-    known = {"memory_mib": MIB, "free_mib": None if used is None else MIB - used}
-    return Gpu(index, "H200", driver="580.159", processes=processes, **(known | more))
+    known = {"memory_mib": MIB, "free_mib": None if used is None else MIB - used, "driver": "580.159"}
+    return Gpu(index, "H200", processes=processes, **(known | more))
 
 
 def process(pid, mib=1024, owner="ann", name="python", mark=None):
@@ -115,6 +116,36 @@ def found(*gpus, job=JOB, host=None):
             ],
         ),
         ([gpu(compute_mode="Exclusive_Process")], []),
+        (  # under MPS, which shares it
+            [gpu(0, process(99, 30, owner="root", name="nvidia-cuda-mps"), used=30, compute_mode="Exclusive_Process")],
+            [],
+        ),
+        (
+            [
+                gpu(
+                    0,
+                    process(99, 30, owner="root", name="nvidia-cuda-mps"),
+                    process(4411, 400),
+                    used=430,
+                    compute_mode="Exclusive_Process",
+                )
+            ],
+            [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB; fix: {GO_ON}"],
+        ),
+        (
+            [gpu(0, memory_mib=24564, free_mib=22516, has_display=True)],
+            [
+                "note: gpu1: GPU 0: 2.0 GB in use by the desktop on it; "
+                "fix: close its programs if the run needs that memory"
+            ],
+        ),
+        (
+            [gpu(0, memory_mib=24564, free_mib=4084, has_display=True)],
+            [
+                "problem: gpu1: GPU 0: 20 GB in use by the desktop on it; "
+                "fix: close its programs if the run needs that memory"
+            ],
+        ),
         (
             [gpu(0, process(4411, 400), used=400, compute_mode="Exclusive_Process")],
             [
@@ -229,13 +260,74 @@ def test_only_gpus_that_ranks_see_are_looked_at(job, visible, indexes):
     assert [gpu.index for gpu in used_gpus(job, Host("gpu1"), facts(visible_gpus=visible))] == indexes
 
 
-def test_what_the_tool_complains_of_beside_its_table():
+@pytest.mark.parametrize(
+    ("error", "job", "host", "severity"),
+    [
+        ("WARNING: infoROM is corrupted at gpu 0000:5D:00.0", JOB, Host("gpu1"), "warning"),
+        (LOST, JOB, Host("gpu1"), "problem"),  # it would train on 7 of 8, and say nothing
+        (LOST, Job(SCRIPT, nproc=7), Host("gpu1"), "warning"),
+        (LOST, JOB, Host("gpu1", slots=7), "warning"),
+        (LOST, JOB, Host("gpu1", gpus=(0, 1)), "warning"),
+    ],
+)
+def test_what_the_tool_complains_of_beside_its_table(error, job, host, severity):
     """As of a GPU that is lost, where the others go on."""
-    fact = facts(gpus=H200[:7], gpu_error="Unable to determine the device handle for GPU 5", checks=Checks())
-    assert told(check(CheckedHost(JOB, Host("gpu1"), fact))) == [
-        "warning: gpu1: its GPU tool reports an error: Unable to determine the device handle for GPU 5; "
-        "fix: look for the cause in dmesg there"
+    fact = facts(gpus=H200[:7], gpu_error=error, checks=Checks())
+    is_lost = error is LOST
+    fix = (
+        "reboot the host; until then, pass --exclude HOST:GPU, or leave the host out"
+        if is_lost
+        else "look for the cause in dmesg there"
+    )
+    assert told(check(CheckedHost(job, host, fact))) == [
+        f"{severity}: gpu1: its GPU tool reports an error: {error}; fix: {fix}"
     ]
+
+
+def test_a_gpu_that_answers_with_errors_is_lost():
+    lost = gpu(5, memory_mib=None, free_mib=None, fault="GPU is lost", compute_mode="[GPU is lost]")
+    text = (
+        "problem: gpu1: GPU 5 doesn't respond (GPU is lost); "
+        "fix: reboot that host, or leave the GPU out with --exclude gpu1:5"
+    )
+    assert found(gpu(4), lost) == [text]
+    assert found(gpu(4), lost, host=Host("gpu1", gpus=(4,))) == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "warned"),
+    [
+        ("535.129.03", "13.0", ("580", "12")), ("570.86.15", "13.0", ("580", "12")), ("470.223", "12.8", ("525", "11")),
+        ("580.65.06", "13.0", None), ("525.60.13", "12.9", None), ("418.1", "11.8", ("450", "10")),
+        ("[N/A]", "13.0", None), ("540.4.0", "12.6", None), ("535.1", None, None), ("535.1", "14.0", None),
+    ],
+)  # fmt: skip
+def test_a_driver_that_is_older_than_torch_s_cuda(driver, cuda, warned):
+    fact = facts(gpus=(gpu(driver=driver),), cuda_version=cuda, hip_version=None if cuda else "6.4", checks=Checks())
+    text = "warning: gpu1: driver {} is too old for torch's CUDA {}, which needs {}; "
+    text += "fix: update it, or install a torch for CUDA {}; cuda-compat helps only some GPUs"
+    expected = [text.format(driver, cuda, *warned)] if warned else []
+    assert told(check(CheckedHost(JOB, Host("gpu1"), fact))) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "visible", "nproc", "is_refused"),
+    [
+        (Host("gpu1"), None, None, True),
+        (Host("gpu1"), None, 1, False),
+        (Host("gpu1", gpus=(0, 1)), None, None, False),
+        (Host("gpu1", gpus=(1, 2)), None, None, True),
+        (Host("gpu1"), (-1,), None, False),  # a MIG device, named by the user
+        (Host("gpu1"), (2,), None, False),
+    ],
+)
+def test_mig_leaves_one_device_for_all_ranks(host, visible, nproc, is_refused):
+    fact = facts(gpus=(gpu(0), gpu(1), gpu(2, is_mig=True)), visible_gpus=visible, checks=Checks())
+    text = (
+        "problem: gpu1: GPU 2 in MIG mode: CUDA shows each rank the same MIG device, and no other GPU; "
+        "fix: leave out with --exclude gpu1:2, or turn MIG off: nvidia-smi -mig 0"
+    )
+    assert told(check(CheckedHost(Job(SCRIPT, nproc=nproc), host, fact))) == ([text] if is_refused else [])
 
 
 @pytest.mark.parametrize("job", [ON_CPUS, Job(COMMAND, nproc=8)])

@@ -30,7 +30,7 @@ HELLO = event(messages.HELLO, folder="/tmp/launch-x", keepers=[[1, 2]])
 STARTED = event(messages.STARTED, local_rank=0)
 LOSS = event(LOST, failure=GONE)
 CENSUS = event(messages.CENSUS, **CLEAN)
-LOOKING = "looking for a Python with torch, and for GPUs"
+LOOKING = "looking for a Python with torch, and for GPUs (which may take a minute)"
 
 
 @pytest.mark.parametrize(
