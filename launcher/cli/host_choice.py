@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.launcher_toml import refuse_untrusted
 from launcher.cli.options.sources import (
-    find_untrusted,
     is_chosen,
     is_on_command_line,
     missing,
@@ -54,29 +52,12 @@ def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are both given", "pass only one of them")
     if hosts is not None:
-        found = _refuse_logins(parse_hosts(hosts, name_source("hosts"), choice.colon))
+        found = parse_hosts(hosts, name_source("hosts"), choice.colon)
     elif hostfile is not None:
-        found = _refuse_logins(read_hostfile(hostfile, choice.colon))
+        found = read_hostfile(hostfile, choice.colon)
     else:
         found = _read_allocated()
     return select_hosts(found, choice.include, choice.exclude, choice.num_nodes)
-
-
-def _refuse_logins(hosts: Sequence[Host]) -> Sequence[Host]:
-    """Return the hosts; raise UsageError for a login name or an address from a file that may be a stranger's.
-
-    A known host is safe for those who log in as themselves. Another account there may be the stranger's, who lets this
-    user in.
-    """
-    file = find_untrusted(NAME_HOSTS)
-    if file is None:
-        return hosts
-    for host in hosts:
-        if host.user is not None:
-            raise refuse_untrusted(file, f"a login name ({host.user}@{host.name})")
-        if host.address is not None:
-            raise refuse_untrusted(file, f"the address of a host ({host.name} addr={host.address})")
-    return hosts
 
 
 def _read_allocated() -> tuple[Host, ...]:
@@ -163,11 +144,7 @@ def choose_controller(
         text = f"--transport {chosen.name}: the controller's secrets would appear in command lines on the hosts"
         raise UsageError(f"--detach: {text}", "add --controller here, or use --transport fabric")
     if output.controller is None:
-        controller = (*hosts, *spares)[-1] if spares else hosts[0]
-        file = find_untrusted(NAME_HOSTS)
-        if file is not None:
-            raise refuse_untrusted(file, f"the host that would control the run ({controller.name})")
-        return controller
+        return (*hosts, *spares)[-1] if spares else hosts[0]
     named = parse_hosts(output.controller, "--controller", "port")
     if len(named) != 1:
         raise UsageError(f"--controller names {len(named)} hosts", "name one of them")

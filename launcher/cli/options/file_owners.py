@@ -60,7 +60,8 @@ def find_other_writer(
 ) -> Doubt | None:
     """Return who else can write `file`, a path without symlinks; None if only this user and root can.
 
-    Each directory above it counts too, up to the home directory or `/`: whoever can write one can replace the rest.
+    Each directory above it counts too, up to the home directory or one that root owns: whoever can write one can
+    replace the rest. Root checks all of them.
     In a sticky directory such as /tmp no user can replace another's files, so the user's own directories in it are
     safe; the file itself must not be in one, since anybody can put a file or a symlink there.
     """
@@ -75,7 +76,7 @@ def find_other_writer(
         if found.st_mode & _GROUP and not is_kept and not is_own_group(path, found.st_gid):
             text = f"group {_group_name(found.st_gid)} can write {show_path(path)}"
             return Doubt(text, _close(path, found, uid))
-        if path == home:
+        if path == home or (path != file and found.st_uid == 0 != uid):
             break
     return None
 

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from launcher.cli.options.table import FILE, KEYS, SCRIPT, Option, Place
-from launcher.cli.options.toml_files import TomlFile, advise_trust, current_directory, find_files, read_named
+from launcher.cli.options.toml_files import TomlFile, current_directory, find_files, read_named
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.lazy_dataclass import dataclass
-from launcher.wording import listed, nearest
+from launcher.wording import nearest
 
 _META = "launcher.defaults"
 
@@ -26,7 +26,6 @@ class Defaults:
     source: str
     values: dict[str, Any]
     folder: Path | None = None  # set for a file above the current directory
-    is_trusted: bool = True  # named by the user, or below the home directory
 
 
 def find_source(name: str) -> Defaults | None:
@@ -63,7 +62,7 @@ def _applies(name: str, command: click.Command) -> bool:
 def _find_defaults() -> list[Defaults]:
     """Return the defaults of the files that were found; of two files, the last one wins."""
     folder = current_directory()
-    found = [(file, _limit(_check_all(file), file.folder)) for file in find_files()]
+    found = [(file, _check_all(file)) for file in find_files()]
     return [defaults if file.folder == folder else _move(defaults, file.folder) for file, defaults in found]
 
 
@@ -85,30 +84,10 @@ def _move(defaults: Defaults, folder: Path) -> Defaults:
     return replace(defaults, values=moved, folder=folder)
 
 
-def _limit(defaults: Defaults, folder: Path) -> Defaults:
-    """Return the defaults of a file in `folder`; raise UsageError if they set what needs a file below home."""
-    if defaults.is_trusted:
-        return defaults
-    values = defaults.values.items()
-    options = [(KEYS[name], value) for name, value in values]
-    risky = [
-        f"`{option.flag[2:]}`" for option, value in options if option.at_home and not option.is_mild(value, folder)
-    ]
-    if risky:
-        raise refuse_untrusted(defaults, listed(risky), is_one=len(risky) == 1)
-    return defaults
-
-
-def refuse_untrusted(defaults: Defaults, what: str, *, is_one: bool = True) -> UsageError:
-    """Return the error for what a file sets that isn't below the home directory."""
-    text = f"{defaults.source}: {what} {'is' if is_one else 'are'} accepted only from a file below your home directory"
-    return UsageError(text, advise_trust(defaults.source))
-
-
 def _check_all(file: TomlFile) -> Defaults:
     values = {key.replace("-", "_"): value for key, value in file.content.items()}
     checked = {name: _check(file.source, name, value) for name, value in values.items()}
-    return Defaults(file.source, checked, is_trusted=file.is_trusted)
+    return Defaults(file.source, checked)
 
 
 def _check(file: str, name: str, value: Any) -> Any:

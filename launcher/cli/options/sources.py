@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli.options.help import TYPED_WORDS
-from launcher.cli.options.launcher_toml import Defaults, find_source
+from launcher.cli.options.launcher_toml import find_source
 from launcher.cli.options.table import HOSTS, KEYS, OPTIONS, Option, name_all
 from launcher.errors import UsageError
 from launcher.escapes import one_line
@@ -92,13 +92,6 @@ def is_chosen(name: str) -> bool:
     """Tell whether an option was typed or set by launcher.toml, so that its value isn't the built-in default."""
     chosen = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
     return click.get_current_context().get_parameter_source(name) in chosen
-
-
-def find_untrusted(rivals: Collection[str]) -> Defaults | None:
-    """Return the file that sets one of these options and may be a stranger's; None for a typed or trusted one."""
-    if any(map(is_on_command_line, rivals)):
-        return None
-    return next((file for file in map(find_source, rivals) if file is not None and not file.is_trusted), None)
 
 
 def list_behind(names: Collection[str], context: click.Context) -> list[slice]:

@@ -48,10 +48,7 @@ class Option(click.Option):
 
     heading: where --help shows it, in the order in which the command declares its options.
     is_common: whether -h of a command with many options shows it.
-    at_home, anywhere: why it may be in a launcher.toml: in one below the home directory, or in any file that was
-    found. One of them must be set for a key of that file. A clone of a stranger's repository is the user's own file
-    too; what is below the home directory is what they may be expected to have read.
-    is_mild: whether a value lets the file, which is in this directory, decide nothing, so that any file may set it.
+    in_file: whether it is a key of launcher.toml.
     rivals: options that it contradicts. The command line wins over launcher.toml, even if the two are different ones.
     needs: the option without which it has no effect.
     is_action: it changes what is done, not how; after the script it is refused.
@@ -65,17 +62,14 @@ class Option(click.Option):
 
     def __init__(
         self, names: Sequence[str], *, heading: str = "General", is_common: bool = False,
-        at_home: str = "", anywhere: str = "",
-        is_mild: Callable[[Any, Path], bool] = lambda value, folder: False, place: Place | None = None,
+        in_file: bool = False, place: Place | None = None,
         rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
         is_secret: bool = False, lists: str = "", known_as: Sequence[str] = (), **attributes: Any,
     ) -> None:  # fmt: skip
         super().__init__(names, **attributes)
         self.heading = heading
         self.is_common = is_common
-        self.at_home = at_home
-        self.anywhere = anywhere
-        self.is_mild = is_mild
+        self.in_file = in_file
         self.place = place
         self.rivals = rivals
         self.needs = needs
@@ -219,50 +213,36 @@ def _check_note(ctx: click.Context, param: click.Parameter, note: str | None) ->
     return note
 
 
-def _is_inside(value: Any, folder: Path) -> bool:
-    return (folder / str(value)).resolve().is_relative_to(folder.resolve())  # a clone may have symlinks
-
-
-# A host proves itself by its key, and admits the user alone. So a login name, which may be another user's who lets this
-# one in, and addr=, which is as --master-addr, need a file below home (host_choice.py).
-_KNOWN = "a known key, and the user's own login"
-_AMONG = "it chooses among the named hosts"
-_PLAN = "a number or a switch of the plan"
-_WHEN = "how long, and how often"
-_SHOWN = "what is looked at and shown"
-_QUOTED = "one quoted word of an #SBATCH line"
-_ITS_PYTHON = "its Python runs"
-
 HOSTS = (
     Option(
         ["--hosts"], metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
-        heading="Hosts", is_common=True, anywhere=_KNOWN, rivals=["hostfile"], lists="hosts",
+        heading="Hosts", is_common=True, in_file=True, rivals=["hostfile"], lists="hosts",
         known_as=["host", "H", "w"],
     ),
     Option(
         ["--hostfile"], metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.",
-        heading="Hosts", is_common=True, anywhere=_KNOWN, place=Place.HERE, known_as=["machinefile"],
+        heading="Hosts", is_common=True, in_file=True, place=Place.HERE, known_as=["machinefile"],
     ),
     Option(
         ["--colon"], type=click.Choice(["slots", "port"]), help="Read host:8 as slots or SSH port.  [default: error]",
-        heading="Hosts", anywhere=_PLAN, is_rare=True,
+        heading="Hosts", in_file=True, is_rare=True,
     ),
     Option(
         ["--include"], metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.",
-        heading="Hosts", anywhere=_AMONG, rivals=["exclude"], lists="hosts of the run",
+        heading="Hosts", in_file=True, rivals=["exclude"], lists="hosts of the run",
     ),
     Option(
         ["--exclude"], metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.",
-        heading="Hosts", is_common=True, anywhere=_AMONG, lists="hosts of the run",
+        heading="Hosts", is_common=True, in_file=True, lists="hosts of the run",
     ),
     Option(
         ["--num-nodes"], metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]",
-        heading="Hosts", anywhere=_AMONG, known_as=["nnodes"],
+        heading="Hosts", in_file=True, known_as=["nnodes"],
     ),
 )  # fmt: skip
 SSH_CONFIG = Option(
     ["--ssh-config"], metavar="FILE", type=FILE, help="SSH client configuration.  [default: ~/.ssh/config]",
-    heading="Hosts", at_home="ProxyCommand runs; UserKnownHostsFile decides which hosts are known", place=Place.HERE,
+    heading="Hosts", in_file=True, place=Place.HERE,
     is_rare=True,
 )  # fmt: skip
 # What has no effect on a transport without SSH.
@@ -270,32 +250,32 @@ SSH = (
     SSH_CONFIG,
     Option(
         ["--accept-new-host-keys"], is_flag=True, help="Accept and record the keys of unknown hosts.",
-        heading="Hosts", at_home="any host is then trusted", is_rare=True,
+        heading="Hosts", in_file=True, is_rare=True,
     ),
     Option(
         ["--ask-password"], is_flag=True, help="Ask once for the password of hosts without a key.",
-        heading="Hosts", at_home="the hosts get the password that is typed", is_rare=True,
+        heading="Hosts", in_file=True, is_rare=True,
     ),
 )  # fmt: skip
 REACH = (
     Option(
         ["--transport"], metavar="NAME", type=click.Choice(list(TRANSPORTS)),
         help="Reach the hosts with fabric, ssh, pdsh or srun.  [default: fabric; in a Slurm job, srun]",
-        heading="Hosts", at_home="some show variables in command lines", is_rare=True,
+        heading="Hosts", in_file=True, is_rare=True,
     ),
     *SSH,
     Option(
         ["--connect-timeout"], metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s,
         help="Maximum time to reach a host; if given, wait for its boot too."
         f"  [default: {_WAIT.connect_timeout_s:g}s]",
-        heading="Hosts", anywhere=_WHEN, is_rare=True,
+        heading="Hosts", in_file=True, is_rare=True,
     ),
 )  # fmt: skip
 LINKS = (
     Option(
         ["--sync-limit"], metavar="SIZE", type=_Size(), default="100MB",
         help="Maximum size of the code, such as 500MB.  [default: 100MB]",
-        heading="Code", anywhere="a number", needs="sync", is_rare=True,
+        heading="Code", in_file=True, needs="sync", is_rare=True,
     ),
     Option(
         ["--sync-secrets"], is_flag=True, help="Send .env and private keys that git neither tracks nor ignores.",
@@ -303,7 +283,7 @@ LINKS = (
     ),
     Option(
         ["--link"], metavar="NAME=PATH", multiple=True, help="Link NAME in the code to a directory of the hosts.",
-        heading="Code", at_home="what the script reads and writes under a name in the code", needs="sync",
+        heading="Code", in_file=True, needs="sync",
     ),
 )  # fmt: skip
 SYNC = (
@@ -311,8 +291,7 @@ SYNC = (
         ["--sync"], metavar="[DIR]", type=CodeFolder(),
         help="Send the code in DIR and run it there.  [default DIR: the repository]",
         heading="Code", is_common=True, is_rare=True,
-        at_home="all hosts get that directory, and run it", place=Place.HERE,
-        is_mild=lambda value, folder: value is True,  # it is where the command is typed
+        in_file=True, place=Place.HERE,
     ),
     Option(
         ["--no-sync"], is_flag=True, help="Run the code on the hosts, even if launcher.toml has sync.",
@@ -322,65 +301,65 @@ SYNC = (
 )  # fmt: skip
 CPU = Option(
     ["--cpu"], is_flag=True, help="Train on CPUs with gloo; set --nproc as well.",
-    heading="Processes", is_common=True, anywhere=_PLAN,
+    heading="Processes", is_common=True, in_file=True,
 )  # fmt: skip
 WORKDIR = Option(
     ["--workdir"], metavar="DIR", help="Directory on the hosts, relative to this one.  [default: .]",
-    heading="Processes", is_common=True, at_home="the script, and every module that it imports, is taken from there",
+    heading="Processes", is_common=True, in_file=True,
     place=Place.HERE, known_as=["chdir", "cwd"],
 )  # fmt: skip
 PYTHON = Option(
     ["--python"], metavar="PATH", help="Python on the hosts.  [default: the first with torch]",
-    heading="Environment", at_home="it runs", place=Place.SEARCHED, rivals=["venv", "conda"],
+    heading="Environment", in_file=True, place=Place.SEARCHED, rivals=["venv", "conda"],
 )  # fmt: skip
 HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
 # The environment that a node enters before it looks for a Python.
 ACTIVATION = (
     Option(
         ["--venv"], metavar="DIR", help="Use this virtual environment on the hosts.",
-        heading="Environment", is_common=True, at_home=_ITS_PYTHON, place=Place.HOSTS, rivals=["conda"], is_rare=True,
+        heading="Environment", is_common=True, in_file=True, place=Place.HOSTS, rivals=["conda"], is_rare=True,
     ),
     Option(
         ["--conda"], metavar="ENV", help="Use this conda environment, by name or path.",
-        heading="Environment", is_common=True, at_home=_ITS_PYTHON, place=Place.SEARCHED, is_rare=True,
+        heading="Environment", is_common=True, in_file=True, place=Place.SEARCHED, is_rare=True,
     ),
     Option(
         ["--setup"], metavar="CMD", help="Run CMD in bash on each host and use its environment.",
-        heading="Environment", is_common=True, at_home="it runs",
+        heading="Environment", is_common=True, in_file=True,
     ),
 )  # fmt: skip
 ENV = Option(
     ["--env"], metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours.",
     heading="Environment", is_common=True,
-    at_home="LD_PRELOAD and PYTHONPATH run what they name; a bare name sends the user's own value to all hosts",
+    in_file=True,
 )  # fmt: skip
 MASTER_ADDR = Option(
     ["--master-addr"], metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]",
-    heading="Network", at_home="all ranks connect there and load what they are sent",
+    heading="Network", in_file=True,
 )  # fmt: skip
 # How long both sides wait; --connect-timeout is with the options that reach the hosts.
 LIFE = (
     Option(
         ["--silence"], metavar="T", type=_Duration(0.5), default=_WAIT.silence_s,
         help=f"Maximum time without a heartbeat.  [default: {_WAIT.silence_s:g}s]",
-        heading="Network", anywhere=_WHEN, is_rare=True,
+        heading="Network", in_file=True, is_rare=True,
     ),
     Option(
         ["--stop-timeout"], metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
         help=f"Time between SIGTERM and SIGKILL.  [default: {_WAIT.stop_timeout_s:g}s]",
-        heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
+        heading="Stopping and restarts", in_file=True, is_rare=True,
     ),
 )  # fmt: skip
 JOB = (
     Option(
         ["--gpus"], metavar="N|auto", type=_Gpus(), default="auto", show_default=True,
         help="GPUs per host, one process each.",
-        heading="Processes", is_common=True, anywhere=_PLAN, rivals=["nproc", "cpu"],
+        heading="Processes", is_common=True, in_file=True, rivals=["nproc", "cpu"],
         known_as=["nproc-per-node", "num-gpus"],
     ),
     Option(
         ["--nproc"], metavar="N", type=click.IntRange(min=1), help="Processes per host.  [default: one per GPU]",
-        heading="Processes", is_common=True, anywhere=_PLAN, is_rare=True,
+        heading="Processes", is_common=True, in_file=True, is_rare=True,
     ),
     CPU,
     Option(
@@ -394,11 +373,11 @@ JOB = (
     Option(
         ["--start"], type=click.Choice(get_args(Start)), metavar="MODE", default="torchrun",
         help="torchrun, or warm: one Python imports torch, then forks the ranks.  [default: torchrun]",
-        heading="Processes", anywhere=_PLAN,
+        heading="Processes", in_file=True,
     ),
     Option(
         ["--legacy"], is_flag=True, help="Start the ranks without torchrun, for torch before 2.0.",
-        heading="Processes", anywhere=_PLAN, rivals=["no_python", "start"],
+        heading="Processes", in_file=True, rivals=["no_python", "start"],
     ),
     WORKDIR,
     PYTHON,
@@ -407,17 +386,17 @@ JOB = (
     Option(
         ["--env-file"], metavar="FILE", multiple=True, type=FILE,
         help="Set the variables of a dotenv file for the ranks.",
-        heading="Environment", at_home="as env; and it may name any file of the user's", place=Place.HERE, is_rare=True,
+        heading="Environment", in_file=True, place=Place.HERE, is_rare=True,
     ),
     Option(
         ["--master-port"], metavar="PORT", type=click.IntRange(1, 65535),
         help="Port of node 0.  [default: a free port]",
-        heading="Network", anywhere=_PLAN,
+        heading="Network", in_file=True,
     ),
     Option(
         ["--rdzv-timeout"], metavar="T", type=_Duration(1), default=120,
         help="Maximum time for all hosts to join.  [default: 120s]",
-        heading="Network", anywhere=_WHEN, is_rare=True,
+        heading="Network", in_file=True, is_rare=True,
     ),
     *LIFE,
 )  # fmt: skip
@@ -425,42 +404,42 @@ HANGS = (
     Option(
         ["--hang-timeout"], metavar="T|auto|off", type=_HangTimeout(0.1), default="auto", show_default=True,
         help="Treat a run in which no rank prints for T as hung.",
-        heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
+        heading="Stopping and restarts", in_file=True, is_rare=True,
     ),
     Option(
         ["--on-hang"], type=click.Choice([each.value for each in OnHang]),
         help="After the stacks, continue (tell), stop (end) or restart.  [default: tell for auto, else restart]",
-        heading="Stopping and restarts", anywhere=_WHEN, is_rare=True,
+        heading="Stopping and restarts", in_file=True, is_rare=True,
     ),
     Option(
         ["--stacks/--no-stacks"], default=True, show_default=True,
         help="Let Ctrl-\\ use faulthandler where py-spy is missing or not permitted.",
-        heading="Stopping and restarts", anywhere=_SHOWN, is_rare=True,
+        heading="Stopping and restarts", in_file=True, is_rare=True,
     ),
 )  # fmt: skip
 RESTARTS = (
     Option(
         ["--restarts"], metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
         help="Restart a failed run, up to N times without progress.",
-        heading="Stopping and restarts", is_common=True, anywhere=_WHEN, is_rare=True,
+        heading="Stopping and restarts", is_common=True, in_file=True, is_rare=True,
     ),
     Option(
         ["--progress-dir"], metavar="DIR",
         help="Count new files in DIR, where the script saves, as progress.  [default: 10 min of output]",
         heading="Stopping and restarts", is_common=True, needs="restarts", is_rare=True,
-        anywhere="the hosts look for newer files in it, and read none",
+        in_file=True,
     ),
 )  # fmt: skip
 SPARES = (
     Option(
         ["--spares"], metavar="K", type=click.IntRange(min=0),
         help="Keep the last K hosts to replace failed ones.  [default: hosts marked spare]",
-        heading="Stopping and restarts", is_common=True, anywhere=_AMONG, needs="restarts", is_rare=True,
+        heading="Stopping and restarts", is_common=True, in_file=True, needs="restarts", is_rare=True,
     ),
     Option(
         ["--min-nodes"], metavar="M", type=click.IntRange(min=1),
         help="If no spare is left, continue on M hosts or more.  [default: all]",
-        heading="Stopping and restarts", anywhere=_AMONG, needs="restarts", is_rare=True,
+        heading="Stopping and restarts", in_file=True, needs="restarts", is_rare=True,
     ),
 )  # fmt: skip
 DRY_RUN = Option(
@@ -473,25 +452,25 @@ CHECK = Option(
 )  # fmt: skip
 NO_CHECK = Option(
     ["--no-check"], is_flag=True, help="Skip every check that the run doesn't need.",
-    heading="Checks", anywhere=_SHOWN, is_rare=True,
+    heading="Checks", in_file=True, is_rare=True,
 )  # fmt: skip
 LOAD = Option(["--gpus-under-load"], metavar="T", type=_Duration(0), heading="Checks", is_rare=True)
 CLAIMS = (
     Option(
         ["--until"], metavar="TIME", help="Stop the run at TIME: 18:00, or '2026-11-27 18:00'.",
-        heading="Stopping and restarts", anywhere=_WHEN, rivals=["for"], is_rare=True,
+        heading="Stopping and restarts", in_file=True, rivals=["for"], is_rare=True,
     ),
     Option(
         ["--for"], metavar="T", type=_Duration(1), help="Stop the run once its ranks have run for T, such as 6h.",
-        heading="Stopping and restarts", anywhere=_WHEN, rivals=["until"], is_rare=True,
+        heading="Stopping and restarts", in_file=True, rivals=["until"], is_rare=True,
     ),
     Option(
         ["--queue"], is_flag=True, help="Wait for GPUs that other runs have claimed.",
-        heading="Checks", is_common=True, anywhere=_WHEN, is_rare=True,
+        heading="Checks", is_common=True, in_file=True, is_rare=True,
     ),
     Option(
         ["--queue-timeout"], metavar="T", type=_Duration(1), help="Maximum time in the queue.  [default: none]",
-        heading="Checks", anywhere=_WHEN, needs="queue", is_rare=True,
+        heading="Checks", in_file=True, needs="queue", is_rare=True,
     ),
     Option(
         ["--share"], is_flag=True, help="Start even on GPUs that other runs have claimed.",
@@ -499,7 +478,7 @@ CLAIMS = (
     ),
     Option(
         ["--claim-cpus"], is_flag=True, help="Claim all CPUs and GPUs, even for a run on CPUs.",
-        heading="Checks", anywhere=_SHOWN, is_rare=True,
+        heading="Checks", in_file=True, is_rare=True,
     ),
 )  # fmt: skip
 AS_JSON = Option(
@@ -511,18 +490,17 @@ VERBOSE = Option(
 OUTPUT = (
     Option(
         ["-q", "--quiet"], is_flag=True, help="Hide the ranks' output; it is still in the logs.",
-        heading="Output", anywhere=_SHOWN,
+        heading="Output", in_file=True,
     ),
     Option(
         ["--ranks"], metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]",
-        heading="Output", is_common=True, anywhere=_SHOWN,
+        heading="Output", is_common=True, in_file=True,
     ),
     AS_JSON,
     Option(
         ["--log-dir"], metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
         help="Directory for the logs.",
-        heading="Output", at_home="its owner could replace logs with symlinks to the user's files", place=Place.HERE,
-        is_mild=_is_inside,
+        heading="Output", in_file=True, place=Place.HERE,
     ),
     Option(
         ["--name"], metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json.",
@@ -530,7 +508,7 @@ OUTPUT = (
     ),
     Option(
         ["--no-samples"], is_flag=True, help="Don't watch the GPUs for one that stands out.",
-        heading="Output", anywhere=_SHOWN, is_rare=True,
+        heading="Output", in_file=True, is_rare=True,
     ),
     Option(
         ["--note"], metavar="TEXT", callback=_check_note, help="Write a one-line note to run.json.", heading="Output",
@@ -540,60 +518,59 @@ OUTPUT = (
 DETACH = Option(
     ["--detach"], is_flag=True, help="Let the run continue without this terminal, once all its ranks run.",
     heading="Background", is_common=True, is_rare=True,
-    anywhere="it runs nothing; a controller that follows from a file's hosts needs one below home (host_choice.py)",
+    in_file=True,
 )  # fmt: skip
 CONTROLLER = Option(
     ["--controller"], metavar="HOST|here",
     help="With --detach, the controller host (here: this machine).  [default: the last spare, or node 0]",
-    heading="Background", at_home="it gets all secrets of the run, the terminal, and the agents of all hosts",
-    is_mild=lambda value, folder: value == HERE, needs="detach", is_rare=True,
+    heading="Background", in_file=True, needs="detach", is_rare=True,
 )  # fmt: skip
 SURVIVE_REBOOTS = Option(
     ["--survive-reboots"], is_flag=True,
     help="With --detach and --restarts, let each host rejoin the run by itself after a reboot.",
-    heading="Background", at_home="each host keeps what starts a program of the user's at boot", needs="detach",
+    heading="Background", in_file=True, needs="detach",
     is_rare=True,
 )  # fmt: skip
 NOTIFY = Option(
     ["--notify"], metavar="CMD", help="Run CMD in a shell when the run ends, restarts or waits long.",
-    heading="Background", at_home="it runs", is_secret=True, is_rare=True,
+    heading="Background", in_file=True, is_secret=True, is_rare=True,
 )  # fmt: skip
 FETCH = Option(
     ["--fetch"], metavar="PATH", multiple=True,
     help="After the run, copy PATH (outputs/) from node 0 to logs/RUN-fetched.",
-    heading="Output", at_home="a host then writes files on this machine",
+    heading="Output", in_file=True,
 )  # fmt: skip
 BATCH = (
     Option(
         ["--nodes"], metavar="N", type=int, default=1, show_default=True, help="Number of nodes.",
-        heading="Slurm", is_common=True, anywhere=_QUOTED,
+        heading="Slurm", is_common=True, in_file=True,
     ),
     Option(
         ["--time"], metavar="TIME", help="Time limit: minutes, H:M:S or D-H.  [default: Slurm's]",
-        heading="Slurm", is_common=True, anywhere=_QUOTED,
+        heading="Slurm", is_common=True, in_file=True,
     ),
     Option(
         ["--partition"], metavar="NAME", help="Partition to run in.  [default: Slurm's]",
-        heading="Slurm", is_common=True, anywhere=_QUOTED,
+        heading="Slurm", is_common=True, in_file=True,
     ),
     Option(
         ["--mem"], metavar="SIZE", help="Memory per node: 64G; 0 is all.  [default: Slurm's]",
-        heading="Slurm", is_common=True, anywhere=_QUOTED,
+        heading="Slurm", is_common=True, in_file=True,
     ),
     Option(
         ["--cpus-per-task"], metavar="N", type=int, help="CPUs per node, shared by its ranks.  [default: Slurm's]",
-        heading="Slurm", is_common=True, anywhere=_QUOTED,
+        heading="Slurm", is_common=True, in_file=True,
     ),
     Option(
         ["--account"], metavar="NAME", help="Account to charge.  [default: Slurm's]",
-        heading="Slurm", is_common=True, anywhere=_QUOTED,
+        heading="Slurm", is_common=True, in_file=True,
     ),
     Option(
-        ["--qos"], metavar="NAME", help="Quality of service.  [default: Slurm's]", heading="Slurm", anywhere=_QUOTED,
+        ["--qos"], metavar="NAME", help="Quality of service.  [default: Slurm's]", heading="Slurm", in_file=True,
     ),
     Option(
         ["--constraint"], metavar="LIST", help="Features that the nodes must have.",
-        heading="Slurm", is_common=True, anywhere=_QUOTED,
+        heading="Slurm", is_common=True, in_file=True,
     ),
     Option(["--job-name"], metavar="NAME", help="Name of the job.  [default: the script's name]", heading="Slurm"),
     Option(
@@ -602,7 +579,7 @@ BATCH = (
     ),
     Option(
         ["--requeue"], is_flag=True, help="Requeue the job at its time limit or if a node fails.",
-        heading="Slurm", is_common=True, anywhere=_QUOTED,
+        heading="Slurm", is_common=True, in_file=True,
     ),
     Option(
         ["--output"], metavar="FILE", type=FILE, help="Write the script to FILE.  [default: stdout]",
@@ -615,7 +592,7 @@ BATCH = (
 )  # fmt: skip
 WORDS = click.Argument(["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 # In launcher.toml, the words of a command that has none.
-SCRIPT = Option(["--script"], at_home="it runs")
+SCRIPT = Option(["--script"], in_file=True)
 
 OPTIONS = {
     option.name: option
@@ -625,7 +602,7 @@ OPTIONS = {
     )
 }  # fmt: skip
 NAME_HOSTS = ("hosts", "hostfile")
-KEYS = {name: option for name, option in OPTIONS.items() if option.at_home or option.anywhere}  # of launcher.toml
+KEYS = {name: option for name, option in OPTIONS.items() if option.in_file}  # of launcher.toml
 
 
 def name_all(options: Sequence[Option]) -> list[str]:

@@ -33,7 +33,6 @@ class TomlFile:
     source: str
     content: dict[str, Any]
     folder: Path
-    is_trusted: bool  # named by the user, or below the home directory
 
 
 def current_directory() -> Path:
@@ -53,7 +52,7 @@ def read_named(path: Path) -> TomlFile:
         if table is None:
             raise UsageError(f"{source}: it has no [tool.launcher] table")
         content = table
-    return TomlFile(source, content, path.parent, is_trusted=True)
+    return TomlFile(source, content, path.parent)
 
 
 def find_files() -> list[TomlFile]:
@@ -89,7 +88,7 @@ def _find_own(path: Path) -> list[TomlFile]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return []
-        doubt, is_at_home = _judge(path)
+        doubt = _find_doubt(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -97,7 +96,7 @@ def _find_own(path: Path) -> list[TomlFile]:
     if doubt:
         raise _refused(source, doubt)
     content = _read(path, source, f"pass {_NO_FILE}")
-    return [TomlFile(source, _parse(content, source), path.parent, is_at_home)]
+    return [TomlFile(source, _parse(content, source), path.parent)]
 
 
 def _find_pyproject(path: Path) -> list[TomlFile]:
@@ -106,7 +105,7 @@ def _find_pyproject(path: Path) -> list[TomlFile]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return []
-        doubt, is_at_home = _judge(path)
+        doubt = _find_doubt(path)
         content = _read(path, source)
         if b"launcher" not in content:  # most have no table, and to parse one takes 10 ms
             return []
@@ -117,7 +116,7 @@ def _find_pyproject(path: Path) -> list[TomlFile]:
     if doubt and _TABLE.search(content):
         raise _refused(source, doubt)
     table = _find_table(parsed, source)
-    return [TomlFile(source, table, path.parent, is_at_home)] if table is not None else []
+    return [TomlFile(source, table, path.parent)] if table is not None else []
 
 
 def _shown(path: Path) -> str:
@@ -125,25 +124,21 @@ def _shown(path: Path) -> str:
     return show_path(Path(os.path.relpath(path)))
 
 
-def _judge(path: Path) -> tuple[Doubt | None, bool]:
-    """Return who else could write a file that was found, and whether it is below the home directory.
+def _find_doubt(path: Path) -> Doubt | None:
+    """Return who else could write a file that was found.
 
     A symlink is checked twice: in its own directory, which others may be able to write, and at its target.
     """
     home, uid = find_home(), os.geteuid()
     places = dict.fromkeys((path.resolve(), path.parent.resolve() / path.name))
     doubts = [find_other_writer(place, home, uid) for place in places]
-    return next(filter(None, doubts), None), all(home in place.parents for place in places)
+    return next(filter(None, doubts), None)
 
 
 def _refused(source: str, doubt: Doubt) -> UsageError:
     remedy = f"{doubt.remedy}, or " if doubt.remedy else ""
-    return UsageError(f"{source} is not used: {doubt.text}", remedy + advise_trust(source))
-
-
-def advise_trust(source: str) -> str:
-    """Return the fix for a file that is not used, or not all of it."""
-    return f"pass --config {source} if you trust it, or {_NO_FILE}"
+    fix = f"{remedy}pass --config {source} if you trust it, or {_NO_FILE}"
+    return UsageError(f"{source} is not used: {doubt.text}", fix)
 
 
 def _read(path: Path, source: str, fix: str = "") -> bytes:

@@ -157,12 +157,10 @@ def test_no_option_is_lost_on_the_way(module: str) -> None:
 def test_an_option_of_several_commands_is_one_to_launcher_toml(module: str) -> None:
     """A command may word the help of an option anew; the rest is looked up by its name."""
     for option in importlib.import_module(module).command.params:
-        if isinstance(option, Option) and (option.at_home or option.anywhere):
-            known = KEYS[option.name]
-            assert (option.at_home, option.anywhere, option.place) == (known.at_home, known.anywhere, known.place)
+        if isinstance(option, Option) and option.in_file:
+            assert option.place == KEYS[option.name].place
 
 
 def test_every_word_on_an_option_names_one() -> None:
     for option in OPTIONS.values():
-        assert not (option.at_home and option.anywhere)
         assert {*option.rivals, *filter(None, [option.needs])} <= OPTIONS.keys()

@@ -538,7 +538,7 @@ def test_a_dry_run_shows_where_the_code_will_be(
 def test_a_file_that_says_sync_can_be_overruled(
     repository: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file itself may be outside of the home directory: it sends no more than the directory that it is in."""
+    """The file itself may be outside of the home directory."""
     (repository / "launcher.toml").write_text('sync = true\nlink = ["data=/mnt"]\n')
     trusted = ("--config", "launcher.toml")
     assert "<code on a>" in launch(*PLAN, *trusted, "train.py")[1]
@@ -550,9 +550,6 @@ def test_a_file_that_says_sync_can_be_overruled(
     monkeypatch.setenv("HOME", str(repository / "sub"))
     (repository / "launcher.toml").write_text("sync = true\n")
     assert "<code on a>" in launch(*PLAN, "train.py")[1]
-    for value in ('"."', "1", "1.0"):
-        (repository / "launcher.toml").write_text(f"sync = {value}\n")
-        assert launch(*PLAN, "train.py")[0] == EXIT_USAGE, value
 
 
 def test_warnings_are_said_before(repository: Path, launch: Launch) -> None:
