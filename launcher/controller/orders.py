@@ -13,6 +13,7 @@ import pickle
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.lazy_dataclass import dataclass
+from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import describe_error, tell
@@ -38,6 +40,7 @@ LENGTH_BYTES = 8
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
 LEFT = "left"  # once all ranks run
 LEFT_QUEUED = "left queued"
+BEAT_S = 5.0  # between two heartbeats of either side, or less
 SILENCE_S = 15.0  # for which an answer continues without hearing from the launch host
 HUNG_UP = EXIT_SIGNAL_BASE + signal.SIGHUP  # the exit code of what doesn't hear from the launch host any more
 REFUSED = "refused"  # after the exit code of a run that never started
@@ -104,7 +107,7 @@ class Order:
     request: Request
     streams: OutputStreams  # where the answer is shown
     # Begins the last line of both streams: on stderr the exit code and REFUSED or UNKNOWN, or why they end before
-    # that; on stdout what is known of hosts from `runs`.
+    # that; on stdout what is known of hosts from `runs`. A heartbeat on stderr is the mark alone.
     mark: bytes
     silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
     incidents: str = "{}"  # what the launch host knows of hosts, see IncidentLog.tell
@@ -136,6 +139,8 @@ def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
     assert isinstance(order, Order)
     log, ahead_s = IncidentLog.of_user(variables), time.time() - order.sent_at
     last_line, ending = LastLine(order.mark, partial(log.tell_of_runs, order.runs, ahead_s)), ""
+    period_s = min(BEAT_S, order.silence_s / messages.BEATS_PER_SILENCE)
+    start_thread(partial(last_line.beat, period_s), "beat", lambda error: None)
     try:
         log.learn(order.incidents, ahead_s)
         if isinstance(order.request, Control):
@@ -196,11 +201,13 @@ class LastLine:
     def __init__(self, mark: bytes, tell_incidents: Callable[[], str]) -> None:
         self._mark = mark
         self._tell_incidents = tell_incidents
+        self._lock = threading.Lock()
         self._is_written = False
 
     def write(self, word: str) -> None:
         """Write the word behind the mark, unless a last line was written."""
-        was_written, self._is_written = self._is_written, True
+        with self._lock:
+            was_written, self._is_written = self._is_written, True
         if was_written:
             return
         for fd, text in ((STDOUT, self._tell_incidents()), (STDERR, word)):
@@ -208,3 +215,13 @@ class LastLine:
                 view = memoryview(self._mark + text.encode() + b"\n")
                 while view:
                     view = view[write_some(fd, view) :]
+
+    def beat(self, period_s: float) -> None:
+        """Write the mark alone again and again until there is a last line: this process responds."""
+        while True:
+            with self._lock:
+                if self._is_written:
+                    return
+                with contextlib.suppress(OSError):
+                    os.write(STDERR, self._mark + b"\n")
+            time.sleep(period_s)

@@ -25,10 +25,12 @@ from launcher.output.terminal import write_some
 from launcher.runs.incident_log import SharedIncidents
 from launcher.transports import bootstrap
 from launcher.transports.base import Transport, TransportError
-from launcher.transports.bootstrap import MARKER_TIMEOUT_S, open_python
+from launcher.transports.bootstrap import MARKER_TIMEOUT_S, hanging_up, open_python
 
-BEAT_S = 5.0
+MOST_MISSED = 3  # heartbeats of this side for which nothing comes, while something is awaited
 _OLDEST = "3.10"
+_CODE_S = 120.0  # for the code of this package to get there
+_ANSWER_S = 30.0  # for an answer that is read whole
 _MOST_ANSWER_BYTES = 4096
 _MOST_LINE_BYTES = 1 << 16
 _MOST_LAST_LINE_BYTES = 1 << 22
@@ -59,6 +61,9 @@ class RemoteLauncher:
         self._unread = python.rest
         self._silence_s = max(MARKER_TIMEOUT_S, timeout_s)
         self._is_closed = threading.Event()
+        self._is_reading = False
+        self._missed = 0  # heartbeats, while something is awaited
+        self._is_silent = False
         self._errors = bytearray()
         try:
             self._send_code()
@@ -87,12 +92,16 @@ class RemoteLauncher:
         if self._unread:
             data, self._unread = self._unread, b""
             return STDOUT, data
-        return self.channel.read()
+        self._missed, self._is_reading = 0, True
+        try:
+            return self.channel.read()
+        finally:
+            self._is_reading = False
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield the output that was not read yet, as pairs of stream and bytes.
 
-        Raise TransportError if it ends before its last line.
+        Raise TransportError if it ends before its last line, or sends no heartbeats.
         """
         while not all(cut.word for cut in self._cuts.values()):
             stream, data = self._read()
@@ -136,24 +145,49 @@ class RemoteLauncher:
         return self.exit_code
 
     def read_output(self) -> bytes:
-        """Return all that it writes to stdout; errors are copied to stderr."""
+        """Return all that it writes to stdout, within _ANSWER_S; errors are copied to stderr."""
         output = b""
-        for stream, data in _clean_lines(self.pieces(), (STDERR,)):
-            if stream == STDERR:
-                _try_to_write(stream, data)
-            else:
-                output += data
-            if len(output) > _MOST_OUTPUT_BYTES:
-                text = f"it sent more than {_MOST_OUTPUT_BYTES // 1_000_000} MB"
-                raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
+        with self._limited(_ANSWER_S):
+            for stream, data in _clean_lines(self.pieces(), (STDERR,)):
+                if stream == STDERR:
+                    _try_to_write(stream, data)
+                else:
+                    output += data
+                if len(output) > _MOST_OUTPUT_BYTES:
+                    text = f"it sent more than {_MOST_OUTPUT_BYTES // 1_000_000} MB"
+                    raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
         return output
 
     def _beat(self) -> None:
-        """Send something now and then: if it isn't acknowledged, or doesn't come, the other side is gone."""
-        while not self._is_closed.wait(min(BEAT_S, self._silence_s / messages.BEATS_PER_SILENCE)):
+        """Send something now and then: if it isn't acknowledged, or doesn't come, the other side is gone.
+
+        Hang up if none of the other side's heartbeats comes: their number counts, since this process may be suspended.
+        """
+        while not self._is_closed.wait(min(orders.BEAT_S, self._silence_s / messages.BEATS_PER_SILENCE)):
             self.send(messages.BEAT)
+            self._missed += 1
+            if self._is_reading and self._missed > MOST_MISSED:
+                self._is_silent = True
+                self.close()
+
+    @contextlib.contextmanager
+    def _limited(self, timeout_s: float) -> Iterator[None]:
+        """Hang up, and raise TransportError, if the block takes longer."""
+        with hanging_up(self.channel, timeout_s) as has_hung_up:
+            try:
+                yield
+            except TransportError:
+                if not has_hung_up.is_set():
+                    raise
+                raise TransportError(self._describe_silence(f"no answer within {timeout_s:g} s")) from None
+
+    def _describe_silence(self, text: str) -> HostFailure:
+        fix = "log in there, and see whether it is overloaded or a file system doesn't respond"
+        return HostFailure(self.host.name, HostFailureKind.SILENT, text, fix)
 
     def _describe_end(self) -> HostFailure:
+        if self._is_silent:
+            return self._describe_silence("launch doesn't respond there any more")
         code = self.channel.exit_code()
         is_lost = code in (None, orders.HUNG_UP)
         text = "the connection was lost" if is_lost else f"launch was killed there (exit code {code})"
@@ -167,12 +201,14 @@ class RemoteLauncher:
 
     def _send_code(self) -> None:
         code = pack_code()
-        self._send(bootstrap.controller_code(code.name))
-        word, text = self._read_answer()
+        with self._limited(self._silence_s):
+            self._send(bootstrap.controller_code(code.name))
+            word, text = self._read_answer()
         if word == "missing":
             packed = code.compress()
-            self._send(len(packed).to_bytes(orders.LENGTH_BYTES, "big") + packed)
-            word, text = self._read_answer()
+            with self._limited(_CODE_S):
+                self._send(len(packed).to_bytes(orders.LENGTH_BYTES, "big") + packed)
+                word, text = self._read_answer()
         if word == "old":
             text = f"its Python is {text}, and the controller of a run needs {_OLDEST} or newer"
             fix = "name a newer one with --python PATH, another host with --controller HOST, or --controller here"
@@ -201,7 +237,10 @@ class RemoteLauncher:
 
 
 class LineCut:
-    """Takes the last line out of a stream, which begins with a mark, and may come in pieces; `word` is its rest."""
+    """Takes the last line out of a stream, which begins with a mark, and may come in pieces; `word` is its rest.
+
+    Without a word it is a heartbeat, which may be anywhere.
+    """
 
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
@@ -215,7 +254,7 @@ class LineCut:
 
     def take(self, data: bytes) -> bytes:
         """Return what is certainly before the mark."""
-        data = self._held + data
+        data = (self._held + data).replace(self._mark + b"\n", b"")
         before, mark, rest = data.partition(self._mark)
         if mark:
             line, newline, _ = rest.partition(b"\n")

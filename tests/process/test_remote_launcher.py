@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import TransportError
-from launcher.transports.process_channel import LocalTransport
+from launcher.transports.process_channel import LocalTransport, ProcessChannel, end_process
 
 TIMEOUT_S = 10.0
 RUN = "20261120-091233"
@@ -198,13 +199,82 @@ def test_an_answer_ends_if_its_launch_host_is_silent(tmp_path: Path, monkeypatch
         assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
 
 
+def test_a_launcher_that_is_stopped_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by SIGSTOP, or when its machine stands still: nobody waits for ever for what it would say."""
+    monkeypatch.setattr(orders, "BEAT_S", 0.1)
+    with listed(tmp_path), contextlib.closing(start()) as launcher:
+        os.kill(launcher.channel._process.pid, signal.SIGSTOP)  # type: ignore[attr-defined] # it is a LocalTransport's
+        launcher.ask(about_run(RUN, wait), VIEW)
+        try:
+            with pytest.raises(TransportError, match=r"^here: launch doesn't respond there any more$") as raised:
+                launcher.copy_output()
+        finally:
+            os.kill(launcher.channel._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    assert raised.value.failure.fix.startswith("log in there, and see whether it is overloaded")
+
+
+def test_a_launcher_that_says_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a run; its heartbeats are no output."""
+    monkeypatch.setattr(orders, "BEAT_S", slowed(0.3))
+    monkeypatch.setattr(orders, "SILENCE_S", slowed(0.5))  # there, heartbeats come as often as that demands
+    launcher = start()
+    with listed(tmp_path):
+        launcher.ask(about_run(RUN, wait), VIEW)
+        found = list[bytes]()
+        reader = threading.Thread(target=lambda: found.extend(data for _, data in launcher.pieces()))
+        reader.start()
+        time.sleep(slowed(0.3) * (remote_launcher.MOST_MISSED + 3))
+        assert reader.is_alive()
+    reader.join()
+    launcher.close()
+    assert b"".join(found) == f"launch: run {RUN} was never started; its launch has said why\n".encode()
+
+
+def test_an_answer_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a dead file system, while the heartbeats go on."""
+    monkeypatch.setattr(remote_launcher, "_ANSWER_S", 0.5)
+    with (
+        listed(tmp_path),
+        contextlib.closing(start()) as launcher,
+        pytest.raises(TransportError, match="no answer within"),
+    ):
+        launcher.ask(about_run(RUN, wait), VIEW)
+        launcher.read_output()
+
+
+def test_a_python_that_does_not_take_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" "$1" "$2" "$3" "${{4%%exec(*}}import time;time.sleep({NEVER_S})"\n'
+    )
+    python.chmod(0o755)
+    transport = KeptTransport()
+    try:
+        with pytest.raises(TransportError, match=r"^here: no answer within"):
+            RemoteLauncher(transport, Host("here"), [str(python)], slowed(1.0))
+    finally:
+        end_process(transport.channels[0]._process)
+
+
+class KeptTransport(LocalTransport):
+    """Keeps what it has opened."""
+
+    def __init__(self) -> None:
+        self.channels: list[ProcessChannel] = []
+
+    def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
+        self.channels.append(super().open(host, command, timeout_s))
+        return self.channels[-1]
+
+
 def test_a_controller_ends_if_its_launch_host_is_silent_before_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so do its agents, whose connection it is; nothing of the run is left, and no host is reported as missing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(remote_launcher, "BEAT_S", NEVER_S)
+    monkeypatch.setattr(orders, "BEAT_S", NEVER_S)
     launcher = RemoteLauncher(LocalTransport(), Host("here"), [sys.executable], slowed(1.0))
     launcher._is_closed.set()  # no heartbeat is sent
     job = Job(Program(ProgramKind.COMMAND, "true", ()))

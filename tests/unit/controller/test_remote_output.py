@@ -36,6 +36,7 @@ WAY = Way("gpu1")
         (b"~~12ab 7\n", b"~", "7"),
         (b"~12a b\n", b"~12a b\n", ""),
         (b"~12ab 13", b"", ""),
+        (b"one~12ab \n two~12ab \n~12ab \n~12ab 0\n", b"one two", "0"),  # with heartbeats
     ],
 )
 def test_output_comes_up_to_the_last_line(data: bytes, shown: bytes, word: str, size: int) -> None:
