@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -55,11 +55,13 @@ if TYPE_CHECKING:
     from launcher.controller.remote_launcher import RemoteLauncher
 
 _CONNECT_TIMEOUT_S = 10.0
+_AT_ONCE_S = 2.0  # for all hosts to answer; what is known by then is shown before the rest
 _MOST_LINE_BYTES = 16_000_000
 _MOST_SAID = 2000
 _UNREADABLE = "sent a row that can't be read"
 _Answer = tuple[list[Row], int]  # of a host: its rows, and how many can't be read
 _AnswerT = TypeVar("_AnswerT")
+Show = Callable[[list[Row], list[str]], object]  # rows, and the hosts whose answers are late
 
 _OPTIONS = (
     option(
@@ -298,12 +300,26 @@ def read_state(run: ListedRun | RemoteRun) -> Row:
     return _read_row(run, answers, now)
 
 
-def read_rows() -> tuple[list[Row], list[str]]:
+def read_rows(show: Show | None = None) -> tuple[list[Row], list[str]]:
     """Return the rows of the runs that were started on this machine, the newest first, as read_rows_of does."""
     runs, now = RunList.of_user(os.environ).read_all(), time.time()
-    answers, failures = _ask_for_rows({run.way: None for run in runs if isinstance(run, RemoteRun) and run.row is None})
-    rows = [as_row(run, now) if isinstance(run, ListedRun) else _read_row(run, answers, now) for run in runs]
-    return sorted(rows, key=lambda row: float(row["age_s"])), failures
+
+    def make_rows(answers: Mapping[Way, _Answer], *, is_late: bool) -> list[Row]:
+        here = [as_row(run, now) for run in runs if isinstance(run, ListedRun)]
+        elsewhere = [
+            _read_row(run, answers, now)
+            for run in runs
+            if isinstance(run, RemoteRun) and (not is_late or run.row is not None or run.way in answers)
+        ]
+        return _sort([*here, *elsewhere])
+
+    ways = {run.way: None for run in runs if isinstance(run, RemoteRun) and run.row is None}
+    answers, failures = _ask_for_rows(ways, show, partial(make_rows, is_late=True))
+    return make_rows(answers, is_late=False), failures
+
+
+def _sort(rows: Collection[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: float(row["age_s"]))
 
 
 def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row:
@@ -337,15 +353,22 @@ def _complete(run: RemoteRun, row: Row, now: float) -> Row:
     return {**row, "name": run.name, "controller": run.way.name, "age_s": age_s}
 
 
-def read_rows_of(hosts: str, ssh_config: Path | None) -> tuple[list[Row], list[str]]:
-    """Return the rows of the runs that these hosts control, and lines about hosts that don't answer."""
-    answers, failures = _ask_for_rows(dict.fromkeys(_read_ways(hosts, "--hosts", ssh_config)))
+def read_rows_of(hosts: str, ssh_config: Path | None, show: Show | None = None) -> tuple[list[Row], list[str]]:
+    """Return the rows of the runs that these hosts control, and lines about hosts that don't answer.
+
+    show: gets what rows there are, and the names of the hosts that are waited for, if these take long.
+    """
+    answers, failures = _ask_for_rows(dict.fromkeys(_read_ways(hosts, "--hosts", ssh_config)), show, _merge)
+    return _merge(answers), failures
+
+
+def _merge(answers: Mapping[Way, _Answer]) -> list[Row]:
     rows: dict[tuple[str, str], Row] = {}
     for row in (row for found, _ in answers.values() for row in found):
         place = row["controller"], row["run"]  # with one home directory for all hosts, each of them lists all runs
         if place not in rows or rows[place]["state"] == "unknown":
             rows[place] = row
-    return sorted(rows.values(), key=lambda row: float(row["age_s"])), failures
+    return _sort(rows.values())
 
 
 def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
@@ -380,10 +403,15 @@ def _find_shared(ways: Collection[Way]) -> dict[Way, SharedIncidents]:
     return {way: SharedIncidents(log, runs) for way, runs in found.items()}
 
 
-def _ask_for_rows(ways: Collection[Way]) -> tuple[dict[Way, _Answer], list[str]]:
+def _ask_for_rows(
+    ways: Collection[Way],
+    show: Show | None = None,
+    make_rows: Callable[[Mapping[Way, _Answer]], list[Row]] = lambda answers: [],
+) -> tuple[dict[Way, _Answer], list[str]]:
     from launcher.controller.orders import print_rows
 
-    found, failures = _ask_all(ways, print_rows, read_answer)
+    on_late = None if show is None else lambda answers, late: show(make_rows(answers), late)
+    found, failures = _ask_all(ways, print_rows, read_answer, on_late)
     unread = [
         f"launch: {count(number, 'row')} of {way.name} can't be read" for way, (_, number) in found.items() if number
     ]
@@ -391,9 +419,13 @@ def _ask_for_rows(ways: Collection[Way]) -> tuple[dict[Way, _Answer], list[str]]
 
 
 def _ask_all(
-    ways: Collection[Way], request: Request, read: Callable[[bytes], _AnswerT]
-) -> tuple[dict[Way, _AnswerT], list[HostFailure]]:
-    """Ask all of them at once; return what each has answered, and why others have not."""
+    ways: Collection[Way], request: Request, read: Callable[[bytes], _AnswerT],
+    on_late: Callable[[Mapping[Way, _AnswerT], list[str]], object] | None = None,
+) -> tuple[dict[Way, _AnswerT], list[HostFailure]]:  # fmt: skip
+    """Ask all of them at once; return what each has answered, and why others have not.
+
+    on_late: gets the answers so far, and the names of the hosts that are waited for, if some take long.
+    """
     answers: SimpleQueue[tuple[Way, _AnswerT | HostFailure]] = SimpleQueue()
     shared = _find_shared(ways)
     for way in ways:
@@ -401,8 +433,16 @@ def _ask_all(
         start_thread(_asker(way, shared[way], ask, answers), f"ask {way.name}", lambda error: None)
     found: dict[Way, _AnswerT] = {}
     failures: list[HostFailure] = []
-    for _ in ways:
-        way, answer = answers.get()
+    late, deadline = dict.fromkeys(ways), time.monotonic() + _AT_ONCE_S
+    while late:
+        try:
+            way, answer = answers.get(timeout=None if on_late is None else max(0.0, deadline - time.monotonic()))
+        except Empty:
+            assert on_late is not None  # otherwise there is no timeout
+            on_late(found, [way.name for way in late])
+            on_late = None
+            continue
+        del late[way]
         if isinstance(answer, HostFailure):
             failures.append(answer)
         else:

@@ -73,6 +73,7 @@ def command(
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import read_rows, read_rows_of
+    from launcher.hosts.ranges import fold_names
 
     if forget is not None:
         return _forget(forget)
@@ -80,19 +81,34 @@ def command(
         if hosts is None:
             raise UsageError("--all-users needs --hosts", "launch ps --all-users --hosts gpu1,gpu2")
         return _list_claims(hosts, ssh_config, as_json=as_json)
-    rows, unreached = read_rows() if hosts is None else read_rows_of(hosts, ssh_config)
-    shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row["exit_code"] is None]
+    printed: list[tuple[str, str]] = []
+
+    def choose(rows: list[Row]) -> list[Row]:
+        shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row["exit_code"] is None]
+        return [row for row in shown if (row["controller"], row["run"]) not in printed]
+
+    def show(rows: list[Row], late: list[str]) -> None:
+        shown = choose(rows)
+        if shown:
+            _print_table(shown)
+        printed.extend((row["controller"], row["run"]) for row in shown)
+        tell(f"launch: waiting for {fold_names(late)}")
+
+    early = None if as_json else show
+    rows, unreached = read_rows(early) if hosts is None else read_rows_of(hosts, ssh_config, early)
+    shown = choose(rows)
     if as_json:
         click.echo(json.dumps(shown, indent=2))
-    elif rows:
+    elif shown:
         _print_table(shown)
-    elif not unreached:
+    elif not rows and not unreached:
         where = "on this machine" if hosts is None else f"by {hosts}"
         click.echo(f"launch: no run was {'started' if hosts is None else 'controlled'} {where} yet", err=True)
     for line in unreached:
         tell(line)
-    if len(rows) > len(shown) and not as_json:
-        click.echo(f"launch: {len(rows) - len(shown)} older ones: launch ps --all", err=True)
+    older = len(rows) - len(shown) - len(printed)
+    if older > 0 and not as_json:
+        click.echo(f"launch: {older} older ones: launch ps --all", err=True)
     return EXIT_UNREACHABLE if unreached and hosts is not None else 0
 
 

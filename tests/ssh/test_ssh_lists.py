@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from launching import Done, Launch
+from machines.patience import slowed
 from ssh_hosts import SshHosts
 
+from launcher.cli import find_run, ps
+from launcher.controller import remote_launcher
 from launcher.hosts.host import Host
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import RemoteRun, RunList, Way
@@ -21,6 +26,7 @@ ROW = {
     "age_s": 1.0, "nodes": [1], "launch_host": "here", "controller": "node1", "pid": None, "logs": "/logs",
     "last_line": "node1 rank 0: no data",
 }  # fmt: skip
+NOW = datetime(2026, 11, 20, 9, 12, 33)
 FORGET = "remove it from the list with launch ps --forget 20261120-091233"
 SAYS = (
     "launch: node1 knows nothing of run 20261120-091233, which was started 3 days ago: node1 was reinstalled, or its "
@@ -77,6 +83,39 @@ def test_a_run_that_may_live_is_not_forgotten(launch: Launch, runs: RunList) -> 
         "  fix: on gpu1, use launch ps --forget 20261120-091235",
     ]
     assert [run.id for run in runs.read_all()][:2] == ["20261120-091235", "20261120-091234"]
+
+
+def test_a_sick_host_holds_up_no_row_of_others(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The login works, and nothing comes after the marker."""
+    monkeypatch.setattr(find_run, "_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(find_run, "_CONNECT_TIMEOUT_S", slowed(1.0))
+    monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n"{sys.executable}" "$1" "$2" "$3" "${{4%%exec(*}}"\nexec cat >/dev/null\n')
+    python.chmod(0o755)
+    runs = RunList.of_user(os.environ)
+    runs.begin("20261120-091235", "local", launch.folder).close(is_kept=True)
+    way = Way("node2", ssh_config=str(launch.ssh_config), python=str(python))
+    runs.add(RemoteRun(runs.take_id(NOW, "token"), way, "sick", time.time() - 60))
+    ps.command.main([], standalone_mode=False)
+    said = capfd.readouterr()
+    assert [line.split()[:3] for line in said.out.splitlines()] == [
+        ["run", "name", "state"],
+        ["20261120-091235", "local", "killed"],
+        ["run", "name", "state"],
+        ["20261120-091233", "sick", "unknown"],
+    ]
+    assert re.fullmatch(
+        "launch: waiting for node2\n"
+        "launch: 1 host can't be used:\n"
+        r"  node2: no answer within [0-9.]+ s\n"
+        "    fix: log in there, and see whether it is overloaded or a file system doesn't respond\n",
+        said.err,
+    )
+    ps.command.main(["--json"], standalone_mode=False)
+    assert [row["name"] for row in json.loads(capfd.readouterr().out)] == ["local", "sick"]
 
 
 def test_a_run_whose_end_was_seen_before_its_host_was_reinstalled(launch: Launch, runs: RunList) -> None:
