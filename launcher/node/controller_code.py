@@ -62,8 +62,11 @@ def main(name: str, wait_s: int) -> None:
     _answer(PRESENT)
     for each in [each for each in sys.modules if each.partition(".")[0] == "launcher"]:
         del sys.modules[each]  # that is this module, and what it needed
-    with open("/proc/self/comm", "w") as file:  # what ps and top show
-        file.write("launch")
+    try:
+        with open("/proc/self/comm", "w") as file:  # what ps and top show
+            file.write("launch")
+    except OSError:
+        pass  # some containers have it read-only
 
 
 def _find_cache() -> str:

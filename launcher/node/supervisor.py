@@ -12,7 +12,7 @@ import sys
 import time
 
 from launcher.node import clock, messages, signals
-from launcher.node.facts.responder import Responder
+from launcher.node.facts.responder import Responder, ask_child
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, run_owner, stop_steps, workers
 from launcher.node.processes.handover_log import HandoverLog
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     Handler = Callable[[Dict[str, Any], bytes], object]
     StopSteps = Generator[float, None, List[proc.Process]]
 
+REMOVAL_TIMEOUT_S = 60.0  # for directories and boot units of earlier runs
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 
 
@@ -114,6 +115,7 @@ class Supervisor:
         self._is_short = False  # the run is a command, at whose end the connection is over
         self._stays = False  # for another attempt, if there is something that it can go on with
         self._keeps_successor = False  # for that attempt
+        self._is_counted = False
         self._is_done = False
         self.kept: Kept | None = None  # for that attempt
 
@@ -126,7 +128,12 @@ class Supervisor:
         self._loop.watch(self._life_fd, lambda: self._end_run("its parent process was killed"))
         self._check_lease()
         while not self._is_done:
-            self._loop.run_once()
+            try:
+                self._loop.run_once()
+            except OSError as error:  # such as no more processes
+                if self._steps is not None:  # the guardian ends the run
+                    raise
+                self._end_run("its helper failed: %s" % error)
             self._send_queue.push()
             if self._send_queue.has_read:
                 self._send_queue.has_read = False
@@ -520,7 +527,7 @@ class Supervisor:
             workers.complain("stopping the run: %s" % reason)
             if self._steps is None and not self._is_done:  # sent before the exits that it causes
                 self._send_queue.send(messages.FAILED, text=reason)
-        if self._is_done or (self._steps is not None and timeout_s > 0):
+        if self._is_counted or self._is_done or (self._steps is not None and timeout_s > 0):
             return
         self._responder.cancel()
         if self._sampler is not None:
@@ -535,7 +542,7 @@ class Supervisor:
         try:
             pause = next(self._steps)
         except StopIteration as end:
-            self._report_census(end.value)
+            self._count(end.value)
         else:
             self._step_timer = self._loop.call_later(pause, self._step)
 
@@ -552,21 +559,36 @@ class Supervisor:
         if os.getppid() == guardian:  # otherwise it is dead, and its process id may be reused
             os.kill(guardian, signals.SIGCONT)
 
-    def _report_census(self, left: list[proc.Process]) -> None:
+    def _count(self, left: list[proc.Process]) -> None:
+        """Remove what is over, and report the census; what was adopted may take long to remove."""
+        self._is_counted = True
         # Keep the directory if something is left of the run: `launch clean` needs it. A cleaner's own is never kept.
         self._take_files((self._lost_folder or self._folder) if left and self._leftover_folders is None else None)
         self._send_queue.drain()
         self._wake_guardian()
-        cleaned: dict[str, Any] = {}
-        if self._leftover_folders is not None:
+        if self._leftover_folders is None:
+            self._report_census(left, {})
+            return
+        folders, units = self._leftover_folders, self._leftover_units
+
+        def remove() -> dict[str, Any]:
             from launcher.node.processes import run_folders
 
-            cleaned["folders"] = run_folders.remove_folders(self._leftover_folders)  # those that remain, with reasons
-        if self._leftover_units:
-            from launcher.node import boot_units
+            remaining = run_folders.remove_folders(folders)
+            if units:
+                from launcher.node import boot_units
 
-            reasons = [[name, boot_units.remove(name)] for name in self._leftover_units]
-            cleaned["folders"] += [[name, reason] for name, reason in reasons if reason]
+                reasons = [[name, boot_units.remove(name)] for name in units]
+                remaining += [[name, reason] for name, reason in reasons if reason]
+            return {"folders": remaining}
+
+        def report(found: dict[str, Any] | None) -> None:
+            why = (found or {}).get("error", "it takes too long")
+            self._report_census(left, {"folders": [[name, why] for name in [*folders, *units]], **(found or {})})
+
+        ask_child(self._loop, remove, report, REMOVAL_TIMEOUT_S)
+
+    def _report_census(self, left: list[proc.Process], cleaned: dict[str, Any]) -> None:
         self._end_claim(is_over=not self._stays or bool(left) or self.reason is not None)
         if self._tree is not None and self._tree.root:
             cleaned["tree"], cleaned["written"] = self._tree.root, self._tree.find_written()

@@ -57,8 +57,11 @@ except (AttributeError, OSError):
 with open(fd, "wb", closefd=False) as file:
     file.write(code)
 sys.path.insert(0, "/proc/self/fd/%d" % fd)
-with open("/proc/self/comm", "w") as file:
-    file.write("launch")
+try:
+    with open("/proc/self/comm", "w") as file:
+        file.write("launch")
+except OSError:
+    pass
 
 from launcher.controller.control import take_up
 

@@ -81,7 +81,8 @@ class Connection:
         self.index = index
         self.host = host
         self.noise = b""  # what came before the marker, and on stderr
-        self.heard_at = time.monotonic()  # the pool adds the time for which this process was suspended
+        self.heard_at = time.monotonic()
+        self._heard_lock = threading.Lock()  # the reader sets it, and the pool adds a standstill
         self.sleeps_along = False  # the node is on this machine
         self.is_ready = False
         self.is_idle = False  # the node waits for another attempt
@@ -190,6 +191,11 @@ class Connection:
             text = f"this machine was suspended for {gap_s:.0f} s, so the hosts stopped the run"
             self.give_up(HostFailureKind.STANDSTILL, text)
 
+    def excuse(self, stood_s: float, now: float) -> None:
+        """Leave out of the node's silence the time for which this process was suspended."""
+        with self._heard_lock:
+            self.heard_at = min(now, self.heard_at + stood_s)
+
     def check_time(self) -> None:
         """Hang up if the login shell prints no marker in time, or the node sends no heartbeat."""
         checked_at = time.monotonic()
@@ -274,7 +280,7 @@ class Connection:
                 self._opened_at = None  # it is no longer the login shell that takes its time
                 if not self._transport.is_terse:
                     self._send_code(magic)
-                self.heard_at = time.monotonic()
+                self._hear()
                 self.is_ready = True
                 self._may_write.set()  # messages may be queued already
                 return rest
@@ -355,8 +361,12 @@ class Connection:
                 events.append(Event(self.index, header["type"], header, wall_clock()))
         if events:
             self._on_events(events)
-        self.heard_at = time.monotonic()
+        self._hear()
         self._is_busy = False
+
+    def _hear(self) -> None:
+        with self._heard_lock:
+            self.heard_at = time.monotonic()
 
     def _note_trip(self, asked_at: float | None, held_s: float | None) -> None:
         """Take a measurement of the way there and back; held_s: how long the node took to answer.
@@ -379,7 +389,7 @@ class Connection:
             if line.startswith(prefix):
                 guardian = messages.Decoder(accept=self._expected.accept_from_guardian)
                 for report, _ in guardian.feed(line[len(prefix) :] + b"\n"):
-                    self.heard_at = time.monotonic()  # noise is no heartbeat
+                    self._hear()  # noise is no heartbeat
                     if report["type"] != messages.BEAT:
                         self._post(report["type"], report)
             elif line:

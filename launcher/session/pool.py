@@ -141,7 +141,7 @@ class ConnectionPool:
             awake_s, awake_at = time.monotonic() - awake_at, time.monotonic()
             self._admit_standstill(gap_s, awake_s)
             for connection in self.connections:  # while this process was suspended no host was silent
-                connection.heard_at = min(awake_at, connection.heard_at + awake_s - wait_s)
+                connection.excuse(awake_s - wait_s, awake_at)
             is_time_to_beat = looked_at >= beat_at
             if is_time_to_beat:
                 beat_at = looked_at + self._settings.timeouts.silence_s / messages.BEATS_PER_SILENCE

@@ -95,6 +95,11 @@ def test_bytes_come_back_as_they_were(make_fleet: MakeFleet, any_python: str) ->
     assert streams[STDERR] == data
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is read-only")
+def test_an_agent_whose_name_can_t_be_set(make_fleet: MakeFleet, read_only_proc: str) -> None:
+    assert make_fleet().plant("n1", python=read_only_proc).read_answer()["type"] == "dialled"
+
+
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("no-such", 127)])
 def test_exit_codes(fleet: Fleet, command: str, code: int) -> None:
     assert run(fleet.hub.open_transport(), A, command)[1] == code

@@ -203,6 +203,31 @@ def test_boot_units_are_named_and_removed_unless_their_run_is_active(
     assert sorted(path.name for path in agents.glob("*.py")) == [f"{active}.py"]
 
 
+def test_a_boot_unit_that_takes_long_to_remove_costs_no_heartbeat(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another program holds the lock of the crontab; otherwise the host would be reported as silent."""
+    agents = tmp_path / "launch" / "agents"
+    agents.mkdir(parents=True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = "20261120-091233.ab12cd34.0"
+    (agents / f"{name}.py").write_text(f"# {os.uname().nodename}: made by launch\n")
+    cleaner = nodes.start()
+    cleaner.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True, silence_s=0.2, beats=False)
+    cleaner.wait_for(messages.FACTS)
+    with (agents / "crontab.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cleaner.send(messages.ADOPT, marks=[], units=[name])
+        cleaner.send(messages.STOP, timeout_s=0)
+        before = len(cleaner.find(messages.BEAT))
+        cleaner.wait_until(lambda: len(cleaner.find(messages.BEAT)) > before + 10)
+        assert not cleaner.find(messages.CENSUS)
+        cleaner.send(messages.STOP, timeout_s=0)  # a second Ctrl-C changes nothing any more
+    assert cleaner.wait_for(messages.CENSUS)["folders"] == []
+    assert not [*agents.glob("*.py")]
+
+
 @pytest.mark.parametrize(
     ("job", "env", "is_left"),
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -95,6 +96,23 @@ def test_the_environment_is_in_no_file(nodes: Nodes, tmp_path: Path) -> None:
     files = [path for path in node.folder.rglob("*") if path.is_file()]
     assert [path for path in files if b"hush" in path.read_bytes()] == []
     assert node.stop() == []
+
+
+def test_a_fork_that_fails_later_is_reported(nodes: Nodes, tmp_path: Path) -> None:
+    """The first Python has no torch; by the time that it says so, nothing can be started any more."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho started >&2\nwhile [ ! -e go ]; do sleep 0.01; done\n")
+    python.chmod(0o755)
+    node = nodes.start()
+    node.prepare(facts=True, pythons=[str(python), sys.executable], env={})
+    node.wait_for_output("started", None, STDERR)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(path.name) for path in Path(f"/proc/{node.supervisor}/fd").iterdir()}
+    lowest = next(number for number in range(1000) if number not in used)
+    resource.prlimit(node.supervisor, resource.RLIMIT_NOFILE, (lowest + 1, most))  # one more, and a pipe has two
+    (Path(f"/proc/{node.supervisor}/cwd").resolve() / "go").touch()
+    assert node.wait_for(messages.FAILED)["text"] == "its helper failed: [Errno 24] Too many open files"
+    assert node.wait_for(messages.CENSUS)["left"] == []
 
 
 # ---- the real one ---------------------------------------------------------------------------------------------------

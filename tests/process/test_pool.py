@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from concurrency_limits import refuse_threads
-from machines.patience import DEADLINE_S, long_enough, slowed
+from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
 from machines.processes import send_signal
 from node_process import WAITS, find_marked, is_alive, shell, wait_until
 
@@ -334,6 +334,34 @@ def test_a_clock_that_steps_on_makes_nobody_silent_later() -> None:
         talking(scene, silence_s=silence_s, clock=clock)
 
     long_enough(play, 0.6)
+
+
+def test_a_heartbeat_that_comes_while_a_standstill_is_counted() -> None:
+    """The pool adds the standstill to when the node was heard last; it may have been heard again meanwhile."""
+
+    class Heard(float):
+        def __add__(self, stood_s: float) -> float:
+            if not readers:
+                readers.append(threading.Thread(target=talk_now[0].connection._handle, args=(b"",)))
+                readers[0].start()
+                readers[0].join(0.1)
+            return float(self) + stood_s
+
+    readers: list[threading.Thread] = []
+    talk_now: list[Talk] = []
+
+    async def scene(talk: Talk) -> None:
+        await talk.wait_for(messages.HELLO)
+        talk_now.append(talk)
+        came_at = time.monotonic()
+        talk.connection.heard_at = Heard(came_at - 1000)
+        deadline = time.monotonic() + DEADLINE_S
+        while not readers or readers[0].is_alive():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        assert talk.connection.heard_at >= came_at
+
+    talking(scene, silence_s=NEVER_S)
 
 
 # ---- a machine that has few files or no thread left -----------------------------------------------------------------

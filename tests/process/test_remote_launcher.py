@@ -287,6 +287,14 @@ def test_a_controller_ends_if_its_launch_host_is_silent_before_go(
     assert not list((tmp_path / "state" / "launch" / "logs").iterdir())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is read-only")
+def test_a_process_whose_name_can_t_be_set(read_only_proc: str) -> None:
+    launcher = start(read_only_proc)
+    launcher.ask(print_rows, VIEW)
+    assert launcher.read_output() == b"[]\n"
+    launcher.close()
+
+
 def test_a_cache_that_can_t_be_written(cache: Path) -> None:
     cache.parent.parent.joinpath("launch").touch()
     with pytest.raises(TransportError) as raised:

@@ -463,8 +463,11 @@ def _describe_machine() -> str:
 
 def _name_process(name: str) -> None:
     """Set what ps, top and `launch clean` show."""
-    with open("/proc/self/comm", "w") as file:
-        file.write(name)
+    try:
+        with open("/proc/self/comm", "w") as file:
+            file.write(name)
+    except OSError:
+        pass  # some containers have it read-only
 
 
 def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:

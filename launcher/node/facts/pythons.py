@@ -118,8 +118,14 @@ class Search:
         self.order_fd = None
 
     def _start_stub(self, python: str) -> None:
-        order_read, self.order_fd = os.pipe()
-        status_read, status_write = os.pipe()
+        order_read, order_write = os.pipe()
+        try:
+            status_read, status_write = os.pipe()
+        except OSError:  # to stop the run takes descriptors
+            os.close(order_read)
+            os.close(order_write)
+            raise
+        self.order_fd = order_write
         fds = {0: order_read, 1: self.output_fds[0], 2: self.output_fds[1], STATUS_FD: status_write}
         fds[torchrun.KEEPERS_FD] = self._keepers_fd
         words = ["torchrun", str(signals.HOLD), str(self._stop_timeout_s)] if self.for_torchrun else []

@@ -297,19 +297,12 @@ class Responder:
 
         If the run is being stopped by then, `on_found` is not called.
         """
-        from launcher.node.facts import network
 
-        try:
-            child, answer_fd = _fork(find)
-        except OSError as error:
-            on_found({"error": network.describe_error(error)})
-            return
-
-        def take(data: bytes) -> None:
+        def take(found: dict[str, Any] | None) -> None:
             if not self._is_over:
-                on_found(_read_answer(data))
+                on_found(found)
 
-        self._loop.read_all(answer_fd, take, timeout_s, lambda: workers.kill(child))
+        ask_child(self._loop, find, take, timeout_s)
 
     def _listen(self, listener: socket) -> int:
         """Send the token to everyone who connects, until the run starts; return the port."""
@@ -439,6 +432,24 @@ def _find_code(wanted: dict[str, Any]) -> dict[str, Any]:
     """Return the place of the run's code on this node; the launcher names it relative to the working directory."""
     workdir = os.path.expanduser(wanted.get("workdir") or "~")
     return dict(wanted["code"], folder=os.path.join(workdir, wanted["code"]["folder"]))
+
+
+def ask_child(
+    loop: Loop, find: Callable[[], dict[str, Any]], on_found: Callable[[dict[str, Any] | None], object],
+    timeout_s: float,
+) -> None:  # fmt: skip
+    """Run `find`, which may block, in a fork; `on_found` gets what it returned, or None if nothing came in time.
+
+    If nothing can be forked, it gets the reason as an `error`.
+    """
+    from launcher.node.facts import network
+
+    try:
+        child, answer_fd = _fork(find)
+    except OSError as error:
+        on_found({"error": network.describe_error(error)})
+        return
+    loop.read_all(answer_fd, lambda data: on_found(_read_answer(data)), timeout_s, lambda: workers.kill(child))
 
 
 def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
