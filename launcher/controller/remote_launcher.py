@@ -239,7 +239,7 @@ class RemoteLauncher:
 class LineCut:
     """Takes the last line out of a stream, which begins with a mark, and may come in pieces; `word` is its rest.
 
-    Without a word it is a heartbeat, which may be anywhere.
+    A mark with nothing behind it is a heartbeat, which may be anywhere.
     """
 
     def __init__(self, mark: bytes) -> None:

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -157,7 +158,7 @@ class Delivery:
             await self._answers.wait_for(asking, lambda node: node.request)
 
     async def _send_files(self, indexes: Sequence[int], *, may_chain: bool) -> None:
-        wanted = self._collect(indexes)
+        wanted = await asyncio.to_thread(self._collect, indexes)  # for many files and hosts it takes a while
         self._lacking.update(wanted)
         size = sum(self._entries[place].size for place in wanted)
         if may_chain and self._can_introduce and wanted:
@@ -175,17 +176,14 @@ class Delivery:
 
     def _collect(self, indexes: Sequence[int]) -> dict[int, frozenset[int]]:
         """Return which nodes want an entry, by its place in the listing."""
-        wanted: dict[int, set[int]] = {}
-        for index in indexes:
-            request = self._answers[index].request
-            bits = request.fields["content"] if request is not None else b""
-            if not any(bits):
-                continue
-            self._entries = self._entries or listing.decode(self._tree.listing)
-            for place in range(min(len(self._entries), 8 * len(bits))):
-                if bits[place // 8] >> place % 8 & 1 and self._entries[place].kind != listing.LINK:
-                    wanted.setdefault(place, set()).add(index)
-        return {place: frozenset(nodes) for place, nodes in wanted.items()}
+        requests = {
+            index: request.fields["content"]
+            for index in indexes
+            if (request := self._answers[index].request) is not None and any(request.fields["content"])
+        }
+        if requests and not self._entries:
+            self._entries = listing.decode(self._tree.listing)
+        return find_wanted(requests, self._entries)
 
     async def _make_chains(self, wanted: Mapping[int, frozenset[int]]) -> None:
         """Connect those nodes for which passing on saves the launch host the most, if that is worth it."""
@@ -262,6 +260,21 @@ class Delivery:
         files = [entry for entry in self._entries if entry.kind != listing.LINK]
         lacking = sum(entry.content in contents for entry in files)
         return len(self._entries) if lacking == len(files) else lacking
+
+
+def find_wanted(requests: Mapping[int, bytes], entries: Sequence[listing.Entry]) -> dict[int, frozenset[int]]:
+    """Return which nodes want an entry, by its place in the listing; requests: a bit for each place, by node."""
+    alike: dict[bytes, list[int]] = {}
+    for index, bits in requests.items():
+        alike.setdefault(bits, []).append(index)
+    groups: dict[int, list[int]] = {}  # of those nodes, by their number in `alike`
+    for number, bits in enumerate(alike):
+        for place in range(min(len(entries), 8 * len(bits))):
+            if bits[place // 8] >> place % 8 & 1 and entries[place].kind != listing.LINK:
+                groups.setdefault(place, []).append(number)
+    nodes = [frozenset(indexes) for indexes in alike.values()]
+    join = cache(lambda numbers: frozenset().union(*(nodes[number] for number in numbers)))
+    return {place: join(tuple(numbers)) for place, numbers in groups.items()}
 
 
 def _has_room(in_transit: Sequence[int]) -> bool:
