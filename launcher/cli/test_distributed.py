@@ -15,7 +15,7 @@ from launcher.cli.host_choice import choose_opener, open_this_machine, read_host
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.sources import is_on_command_line
-from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, LOAD, OUTPUT, PYTHON, REACH, Option
+from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, LOAD, OUTPUT, PYTHON, REACH, STEP_TIMEOUT, Option
 from launcher.cli.options.values import HostChoice, OutputOptions, PythonEnvironment, gather
 from launcher.cli.typed_command import find_reach
 from launcher.job.job import Timeouts
@@ -39,6 +39,7 @@ class CollectivesTest:
     cpu: bool
     max_size: int | None  # MiB
     gpus_under_load_s: float | None
+    timeout_s: float | None  # of a step
     plot: Path | None  # the picture to draw
     environment: PythonEnvironment
     timeouts: Timeouts
@@ -53,6 +54,7 @@ class CollectivesTest:
             help="Largest size to measure, in MiB.  [default: 1024, on CPUs 4]",
         ),
         LOAD.but(help="Load all GPUs for T, and name the slow ones.  [default: 10s, on CPUs 1s]", heading="Test"),
+        STEP_TIMEOUT,
         *OUTPUT,
         Option(
             ["--plot"], metavar="FILE", type=FILE, heading="Test",
@@ -134,8 +136,9 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
     from launcher.job.job import Job, collectives_program
     from launcher.job.variables import forwarded
 
+    limits = () if test.timeout_s is None else ("--timeout", f"{test.timeout_s:g}")  # also of the search, with SHORT
     return Job(
-        program=collectives_program(names, *words),
+        program=collectives_program(names, *words, *limits),
         nproc=test.processes,
         cpu=test.cpu,
         may_use_cpus=True,

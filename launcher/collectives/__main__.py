@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from launcher import distributed
 from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, BandwidthRow, measure_bandwidth
 from launcher.collectives.checks import OK, WRONG, CheckResult, agree, run_checks
@@ -25,8 +27,9 @@ from launcher.collectives.pairs import Hosts, find_hosts, measure_pairs
 from launcher.collectives.watch import Watch, time_limit
 from launcher.distributed import World
 
-JOIN_S = 30.0
 STEP_S = 20.0
+JOIN_S = 30.0
+JOIN_STEPS = {"cpu": 1.5, "cuda": 9.0}  # CUDA and NCCL took 55 s to start on a healthy host with 8 B200 (nccl#1646)
 SLACK_S = 5.0  # torch's own message names the missing ranks better than this one
 RESULTS_FILE = "results.json"
 
@@ -101,8 +104,9 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     """Join the other ranks, then run each part in turn; return the exit code, which is the same on all ranks."""
     began_at = time.monotonic()
-    with time_limit("joining the other ranks", JOIN_S + SLACK_S):
-        world = distributed.init(timeout_s=JOIN_S)
+    join_s = limit_joining("cuda" if torch.cuda.is_available() else "cpu", options.timeout)
+    with time_limit("joining the other ranks", join_s + SLACK_S):
+        world = distributed.init(timeout_s=join_s)
     watch = Watch(world, options.timeout, options.names)
     with watch.step("meeting the other ranks"):
         distributed.barrier()
@@ -129,6 +133,11 @@ def run(options: argparse.Namespace) -> int:
     with watch.step("the last barrier"):
         distributed.barrier()  # otherwise the first rank to leave would close the others' connections
     return 0 if results.passed else 1
+
+
+def limit_joining(device: str, step_s: float) -> float:
+    """Return in how many seconds all ranks must have joined, where a step may take so many."""
+    return max(JOIN_S, JOIN_STEPS[device] * step_s)
 
 
 def check_gradients(world: World, watch: Watch) -> CheckResult:

@@ -105,6 +105,12 @@ def test_a_half_set_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().err.startswith("MASTER_PORT is set but RANK, WORLD_SIZE, ")
 
 
+def test_joining_on_gpus_may_take_minutes() -> None:
+    """The search for culprits gives a step 10 s."""
+    assert [program.limit_joining("cuda", step_s) for step_s in (20, 10, 60)] == [180, 90, 540]
+    assert [program.limit_joining("cpu", step_s) for step_s in (20, 10, 60)] == [30, 30, 90]
+
+
 def test_each_check_sees_a_wrong_result_and_a_rank_that_does_not_come_is_named(starter: Any) -> None:
     ranks = starter.start_ranks(2, lambda _: [WRONG_RANKS])
     assert ranks[0].wait() == 1

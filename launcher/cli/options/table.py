@@ -454,6 +454,10 @@ NO_CHECK = Option(
     ["--no-check"], is_flag=True, help="Skip every check that the run doesn't need.",
     heading="Checks", in_file=True, is_rare=True,
 )  # fmt: skip
+STEP_TIMEOUT = Option(
+    ["--timeout"], metavar="T", type=_Duration(1),
+    help="Maximum time for a step; joining gets more.  [default: 20s]", heading="Test", is_rare=True,
+)  # fmt: skip
 LOAD = Option(["--gpus-under-load"], metavar="T", type=_Duration(0), heading="Checks", is_rare=True)
 CLAIMS = (
     Option(

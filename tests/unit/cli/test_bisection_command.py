@@ -47,7 +47,7 @@ def test_culprits_are_searched_before_a_picture_is_drawn(
     monkeypatch.setattr(runner, "run_recorded", lambda *_: (make_result(FailureKind.RANK, 3), tmp_path))
     monkeypatch.setattr(test_distributed, "print_culprits", lambda *_, **__: print("searched"))
     monkeypatch.setattr(test_distributed, "make_job", lambda *_: None)
-    test = CollectivesTest(1, True, None, None, tmp_path / "p.svg", PythonEnvironment(), Timeouts())
+    test = CollectivesTest(1, True, None, None, None, tmp_path / "p.svg", PythonEnvironment(), Timeouts())
     output = OutputOptions(quiet=False, ranks=None, as_json=False, log_dir=tmp_path, verbose=False)
     hosts = [Host("a", source="x"), Host("b", source="x")]
     assert test_distributed.run_tests(test, hosts, lambda hosts, say: None, output) == 3  # type: ignore[arg-type, return-value]

@@ -537,6 +537,8 @@ def test_collectives_on_this_machine_or_on_hosts(launch, jobs, monkeypatch):
     ]
     assert all(job.may_use_cpus and job.active_env == "/env" for job, *_ in jobs)
     assert jobs[1][0].program.args == ("--names", "a,b", "--max-size", "8", "--load", "60")
+    launch("2 --hosts a,b --timeout 1m", cli.main_test_distributed)
+    assert jobs[2][0].program.args == ("--names", "a,b", "--timeout", "60")
 
 
 def test_collectives_over_pdsh(launch, jobs, monkeypatch):
