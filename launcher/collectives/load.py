@@ -6,11 +6,15 @@ training. The kinds of work take turns, several rounds long: a GPU that gets hot
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any
@@ -33,6 +37,7 @@ SAMPLE_S = 0.1
 SIDE = {"cpu": 512, "cuda": 8192}  # of the square matrices
 COPY_BYTES = {"cpu": 32 * MIB, "cuda": 256 * MIB}  # more than the caches hold
 TRANSFER_BYTES = 64 * MIB
+PCI = Path("/sys/bus/pci/devices")
 AMPERE = 8  # the first generation whose tensor cores know bf16
 
 
@@ -63,6 +68,7 @@ class Load:
     to_gpu: float | None  # None: a CPU
     from_gpu: float | None
     sensors: Sensors | None  # None: a CPU, or no NVML
+    numa_node: int | None  # that the GPU is at; None: a CPU, or not known
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,8 @@ class Work:
 
 def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> list[Load]:
     """Load the devices of all ranks for so many seconds; return the same on all ranks."""
-    dtype, works = prepare_works(world.device)
+    with near_gpu(world.device) as numa_node:
+        dtype, works = prepare_works(world.device)
     with watch.step("warming up for the load"):
         batches = {work.name: warm_up(world, work) for work in works}
     rounds = max(LEAST_ROUNDS, round(load_s / ROUND_S))
@@ -100,11 +107,37 @@ def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> lis
         to_gpu=speeds.get("to_gpu"),
         from_gpu=speeds.get("from_gpu"),
         sensors=sampler.summarize(),
+        numa_node=numa_node,
     )
     with watch.step("gathering the measurements under load"):
         loads: list[Load] = [own] * world.world_size
         dist.all_gather_object(loads, own)
     return loads
+
+
+@contextmanager
+def near_gpu(device: torch.device) -> Iterator[int | None]:
+    """Run this thread on the CPUs of a GPU's NUMA node, and yield the node; None for a CPU, and where it isn't known.
+
+    Memory that is pinned meanwhile is at that node, unless a container allows none of its CPUs. At another node, what
+    joins the two would be measured.
+    """
+    folder = PCI / (find_address(device) or "")[4:]
+    try:
+        node, text = int((folder / "numa_node").read_text()), (folder / "local_cpulist").read_text()
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    except (OSError, ValueError):
+        node, ends = -1, []
+    if node < 0:
+        yield None
+    elif sys.platform == "linux":
+        allowed = os.sched_getaffinity(0)
+        near = {cpu for cpu in allowed if any(each[0] <= cpu <= each[-1] for each in ends)}
+        os.sched_setaffinity(0, near or allowed)
+        try:
+            yield node
+        finally:
+            os.sched_setaffinity(0, allowed)
 
 
 def prepare_works(device: torch.device) -> tuple[str, list[Work]]:
@@ -170,10 +203,15 @@ def find_gpu(device: torch.device) -> nvml.Gpu | None:
     """Return what reads a device's sensors; None for a CPU, and where NVML isn't."""
     if device.type != "cuda":
         return None
-    known: Any = torch.cuda.get_device_properties(device)
-    uuid, bus = getattr(known, "uuid", None), getattr(known, "pci_bus_id", None)  # newer versions of torch have them
-    address = None if bus is None else f"{known.pci_domain_id:08x}:{bus:02x}:{known.pci_device_id:02x}.0"
-    return nvml.find_gpu(None if uuid is None else f"GPU-{uuid}", address)
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # newer versions of torch have it
+    return nvml.find_gpu(None if uuid is None else f"GPU-{uuid}", find_address(device))
+
+
+def find_address(device: torch.device) -> str | None:
+    """Return a GPU's PCI address as NVML writes it, 00000000:3b:00.0; None for a CPU, and if torch doesn't know it."""
+    known: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    bus = getattr(known, "pci_bus_id", None)
+    return None if bus is None else f"{known.pci_domain_id:08x}:{bus:02x}:{known.pci_device_id:02x}.0"
 
 
 def name_device(device: torch.device) -> str:

@@ -17,7 +17,8 @@ from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Fin
 from launcher.preflight.gpus import hidden_mib
 from launcher.wording import count
 
-_SLOWER, _MUCH_SLOWER = 0.05, 0.20  # than the median of the model: a warning, a problem
+# Than the median: a warning, a problem. Healthy GPUs of a model differ by some 3 % (standard deviation).
+_SLOWER, _MUCH_SLOWER = 0.10, 0.20
 # A warning: ranks on CPUs share cores, caches and memory with each other and with whatever else runs there.
 _MUCH_SLOWER_CPU = 0.75
 _Rate = Annotated[float, Within(0, 1e18)]
@@ -51,6 +52,7 @@ class MeasuredLoad:
     to_gpu: _Rate | None = None  # None: a CPU
     from_gpu: _Rate | None = None
     sensors: Sensors = Sensors()  # nothing is known of a CPU, or without NVML
+    numa_node: Count | None = None  # that the GPU is at
 
     @property
     def is_gpu(self) -> bool:
@@ -83,6 +85,11 @@ class _Speed:
     def describe(self, load: MeasuredLoad, value: float) -> str:
         """Return a speed in words."""
         return f"{_number(value)} {self.words.format(dtype=load.dtype)}"
+
+    def peers(self, load: MeasuredLoad, alike: Sequence[MeasuredLoad]) -> list[MeasuredLoad]:
+        """Return those of a model that should be as fast: for PCIe, only GPUs at the same NUMA node of their hosts."""
+        is_pcie = self.field in ("to_gpu", "from_gpu")
+        return [each for each in alike if not is_pcie or each.numa_node == load.numa_node]
 
 
 _COPY = _Speed("copy", 1e9, "GB/s in memory")
@@ -126,22 +133,22 @@ def as_records(loads: Sequence[MeasuredLoad], hosts: Sequence[str]) -> list[dict
 def _judge(load: MeasuredLoad, alike: Sequence[MeasuredLoad], hosts: Sequence[str]) -> list[Finding]:
     """Return at most one finding, with all that is wrong with a device."""
     lags = {speed: _find_lag(speed, load, alike) for speed in _speeds_of(load)}
-    slow = {speed: lag for speed, lag in lags.items() if lag >= (_SLOWER if load.is_gpu else _MUCH_SLOWER_CPU)}
+    slow = [speed for speed, lag in lags.items() if lag >= (_SLOWER if load.is_gpu else _MUCH_SLOWER_CPU)]
     errors = [count(number, f"{kind} memory error") for number, kind in _list_errors(load.sensors) if number]
     if not slow and not errors and not load.slowdown:
         return []
-    said = [
-        f"{speed.describe(load, speed.of(load))}, {100 * lag:.0f} % below the median {_number(_usual(speed, alike))}"
-        for speed, lag in slow.items()
-    ]
-    if said:
-        said[0] += f" of {_count_model(alike)}"
+    said: list[str] = []
+    for speed in slow:
+        peers = speed.peers(load, alike)
+        text = f"{speed.describe(load, speed.of(load))}, {100 * lags[speed]:.0f} % below the median "
+        text += _number(_usual(speed, peers)) + (f" of {_count_model(peers)}" if not said else "")
+        said.append(text + (f" at NUMA node {load.numa_node}" if len(peers) < len(alike) else ""))
     heat = "" if load.sensors.hottest_c is None else f"{load.sensors.hottest_c:.0f} degrees C"
     state = ", ".join(filter(None, [heat, load.slowdown]))
     said += [state] if state else []
     host = hosts[load.node]
     text = f"{load.name}: " + "; ".join([*said, *errors])
-    return [Finding((host,), text, _find_fix(load, slow, host), _find_severity(load, slow.values()))]
+    return [Finding((host,), text, _find_fix(load, slow, host), _find_severity(load, [lags[speed] for speed in slow]))]
 
 
 def _speeds_of(load: MeasuredLoad) -> tuple[_Speed, ...]:
@@ -154,8 +161,8 @@ def _find_severity(load: MeasuredLoad, lags: Iterable[float]) -> Severity:
 
 
 def _find_lag(speed: _Speed, load: MeasuredLoad, alike: Sequence[MeasuredLoad]) -> float:
-    """Return by which part of the median a device is slower; 0 for one that is faster."""
-    usual = _usual(speed, alike)
+    """Return by which part of its peers' median a device is slower; 0 for one that is faster."""
+    usual = _usual(speed, speed.peers(load, alike))
     return max(0.0, 1 - speed.of(load) / usual) if usual else 0.0
 
 

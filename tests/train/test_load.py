@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +70,31 @@ def test_a_gpu_that_gets_hot(known: dict[str, object], tmp_path: Path, monkeypat
     assert sensors.reasons == 0x48 | 0x04
     assert sensors.temperature_c == sensors.hottest_c
     assert (sensors.hottest_c or 0) >= fake_nvml.HOT_C
+
+
+@pytest.mark.linux
+def test_memory_is_pinned_at_the_gpus_numa_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what a torch for CUDA and the kernel say of the GPU."""
+    allowed, folder = os.sched_getaffinity(0), tmp_path / "0000:5e:00.0"
+    last, known = max(allowed), SimpleNamespace(pci_domain_id=0, pci_bus_id=0x5E, pci_device_id=0)
+    monkeypatch.setattr(load, "PCI", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known)
+    gpu = torch.device("cuda", 0)
+    with load.near_gpu(gpu) as node:
+        assert (node, os.sched_getaffinity(0)) == (None, allowed)
+    folder.mkdir()
+    for number, cpus, used in (
+        (1, f"{last}-{last + 7},{last + 100}\n", {last}),
+        (1, f"{last + 1}-{last + 7}\n", allowed),  # of which a container allows none
+        (-1, f"0-{last}\n", allowed),  # the machine has one node
+    ):
+        (folder / "numa_node").write_text(f"{number}\n")
+        (folder / "local_cpulist").write_text(cpus)
+        with load.near_gpu(gpu) as node:
+            assert (node, os.sched_getaffinity(0)) == (None if number < 0 else number, used)
+        assert os.sched_getaffinity(0) == allowed
+    with load.near_gpu(torch.device("cpu")) as node:
+        assert node is None
 
 
 def test_a_device_without_sensors() -> None:

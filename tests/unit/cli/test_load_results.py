@@ -28,7 +28,7 @@ def write(folder: Path, *flops: float) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("slow", "severity", "lag", "exit_code"), [(412, "warning", 9, 0), (317, "problem", 30, EXIT_PREFLIGHT)]
+    ("slow", "severity", "lag", "exit_code"), [(398, "warning", 12, 0), (317, "problem", 30, EXIT_PREFLIGHT)]
 )
 def test_a_slow_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], slow: int, severity: str, lag: int, exit_code: int
