@@ -133,12 +133,13 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "shared-memory",
-        r"posix_fallocate failed ?: No space|Error while creating shared memory segment|Unexpected bus error"
+        r"posix_fallocate failed ?: No space|failed to extend /dev/shm/nccl-"
+        r"|Error while creating shared memory segment|Unexpected bus error"
         r"|killed by signal: Bus error|/dev/shm/.{0,200}No space left|</?torch_[\w-]+>: No space left",
         "/dev/shm is too small or full; docker's default is 64 MB",
         "docker: pass --shm-size=8g or --ipc=host; otherwise clear /dev/shm there, or use fewer loader workers",
         says="`DataLoader worker ... is killed by signal: Bus error`, `Error while creating shared memory segment`, "
-        "`posix_fallocate failed`",
+        "`failed to extend /dev/shm/nccl-...`, `posix_fallocate failed`",
     ),
     Signature(
         "worker-killed",
@@ -185,6 +186,13 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`uncorrectable ECC error encountered`",
     ),
     Signature(
+        "gpu-nvlink",
+        r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable",
+        "an NVLink connection between the GPUs of this host failed",
+        "reset its GPUs or reboot it; if the error returns, leave the host out: `nvidia-smi nvlink -e` names the link",
+        says="`uncorrectable NVLink error detected during the execution`",
+    ),
+    Signature(
         "gpu-xid",
         r"NVRM: Xid \([^)]{0,60}\): (?P<number>\d+)",
         "the NVIDIA driver reports Xid error {number} of a GPU",
@@ -229,16 +237,18 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "driver-old",
         r"NVIDIA driver on your system is too old|CUDA driver version is insufficient"
-        r"|forward compatibility was attempted on non supported HW",
+        r"|forward compatibility was attempted on non supported HW|compiled with an unsupported toolchain",
         "the host's NVIDIA driver is too old for this torch",
         "update the driver, or install a torch for an older CUDA; `launch check` compares the hosts' drivers",
-        says="`The NVIDIA driver on your system is too old`, `CUDA driver version is insufficient`",
+        says="`The NVIDIA driver on your system is too old`, `CUDA driver version is insufficient`, "
+        "`compiled with an unsupported toolchain`",
     ),
     Signature(
         "driver-mismatch",
-        r"Driver/library version mismatch",
-        "the NVIDIA driver was updated, but the old one is still loaded",
-        "reboot that host, or reload the nvidia kernel modules",
+        r"Driver/library version mismatch|unsupported display driver|(?:error|failure) '?\(?803\b",
+        "the NVIDIA driver was updated, but the old one is still loaded; or a container has its own libcuda",
+        "reboot that host, or reload the nvidia kernel modules; in a container, drop cuda/compat from LD_LIBRARY_PATH",
+        says="`Driver/library version mismatch`, `unsupported display driver / cuda driver combination` (803)",
     ),
     Signature(
         "driver-not-loaded",
@@ -281,6 +291,13 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`CUDA-capable device(s) is/are busy or unavailable`",
     ),
     Signature(
+        "mps",
+        r"MPS client failed to connect|cudaErrorMpsConnectionFailed",
+        "this rank can't reach NVIDIA's MPS server: it isn't running, or the container doesn't share its directory",
+        "on that host, run nvidia-cuda-mps-control -d; without MPS, remove /tmp/nvidia-mps and unset CUDA_MPS_*",
+        says="`MPS client failed to connect to the MPS control daemon` (805)",
+    ),
+    Signature(
         "torch-for-cpu",
         r"Torch not compiled with CUDA enabled|Distributed package doesn't have NCCL",
         "this host's torch is a CPU-only build",
@@ -296,9 +313,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "forked-cuda",
-        r"Cannot re-initialize CUDA in forked subprocess",
+        r"Cannot re-initialize CUDA in forked subprocess|(?:CUDA error: |[Cc]uda failure (?:3 )?')initialization error",
         "the script used the GPU before it forked",
         "use DataLoader(multiprocessing_context='spawn'), and don't call .cuda() in a dataset",
+        says="`Cannot re-initialize CUDA in forked subprocess`, `CUDA error: initialization error`",
     ),
     Signature(
         "peer-access",
@@ -555,6 +573,42 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`Duplicate GPU detected : rank 1 and rank 0`",
     ),
     Signature(
+        "same-gpu",
+        r"Multiple Ranks are using the same GPU",
+        "two ranks use the same GPU: no set_device in the script, or one machine listed as two hosts",
+        "call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); `launch hosts` shows the hosts",
+        says="`Multiple Ranks are using the same GPU/Partition`",
+    ),
+    Signature(
+        "tensor-device",
+        r"tensor not on device passed to init_process_group|but backend constrained to cuda:\d",
+        "a collective got a tensor that isn't on this rank's GPU: it is on the CPU or on another GPU",
+        "move it to the GPU that the group was made with, or make a group with backend='cpu:gloo,cuda:nccl'",
+        says="`Attempt to perform collective on tensor not on device passed to init_process_group`",
+    ),
+    Signature(
+        "nccl-versions",
+        r"Mismatched NCCL version detected ?: rank (?P<rank>\d+) version (?P<version>\d+) "
+        r"rank (?P<other>\d+) version (?P<theirs>\d+)",
+        "rank {rank} uses NCCL {version} and rank {other} uses NCCL {theirs}",
+        "install the same torch on every host, and look for another libnccl in LD_LIBRARY_PATH and LD_PRELOAD",
+        says="`Mismatched NCCL version detected`",
+    ),
+    Signature(
+        "nvls",
+        r"Failed to bind (?:NVLink SHARP|NVLS)",
+        "NCCL can't use the NVLink switch of this host for collectives (NVLS), usually because of the fabric manager",
+        "pass --env NCCL_NVLS_ENABLE=0; on that host: systemctl restart nvidia-fabricmanager",
+        says="`Failed to bind NVLink SHARP (NVLS) Multicast memory`",
+    ),
+    Signature(
+        "infiniband-port",
+        r"Got async event : (?:port error|local catastrophic error)",
+        "an InfiniBand or RoCE port of this host went down",
+        "look at its cable and switch port (ibstat, `dmesg -T`); until then, leave the host out",
+        says="`NET/IB : Got async event : port error`",
+    ),
+    Signature(
         "infiniband-lost",
         r"ibv_modify_qp failed|Got completion .{0,80}with (?:error |status=)12\b",
         "InfiniBand or RoCE connects, but then its traffic is lost",
@@ -699,7 +753,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "waited-in-vain",
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation"
-        r"|operations have failed or timed out|Heartbeat monitor timed out|watchdog got stuck",
+        r"|operations have failed or timed out|Heartbeat monitor timed out|watchdog got stuck"
+        r"|Observed flight recorder dump signal|Terminating the process after attempting to dump debug info",
         "this rank waited for the others in a collective, and one never joined",
         "look at the rank that prints nothing: it hangs, or took another branch of the script",
         Kind.CONSEQUENCE,
@@ -730,7 +785,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "nccl-peer",
-        r"remote process exited or there was a network error|ncclRemoteError|Connection closed by remote peer",
+        r"remote process exited or there was a network error|ncclRemoteError"
+        r"|Connection closed by (?:remote peer|localRank)",
         "NCCL lost another rank: it died, or the network between them failed",
         _NODE_LOGS,
         Kind.CONSEQUENCE,

@@ -290,7 +290,10 @@ _KNOWN = {
     ),
     "module-missing": Outcome.IMPORT,
     **dict.fromkeys(("disk-full", "save-cut-short"), Outcome.DISK),
-    **dict.fromkeys(("gpu-fell-off", "gpu-ecc", "gpu-xid", "fabric-manager", "driver-state"), Outcome.HOST),
+    **dict.fromkeys(
+        ("gpu-fell-off", "gpu-ecc", "gpu-nvlink", "gpu-xid", "fabric-manager", "driver-state", "infiniband-port"),
+        Outcome.HOST,
+    ),
     # Slurm has ended the job: its hosts are no longer ours.
     **dict.fromkeys(
         ("slurm-time", "slurm-preemption", "slurm-node", "slurm-cancelled", "slurm-aborted"), Outcome.STOPPED
