@@ -28,7 +28,7 @@ def test_all_gpus(trial: Trial) -> Outcome:
 def run_test(trial: Trial, ranks: int) -> Outcome:
     """Run `test-distributed`, and return how many checks passed and the bandwidth of the largest all_reduce."""
     if trial.on_gpu and ranks > trial.gpus:
-        done = trial.launch("singlenode", *trial.side_by_side(ranks, "-m", "launcher.collectives"))
+        done = trial.launch("singlenode", *trial.side_by_side(ranks, "-m", "launcher.collectives", "--max-size", "64"))
     else:
         words = [str(ranks), "--gpus-under-load", "0", *([] if trial.on_gpu else ["--cpu"])]
         done = trial.start([*TEST_DISTRIBUTED, *words]).finish()

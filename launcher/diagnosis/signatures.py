@@ -245,10 +245,16 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "driver-mismatch",
-        r"Driver/library version mismatch|unsupported display driver|(?:error|failure) '?\(?803\b",
-        "the NVIDIA driver was updated, but the old one is still loaded; or a container has its own libcuda",
+        r"Driver/library version mismatch",
+        "the NVIDIA driver was updated, but the old one is still loaded",
+        "reboot that host, or reload the nvidia kernel modules",
+    ),
+    Signature(
+        "driver-combination",
+        r"unsupported display driver|(?:error|failure) '?\(?803\b",
+        "libcuda doesn't fit the loaded NVIDIA driver: that was updated, or a container has its own libcuda",
         "reboot that host, or reload the nvidia kernel modules; in a container, drop cuda/compat from LD_LIBRARY_PATH",
-        says="`Driver/library version mismatch`, `unsupported display driver / cuda driver combination` (803)",
+        says="`unsupported display driver / cuda driver combination` (803)",
     ),
     Signature(
         "driver-not-loaded",
