@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
 import stat
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.escapes import one_line
 from launcher.hosts.host import Host
@@ -33,6 +36,8 @@ from launcher.transports.bootstrap import open_python, sender_code
 _MOST_LINE_BYTES = 1 << 20
 _MOST_FILES = 1_000_000  # and directories
 _MOST_SAID_BYTES = 4096
+SILENCE_S = 60.0  # also for a disk there
+_LOOKS = 20
 _MOST_NAMED = 100
 _WHOLE = b"+"  # after the bytes of a file, see launcher/node/file_sender.py
 _MOST_NAMES = 100  # in a path
@@ -74,11 +79,13 @@ def fetch_files(
             known = _list_known(target)
             request = {**asdict(wish), "known": known, "kept_out": messages.KEPT_OUT}
             python = open_python(transport, host, pythons, timeout_s)
+            answer = _Answer(python.channel, host, python.rest)
             try:
-                python.channel.write(sender_code() + json.dumps(request).encode("ascii") + b"\n")
-                return _take(_Answer(python.channel, host, python.rest), known, wish, target)
+                with contextlib.suppress(OSError):  # reading tells why it has ended
+                    python.channel.write(sender_code() + json.dumps(request).encode("ascii") + b"\n")
+                return _take(answer, known, wish, target)
             finally:
-                python.channel.close()
+                answer.close()
     except OSError as error:
         text = f"can't write {error.filename or target}: {error.strerror}"
         raise LauncherError(text, "name another directory with --log-dir") from None
@@ -139,10 +146,15 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
         folder = path.rpartition("/")[0]
         if not is_safe(path):
             answer.copy(None, size - begin)
-            odd.append(f"{one_line(path, 200)}: its name can't be a file here")
+            why = "has characters that can't be printed" if not path.isprintable() else "can't be a file here"
+            odd.append(f"{one_line(path, 200)}: its name {why}")
             continue
         if not is_wanted(path, wish.patterns):
             raise answer.refuse(f"sent a file that wasn't asked for: {path:.200}")
+        if obstacle := _find_obstacle(target, path):
+            answer.copy(None, size - begin)
+            odd.append(f"{path}: {obstacle}")
+            continue
         if begin == size and _is_same(target / path, size):
             answer.copy(None, 0)
             continue
@@ -163,6 +175,17 @@ def is_wanted(path: str, patterns: Sequence[str]) -> bool:
     """Tell whether a path was asked for."""
     names = path.split("/")
     return any(matches(split_path(pattern), names) for pattern in patterns)
+
+
+def _find_obstacle(target: Path, path: str) -> str:
+    """Return what of an earlier copy keeps a path from being a file, or ""."""
+    place = target / path
+    if place.is_dir():
+        return f"{place} is a directory of an earlier copy"
+    for above in itertools.islice(place.parents, path.count("/")):
+        if above.is_file():
+            return f"{above} is a file of an earlier copy"
+    return ""
 
 
 def _is_same(path: Path, size: int) -> bool:
@@ -206,21 +229,38 @@ def _make(folder: Path, base: Path) -> None:
 
 
 class _Answer:
-    """What a host sends, in lines and bytes."""
+    """What a host sends, in lines and bytes. A thread hangs up if nothing comes for SILENCE_S."""
 
     def __init__(self, channel: Channel, host: Host, rest: bytes) -> None:
         self.host = host
         self._channel = channel
         self._data = rest
         self._said = b""
+        self._is_over = threading.Event()
+        self._is_reading = False
+        self._looks = 0  # of the thread, since something was last awaited
+        start_thread(self._watch, f"watch {host.name}", lambda error: None)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._is_over.set()
+        self._channel.close()
+
+    def _watch(self) -> None:
+        """Count the looks, not the time: this process may be suspended meanwhile."""
+        while self._looks < _LOOKS and not self._is_over.wait(SILENCE_S / _LOOKS):
+            self._looks += self._is_reading
+        self._channel.close()
 
     def read_line(self) -> dict[str, Any]:
-        """Return the JSON object of the next line."""
-        while b"\n" not in self._data:
-            if len(self._data) > _MOST_LINE_BYTES:
-                raise self.refuse("sent a line without end")
-            self._read()
-        line, _, self._data = self._data.partition(b"\n")
+        """Return the JSON object of the next line that isn't empty."""
+        line = b""
+        while not line:
+            while b"\n" not in self._data:
+                if len(self._data) > _MOST_LINE_BYTES:
+                    raise self.refuse("sent a line without end")
+                self._read()
+            line, _, self._data = self._data.partition(b"\n")
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
@@ -245,7 +285,12 @@ class _Answer:
         return mark == _WHOLE
 
     def _read(self) -> None:
+        self._looks, self._is_reading = 0, True
         stream, data = self._channel.read()
+        self._is_reading = False
+        if not stream and self._looks >= _LOOKS:
+            text = f"it has sent nothing for {SILENCE_S:g} s"
+            raise TransportError(HostFailure(self.host.name, HostFailureKind.SILENT, text))
         if not stream:
             said = one_line(self._said.decode("utf-8", "replace").strip().rpartition("\n")[2], 200)
             text = f"the connection was lost{': ' if said else ''}{said}"

@@ -1,7 +1,8 @@
 """Send files from the working directory of a run to the launch host, which says what it has of them.
 
 What is asked comes on stdin: a line with a JSON object. The answer on stdout is such a line for each file, followed by
-the bytes that the launch host lacks and one byte, and a last line with what was left out.
+the bytes that the launch host lacks and one byte, and a last line with what was left out. Empty lines show that the
+search continues.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from signal import alarm
 
 TYPE_CHECKING = False
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 18
 _MOST_REQUEST_BYTES = 64 << 20
 _STALLED_S = 300  # for the launch host to take what is written
+BEAT_S = 5.0  # between two signs of a search
 WHOLE, CHANGED = b"+", b"-"  # after the bytes of a file: whether it kept still
 _MOST_NAMED = 100
+_written_at = [0.0]
 
 
 def main(wait_s: int) -> None:
@@ -46,7 +50,7 @@ def main(wait_s: int) -> None:
             if not stat.S_ISREG(found.st_mode):
                 continue
             known_bytes, known_hash = request["known"].get(path, (0, ""))
-            begin = known_bytes if known_bytes <= found.st_size and _hash_start(fd, known_bytes) == known_hash else 0
+            begin = known_bytes if known_bytes <= found.st_size and hash_start(fd, known_bytes) == known_hash else 0
             if found.st_size - begin > left:
                 left_out.append([path, found.st_size])
                 continue
@@ -82,6 +86,7 @@ def split_path(path: str) -> list[str]:
 
 def _walk(base: str, pattern: Sequence[str], kept_out: Sequence[str], unnamed: set[str]) -> Iterator[str]:
     for folder, folders, names in os.walk(base):
+        _beat()
         place = [] if folder == base else os.path.relpath(folder, base).split("/")
         for name in folders + names:
             is_hidden = name.startswith(".") and not matches(pattern, [*place, name])
@@ -122,13 +127,14 @@ def matches(pattern: Sequence[str], names: Sequence[str], *, is_folder: bool = F
     return matches(pattern[1:], names[1:], is_folder=is_folder)
 
 
-def _hash_start(fd: int, size: int) -> str:
+def hash_start(fd: int, size: int) -> str:
     """Return the hash of the first bytes of a file; empty for none."""
     digest, place = hashlib.sha256(), 0
     while place < size:
         data = os.pread(fd, min(_READ_BYTES, size - place), place)
         if not data:
             return ""
+        _beat()
         digest.update(data)
         place += len(data)
     return digest.hexdigest() if size else ""
@@ -152,7 +158,13 @@ def _write_line(values: dict[str, object]) -> None:
     _write(json.dumps(values).encode("ascii") + b"\n")
 
 
+def _beat() -> None:
+    if time.monotonic() - _written_at[0] >= BEAT_S:
+        _write(b"\n")
+
+
 def _write(data: bytes) -> None:
+    _written_at[0] = time.monotonic()
     alarm(_STALLED_S)
     view = memoryview(data)
     while view:

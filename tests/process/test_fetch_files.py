@@ -6,15 +6,19 @@ import fcntl
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from machines.launches import run_launch
+from machines.patience import DEADLINE_S
 
 from launcher.commands.fetch import Fetched, Wish, fetch_files, is_safe, refuse_pattern
-from launcher.errors import LauncherError
+from launcher.errors import HostFailureKind, LauncherError
 from launcher.hosts.host import Host
+from launcher.node import file_sender
+from launcher.sync.kept_code import hash_file
 from launcher.transports.base import STDERR, STDOUT, TransportError
 from launcher.transports.process_channel import LocalTransport
 
@@ -176,6 +180,66 @@ def entry(path: object, begin: object = 0, size: object = 1, content: bytes = b"
 END = b'{"end": true, "matched": 1}\n'
 
 
+class Lost(Liar):
+    """A host that is lost after it has sent some bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(answer)
+        self._is_closed = threading.Event()
+
+    def read(self) -> tuple[int, bytes]:
+        piece = super().read()
+        if not piece[0]:
+            assert self._is_closed.wait(DEADLINE_S)
+        return piece
+
+    def close(self) -> None:
+        self._is_closed.set()
+
+
+@pytest.mark.parametrize("answer", [b"", entry("a"), entry("a", 0, 9, b"x")])
+def test_a_host_that_is_lost_ends_the_copy(answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.commands.fetch.SILENCE_S", 0.2)
+    with pytest.raises(TransportError) as raised:
+        fetch_files(Lost(answer), HOST, ["p"], 10, Wish("/w", ("*",), MOST), tmp_path / "R")
+    failure = raised.value.failure
+    assert (failure.kind, failure.text) == (HostFailureKind.SILENT, "it has sent nothing for 0.2 s")
+
+
+def test_a_host_that_looks_for_long_shows_that_it_is_there(
+    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(workdir)
+    monkeypatch.setattr(file_sender, "BEAT_S", 0.0)
+    file_sender.find_files(["outputs"], ())
+    assert capfd.readouterr().out == "\n" * 2  # for each directory
+    with Path("outputs/a.pt").open("rb") as file:
+        assert file_sender.hash_start(file.fileno(), 1000) == hash_file(workdir / "outputs/a.pt")
+    assert capfd.readouterr().out == "\n"
+    answer = b"\n\n" + entry("a") + b"\n" + END
+    found = fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
+    assert (found.matched, found.copied) == (1, 1)
+
+
+def test_what_became_a_directory_ends_no_copy(workdir: Path, tmp_path: Path) -> None:
+    """Or a file; the others come, and the next copy is of what is there then."""
+    target = tmp_path / "R"
+    fetch(workdir, target, "outputs")
+    for name in ("a.pt", "deep"):
+        (workdir / "outputs" / name).rename(tmp_path / name)
+    (workdir / "outputs/a.pt").mkdir()
+    (workdir / "outputs/a.pt/shard").touch()
+    (workdir / "outputs/deep").touch()
+    (workdir / "outputs/z").touch()
+    found = fetch(workdir, target, "outputs")
+    assert (found.copied, found.odd) == (
+        1,
+        [f"outputs/a.pt/shard: {target}/outputs/a.pt is a file of an earlier copy",
+         f"outputs/deep: {target}/outputs/deep is a directory of an earlier copy"],
+    )  # fmt: skip
+    assert (target / "outputs/z").exists()
+
+
 @pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a\n", "\x1b[2J", "a/",
                                   ".x.part", "a/.Git/config", "Launcher.toml",
                                   "\u00e9" * 130, "a/" * 5000 + "a"])  # fmt: skip
@@ -214,12 +278,6 @@ def test_more_directories_than_one_copy_may_have(tmp_path: Path, monkeypatch: py
     answer = b"".join(entry("a/" * 20 + str(number) + "/x") for number in range(10))
     with pytest.raises(TransportError, match="sent too many files"):
         fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("a",), MOST), tmp_path / "R")
-
-
-def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
-    answer = entry("a") + entry("a/b") + END
-    with pytest.raises(LauncherError, match="can't write"):
-        fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")
 
 
 def test_patterns() -> None:

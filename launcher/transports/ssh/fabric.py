@@ -47,7 +47,8 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 _IDLE_WAKE_S = 30  # paramiko's transport thread would wake up ten times a second otherwise
 _EXIT_STATUS_WAIT_S = 2.0
 _CLOSE_S = 2.0
-_TCP_USER_TIMEOUT_MS = 30_000
+# After 30 s a host counts as lost; the probes (s) are for a connection on which nothing waits to be acknowledged.
+_LOSS = {"TCP_USER_TIMEOUT": 30_000, "TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10}
 _WINDOW_BYTES = 1 << 20  # of each host's output that may wait here to be read
 _WORDS_BYTES = 4096  # of what a ProxyCommand has printed
 
@@ -259,8 +260,10 @@ def _tune(transport: paramiko.Transport) -> None:
     sock.settimeout(_IDLE_WAKE_S)
     with contextlib.suppress(OSError):  # EINVAL on macOS, if the peer has gone meanwhile: what follows reports it
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _LOSS.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Proxy:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import fabric
 import paramiko
+import pytest
 from machines.patience import DEADLINE_S
 
 from launcher.transports.base import STDERR, STDOUT
@@ -63,3 +64,14 @@ def test_a_peer_that_is_gone_is_told_by_what_follows() -> None:
     with SocketOnMacOS() as sock:
         _tune(SimpleNamespace(sock=sock))  # type: ignore[arg-type]
         assert sock.gettimeout() == 30
+
+
+@pytest.mark.linux
+def test_a_peer_that_is_lost_is_noticed_with_nothing_under_way() -> None:
+    """The user timeout alone counts only what was not acknowledged."""
+    with socket.socket() as sock:
+        _tune(SimpleNamespace(sock=sock))  # type: ignore[arg-type]
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        found = [sock.getsockopt(socket.IPPROTO_TCP, option) for option in (
+            socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)]  # fmt: skip
+    assert found == [10, 10, 30_000]
