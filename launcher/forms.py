@@ -7,6 +7,7 @@ its own part of a run. The types are those of a dataclass's fields, so its modul
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -19,6 +20,9 @@ from launcher.lazy_dataclass import dataclass
 MOST_LETTERS = 4096  # no path is longer
 MOST_VALUES = 20_000  # of a list without another limit: more processes than most systems let a user have
 _MAX_NUMBER = 1 << 64  # JSON has no limit, and arithmetic with 4,000 digits may raise later on; a float still holds it
+
+MOST_IN_JSON = 1_000_000  # values in one text, of which each takes up to 100 bytes of memory
+MOST_DEPTH = 100  # of what is in each other there
 
 Reader = Callable[..., Any]
 
@@ -63,6 +67,32 @@ def is_address(value: str) -> bool:
 
 Count = Annotated[int, Within(0, (1 << 32) - 1)]
 Address = Annotated[str, is_address]
+
+
+def load_json(text: bytes) -> Any:
+    """Return what JSON from another machine holds; raise FormError for what is none, or too much for any reader.
+
+    Whoever reads the bytes limits their number.
+    """
+    if sum(map(text.count, (b"[", b"{", b","))) > MOST_IN_JSON:
+        raise FormError(f"JSON of more than {MOST_IN_JSON} values")
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise FormError("JSON that is too deep") from None
+    except ValueError as error:
+        raise FormError(f"no JSON: {error}") from None
+    level = [found]
+    for _ in range(MOST_DEPTH):
+        level = [
+            part
+            for each in level
+            if isinstance(each, (list, dict))
+            for part in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return found
+    raise FormError("JSON that is too deep")
 
 
 @cache

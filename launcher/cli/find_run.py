@@ -6,7 +6,6 @@ What there is to say of runs elsewhere, their hosts are asked for, all at once.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,6 +30,7 @@ from launcher.errors import (
     UsageError,
 )
 from launcher.escapes import one_line
+from launcher.forms import load_json
 from launcher.hosts.ranges import shown
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
@@ -198,7 +198,7 @@ def ask_value(run: ListedRun | RemoteRun, find: Callable[[ListedRun], Any], *, m
     if launcher.exit_code:
         raise click.exceptions.Exit(launcher.exit_code)  # it has said why
     try:
-        return json.loads(data)
+        return load_json(data)
     except ValueError:
         raise LauncherError(f"{run.way.name} sent an answer that can't be read") from None
 
@@ -388,7 +388,7 @@ def forget_elsewhere(names: Collection[str]) -> tuple[list[str], list[str]]:
 
     runs = [run for run in RunList.of_user(os.environ).read_all() if isinstance(run, RemoteRun)]
     ways = {run.way: None for run in runs if not run.hosts or {*run.hosts} & {*names}}
-    answers, failures = _ask_all(ways, partial(forget_hosts, [*names]), lambda data: list(json.loads(data)))
+    answers, failures = _ask_all(ways, partial(forget_hosts, [*names]), lambda data: list(load_json(data)))
     known = [name for name in names if any(name in answer for answer in answers.values())]
     return known, [failure.host for failure in failures]
 
@@ -482,7 +482,7 @@ def _ask(
 
 def read_answer(data: bytes) -> _Answer:
     """Return the rows in what a host has answered, and how many others can't be read; raise ValueError for no JSON."""
-    found = json.loads(data or b"[]")
+    found = load_json(data or b"[]")
     all_rows = found if isinstance(found, list) else [found]
     rows = [row for each in all_rows if (row := read_row(each)) is not None]
     return rows, len(all_rows) - len(rows)

@@ -28,6 +28,7 @@ from launcher.controller.orders import Control, about_run
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostsUnreachable, UsageError
+from launcher.forms import load_json
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
@@ -203,7 +204,7 @@ def _conclude(run: RemoteRun, code: int, output: OutputOptions) -> int:
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     try:
         launcher.ask(about_run(run_id, partial(print_value, find_health)), find_streams(os.environ))
-        found = json.loads(launcher.read_output() or b"{}")
+        found = load_json(launcher.read_output() or b"{}")
     except ValueError:
         found = None
     finally:

@@ -24,6 +24,7 @@ from typing import Any
 from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.escapes import one_line
+from launcher.forms import FormError, load_json
 from launcher.hosts.host import Host
 from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
@@ -262,8 +263,8 @@ class _Answer:
                 self._read()
             line, _, self._data = self._data.partition(b"\n")
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
+            found = load_json(line)
+        except FormError:
             found = None
         if not isinstance(found, dict):
             raise self.refuse("sent what is no answer")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import math
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import LauncherError, UsageError
+from launcher.forms import load_json
 from launcher.lazy_dataclass import dataclass
 
 SUFFIXES = (".png", ".svg")
@@ -95,7 +95,7 @@ def read_pairs(path: Path, most_hosts: int) -> PairResults:
     The picture is a square of hosts: more hosts than the run has could fill this machine's memory.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = load_json(path.read_bytes())
         hosts = _names(content["hosts"], most_hosts)
         return PairResults(
             hosts,
@@ -112,7 +112,7 @@ def read_pairs(path: Path, most_hosts: int) -> PairResults:
                 for pair in content["pairs"]
             ),
         )
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise LauncherError(f"{path}: can't be read: {error!r}") from None
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.errors import LauncherError, UsageError
+from launcher.forms import load_json
 from launcher.hosts.ranges import shown
 from launcher.node.messages import is_file_name
 from launcher.output.lines import STDOUT
@@ -98,7 +99,7 @@ def take_logs(output: RemoteOutput, way: Way, run_id: str, base: Path) -> tuple[
                 folder = _put(fresh, base, origin)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, KeyError, TypeError) as error:
         if not stream.errors and not output.exit_code:
             raise LauncherError(f"the logs of {way.name} arrived damaged: {error}", "try again") from None
         folder = None
@@ -114,7 +115,7 @@ def _unpack(plain: gzip.GzipFile, fresh: Path) -> None:
         line = plain.readline(_MOST_HEADER_BYTES)
         if number and not line:
             return
-        header = json.loads(line)
+        header = load_json(line)
         path, size = header["path"], header["size"]
         if not isinstance(path, str) or not _is_log(path):
             raise ValueError(f"{shown(str(path))} is no file of a run")

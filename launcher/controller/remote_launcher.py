@@ -146,17 +146,18 @@ class RemoteLauncher:
 
     def read_output(self) -> bytes:
         """Return all that it writes to stdout, within _ANSWER_S; errors are copied to stderr."""
-        output = b""
+        output, size_bytes = list[bytes](), 0
         with self._limited(_ANSWER_S):
             for stream, data in _clean_lines(self.pieces(), (STDERR,)):
                 if stream == STDERR:
                     _try_to_write(stream, data)
                 else:
-                    output += data
-                if len(output) > _MOST_OUTPUT_BYTES:
+                    output.append(data)
+                    size_bytes += len(data)
+                if size_bytes > _MOST_OUTPUT_BYTES:
                     text = f"it sent more than {_MOST_OUTPUT_BYTES // 1_000_000} MB"
                     raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
-        return output
+        return b"".join(output)
 
     def _beat(self) -> None:
         """Send something now and then: if it isn't acknowledged, or doesn't come, the other side is gone.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from launcher.errors import LauncherError
+from launcher.forms import FormError, load_json
 from launcher.lazy_dataclass import dataclass
 from launcher.private_files import open_private, replace_private
 from launcher.runs.state_home import find_state, own_state
@@ -217,8 +218,8 @@ def _find_time(entry: Mapping[str, Any]) -> float:
 def _decode(text: str) -> _Hosts:
     """Return what was encoded; of anything else, what has this form."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
+        content = load_json(text.encode("utf-8", "replace"))
+    except FormError:
         return {}
     lists = content.items() if isinstance(content, dict) else ()
     return {host: _decode_memory(entries) for host, entries in lists if isinstance(entries, list)}

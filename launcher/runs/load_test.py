@@ -5,7 +5,6 @@ The ranks of test-distributed do that, in a run of its own that claims its GPUs 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from launcher.errors import ChecksFailed, HostFailure, HostsUnreachable, LauncherError
-from launcher.forms import FormError, reader_of
+from launcher.forms import FormError, load_json, reader_of
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.output.console import MuteConsole
@@ -90,11 +89,9 @@ def read_loads(folder: Path, hosts: int) -> tuple[MeasuredLoad, ...]:
     """Return what rank 0 of a run on so many hosts has sent to its logs; raise LauncherError if it is malformed."""
     path = folder / RESULTS
     try:
-        loads: tuple[MeasuredLoad, ...] = reader_of(tuple[MeasuredLoad, ...])(
-            json.loads(path.read_text("utf-8"))["loads"]
-        )
+        loads: tuple[MeasuredLoad, ...] = reader_of(tuple[MeasuredLoad, ...])(load_json(path.read_bytes())["loads"])
         if any(each.node >= hosts for each in loads):
             raise FormError(f"more than {count(hosts, 'host')}")
         return loads
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise LauncherError(f"{path}: can't be read: {error!r}") from None

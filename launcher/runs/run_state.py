@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, field
 from enum import Enum
@@ -22,6 +23,8 @@ _MOST_HOSTS = 10_000
 _MOST_NAME = 255
 _MOST_NAMES = 30  # characters; more hosts than that are counted
 _MOST_S = 1 << 32
+_MOST_FOLDED = 100
+_NUMBER = re.compile(r"[0-9]+")
 
 Doing = dict[str, Any]  # what `launch ps --json` says of it
 
@@ -117,7 +120,9 @@ def describe_doing(doing: Doing) -> str:
 
 
 def _fold(names: list[str]) -> str:
-    folded = fold_names(names)
+    # Another machine may have named them, and ClusterShell takes minutes for many names with several numbers.
+    is_soon = len(names) <= _MOST_FOLDED and all(len(_NUMBER.findall(name)) <= 1 for name in names)
+    folded = fold_names(names) if is_soon else ",".join(names)
     return folded if len(folded) <= _MOST_NAMES else count(len(names), "host")
 
 
@@ -129,7 +134,7 @@ def _passed(seconds: float) -> str:
 
 def read_doing(found: object) -> Doing | None:
     """Return what `as_doing` gave on another machine, with clean names; None if it can't be that."""
-    if not isinstance(found, dict) or found.get("what") not in {each.value for each in Activity}:
+    if not isinstance(found, dict) or found.get("what") not in [each.value for each in Activity]:
         return None
     names = [found.get("hosts"), found.get("rebooting")]
     numbers = [found.get("for_s"), found.get("restart")]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from launcher.clock import wall_clock
-from launcher.forms import AS_ROW, FormError, Most, Within, reader_of
+from launcher.forms import AS_ROW, FormError, Most, Within, load_json, reader_of
 from launcher.job.facts import GpuSample, HostSample, NodeFacts
 from launcher.job.plan import LaunchPlan
 from launcher.lazy_dataclass import dataclass
@@ -238,7 +238,7 @@ def now_as_text(now: RunNow) -> str:
 def parse_now(text: bytes) -> RunNow | None:
     """Return what a run has written; None if it can't be that: another machine may have sent it."""
     try:
-        found: RunNow = reader_of(RunNow)(json.loads(text))
-    except (ValueError, FormError, RecursionError):
+        found: RunNow = reader_of(RunNow)(load_json(text))
+    except FormError:
         return None
     return found

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.forms import MOST_LETTERS, NOT_SENT, Address, Count, FormError, Most, SentAs, Within, reader_of
+from launcher.forms import MOST_LETTERS, NOT_SENT, Address, Count, FormError, Most, SentAs, Within, load_json, reader_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +95,26 @@ def test_nothing_else_is_raised_and_no_text_has_a_second_line(told: Any) -> None
     else:
         assert isinstance(machine, Machine)
         assert "\n" not in machine.name + "".join(machine.used) + "".join(disk.label for disk in machine.disks)
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a": [' * (depth // 2) + b"7" + b"]}" * (depth // 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (b"[" + b"[]," * 1_000_000 + b"0]", "more than 1000000 values"), (nested(100), "too deep"),
+        (nested(1_000_000), "too deep"), (b"[", "no JSON"), (b"", "no JSON"), (b"\xff", "no JSON"),
+        (b"9" * 5000, "no JSON"),
+    ],
+)  # fmt: skip
+def test_json_that_no_reader_takes(text: bytes, error: str) -> None:
+    with pytest.raises(FormError, match=error):
+        load_json(text)
+
+
+def test_json_is_loaded() -> None:
+    text = b'{"a": [1, 2.5, {"b": null}], "c": "\xc3\xa9"}'
+    assert load_json(text) == {"a": [1, 2.5, {"b": None}], "c": "\u00e9"}
+    assert load_json(nested(98))["a"][0]["a"]

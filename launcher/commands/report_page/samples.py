@@ -6,13 +6,13 @@ MiB, power in W, temperature in °C, SM clock in MHz, throttle reasons]}}`, with
 comes from hosts: what has another form is left out.
 """
 
-import json
 import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.forms import FormError, load_json
 from launcher.lazy_dataclass import dataclass
 from launcher.runs.samples import FILE
 
@@ -76,8 +76,8 @@ def read_samples(folder: Path) -> tuple[list[Sample], list[SampleFinding]]:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):  # the last line may be cut
+        found = load_json(line)
+    except FormError:  # the last line may be cut
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -36,7 +36,8 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
     {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"age_s": math.inf},
     {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": None}, {"pid": 0.5},
     {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1}, {"doing": "running"},
-    {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "hosts": []}}, {"doing": {**WAITS, "rebooting": [7]}},
+    {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "what": []}}, {"doing": {**WAITS, "what": {}}},
+    {"doing": {**WAITS, "hosts": []}}, {"doing": {**WAITS, "rebooting": [7]}},
     {"doing": {**WAITS, "left_s": "soon"}}, {"doing": {**WAITS, "left_s": ""}},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
@@ -63,7 +64,7 @@ def test_the_row_of_an_older_controller() -> None:
     assert {key: row[key] for key in old} == old
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"[" * 10, b"text"])
+@pytest.mark.parametrize("data", [b"\xff", b"[" * 10, b"text", b"[" * 100_000, b"9" * 5000])
 def test_an_answer_that_is_no_json(data: bytes) -> None:
     with pytest.raises(ValueError):
         read_answer(data)

@@ -36,6 +36,11 @@ WAITING = RunState(Activity.WAITING, NOW, COUNT, {"g2": NOW})
             RunState(Activity.WAITING, NOW, COUNT, {f"n{2 * number}": NOW for number in range(99)}),
             "waiting for 99 hosts (4 min)",
         ),
+        (RunState(Activity.WAITING, NOW, COUNT, {"r1-n1": NOW, "r1-n2": NOW}), "waiting for r1-n1,r1-n2 (4 min)"),
+        (
+            RunState(Activity.WAITING, NOW, COUNT, {f"r{n * n}-n{n}-{n % 7}": NOW for n in range(10_000)}),
+            "waiting for 10000 hosts (4 min)",
+        ),
     ],
 )
 def test_the_words(state: RunState, words: str) -> None:
