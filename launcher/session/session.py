@@ -30,7 +30,8 @@ NOTICE_S = 20.0  # what a node is doing is printed by then
 SWEEP_CONNECT_S = 5.0
 HANG_UP_S = 1.0
 FILES_S = 30.0  # the files that the ranks left are small, and nobody waits longer for them
-CENSUS_SLACK_S = 9.0  # the stop's rest (1 s), census (5 s), and the way there and back
+HURRIED_SLACK_S = 9.0  # the stop's rest (1 s), census (5 s), and the way there and back
+CENSUS_SLACK_S = 54.0  # the same with the census of processes that use GPUs (50 s)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Listener = Callable[[Event], object]
@@ -320,7 +321,7 @@ class Session:
                 self.say("launch: killing all remaining processes now")
                 self.send_to_all(messages.STOP, timeout_s=0)
                 is_hurried = True
-                deadline = min(deadline, time.monotonic() + CENSUS_SLACK_S)
+                deadline = min(deadline, time.monotonic() + HURRIED_SLACK_S)
                 continue
             if not is_settled or not self._has_lost():
                 break

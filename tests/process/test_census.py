@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -223,6 +224,72 @@ def test_a_child_that_is_another_user_s_and_hidden_is_counted() -> None:
     argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh", sys.executable, "-c"]
     done = subprocess.run([*argv, HIDDEN_CHILD], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stderr, json.loads(done.stdout)) == ("", [[True, "?", "?"]])
+
+
+SLOW_DEATH = """
+import ctypes, json, os, sys, time
+from launcher.node.processes import proc, run_processes, stop_steps
+proc.CONTROL_DEVICES = (os.devnull,)
+proc.GPU_DEVICES = (sys.argv[1],)
+run_processes.become_subreaper()
+ctypes.CDLL(None).unshare(0x20000000)  # CLONE_NEWPID
+rank = os.fork()
+if rank == 0:
+    os.open(sys.argv[1] if sys.argv[2] == "on a GPU" else os.devnull, os.O_RDONLY)
+    if os.fork() == 0:
+        time.sleep(300)
+    time.sleep(300)
+children = "/proc/%d/task/%d/children" % (rank, rank)
+while not open(children).read():
+    time.sleep(0.01)
+print(open(children).read(), flush=True)
+sys.stdin.readline()
+stop_steps.CENSUS_S, stop_steps._GPU_PAUSE_S = 0.5, 0.01
+def beat():
+    print("beat", flush=True)
+stop_steps.BEAT_S = 0.01
+steps = stop_steps.stop_run(run_processes.RunProcesses("no such mark", [os.getpid()]), 0, lambda: None)
+left = stop_steps.take_steps(steps, beat)
+print(json.dumps([process.pid == rank for process in left]), flush=True)
+"""
+# Holds a process as a debugger does: once killed it is a zombie that only this one can reap.
+TRACER = """
+import ctypes, os, sys
+if ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0):  # PTRACE_SEIZE
+    sys.exit("it can't be traced")
+print("traces", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: it makes a PID namespace, and traces a process in it")
+@pytest.mark.parametrize("place", ["on a GPU", "on CPUs"])
+def test_a_killed_process_that_had_a_gpu_open_may_take_long_to_die(tmp_path: Path, place: str) -> None:
+    """As while the driver frees a GPU's memory.
+
+    The first process of a PID namespace exits only once all others there are reaped. Like one that frees a GPU, it has
+    no files and no memory any more meanwhile, and no signal ends it.
+    """
+    device = tmp_path / "nvidia0"
+    device.touch()
+    pipe = subprocess.PIPE
+    argv = [sys.executable, "-c", SLOW_DEATH, str(device), place]
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) as run:
+        assert run.stdin is not None and run.stdout is not None
+        child = run.stdout.readline().strip()
+        with subprocess.Popen([sys.executable, "-c", TRACER, child], stdin=pipe, stdout=pipe, text=True) as tracer:
+            assert tracer.stdin is not None and tracer.stdout is not None
+            assert tracer.stdout.readline() == "traces\n"
+            began_at = time.monotonic()
+            run.stdin.write("stop\n")
+            run.stdin.flush()
+            if place == "on a GPU":
+                while time.monotonic() < began_at + 1.5:  # three times as long as others are waited for
+                    assert run.stdout.readline() == "beat\n"
+                tracer.stdin.close()
+            *_, left = run.stdout
+            assert json.loads(left) == ([] if place == "on a GPU" else [True])
+            tracer.stdin.close()
 
 
 LONE_STARTER = """

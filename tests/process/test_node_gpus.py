@@ -126,7 +126,7 @@ def test_a_process_that_has_no_gpu_open_is_another_one_s_number(
 ) -> None:
     """As where the driver counts processes in another PID namespace."""
     fake("nvidia-smi", nvidia(say(LINE), say(f"GPU-8932f937, {sleeper.pid}, 1024")))
-    monkeypatch.setattr(gpus, "CONTROL_DEVICE", os.devnull)
+    monkeypatch.setattr(proc, "CONTROL_DEVICES", (os.devnull,))
     assert query()[0][0].processes == (GpuProcess(sleeper.pid, 1024),)
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(proc, "GPU_DEVICES", (str(tmp_path / "nvidia"),))

@@ -21,7 +21,6 @@ TOOL_TIMEOUT_S = 5
 # (github.com/Azure/AgentBaker/pull/2829).
 LOADING_TIMEOUT_S = 60
 DRIVER = "/proc/driver/nvidia"  # there while the driver is loaded
-CONTROL_DEVICE = "/dev/nvidiactl"  # open in each process that uses a GPU
 _FIELDS = (
     "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "persistence_mode", "compute_mode",
     "ecc.errors.uncorrected.volatile.total", "pci.bus_id", "display_active", "mig.mode.current",
@@ -170,7 +169,7 @@ def describe_process(pid: int) -> dict[str, Any]:
 
     described: dict[str, Any] = {"owner": None, "name": None, "mark": None}
     process = proc.read_process(pid)
-    if process is None or (os.path.exists(CONTROL_DEVICE) and proc.holds_gpu(process) is False):
+    if process is None or (proc.has_gpus() and proc.holds_gpu(process) is False):
         return described
     described.update(name=process.name, mark=proc.read_mark(pid))
     try:

@@ -13,6 +13,7 @@ SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty
 FILES = "LAUNCH_FILES"  # a directory below the run's own on this machine
 _SLURM_S_OWN = "SLURM_JOB_ID"
 GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
+CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # one of them is open in each process that uses a GPU
 # What a program that uses a GPU has open: of NVIDIA, of AMD, in WSL, on a Jetson.
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/dxg", "/dev/nvhost", "/dev/nvmap", "/dev/nvgpu")
 
@@ -118,8 +119,13 @@ def read_command_line(pid: int) -> bytes:
         return b""
 
 
+def has_gpus() -> bool:
+    """Tell whether this machine has a driver of GPUs that shows which processes use them."""
+    return any(map(os.path.exists, CONTROL_DEVICES))
+
+
 def holds_gpu(process: Process) -> bool | None:
-    """Tell whether a process has a GPU open; None if access is denied, or if it is exiting and shows no files."""
+    """Tell whether a process has a GPU open, or may have had: an exiting one shows no files. None: access is denied."""
     if process.session == 0 and process.ppid in (0, 2):  # a thread of the kernel
         return False
     folder = "/proc/%d/fd" % process.pid
@@ -132,7 +138,7 @@ def holds_gpu(process: Process) -> bool | None:
                 pass
     except OSError:
         return None
-    return any(path.startswith(GPU_DEVICES) for path in paths) if paths else None
+    return not paths or any(path.startswith(GPU_DEVICES) for path in paths)
 
 
 def is_alive(process: Process) -> bool:

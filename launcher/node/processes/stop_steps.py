@@ -2,8 +2,8 @@
 
 First the starter of the ranks (torchrun or the shim) is held, then the ranks get SIGTERM and time to save, then all
 other processes of the run get SIGTERM. Finally all but the starter are suspended (SIGSTOP) and killed until none is
-left, or until `CENSUS_S` is over; then the run's directory is removed, and the starter is killed. One that has started
-no rank is killed first.
+left, or until `CENSUS_S` is over, or `GPU_CENSUS_S` for those that had a GPU open; then the run's directory is removed,
+and the starter is killed. One that has started no rank is killed first.
 
 The starter is held before any rank is asked to exit, it is never suspended, and it is the last to be killed. If it
 weren't held, torchrun would signal each rank's whole process group, including data-loader workers, and a trainer whose
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 BEAT_S = 1.0  # how often to send heartbeats: the steps may take longer than the launcher tolerates silence
 REST_S = 1.0  # the least time between SIGTERM and SIGKILL for processes that are neither rank nor starter
 CENSUS_S = 5.0  # a process in state D can't be killed; it is reported, not waited for
+# The driver frees a GPU's memory while the process exits, which takes longer the more there is. As long as a restart
+# waits for freed memory (FREED_S in runs/next_attempt.py).
+GPU_CENSUS_S = 50.0
+_GPU_PAUSE_S = 0.2
 
 _QUICK_LOOKS = 50  # each takes 0.1 ms, so one of them catches a process that forks and exits every millisecond
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
@@ -102,6 +106,8 @@ def _kill(
     So a run of which only the starter lives, as when all ranks have ended, needs no further look at all of /proc.
     """
     turn, is_removed = 0, False
+    gpu_deadline = time.monotonic() + GPU_CENSUS_S
+    gpu_users = {_identity(process) for process in living if proc.has_gpus() and proc.holds_gpu(process)}
     while (living or owned.has_children()) and time.monotonic() < deadline:
         if living and not _without_starter(owned, living):
             if owned.ranks and not is_removed:  # otherwise it may be about to start them, and needs the directory
@@ -118,6 +124,9 @@ def _kill(
                 proc.send_signal(child, signals.SIGKILL)
         yield _PAUSES_S[min(turn, 1)]
         turn += 1
+        living = owned.living()
+    while not gpu_users.isdisjoint(map(_identity, living)) and time.monotonic() < gpu_deadline:
+        yield _GPU_PAUSE_S
         living = owned.living()
     if living and not _without_starter(owned, living):  # a look at all processes took seconds
         living = yield from _kill_starter(living[0])
