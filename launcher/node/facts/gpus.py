@@ -23,12 +23,12 @@ LOADING_TIMEOUT_S = 60
 DRIVER = "/proc/driver/nvidia"  # there while the driver is loaded
 _FIELDS = (
     "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "persistence_mode", "compute_mode",
-    "ecc.errors.uncorrected.volatile.total", "pci.bus_id", "display_active", "mig.mode.current",
+    "ecc.errors.uncorrected.volatile.total", "pci.bus_id", "display_active", "temperature.gpu", "mig.mode.current",
 )  # fmt: skip
 # An old nvidia-smi refuses a query with a field that it doesn't know: before 450 that of MIG, so it is asked for fewer.
 _FEWER = (len(_FIELDS), 10, 4)
 _LOST = ("[GPU is lost]", "[GPU requires reset]")
-_UNKNOWN_ERROR = "[Unknown Error]"  # some GPUs that are well answer so for a sensor, but none for its memory
+_UNKNOWN_ERROR = "[Unknown Error]"  # some GPUs that are well answer so for a fan
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _SAMPLED_FIELDS = (  # in the order of job.facts.GpuSample, without the last one
     "index", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw", "power.limit", "temperature.gpu",
@@ -143,7 +143,7 @@ def _parse_gpu(line: str) -> dict[str, Any] | None:
 
 def _find_fault(words: list[str], values: dict[str, str]) -> str | None:
     """Return what is printed instead of the values of a GPU that doesn't respond."""
-    is_unknown = _UNKNOWN_ERROR in (values["memory.total"], values.get("memory.free"))
+    is_unknown = _UNKNOWN_ERROR in map(values.get, ("memory.total", "memory.free", "temperature.gpu"))
     found = [word for word in words if word in _LOST] + ([_UNKNOWN_ERROR] if is_unknown else [])
     return found[0].strip("[]") if found else None
 
