@@ -22,6 +22,12 @@ _SYNTAX_PLACE = re.compile(r'^  File "[^"]+", line \d+$')
 _SYNTAX_ERROR = re.compile(r"^(?:Syntax|Indentation|Tab)Error\b")
 _FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+# What a progress bar or a logger has printed before it stays in its line; rich has a box around it.
+_HEADER = re.compile(
+    r"(?P<prefix>.*?)(?P<header>(?:Original |Exception Group )?Traceback \(most recent call last\)):?\W*$"
+)
+_BOXED_FRAME = re.compile(r"[│|] (?P<file>\S.*):(?P<line>\d+) in (?P<function>\S+) *[│|]$")
+_BOXED_CODE = re.compile(r"[│|] (?:❱|\\u2771) +\d+ [│| ]*(?P<code>.*?) *[│|]$")
 # torch prints every line of an exception twice if torch.distributed is initialised: plain and with `[rank0]:`.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 # How faulthandler reports a crash, the innermost frame first; the other threads come before.
@@ -35,6 +41,7 @@ _CRASH_FRAME = re.compile(r'  File "(?P<file>[^"]+)", line \d+ in ')
 _AFTERMATH = re.compile(r"\[rank\d+\]:|\[[WEIF]\d|\s|.{0,300}Warning: ")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _FOLDERS = re.compile(r"/(?:[^\s/'\":]+/)+")  # of a path, which may differ on another host
+_MOST_AFTER = 30  # lines of stdout; after more, the rank has survived it
 _MAX_MESSAGE_LINES = 8  # of an error's message, after its first; NCCL gives the reason in the third
 
 
@@ -141,21 +148,53 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
     short = []
     if own:
         following = [index for index in frames if index > own[-1]] or [len(lines) - 1]
-        short = list(lines[own[-1] : following[0]])
+        short = [line for line in lines[own[-1] : following[0]] if line.strip()]
         if not _SYNTAX_ERROR.match(lines[-1]):  # its marker shows more than its line
             short = [line for line in short if not re.fullmatch(r"\s*[\^~]+\s*", line)]
     return [line[2:] if line.startswith("  ") else line for line in [*short, lines[-1]]]
 
 
 def _without_prefixes(lines: Sequence[str]) -> list[str]:
-    """Return the lines as Python printed them.
+    """Return the lines as Python prints them, without what torch, a logger or rich adds to a traceback.
 
     Few lines have a prefix, so a cheap test comes before the patterns: a thousand ranks print many lines.
     """
-    return [
-        _GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) if line.startswith(("[rank", "  ")) else line
-        for line in lines
-    ]
+    plain: list[str] = []
+    prefix: re.Pattern[str] | None = None  # that the lines of a traceback have, with any numbers
+    is_boxed = False
+    for line in lines:
+        text = _GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) if line.startswith(("[rank", "  ")) else line
+        if "Traceback (" in text and (header := _HEADER.match(text)):
+            text = f"{header['header']}:"
+            is_boxed = header["prefix"].startswith(("╭", "+-"))
+            prefix = re.compile(_NUMBER.sub(r"\\w+", re.escape(header["prefix"]))) if header["prefix"].strip() else None
+        elif is_boxed:
+            is_boxed = not text.startswith(("╰", "+-"))
+            text = _unboxed(text)
+        elif prefix is not None and (found := prefix.match(text)):
+            text = text[found.end() :]
+        elif text.startswith('> File "'):  # loguru's mark of the frame that has caught it
+            text = f" {text[1:]}"
+        plain.append(text)
+    return plain
+
+
+def _unboxed(line: str) -> str:
+    """Return a line of rich's box as Python prints it; empty for what Python doesn't print."""
+    if frame := _BOXED_FRAME.match(line):
+        return f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}'
+    code = _BOXED_CODE.match(line)
+    return f"    {code['code']}" if code else ""
+
+
+def gather_traceback(stdout: str, stderr: str) -> tuple[str, str]:
+    """Return both streams, with the traceback that ends stdout at the end of stderr if that has none."""
+    lines = stdout.splitlines()
+    blocks = [] if extract_traceback(stderr) or not extract_traceback(stdout) else _last_group(_without_prefixes(lines))
+    if not blocks or len(lines) - blocks[-1].end > _MOST_AFTER:
+        return stdout, stderr
+    start = blocks[0].start
+    return "\n".join(lines[:start]), "\n".join([*filter(None, [stderr]), *lines[start:]])
 
 
 @lru_cache(maxsize=2048)  # enough for a thousand ranks, whose output is searched again and again

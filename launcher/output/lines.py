@@ -14,9 +14,16 @@ from typing import NamedTuple
 STDOUT, STDERR = 1, 2
 LINE_BYTES = 64 << 10  # a line that is longer is cut, at the border of a character
 TAIL_BYTES = 16 << 10  # what is kept of each stream for the report
+SURVIVED_S = 60.0  # a rank that prints for so long after a traceback has survived it
 PROGRESS_S = 1.0  # a progress bar is shown this often
 BAR_GONE_S = 5.0  # after it, another rank's bar is shown
 _STATES = re.compile(rb"\r*[^\r]+\r*|\r+")  # of a progress bar, with the carriage returns around each
+_TRACEBACK = b"(most recent call last)"  # what rich colors apart from the word before it
+# The error of a traceback is its first line at the margin; those of rich have a box around them.
+_MARGIN = re.compile(rb"\n(?=(?:\x1b\[[\d;]*m)*[^\s|+>\x1b\xe2])")
+_PART_BYTES = 8 << 10  # of the start of a traceback, and of its end
+_MESSAGE_BYTES = 4 << 10  # of that end, after the first line of the error
+_PREFIX_BYTES = 200  # before a traceback, in its first line
 
 
 class LogLines(NamedTuple):
@@ -54,10 +61,40 @@ class BarTurn:
         return rank == self._last[0] or self.take(rank)
 
 
+class _Traceback:
+    """The start of a traceback, and its end with some of what follows it."""
+
+    def __init__(self, place: int, at: float) -> None:
+        """place: of its first byte in the stream."""
+        self.place = place
+        self.at = at  # wall-clock seconds
+        self.start = b""
+        self.end = b""
+        self._size = 0  # so far, with what follows it
+        self._most: int | None = None  # known once its error has come
+
+    @property
+    def end_place(self) -> int:
+        """The place of the first byte of `end`."""
+        return self.place + self._size - len(self.end)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        if self._most is None:
+            overlap = self.end[-64:]  # an error's color may be cut
+            found = _MARGIN.search(overlap + data)
+            self._most = self._size - len(overlap) + found.end() + _MESSAGE_BYTES if found else None
+        if self._most is not None:
+            data = data[: max(0, self._most - self._size)]
+        self.start += data[: _PART_BYTES - len(self.start)]
+        self.end = (self.end + data)[-_PART_BYTES:]
+        self._size += len(data)
+
+
 class LineStream:
     """One stream (stdout or stderr) of one rank, cut into whole lines.
 
-    It keeps the start of a line until the rest has come, and in `tail` the last bytes of all, for the report.
+    It keeps the start of a line until the rest has come, and the newest traceback and the last bytes for the report.
     """
 
     def __init__(self, bars: BarTurn | None = None, rank: int = 0) -> None:
@@ -66,13 +103,15 @@ class LineStream:
         self._follows_state = False  # the rest follows a state of a progress bar
         self._bars = bars or BarTurn()
         self._rank = rank
-        self.tail = b""
+        self._last = b""  # bytes of all
+        self._size = 0  # of all
+        self._traceback: _Traceback | None = None  # the newest
         self.count = 0  # of its first lines, as its feeder says
         self.heard_at = 0.0  # wall-clock: when its last bytes came, as its feeder says
 
     def feed(self, data: bytes) -> tuple[list[LogLines], bytes]:
         """Return the pieces for the log, and the lines for the screen, that `data` completes; each may be empty."""
-        self.tail = (self.tail + data)[-TAIL_BYTES:]
+        self._keep(data)
         data = self._rest + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
         if not end and len(data) > LINE_BYTES:
@@ -86,6 +125,33 @@ class LineStream:
         is_whole = block.endswith(b"\n")
         lines = block if is_whole else block + b"\n"
         return [LogLines(is_whole, lines)], lines
+
+    def _keep(self, data: bytes) -> None:
+        known = len(self._last)
+        last = self._last + data
+        found = last.rfind(_TRACEBACK, max(0, known - len(_TRACEBACK)))
+        if found >= 0:
+            start = max(last.rfind(b"\n", 0, found), last.rfind(b"\r", 0, found), found - _PREFIX_BYTES) + 1
+            self._traceback = _Traceback(self._size - known + start, self.heard_at)
+            self._traceback.feed(last[start:])
+        elif self._traceback is not None:
+            self._traceback.feed(data)
+        self._size += len(data)
+        self._last = last[-TAIL_BYTES:]
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes of all, after the newest traceback if that began earlier."""
+        found = self._traceback
+        start = self._size - len(self._last)
+        if found is None or found.place >= start or self.heard_at - found.at > SURVIVED_S:
+            return self._last
+        text, size = found.start, found.place + len(found.start)
+        for place, part in ((found.end_place, found.end), (start, self._last)):
+            # A line that began in the gap must not look like an error, at the margin.
+            text += b"    ..." + part if place > size else part[size - place :]
+            size = max(size, place + len(part))
+        return text
 
     def finish(self) -> tuple[list[LogLines], bytes]:
         """Return the rest that never got a newline, for the log and for the screen."""

@@ -17,10 +17,10 @@ from launcher.output.lines import STDERR
 HOLD_S = 5.0  # a run that continues for this long after a traceback has survived it
 HELD_BYTES = 16 << 20  # of all ranks together
 
-# How a report of an error begins: Python's, also with torch's prefix, a SyntaxError's, NCCL's, and those of C++.
+# How a report of an error begins: Python's, also behind a progress bar, a SyntaxError's, NCCL's, and those of C++.
 _CLUES = (b"Traceback (", b'  File "', b":[E", b"terminate called", b"Fatal Python error")
 _START = re.compile(
-    rb"^(?:(?:\[rank\d+\]: ?)?(?:  [+] Exception Group )?Traceback \(most recent call last\):"
+    rb"^(?:[^\n]{0,200}?Traceback \(most recent call last\)"
     rb'|  File "[^"\n]+", line \d+$|\[rank\d+\]:\[E|terminate called after|Fatal Python error: )',
     re.MULTILINE,
 )

@@ -15,8 +15,9 @@ from dataclasses import field, replace
 from launcher.clock import wall_clock
 from launcher.diagnosis.cause import Cause, find_cause, find_signature
 from launcher.diagnosis.failure import Failure, FailureKind, Role
-from launcher.diagnosis.tracebacks import extract_traceback
+from launcher.diagnosis.tracebacks import extract_traceback, gather_traceback
 from launcher.errors import ChecksFailed, HostFailure, HostFailureKind, HostsUnreachable, LauncherError, UsageError
+from launcher.escapes import without_controls
 from launcher.job.job import Job
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.lazy_dataclass import dataclass
@@ -226,12 +227,15 @@ class _Node:
 
     def _rank(self, local_rank: int, event: Event) -> Failure:
         at = self._exited_at(local_rank)
+        printed = [_text(self.output.tail(local_rank, stream)) for stream in (STDOUT, STDERR)]
+        stdout, stderr = gather_traceback(*printed)
+        spoke = STDERR if stderr == printed[1] else STDOUT
         return Failure(
             host=self.plan.host.name,
             node_rank=self.plan.node_rank,
             kind=FailureKind.RANK,
             at=at,
-            silent_s=at - self.output.stream_heard_at(local_rank, STDERR),
+            silent_s=at - self.output.stream_heard_at(local_rank, spoke),
             rank=self.plan.first_rank + local_rank,
             local_rank=local_rank,
             gpu=self.plan.gpu_of(local_rank),
@@ -240,8 +244,8 @@ class _Node:
             oom=event.fields.get("oom"),
             after_stop=event.fields["was_stopping"],
             in_slurm_step=self.session.is_slurm_step,
-            stdout=_text(self.output.tail(local_rank, STDOUT)),
-            stderr=_text(self.output.tail(local_rank, STDERR)),
+            stdout=stdout,
+            stderr=stderr,
         )
 
     def _torchrun(self, event: Event) -> Failure:
@@ -272,7 +276,9 @@ class _Node:
 
 
 def _text(tail: bytes) -> str:
-    return tail.decode("utf-8", "replace")
+    """Return the end of a stream without escapes, which a traceback may have in the middle of its words."""
+    text = tail.decode("utf-8", "replace")
+    return without_controls(text.replace("\r\n", "\n").replace("\r", "\n")) if "\x1b" in text else text
 
 
 def _is_bad(event: Event) -> bool:

@@ -13,6 +13,7 @@ from launcher.diagnosis.tracebacks import (
     extract_crash,
     extract_errors,
     extract_traceback,
+    gather_traceback,
     is_stack,
     shorten_traceback,
 )
@@ -51,6 +52,66 @@ def test_the_last_traceback_is_found(stderr):
         '  raise ValueError("the optimizer met a NaN at step 42")',
         "ValueError: the optimizer met a NaN at step 42",
     ]
+
+
+RICH = """\
+╭───────────────────── Traceback (most recent call last) ──────────────────────╮
+│ /data/train.py:90 in <module>                                                │
+│                                                                              │
+│   89                                                                         │
+│ ❱ 90 main()                                                                  │
+│   91                                                                         │
+│                                                                              │
+│ /data/train.py:88 in step                                                    │
+│                                                                              │
+│   87 def step():                                                             │
+│ ❱ 88 │   raise ValueError("the optimizer met a NaN at step 42")              │
+│ ╭─ locals ─╮                                                                 │
+│ │ x = 1    │                                                                 │
+│ ╰──────────╯                                                                 │
+╰──────────────────────────────────────────────────────────────────────────────╯
+ValueError: the optimizer met a NaN at step 42
+"""
+LOGURU = SIMPLE.replace(" last):", " last):\n").replace(
+    '  File "/data/train.py", line 90', '> File "/data/train.py", line 90'
+)
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "  1%|▏    | 1/100 [00:00<00:00, 9300.01it/s]" + SIMPLE,
+        "\r  0%|  | 0/100\r  1%|▏ | 1/100" + SIMPLE.replace("\n", "\r\n"),
+        "2026-11-27 10:00:01,123 ERROR train: " + SIMPLE + "2026-11-27 10:00:02,123 INFO train: bye\n",
+        "".join(f"2026-11-27 10:00:0{at},123 | {line}\n" for at, line in enumerate(SIMPLE.splitlines())),
+        "".join(f"[1,0]<stderr>: {line}\n" for line in ["noise", *SIMPLE.splitlines()]),
+        "step 1: Original " + SIMPLE,
+        RICH,
+        RICH.translate(dict(zip(map(ord, "╭─╮│╰╯❱"), ["+", "-", "+", "|", "+", "+", "\\u2771"], strict=True))),
+        LOGURU,
+    ],
+)
+def test_a_traceback_need_not_begin_a_line(printed):
+    short = [
+        'File "/data/train.py", line 88, in step',
+        '  raise ValueError("the optimizer met a NaN at step 42")',
+        "ValueError: the optimizer met a NaN at step 42",
+    ]
+    assert shorten_traceback(extract_traceback(printed)) == short
+    assert shorten_traceback(extract_traceback("a\n" + CHAINED + printed)) == short
+    assert extract_errors(printed)[0] == short[-1]
+    assert not [line for line in cut_tracebacks(printed.splitlines()) if "rain.py" in line or "Error" in line]
+
+
+def test_words_about_a_traceback_are_none():
+    assert extract_traceback("see Traceback (most recent call last): above\n  x\ny\n") == []
+
+
+def test_a_traceback_on_stdout_counts_if_it_ends_it():
+    assert gather_traceback("a\n" + SIMPLE, "b") == ("a", "b\n" + SIMPLE[:-1])
+    assert gather_traceback("a\n" + CHAINED + "bye\n", "") == ("a", CHAINED + "bye")
+    for stdout, stderr in [("a\n", "b\n"), (SIMPLE, CHAINED), (SIMPLE + "step\n" * 40, "")]:
+        assert gather_traceback(stdout, stderr) == (stdout, stderr)
 
 
 FOREIGN = """\

@@ -196,6 +196,45 @@ def test_the_tail_is_the_last_of_all_bytes():
     assert (len(lines.tail), lines.tail[-9:]) == (TAIL_BYTES, b"a\rthe\nend")
 
 
+FRAME = b'  File "/data/model.py", line 7, in forward\n    return self.layer(x)\n'
+OTHER_FRAMES = FRAME.replace(b"model", b"other") * 1000
+HEADER, ERROR = b"Traceback (most recent call last):\n", b"RuntimeError: Error(s) in loading state_dict for Net:\n"
+LONG_MESSAGE = b"\tMissing key(s) in state_dict: " + b'"key", ' * 9000 + b"\n"
+
+
+@pytest.mark.parametrize("step", [1 << 20, 4096, 7])
+@pytest.mark.parametrize(
+    ("printed", "gaps"),
+    [
+        (HEADER + FRAME + ERROR + LONG_MESSAGE, 1),
+        (HEADER + FRAME + ERROR + b"bye\n" * 9000, 1),
+        (HEADER + b"KeyError: 1\n" + b"bye\n" * 9000 + HEADER + FRAME + ERROR + b"x\n" * 30_000, 1),
+        (HEADER + FRAME + OTHER_FRAMES + ERROR + b"bye\n" * 9000, 2),
+        (b"a\r90%" + HEADER + FRAME + OTHER_FRAMES + ERROR, 1),
+        (HEADER + FRAME + ERROR + b"bye\n" * 3800, 0),  # as much as is kept
+    ],
+)
+def test_the_newest_traceback_is_kept_beside_the_tail(printed, gaps, step):
+    lines = LineStream()
+    for place in range(0, len(printed), step):
+        lines.feed(printed[place : place + step])
+    before, is_there, rest = lines.tail.partition(HEADER + FRAME)
+    assert is_there and ERROR in rest
+    assert before in (b"", b"90%")
+    assert lines.tail.endswith(printed[-TAIL_BYTES // 2 :])
+    assert rest.count(b"    ...") == gaps
+    assert gaps or before + HEADER + FRAME + rest == printed
+    assert len(lines.tail) < 3 * TAIL_BYTES
+
+
+def test_a_traceback_that_was_survived_is_forgotten():
+    lines = LineStream()
+    lines.feed(HEADER + FRAME + ERROR)
+    lines.heard_at = 100.0
+    lines.feed(b"step\n" * TAIL_BYTES)
+    assert HEADER not in lines.tail
+
+
 # displays
 
 

@@ -22,6 +22,7 @@ PAGES = [
     PAGE,
     b"".join(b"[rank3]: " + line for line in PAGE.splitlines(keepends=True)),
     b"  + Exception Group " + PAGE,
+    b"  1%|\xe2\x96\x8f | 1/100 [00:00<00:00]" + PAGE,
     b'  File "train.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n',
     b"[rank3]:[E1120 09:16:31 ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout\nframe #0: x\n",
     b"terminate called after throwing an instance of 'c10::Error'\n  what(): x\n",

@@ -18,7 +18,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
-from launcher.output.lines import STDERR
+from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_output import NodeOutput
 from launcher.runs.judge import count_rank_fates, find_failures, find_successes
 from launcher.runs.report import cause_block
@@ -47,14 +47,14 @@ PLAN = LaunchPlan(
 STOP_S = 5.0  # the stop is sent so long after the ranks wrote
 
 
-def block(*ends, stopped_s=STOP_S):
+def block(*ends, stopped_s=STOP_S, stream=STDERR):
     """Return what is said of four ranks that ended so: each end is what it wrote, how it ended and when."""
     now = wall_clock()
     states = [NodeState(node.host.name, started={0, 1}) for node in PLAN.nodes]
     outputs = [NodeOutput(node.host.name, None, None) for node in PLAN.nodes]
     for rank, (said, ending, at_s) in sorted(enumerate(ends), key=lambda end: end[1][2]):
         node, local_rank = divmod(rank, 2)
-        outputs[node].feed(local_rank, STDERR, said.format(rank=rank, folder=f"/home/{node}").encode())
+        outputs[node].feed(local_rank, stream, said.format(rank=rank, folder=f"/home/{node}").encode())
         code, number = (None, -ending) if ending < 0 else (ending, None)
         fields = {
             "local_rank": local_rank,
@@ -96,6 +96,23 @@ def test_an_error_of_all_ranks_is_the_same_whoever_is_heard_first(ends):
         "    ValueError: rank 0 met a NaN",
         "  same error on all 4 ranks: 2 each on gpu[1-2]",
         "  full log: log",
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "\r  0%|  | 0/9\r 11%|# | 1/9" + RAISED,
+        RAISED.replace("ValueError", "\x1b[1;35mValueError\x1b[0m").replace("train.py", "\x1b[35mtrain.py\x1b[0m"),
+    ],
+)
+@pytest.mark.parametrize("stream", [STDOUT, STDERR])
+def test_an_error_is_found_wherever_it_was_printed(said, stream):
+    lines = block((said, 1, 1.0), *[("", 0, 1.0)] * 3, stream=stream)
+    assert lines[1:4] == [
+        '    File "/home/0/train.py", line 88, in step',
+        '      raise ValueError("rank 0 met a NaN")',
+        "    ValueError: rank 0 met a NaN",
     ]
 
 
