@@ -224,6 +224,19 @@ def test_the_script_s_path_is_one_in_the_tree(
     assert job.workdir == str(repository / folder).rstrip("/.")
 
 
+def test_a_program_is_not_taken_for_the_code_to_send(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launch app` runs it."""
+    write_files(repository, "app/__main__.py", "lib/x.py")
+    monkeypatch.chdir(repository)
+    fix = "to run it: launch ... --sync= app; for the built-in trainer, add -m launcher.trainer"
+    with pytest.raises(UsageError, match=r"^--sync app: app is taken for the code to send, and no script") as raised:
+        read("--sync", "app")
+    assert raised.value.fix == fix
+    assert read("--sync=", "app").program.target == "app"
+    for words in (("--sync", "lib"), ("--sync", "app", "-m", "launcher.trainer")):
+        assert read(*words).program.is_trainer
+
+
 def test_a_module_and_a_command_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("sub")
     assert read("--sync", "-m", "pkg.train").program.target == "pkg.train"
