@@ -90,9 +90,10 @@ def find_reach() -> list[str]:
 
     It takes everything from launcher.toml that `launch` does, except the hosts.
     """
-    values = {name: value for name, value in settle(click.get_current_context().params).items() if value}
     hosts = {name for name in name_all(HOSTS) if is_chosen(name)}
     others = {name for name in _OF_TEST_DISTRIBUTED if is_on_command_line(name)}
+    settled = settle(click.get_current_context().params)
+    values = {name: value for name, value in settled.items() if value or (value is False and name in others)}
     return _as_words(values, lambda name: name in values and name in hosts | others)
 
 

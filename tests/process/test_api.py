@@ -185,7 +185,7 @@ def test_options_become_words() -> None:
     }  # fmt: skip
     assert as_words(options) == [
         "--hosts=gpu1,gpu2", "--gpus=8", "--env-file=a.env", "--env-file=b.env", "--env=A=1", "--env=B", "--sync",
-        "--no-stacks", "--for=6h", "--ranks=0,8", "--note=-x",
+        "--no-cpu", "--no-stacks", "--for=6h", "--ranks=0,8", "--note=-x",
     ]  # fmt: skip
 
 

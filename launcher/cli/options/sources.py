@@ -39,26 +39,37 @@ def settle(options: Mapping[str, Any]) -> dict[str, Any]:
         for rival in option.rivals:
             for name, other in ((option.name, rival), (rival, option.name)):
                 is_default = context.get_parameter_source(other) is ParameterSource.DEFAULT_MAP
-                if is_default and is_on_command_line(name):
+                if is_default and is_on_command_line(name) and settled.get(name) is not False:
                     settled[other] = OPTIONS[other].unset
     transport = TRANSPORTS.get(settled.get("transport", ""))
     if transport is not None and transport.needs_allocation and is_on_command_line("transport"):
         for name in _CHOICE_OF_HOSTS:
             if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 settled[name] = None
-    _refuse_alone(params, settled)
+    _refuse_alone(params, settled, context.command.params)
     return settled
 
 
-def _refuse_alone(options: Sequence[Option], settled: Mapping[str, Any]) -> None:
-    """Raise UsageError for a typed option without the one that it needs, which some commands don't have."""
+def _refuse_alone(options: Sequence[Option], settled: Mapping[str, Any], params: Sequence[click.Parameter]) -> None:
+    """Raise UsageError for a typed option without the option or argument that it needs, if the command has that."""
+    needed = {str(param.name): param for param in params}
     for option in options:
-        if option.needs in settled and is_on_command_line(option.name):
-            needed = OPTIONS[option.needs]
-            if settled[option.needs] in (None, False):  # which is also 0
-                value = f" {needed.metavar}" if needed.metavar and not needed.metavar.startswith("[") else ""
-                fix = f"add {needed.flag}{value}, or omit {option.flag}"
-                raise UsageError(f"{option.flag} works only with {needed.flag}", fix)
+        is_on = is_on_command_line(option.name) and settled[option.name] is not False
+        if is_on and option.needs in needed and settled[option.needs] in (None, False, ()):  # False is also 0
+            metavar = needed[option.needs].metavar or ""
+            name = getattr(needed[option.needs], "flag", metavar.strip("[]."))
+            value = f" {metavar}" if name.startswith("-") and metavar and not metavar.startswith("[") else ""
+            raise UsageError(f"{option.flag} works only with {name}", f"add {name}{value}, or omit {option.flag}")
+
+
+def refuse_others(alone: str, *allowed: str) -> None:
+    """Raise UsageError for an option that was typed with this one, which ignores all but those that are allowed."""
+    flags = {
+        param.name: param.flag for param in click.get_current_context().command.params if isinstance(param, Option)
+    }
+    for name, flag in flags.items():
+        if name not in (alone, *allowed) and is_on_command_line(name):
+            raise UsageError(f"{flags[alone]} and {flag} are both given", f"omit {flag}")
 
 
 def _list_values(option: click.Parameter, given: Sequence[Any], context: click.Context) -> list[tuple[Any, str]]:

@@ -55,6 +55,7 @@ class Option(click.Option):
     is_rare: a script is unlikely to have an option of this name; after the script it is reported.
     is_secret: its value is shown nowhere.
     lists: what its value is a list of, for completion: hosts, or hosts of the run.
+    A switch that launcher.toml may set has a second form, which turns it off: `--no-detach`. Help doesn't show it.
     known_as: its names in torchrun, DeepSpeed, mpirun, pdsh and similar programs.
     """
 
@@ -66,7 +67,9 @@ class Option(click.Option):
         rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
         is_secret: bool = False, lists: str = "", known_as: Sequence[str] = (), **attributes: Any,
     ) -> None:  # fmt: skip
-        super().__init__(names, **attributes)
+        has_off = in_file and attributes.get("is_flag", False)
+        super().__init__([*names[:-1], f"{names[-1]}/{_turn_off(names[-1])}"] if has_off else names, **attributes)
+        self._hides_off = has_off
         self.heading = heading
         self.is_common = is_common
         self.in_file = in_file
@@ -84,6 +87,10 @@ class Option(click.Option):
         """The option as it is typed, in its long form."""
         return max(self.opts, key=len)
 
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        shown = self.but(secondary_opts=[]) if self._hides_off else self
+        return super(Option, shown).get_help_record(ctx)
+
     @property
     def unset(self) -> Any:
         """The value that it has if nobody sets it, for one that may have rivals."""
@@ -95,6 +102,11 @@ class Option(click.Option):
         for name, value in changes.items():
             setattr(twin, name, value)
         return twin
+
+
+def _turn_off(flag: str) -> str:
+    """Return the form of a switch that turns it off; `--check` is another option."""
+    return {"--no-check": "--checks", "--no-samples": "--samples"}.get(flag, f"--no-{flag[2:]}")
 
 
 def option(*names: str, **attributes: Any) -> Callable[[Function], Function]:

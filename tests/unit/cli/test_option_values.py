@@ -63,6 +63,19 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     return call
 
 
+@pytest.mark.parametrize("option", [each for each in KEYS.values() if each.is_flag], ids=lambda option: option.name)
+def test_a_switch_of_the_file_can_be_turned_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: Option
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {"HOME": str(tmp_path)})
+    Path("launcher.toml").write_text(f"{option.name.replace('_', '-')} = true\n")
+    command = click.Command("x", params=[CONFIG, option], callback=lambda **options: options[option.name])
+    assert option.secondary_opts, "no form turns it off"
+    for words, value in (([], True), ([option.secondary_opts[0]], False)):
+        assert command.main(words, standalone_mode=False) is value
+
+
 def test_each_field_is_the_option_of_its_name(read: Read) -> None:
     line = (
         "--hostfile f --colon port --exclude b --num-nodes 2 --transport ssh --ssh-config c --ask-password "
