@@ -19,7 +19,14 @@ from launcher.runs.run_list import RemoteRun
 @click.argument("run", metavar="[RUN]", required=False)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @option("--code", is_flag=True, help="Copy the code of RUN to PATH instead.  [default PATH: RUN-code]", heading="Code")
-@option("--all", "from_all", is_flag=True, help="Copy PATH from all hosts, not only from node 0.", heading="Output")
+@option(
+    "--all",
+    "from_all",
+    is_flag=True,
+    help="Copy PATH from all hosts, not only from node 0.",
+    heading="Output",
+    needs="paths",
+)
 @option(
     "--limit",
     metavar="SIZE",
@@ -28,6 +35,7 @@ from launcher.runs.run_list import RemoteRun
     show_default=True,
     help="With PATH, copy at most SIZE from each host.",
     heading="Output",
+    needs="paths",
 )
 @option(
     "--log-dir",
@@ -57,8 +65,10 @@ def command(
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import fetch, find_run
-    from launcher.cli.options.sources import is_chosen
+    from launcher.cli.options.sources import is_chosen, refuse_others
 
+    if code:
+        refuse_others("code", "controller", "ssh_config")
     found = find_run(run, controller, ssh_config)
     if code:
         from launcher.cli.code_copies import fetch_code

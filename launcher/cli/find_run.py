@@ -76,6 +76,7 @@ _OPTIONS = (
         type=FILE,
         help="With --controller, read FILE instead of ~/.ssh/config.",
         heading="Hosts",
+        needs="controller",
     ),
 )
 

@@ -14,6 +14,7 @@ import click
 from launcher.cli.host_choice import read_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.sources import refuse_others
 from launcher.cli.options.table import AS_JSON, HOSTS, Option
 from launcher.cli.options.values import HostChoice, gather
 from launcher.errors import UsageError
@@ -45,6 +46,7 @@ def command(*, as_json: bool, target: str | None, forget: str | None, choice: Ho
     In a Slurm job, its hosts are the default.
     """
     if forget is not None:
+        refuse_others("forget", "config")
         return _forget(forget)
     if as_json and target:
         raise UsageError("--json and --to are both given", "pass only one of them")

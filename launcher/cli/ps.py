@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.options.help import Command
+from launcher.cli.options.sources import refuse_others
 from launcher.cli.options.table import FILE, option
 from launcher.cli.options.values import gather
 from launcher.errors import EXIT_UNREACHABLE, UsageError
@@ -49,6 +50,7 @@ _LEAST_COLUMNS = 10  # for the last line
     is_flag=True,
     help="With --hosts, list the runs of all users that have claimed GPUs there.",
     heading="Hosts",
+    needs="hosts",
 )
 @option(
     "--ssh-config",
@@ -56,6 +58,7 @@ _LEAST_COLUMNS = 10  # for the last line
     type=FILE,
     help="With --hosts, read FILE instead of ~/.ssh/config.",
     heading="Hosts",
+    needs="hosts",
 )
 @option(
     "--forget",
@@ -76,10 +79,9 @@ def command(
     from launcher.hosts.ranges import fold_names
 
     if forget is not None:
+        refuse_others("forget")
         return _forget(forget)
-    if all_users:
-        if hosts is None:
-            raise UsageError("--all-users needs --hosts", "launch ps --all-users --hosts gpu1,gpu2")
+    if all_users and hosts is not None:
         return _list_claims(hosts, ssh_config, as_json=as_json)
     printed: list[tuple[str, str]] = []
 

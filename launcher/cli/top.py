@@ -60,6 +60,9 @@ def command(
     if run is not None and names_hosts:
         raise UsageError("a run and hosts are both given", "name only one of them")
     found = None if names_hosts else _find_run(run, controller, transport.ssh_config)
+    if found is not None and controller is None and is_on_command_line("ssh_config"):
+        fix = "add --controller HOST, or omit --ssh-config"
+        raise UsageError("--ssh-config works only with --controller or for hosts", fix)
     once = once or not (as_json or (sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")))
     screen = Screen(f"run {found.id}" + (f" ({found.name})" if found.name else "") if found is not None else "")
     show = _print_samples() if as_json else screen.show if not once else _print_table(screen.title)
@@ -224,6 +227,8 @@ class Screen:
         from launcher.commands.top_screen import View, describe_size, draw
 
         with self._lock:
+            if self._live is None:  # a key was typed before the table is up, which is drawn then
+                return
             columns, rows = self._live.console.size
             lines: list[Line] = []
             if self._now is not None:

@@ -193,7 +193,18 @@ WRONG = [
         "",
     ),
     ("exec --hosts a", "no command given", "write it after --: launch exec --hosts a,b -- uptime"),
-]
+    *((f"{command} --ssh-config two", "--ssh-config works only with --controller",
+       "add --controller HOST, or omit --ssh-config")
+      for command in ("logs", "attach", "fetch", "stop", "wait", "report", "rejoin")),
+    ("ps --ssh-config two", "--ssh-config works only with --hosts", "add --hosts LIST, or omit --ssh-config"),
+    ("ps --all-users", "--all-users works only with --hosts", "add --hosts LIST, or omit --all-users"),
+    ("ps --forget r --json", "--forget and --json are both given", "omit --json"),
+    ("hosts --forget a --json", "--forget and --json are both given", "omit --json"),
+    ("hosts --hosts b --forget a", "--forget and --hosts are both given", "omit --hosts"),
+    ("fetch --all", "--all works only with PATH", "add PATH, or omit --all"),
+    ("fetch r --limit 1GB", "--limit works only with PATH", "add PATH, or omit --limit"),
+    ("fetch r --code code --all", "--code and --all are both given", "omit --all"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "message", "fix"), WRONG)
@@ -727,6 +738,12 @@ def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, 
     assert (code, err.count("\n")) == (0, 1), err
 
 
+def test_a_switch_that_is_turned_off_contradicts_nothing(launch, jobs):
+    write_defaults('hosts = "a"\ngpus = 8\ncpu = false\nlegacy = true\n')
+    assert launch("--no-cpu --no-legacy --no-survive-reboots t.py")[0] == 7
+    assert (jobs[0][0].nproc, jobs[0][0].legacy) == (8, False)
+
+
 @pytest.mark.parametrize(
     ("line", "reach"),
     [
@@ -734,6 +751,7 @@ def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, 
         ("--num-nodes 2 t.py", "--hostfile two --num-nodes 2"),
         ("--hosts eve@a,b --ssh-config c --transport ssh -q t.py", "--hosts eve@a,b --transport ssh --ssh-config c"),
         ("--hosts a --python /p --accept-new-host-keys t.py", "--hosts a --accept-new-host-keys --python /p"),
+        ("--hosts a --no-ask-password t.py", "--hosts a --no-ask-password"),
     ],
 )
 def test_hosts_ssh_and_python_are_known_for_another_command(launch, jobs, folder, line, reach):
