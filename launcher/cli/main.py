@@ -10,6 +10,7 @@ import errno
 import gc
 import os
 import pwd
+import signal
 import sys
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, NoReturn
@@ -53,6 +54,8 @@ def _call(command: click.Command, name: str, arguments: list[str]) -> None:
     from launcher.cli.usage_errors import explain
     from launcher.errors import LauncherError
 
+    # A server that waits for its signals with sigwait has blocked them, and what it starts inherits that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     open_closed_streams()
     complete_environment(os.environ)
     owner = find_owner(os.environ)

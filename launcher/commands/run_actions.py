@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
@@ -47,6 +48,8 @@ _MOST_BLOCK = 24  # lines before these, among which the first one of a message i
 _TAIL_BYTES = 1 << 16
 _AGAIN_S = 0.5  # between the two signals of `launch stop --now`
 _UNHEARD_S = 10.0  # the same, if nothing shows that the first one was heard: they would be one to a controller
+_SUSPENDED_S = 3.0  # for a process that somebody has suspended for a moment
+_SUSPENDED = "is suspended"
 _FAILED = re.compile("launch: .*FAILED after ")
 _ENDED = re.compile("launch: (finished in|stopped by) ")
 
@@ -221,9 +224,19 @@ def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
     elif is_asked and not is_now:
         tell(f"launch: run {run.id} is being stopped already (--now kills its ranks)", streams)
     signals = (0 if is_asked else 1) + is_now
-    sent_at = -math.inf
+    sent_at, asked_at, is_told = -math.inf, time.monotonic(), False
     while is_running(run):
         passed_s = time.monotonic() - sent_at
+        if not is_told and (why := _find_obstacle(run, time.monotonic() - asked_at)):
+            is_told, pid = True, run.controller.pid
+            tell(
+                f"launch: run {run.id} doesn't stop: process {pid} on {run.controller.host}, its launch, {why}", streams
+            )
+            resume = f"kill -CONT {pid} there; or " if why == _SUSPENDED else ""
+            tell(
+                f"  fix: {resume}kill -KILL {pid}{'' if resume else ' there'}, after which its hosts end the ranks",
+                streams,
+            )
         if signals and passed_s > _AGAIN_S and (_is_stopping(run) or passed_s > _UNHEARD_S):
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(run.controller.pid, run.controller.stop_signal)
@@ -231,6 +244,15 @@ def stop(run: ListedRun, streams: OutputStreams, *, is_now: bool) -> int:
         time.sleep(LOOK_S)
     _conclude(run, streams, prints=True)
     return 0
+
+
+def _find_obstacle(run: ListedRun, passed_s: float) -> str:
+    """Return why the process that controls a run may never end it, some seconds after it was asked to; or ""."""
+    with contextlib.suppress(OSError):  # no /proc, as on macOS, or it has just ended
+        state = Path("/proc", str(run.controller.pid), "stat").read_text("utf-8", "replace").rpartition(") ")[2][:1]
+        if state in "Tt" and passed_s > _SUSPENDED_S:
+            return _SUSPENDED
+    return "doesn't respond" if passed_s > _UNHEARD_S and not _is_stopping(run) else ""
 
 
 def _is_stopping(run: ListedRun) -> bool:

@@ -165,6 +165,37 @@ def test_stop_a_run_that_a_script_has_started_with_an_ampersand(machine: Machine
     assert (running.wait(DEADLINE_S), row["state"]) == (143, "stopped")
 
 
+def test_stop_a_run_whose_server_waits_for_its_signals(machine: Machine) -> None:
+    """It has blocked them, as sigwait needs it, and what it starts inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        running = machine.start("grep SigBlk /proc/self/status; " + WRITES)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert machine.call("stop", code=0).stderr.startswith("launch: stopped by you after ")
+    assert running.wait(DEADLINE_S) == 130
+    assert machine.call("logs", code=0).stdout.count("SigBlk:\t0000000000000000\n") == 2
+
+
+def test_stop_a_run_whose_launch_is_suspended(machine: Machine) -> None:
+    running = machine.start()
+    run = machine.runs[0]["run"]
+    running.send_signal(signal.SIGSTOP)
+    stopping = subprocess.Popen([PROGRAM, "stop"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
+    try:
+        assert stopping.stderr is not None
+        first, fix = stopping.stderr.readline(), stopping.stderr.readline()
+    finally:
+        running.send_signal(signal.SIGCONT)
+    pid = running.pid
+    assert (
+        first == f"launch: run {run} doesn't stop: process {pid} on {socket.gethostname()}, its launch, is suspended\n"
+    )
+    assert fix == f"  fix: kill -CONT {pid} there; or kill -KILL {pid}, after which its hosts end the ranks\n"
+    assert "stopped by you after " in stopping.communicate(timeout=DEADLINE_S)[1]
+    assert (stopping.returncode, running.wait(DEADLINE_S)) == (0, 130)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is full")
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_the_state_directory_takes_no_new_file(machine: Machine, is_stopped: bool) -> None:
