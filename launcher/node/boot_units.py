@@ -218,10 +218,12 @@ def _install_unit(name: str) -> str:
         text = unit_text(name)
     except ValueError as error:
         return str(error)
+    from launcher.node.own_folders import make_own
+
     unit, _ = _unit_files(name)
     try:
-        os.makedirs(_find_units(), 0o700, exist_ok=True)
         # With a umask of 002, the group could otherwise let this user run something else.
+        make_own(_find_units())
         with open(os.open(unit, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

@@ -106,6 +106,7 @@ def test_a_unit_where_the_user_lingers(tools: Tools, tmp_path: Path) -> None:
     )
     modes = {path: path.stat().st_mode & 0o777 for path in (unit(home), program(home), program(home).parent)}
     assert list(modes.values()) == [0o644, 0o600, 0o700]
+    assert not [path for path in unit(home).parents if path.is_relative_to(home) and path.stat().st_mode & 0o077]
     assert boot_units.find() == [NAME]
     done = subprocess.run(
         [sys.executable, "-X", "utf8", "-IS", program(home)], env={}, capture_output=True, text=True, check=True
@@ -160,6 +161,17 @@ def test_where_it_is_not_possible(tools: Tools, scripts: dict[str, str], why: st
     assert boot_units.install(NAME, "secret") == why
     assert files(home) in ([], ["crontab.lock"]), "nothing stays"
     assert boot_units.remove(NAME) == ""
+
+
+@pytest.mark.parametrize("level", [".config", ".config/systemd"])
+def test_no_unit_is_put_where_others_could_replace_it(tools: Tools, level: str) -> None:
+    home = tools(loginctl=LOGINCTL, systemctl=SYSTEMCTL)
+    (home / level).mkdir(parents=True)
+    (home / level).chmod(0o777)
+    why = boot_units.install(NAME, "secret")
+    begin = f"can't write {home / level}: others may write to it (mode 0777), and could replace what is there"
+    assert why == f"{begin}, and no crontab program"
+    assert files(home) == ["crontab.lock"]
 
 
 def test_a_crontab_without_a_daemon(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
