@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.api.options import take_secrets
 from launcher.api.values import Line, read_error
 from launcher.cli.owner import OWNER
 from launcher.concurrency import start_thread
@@ -33,8 +32,10 @@ _MOST_MESSAGES = 10_000
 _LAST_MESSAGES = 20  # of a launch that has crashed
 # The package that was imported here, whatever the current directory or another installation has.
 _ROOT = str(Path(__file__).parents[2])
+# Its words come over stdin: other users see a command line, and `notify` or `env` may hold a secret.
 _PROGRAM = (
-    "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; sys.argv[:2] = ['launch']; "
+    "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import json, os; "
+    "sys.argv[:] = ['launch', *json.load(sys.stdin)]; os.dup2(os.open(os.devnull, os.O_RDONLY), 0); "
     "from launcher.cli.main import main; main()"
 )
 
@@ -165,13 +166,17 @@ def call(words: Sequence[str]) -> bytes:
 
 def start(words: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a `launch` that ends with this process."""
-    words, secrets = take_secrets(words)
-    return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, _ROOT, *words],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, **secrets, OWNER: str(os.getpid())},
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, _ROOT],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, OWNER: str(os.getpid())},
         start_new_session=True,
     )  # fmt: skip
+    stdin, process.stdin = process.stdin, None
+    assert stdin is not None
+    with contextlib.suppress(BrokenPipeError), stdin:  # it has crashed, and its exit code says so
+        stdin.write(json.dumps(words).encode("ascii"))
+    return process
 
 
 def end(process: subprocess.Popen[bytes], wait: Callable[[], object], *, may_raise: bool) -> None:

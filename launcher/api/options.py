@@ -29,27 +29,6 @@ def script_words(argv: Argv) -> list[str]:
     return ["--", *(os.fspath(word) for word in words)]
 
 
-def take_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the words without the values of variables that are secrets, and those: other users see a command line."""
-    kept: list[str] = []
-    secrets: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if word == "--":
-            return [*kept, *words[index:]], secrets
-        name, equals, value = word.removeprefix("--env=").partition("=")
-        if word.startswith("--env=") and equals and _is_secret(name, value):
-            secrets[name] = value
-            word = f"--env={name}"  # as typed, it forwards the value
-        kept.append(word)
-    return kept, secrets
-
-
-def _is_secret(name: str, value: str) -> bool:
-    from launcher.job.variables import is_secret
-
-    return is_secret(name, value)
-
-
 def _as_words(name: str, value: Value) -> Iterator[str]:
     flag = "--" + name.rstrip("_").replace("_", "-")  # `for_`, which Python has as a keyword
     if value is None:
