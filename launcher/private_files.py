@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def open_private(path: str, flags: int) -> int:
@@ -49,29 +50,30 @@ def write_private(path: Path, text: str) -> None:
 
 def replace_private(path: Path, text: str) -> None:
     """Write a text so that whoever reads the file gets the old text or the new one."""
-    fresh = path.with_name(path.name + ".new")
-    try:
-        write_private(fresh, text)
-        fresh.replace(path)
-    except OSError:
-        with suppress(OSError):
-            fresh.unlink()  # a full disk leaves it empty
-        raise
+    with _replacing(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def replace_durably(path: Path, data: bytes) -> None:
     """Write bytes as `replace_private` does a text, so that a power cut leaves the old ones or the new ones, too."""
-    fresh = path.with_name(path.name + ".new")
+    with _replacing(path) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    flush(path.parent)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a new file the name of an old one when the block ends; nobody can have put a link in its place."""
+    fresh = path.with_name(f"{path.name}.{os.urandom(4).hex()}.new")
     try:
-        with open(fresh, "wb", opener=open_private) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with open(fresh, "xb", opener=open_private) as file:
+            yield file
         fresh.replace(path)
-        flush(path.parent)
     except OSError:
         with suppress(OSError):
-            fresh.unlink()
+            fresh.unlink()  # a full disk leaves it empty
         raise
 
 

@@ -129,7 +129,7 @@ def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.Monke
     pipes: list[Path] = []
 
     def hang(folder: Path) -> None:
-        pipes.append(folder / "run.json.new")
+        pipes.append(folder / "node_0.log")
         os.mkfifo(pipes[0])
 
     timeouts = Timeouts(DEADLINE_S, silence_s=slowed(1.5), stop_timeout_s=0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -257,11 +258,15 @@ def test_a_disk_that_fills_up_later_is_told_and_keeps_what_was_written(tmp_path)
     record = make_record(tmp_path, lambda path, error: heard.append((path, error.errno)))
     record.update({"a": 1})
     assert record.write_error is None
-    (record.folder / "run.json.new").symlink_to("/dev/full")
-    record.update({"b": 2})
-    assert heard == [(record.folder / "run.json", errno.ENOSPC)]
-    assert record.write_error.errno == errno.ENOSPC
-    assert not os.path.lexists(record.folder / "run.json.new")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))
+    try:
+        record.update({"b": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert heard == [(record.folder / "run.json", errno.EFBIG)]
+    assert record.write_error.errno == errno.EFBIG
+    assert [path.name for path in record.folder.iterdir()] == ["run.json"]
     assert json.loads((record.folder / "run.json").read_text()) == {"run_id": record.run_id, "a": 1}
 
 
