@@ -50,6 +50,16 @@ def make_own(path: str) -> None:
         place = here
 
 
+def refuse_writers(path: str) -> None:
+    """Raise OSError if others may write to a directory, or to one above it, and could replace what is there."""
+    place = os.path.abspath(path)
+    _refuse_writers(place, os.stat(place))
+    if os.path.islink(place):
+        refuse_writers(os.path.realpath(place))
+    if place != "/":
+        refuse_writers(os.path.dirname(place))
+
+
 def _split(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")]
 

@@ -46,8 +46,8 @@ NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
 # Of launcher.node: what every session needs, and what may have to end a run when the connection is gone.
 _FIRST_MODULES = (
-    "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "send_queue", "signals", "supervisor",
-    "facts.responder", "facts.shared_directory",
+    "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "own_folders", "send_queue", "signals",
+    "supervisor", "facts.responder", "facts.shared_directory",
     *(f"processes.{name}" for name in (
         "handover_log", "oom_kills", "proc", "ranks", "run_owner", "run_processes", "shim", "stop_steps", "workers",
     )),
@@ -63,9 +63,9 @@ _PARTS: Mapping[str, Sequence[str]] = {
         "processes.run_folders", "processes.torchrun",
     ),
     "setup": ("facts.setup",),
-    "code": ("own_folders", *(f"code.{name}" for name in (
+    "code": tuple(f"code.{name}" for name in (
         "chain", "code_process", "folders", "listing", "missing_pieces", "proof", "store",
-    ))),
+    )),
     "boot_units": ("boot_units",),
     "claims": ("claims",),
     "samples": ("nvml", "sampler"),

@@ -150,6 +150,25 @@ def test_the_note_in_a_directory_that_was_just_made(place: Path) -> None:
     assert not run_owner.has_ended(path)
 
 
+@pytest.mark.parametrize("open_level", ["", "a", "a/b"])
+def test_no_run_has_its_directory_where_others_could_replace_it(
+    tmp_path: Path, open_level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a/b")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "link"))
+    own = Path(workers.make_folder("20261120-091233"))
+    assert own.parent == tmp_path / "link"
+    (tmp_path / open_level).chmod(0o777)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", lambda path, mode: tried.append(path))
+        tried: list[str] = []
+        workers.make_folder("20261120-091233")
+    assert [Path(path).parent for path in tried] == [Path("/tmp")]
+    (tmp_path / open_level).chmod(0o1777)
+    assert Path(workers.make_folder("20261120-091233")).parent == tmp_path / "link"
+
+
 def test_what_is_mounted_there_stays(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("to mount takes root: run these tests as root")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import messages, signals
+from launcher.node import messages, own_folders, signals
 from launcher.node.processes import proc
 
 TYPE_CHECKING = False
@@ -218,7 +218,9 @@ def folder_places() -> list[str]:
 
 
 def make_folder(name: str, again: str | None = None) -> str:
-    """Make the run's private directory in the first place that allows it; it stays locked while this process lives.
+    """Make the run's private directory in the first place that allows it, and where nobody else could replace it.
+
+    It stays locked while this process lives.
 
     again: where it was in the attempt before this one; there, if it can be made.
     """
@@ -226,6 +228,7 @@ def make_folder(name: str, again: str | None = None) -> str:
     wanted = [os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex())) for base in folder_places()]
     for path in [again, *wanted] if again is not None else wanted:
         try:
+            own_folders.refuse_writers(os.path.dirname(path))
             os.mkdir(path, 0o700)
         except OSError as reason:
             error = reason
