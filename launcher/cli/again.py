@@ -7,13 +7,18 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import DRY_RUN, option
 from launcher.cli.options.values import gather
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
+
+if TYPE_CHECKING:
+    from launcher.cli.repetition import Typed
+    from launcher.runs.run_list import ListedRun, RemoteRun
 
 
 @click.command("again", cls=Command, context_settings={"ignore_unknown_options": True}, params=[DRY_RUN])
@@ -74,6 +79,8 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     _enter(origin["directory"], found.id, origin["launch_host"])
     state = f"was {row['state']}" if row["state"] in ("killed", "stopped") else row["state"]
     tell(f"launch: again run {found.id}, which {state}: {command_line(origin, hide_typed(typed.line))}")
+    if continues and origin.get("tree") is not None:
+        _tell_written(found, typed)
     if was_limited:
         tell(f"launch: the time of --until in run {found.id} has passed, so this run starts without it")
     first = str(origin.get("first") or found.id)
@@ -91,6 +98,28 @@ def _find_code(listing: bytes | None, run_id: str, origin: dict[str, object]) ->
     if listing is None:
         raise UsageError(f"--same-code: the code of run {run_id} isn't kept here", "omit it to run the code of now")
     return listing
+
+
+def _tell_written(found: ListedRun | RemoteRun, typed: Typed) -> None:
+    """Print what the run left next to its code, where this one, in a new directory, doesn't find it."""
+    from launcher.cli.error_lines import tell
+    from launcher.cli.find_run import ask_value
+    from launcher.escapes import listed_names
+    from launcher.runs.run_list import ListedRun
+
+    try:
+        written = ask_value(found, ListedRun.read_record, may_ask=False)["result"]["written"]
+        roots = {str(root): [*map(str, names)] for root, *names in written.values()}
+    except (LauncherError, click.exceptions.Exit, LookupError, TypeError, ValueError, AttributeError):
+        return  # its host is off, or an older version has written that
+    linked = {word.partition("=")[0].rstrip("/") for group in typed.options for word in group}
+    names = [name for name in next(iter(roots.values()), []) if name.rstrip("/") not in linked]
+    if not names:
+        return
+    tell(f"launch: run {found.id} wrote {listed_names(names)} next to its code; this run starts without that")
+    if folder := next((name.rstrip("/") for name in names if name.endswith("/") and ".replaced-" not in name), ""):
+        place = f"{next(iter(roots))}/{folder}" if len(roots) == 1 else "DIR"
+        tell(f"  fix: launch again {found.id} {shlex.join(['--link', f'{folder}={place}'])}")
 
 
 def _enter(directory: str, run_id: str, host: str) -> None:

@@ -60,6 +60,7 @@ class Result:
             "error": self.error,
             "left": dict(self.census.left),
             "unreachable": dict(self.census.unasked),
+            "written": dict(self.census.written),
             "cause": None if self.cause is None else _cause_record(self.cause),
             "failures": [{**_failure_record(each), "traceback": each.traceback} for each in self.failed],
         }

@@ -57,3 +57,19 @@ def test_a_failed_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         if line.startswith("  git "):
             subprocess.run(["sh", "-c", line], check=True, capture_output=True)
     assert (tmp_path / "copy/train.sh").read_text() == SCRIPT
+
+
+def test_what_the_code_s_directory_had_is_not_lost_without_a_word(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "r", "train.sh", ignore="/logs\n")
+    (root / "train.sh").write_text("cat results/step || mkdir -p results; echo 100 >results/step; exit 3")
+    options = ("--hosts", "localhost", "--sync", "--nproc", "1", "--cpu", "--no-check", "--no-python")
+    said = call(root, "run", *options, "sh", "train.sh", code=3)
+    place = said.partition("the run wrote results/ next to its code, in ")[2].splitlines()[0]
+    first = (root / "logs/latest").readlink().name
+    said = call(root, "again", code=3)
+    told = f"launch: run {first} wrote results/ next to its code; this run starts without that\n"
+    link = f"results={place}/results"
+    assert f"{told}  fix: launch again {first} --link {link}\n" in said
+    assert "\n[localhost:0] 100" not in said, said
+    said = call(root, "again", first, "--link", link, code=3)
+    assert told not in said and "[localhost:0] 100" in said, said
