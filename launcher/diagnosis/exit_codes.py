@@ -31,7 +31,7 @@ ENDINGS: Mapping[str, Explanation] = {
     "exit code 0": Explanation(
         ENDING,
         "it exited while other ranks still needed it, and they lost their connection to it",
-        "let every rank take the same number of steps (equal shares of the data), and let none return early",
+        "let all ranks do the same steps (equal shares of the data, the same checkpoint), and none return early",
     ),
     "exit code 126": Explanation(
         ENDING,

@@ -53,10 +53,10 @@ def warn_of_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> li
 
 
 def warn_of_checkpoints(hosts: Sequence[Host], facts: Sequence[NodeFacts], folder: str) -> list[Finding]:
-    """Return a warning if hosts don't see what node 0 saves in `folder`: in its place, they couldn't resume."""
+    """Return a warning if hosts don't see what node 0 saves in `folder`: they would resume from something else."""
     names = tuple(host.name for host, fact in zip(hosts, facts, strict=True) if fact.sees_checkpoints is False)
     text = f"does not share {folder}, where the checkpoints are, with {hosts[0].name}" if names else ""
-    fix = "save to a file system that all hosts share, or copy the checkpoints before a restart needs them"
+    fix = "save to a file system that all hosts share, or save on each host what its ranks resume from"
     return [Finding(names, text, fix, WARNING)] if names else []
 
 

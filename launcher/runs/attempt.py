@@ -210,10 +210,9 @@ class Attempt:
             self._say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}", Style.TEXT)
 
     def _shared_checkpoints(self) -> str | None:
-        """Return the directory of the checkpoints if another host may have to continue from them."""
-        may_move = self._spares or self._options.min_nodes is not None
+        """Return the directory of the checkpoints, from which all hosts may have to continue."""
         is_first = not self._carried.attempts and not self._options.is_dry
-        return self._options.progress_dir if self._options.restarts and may_move and is_first else None
+        return self._options.progress_dir if is_first else None
 
     def _say_details(self) -> None:
         """Print, for -v, what is sent to each host and what the login shells printed."""

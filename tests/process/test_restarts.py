@@ -347,7 +347,7 @@ class HomeTransport(LocalTransport):
 def test_a_host_that_does_not_see_the_checkpoints_is_named(tmp_path: Path, is_shared: bool) -> None:
     homes = {"n1": tmp_path / "home1", "n2": tmp_path / ("home1" if is_shared else "home2")}
     done = run(
-        tmp_path, SHOW, restarts=1, names=("n1", "n2"), min_nodes=1, with_checks=True, progress_dir="~/saves",
+        tmp_path, SHOW, restarts=1, names=("n1", "n2"), with_checks=True, progress_dir="~/saves",
         transport=TransportByHost({name: HomeTransport(home) for name, home in homes.items()}),
     )  # fmt: skip
     assert done.result.exit_code == 0

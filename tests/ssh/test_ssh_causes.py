@@ -95,7 +95,7 @@ def test_a_rank_ends_early_and_the_others_lose_it(launch: Launch) -> None:
         "  node1 rank 1 (local rank 1) at HH:MM:SS:",
         "    finished before the others (exit code 0)",
         "  why: it exited while other ranks still needed it, and they lost their connection to it",
-        "  fix: let every rank take the same number of steps (equal shares of the data), and let none return early",
+        "  fix: let all ranks do the same steps (equal shares of the data, the same checkpoint), and none return early",
         "  its last lines:",
         f"    ready 1 pids {running.pid_of(1)}",
         "    one more line",

@@ -224,7 +224,7 @@ def test_packages_that_no_machine_has_are_refused() -> None:
         read_facts(put(MESSAGE, ("search", "packages"), packages | {"one": "more"}), "/tmp/x")
 
 
-@pytest.mark.parametrize("name", ["route", "probes", "tree", "code_files", "sees_checkpoints"])
+@pytest.mark.parametrize("name", ["route", "probes", "tree", "code_files", "sees_checkpoints", "claimed_gpus"])
 def test_what_launch_finds_out_itself_is_not_taken_from_a_node(name: str) -> None:
     lied = read(MESSAGE | {name: "/etc", "folder": "/etc"})
     assert lied is not None
