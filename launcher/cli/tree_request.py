@@ -95,7 +95,7 @@ def read_tree(
     links |= {link.name: link for link in typed}
     tree = Tree(
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
-        links=tuple(links.values()), live=live,
+        links=tuple(links.values()), home=os.path.expanduser("~"), live=live,  # noqa: PTH111 - no error without one
         has_src=any(path.startswith("src/") for path in paths),
         left_out=describe_left_out(selection), kept=snapshot.kept, pem="".join(make_certificate()).encode(),
     )  # fmt: skip

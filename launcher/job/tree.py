@@ -33,6 +33,7 @@ class Tree:
     bytes_in_all: int
     inside: str = ""  # the working directory of the ranks, below the root
     links: tuple[Link, ...] = ()
+    home: str = ""  # of the launch host: what a host can't make below it is made below its own
     live: tuple[str, ...] = ()  # the same directory as users have it, here and on the hosts
     has_src: bool = False  # a directory src, where packages may be
     left_out: str = ""  # what wasn't sent, in words

@@ -264,16 +264,23 @@ class Inspector:
 
     async def _share(self, folder: str) -> None:
         """Make node 0 put a file into the directory in which the ranks save, and all others look for it there."""
-        session, states = self._session, self._session.states
+        session, states, tree = self._session, self._session.states, self.job.tree
         first, *others = [index for index, _ in self._states()] or [0]
-        question: dict[str, Any] = {"folder": folder, "workdir": self.job.workdir, "name": f".launch-{token_hex(8)}"}
-        session.send(first, messages.SHARE, **question, up=None)
+        name = f".launch-{token_hex(8)}"
+
+        def ask(index: int, up: int | None) -> None:
+            fact = self._facts.get(index)
+            root = None if fact is None else fact.tree  # there the directory may be a link to another place
+            workdir = tree.directory(root) if tree is not None and root is not None else self.job.workdir
+            session.send(index, messages.SHARE, folder=folder, workdir=workdir, name=name, up=up)
+
+        ask(first, None)
         await session.pump(lambda: bool(states[first].shared or states[first].failure))
         answer = states[first].shared
         if answer is None or answer["up"] is None:
             return
         for index in others:
-            session.send(index, messages.SHARE, **question, up=answer["up"])
+            ask(index, answer["up"])
         await session.pump(lambda: all(states[index].shared or states[index].failure for index in others))
         session.send(first, messages.SHARE_OVER)
         for index in self._facts:

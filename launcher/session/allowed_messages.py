@@ -47,7 +47,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
     messages.MET: {"port": Port | None, "addresses": Annotated[list[Address], Most(messages.MOST_NAMES)]},
     messages.JOINED: {"is_complete": bool},
     messages.PLACED: {"path": str, "hash": str, "wrong_count": Count,
-                      **dict.fromkeys(("wrong", "extras", "repaired", "empty", "unmade"), FewTexts)},
+                      **dict.fromkeys(("wrong", "extras", "repaired", "empty", "moved", "unmade"), FewTexts)},
     messages.UNPLACED: {"text": str, "is_disk": bool, "is_full": bool},
     messages.PRUNED: {"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts},
     messages.CODE: {"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},

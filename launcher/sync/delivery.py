@@ -56,6 +56,7 @@ def tree_fields(tree: Tree, *, is_check: bool = False) -> dict[str, Any]:
         "sub": tree.inside,
         "links": [[link.name, link.target, link.may_make] for link in tree.links],
         "optional": [link.name for link in tree.links if link.is_optional],
+        "home": tree.home,
         "group": secrets.token_hex(8),
         "is_check": is_check,
     }
@@ -431,6 +432,9 @@ def _find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
             fix = f"copy the files there, or link another directory: --link {link.name}=DIR"
             text = f"{link.target} is empty; here {link.name}/ has files, which aren't sent"
             yield Finding((host,), text, fix, WARNING)
+        if link.name in fields["moved"]:
+            text = f"can't make {link.target}, so {link.name}/ is ~{link.target.removeprefix(tree.home)} there"
+            yield Finding((host,), text, f"for another directory, pass --link {link.name}=DIR", WARNING)
         if link.name in fields["unmade"]:
             text = f"can't make {link.target}, so {link.name}/ stays in this run's copy of the code"
             yield Finding((host,), text, f"link another directory: --link {link.name}=DIR", WARNING)

@@ -223,7 +223,8 @@ def _find_left_out(
 def _find_ignored_folders(root: Path, left_out: Iterable[LeftOut]) -> Iterable[str]:
     for each in left_out:
         name = each.name.rstrip("/")
-        if each.reason in (IGNORED, _PLACEHOLDER, ENVIRONMENT) and "/" not in name and _is_folder(root / name):
+        is_data = each.reason in (IGNORED, _PLACEHOLDER, ENVIRONMENT) and classify(f"{name}/") != CACHE
+        if is_data and "/" not in name and _is_folder(root / name):
             yield name
 
 

@@ -33,8 +33,8 @@ class Code:
         self.hash = listing.hash_listing(self.listing)
 
     def fields(self, **fields: Any) -> dict[str, Any]:
-        return {"hash": self.hash, "name": "proj", "sub": "", "links": [], "optional": [], "group": os.urandom(4).hex(),
-                "is_check": False, **fields}  # fmt: skip
+        return {"hash": self.hash, "name": "proj", "sub": "", "links": [], "optional": [], "home": "",
+                "group": os.urandom(4).hex(), "is_check": False, **fields}  # fmt: skip
 
     def wanted(self, request: Message) -> list[str]:
         bits = request["content"]

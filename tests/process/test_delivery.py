@@ -424,7 +424,7 @@ def wanted(bits: bytes, *, needs_listing: bool = False, group: str = "g") -> byt
 
 
 def placed(**fields: Any) -> bytes:
-    nothing: dict[str, list[str]] = {name: [] for name in ("wrong", "extras", "repaired", "empty", "unmade")}
+    nothing: dict[str, list[str]] = {name: [] for name in ("wrong", "extras", "repaired", "empty", "moved", "unmade")}
     return encode(messages.PLACED, **{"path": "/x", "hash": "0" * 64, "wrong_count": 0, **nothing, **fields})
 
 

@@ -35,7 +35,8 @@ def start(nodes: Nodes, cache: Path) -> Any:
     """Start a node that keeps code in the cache directory of the test."""
 
     def start_node(run: str = "test", **how: Any) -> Node:
-        return nodes.start(env={"XDG_CACHE_HOME": str(cache)}, mark=f"{run}.{os.urandom(4).hex()}", **how)
+        env = {"XDG_CACHE_HOME": str(cache), **how.pop("env", {})}
+        return nodes.start(env=env, mark=f"{run}.{os.urandom(4).hex()}", **how)
 
     return start_node
 
@@ -58,7 +59,7 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     assert root == cache / "launch" / "trees" / f"test-{code.hash[:7]}" / "proj"
     assert answer | {"path": ""} == {
         "type": "placed", "path": "", "hash": code.hash, "wrong": [], "wrong_count": 0, "extras": [],
-        "repaired": [], "empty": [], "unmade": [],
+        "repaired": [], "empty": [], "moved": [], "unmade": [],
     }  # fmt: skip
     assert read(root) == code.files
     assert [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o100] == ["run.sh"]
@@ -171,7 +172,16 @@ def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_pat
     assert without.node.find(messages.PLACED)[0]["unmade"] == ["out"]
     fails = Talk(start("fails"), Code({"train.py": b"1"}), links=[out, under], optional=["out"])
     fails.send(*fails.ask())
-    assert fails.place()["text"] == "can't make /dev/null/under for under/: Not a directory"
+    text = "can't make /dev/null/under for under/: Not a directory; fix: pass --link under=DIR"
+    assert fails.place()["text"] == text
+    # What can't be below a laptop's home directory is below that of the host.
+    node = start("laptop", env={"HOME": str(tmp_path / "home")})
+    moved = Talk(node, Code({"train.py": b"2"}), links=[out, under], optional=["out"], home="/dev/null")
+    root = Path(moved.deliver())
+    assert (root / "out").readlink() == tmp_path / "home" / "out"
+    assert (root / "under").readlink() == tmp_path / "home" / "under"
+    placed = moved.node.find(messages.PLACED)[0]
+    assert (placed["moved"], placed["empty"], placed["unmade"]) == (["out", "under"], ["out", "under"], [])
     again = Talk(start("again"), Code({"train.py": b""}), links=[["data", str(tmp_path / "missing"), False]])
     again.send(*again.ask())
     assert again.place()["text"] == f"--link data={tmp_path}/missing: there is no {tmp_path}/missing"

@@ -96,6 +96,8 @@ class Worker:
         self._run = run
         self._listing = b""
         self._entries: list[Entry] = []
+        self._made: dict[str, str] = {}  # directories of links by name
+        self._moved: list[str] = []  # names of links to a directory below this node's home instead
         self._unmade: list[str] = []  # names of links whose directories can't be made, and need not be
 
     def work(self) -> None:
@@ -209,16 +211,30 @@ class Worker:
             target = os.path.expanduser(target)
             if may_make:
                 try:
-                    os.makedirs(target, exist_ok=True)
+                    target = self._made[name] = self._make(name, target)
                 except OSError as error:
                     if name in self._wanted["optional"]:
                         self._unmade.append(name)
                         continue
-                    raise GivenUpError("can't make %s for %s/: %s" % (target, name, error.strerror)) from None
+                    text = "can't make %s for %s/: %s; fix: pass --link %s=DIR"
+                    raise GivenUpError(text % (target, name, error.strerror, name)) from None
             elif not os.path.exists(target):
                 raise GivenUpError("--link %s=%s: there is no %s" % (name, target, target))
             links.append((name, target))
         return links
+
+    def _make(self, name: str, target: str) -> str:
+        """Make the directory of a link; where the launch host's home can't be, in the same place below this one."""
+        try:
+            os.makedirs(target, exist_ok=True)
+        except OSError:
+            home = self._wanted["home"]
+            if not home or not target.startswith(home + "/"):
+                raise
+            target = os.path.expanduser("~") + target[len(home) :]
+            os.makedirs(target, exist_ok=True)
+            self._moved.append(name)
+        return target
 
     def _link(self, folder: Folder, links: list[tuple[str, str]]) -> None:
         folder.make_links(links)
@@ -230,8 +246,8 @@ class Worker:
         """Answer, and leave the lock of the directory to the supervisor; changed: what was mended there."""
         answer = self._prove(place, wrong)
         answer["repaired"] = [entry.path for entry in changed or () if entry not in wrong][: messages.MOST_NAMES]
-        made = [(name, os.path.expanduser(target)) for name, target, may_make in self._wanted["links"] if may_make]
-        answer["empty"] = [name for name, target in made if _is_empty(target)][: messages.MOST_NAMES]
+        answer["empty"] = [name for name, target in self._made.items() if _is_empty(target)][: messages.MOST_NAMES]
+        answer["moved"] = self._moved[: messages.MOST_NAMES]
         answer["unmade"] = self._unmade[: messages.MOST_NAMES]
         message = messages.encode(messages.PLACED, **answer)
         self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
@@ -251,6 +267,7 @@ class Worker:
             "extras": proof.find_extra_code(place.root, extras, messages.MOST_NAMES),
             "repaired": [],
             "empty": [],
+            "moved": [],
             "unmade": [],
         }
 
@@ -258,7 +275,7 @@ class Worker:
         """Answer how the newest directory of this name differs from the listing; change nothing."""
         place = folders.find_like(self._store, self._wanted["name"], self._listing)
         if place is None:
-            nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty", "unmade")}
+            nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty", "moved", "unmade")}
             self._intake.say(messages.PLACED, path="", hash="", wrong_count=0, **nothing)
         else:
             wrong = proof.find_wrong(place.root, self._entries)

@@ -260,6 +260,16 @@ def test_a_directory_with_placeholders_alone_is_left_out(tmp_path: Path) -> None
     assert reasons(found) == dict.fromkeys(("cache/", "data/", "empty/"), "git has only a placeholder")
 
 
+def test_caches_of_tools_are_no_data(tmp_path: Path) -> None:
+    """Also where the tool itself makes git ignore it."""
+    caches = (".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__")
+    root = make_repository(tmp_path / "r", "train.py", ignore="data/\n*.pyc\n")
+    write_files(root, "data/x", *(f"{name}/x.pyc" for name in caches))
+    for name in caches[:3]:
+        (root / name / ".gitignore").write_text("*\n")
+    assert select(root).ignored_folders == ("data",)
+
+
 def test_a_directory_with_a_placeholder_is_sent_if_more_belongs_to_it(tmp_path: Path) -> None:
     """A link would lead to what hosts have there: stale code, or what .launchignore leaves out on purpose."""
     root = make_repository(tmp_path / "r", "gone/.gitignore", "gone/__init__.py", "ckpt/.gitkeep", "data/.gitkeep")
