@@ -23,6 +23,7 @@ SURVIVING_S = 86400.0  # the same with --survive-reboots: the host of the contro
 _DIALLING_S = 10.0  # for an agent to reach a controller that listens, and a while for one whose host is busy
 _ERROR_BYTES = 4096
 
+_MOST_ADDRESSES = 256  # an agent dials all of them at once
 Order = Mapping[str, Any]  # what messages.PLANT has, but boot_code, which an agent gets that `survives` reboots
 
 
@@ -36,7 +37,7 @@ def make_order(
     timeouts = request.job.timeouts
     return {
         "run": run_id, "index": index, "token": request.credentials.tokens[index],
-        "addresses": [[address, port] for address in dict.fromkeys(found)],
+        "addresses": [[address, port] for address in dict.fromkeys(found)][:_MOST_ADDRESSES],
         "fingerprint": request.credentials.fingerprint, "silence_s": timeouts.silence_s,
         "redial_s": find_redial(request), "connect_timeout_s": timeouts.connect_timeout_s, "is_after_go": False,
         "machine": "", "survives": request.survives_reboots,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from launcher.forms import MOST_VALUES, NOT_SENT, Address, Count, FormError, Most, SentAs, Within
 from launcher.lazy_dataclass import dataclass
+from launcher.node import messages
 
 SLOW_DNS_S = 0.5
 _Name = Annotated[str, Most(200)]  # of a package, or its version
@@ -280,7 +281,8 @@ class NodeFacts:
     home: str = ""
     ssh_client: Address | None = None  # the launch host, as this node sees it
     ssh_address: Address | None = None
-    addresses: Annotated[tuple[tuple[str, Address], ...], Most(4096)] = ()  # with its interface before each
+    # With its interface before each.
+    addresses: Annotated[tuple[tuple[str, Address], ...], Most(messages.MAX_ADDRESSES)] = ()
     workdir_found: bool = True
     script_found: bool = True
     gpus: Annotated[tuple[Gpu, ...], Most(256)] = ()

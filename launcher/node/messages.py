@@ -24,6 +24,7 @@ MAX_FILES = 1000
 KEPT_OUT = (".git", "launcher.toml", "pyproject.toml")  # what git or `launch` would obey where a host's files are
 PART = ".part"  # of the name that a file has while it is written on the launch host, after a "."
 _MOST_NAME_BYTES = 255 - len(".%s" % PART)  # of which every file system takes 255
+MAX_ADDRESSES = 4096  # of one node
 MAX_CODE_FILES = 2000  # whose hashes a node sends
 MAX_CLAIMED_GPUS = 1024  # of one box
 MAX_CLAIMS = 256  # of one box, in one answer

@@ -57,6 +57,24 @@ def test_addresses_are_those_of_the_kernel() -> None:
     assert [":" in address for _, address in found] == sorted(":" in address for _, address in found)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="a network namespace needs root: run these tests as root")
+def test_thousands_of_addresses_hide_none_of_the_others() -> None:
+    """As on a Kubernetes node with kube-proxy over IPVS, or behind a load balancer: the own address may come last."""
+    code = (
+        "import subprocess as s\n"
+        "add = ['link add d0 type veth peer name e0', 'link set lo up', 'link set d0 up', 'link set e0 up']\n"
+        "add += ['addr add 10.%d.%d.1/32 dev d0' % divmod(n, 250) for n in range(5000)]\n"
+        "add += ['addr add 10.9.9.9/24 dev e0']\n"
+        "s.run(['ip', '-batch', '-'], input='\\n'.join(add), text=True, check=True)\n"
+        "from launcher.node.facts import network\n"
+        "found = [each for each in network.list_addresses() if ':' not in each[1]]\n"
+        "print(len(found), ['e0', '10.9.9.9'] in found[:3], network.find_route('10.9.9.8'))\n"
+    )
+    unshare = ["unshare", "--net", sys.executable, "-c", code]
+    done = subprocess.run(unshare, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.stdout == "5002 True {'interface': 'e0', 'address': '10.9.9.9'}\n", done.stderr
+
+
 ROUTES = """\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0

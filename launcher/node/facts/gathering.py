@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+from launcher.node import messages
 from launcher.node.facts import network, slurm
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
         "cpu_count": machine.count_cpus(),
         "home": os.path.expanduser("~"),
         **_launcher_ends(),
-        "addresses": network.list_addresses(),
+        "addresses": network.list_addresses()[: messages.MAX_ADDRESSES],
         **_find_folder(folder, wanted.get("script"), find_venv(wanted)),
     }
     if wanted.get("checks"):

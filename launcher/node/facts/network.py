@@ -36,8 +36,18 @@ _NO_SAMPLE = 0xFFFFFFFF
 
 
 def list_addresses() -> list[list[str]]:
-    """Return [interface, address] for each address of this machine, IPv4 first."""
-    return _list_ipv4() + _list_ipv6()
+    """Return [interface, address] for each address of this machine, IPv4 first, and of each the first of an interface.
+
+    A load balancer or a Kubernetes node has thousands, and nobody needs more than some of them.
+    """
+    return [*_one_of_each_first(_list_ipv4()), *_one_of_each_first(_list_ipv6())]
+
+
+def _one_of_each_first(found: list[list[str]]) -> list[list[str]]:
+    first: dict[str, str] = {}
+    for interface, address in found:
+        first.setdefault(interface, address)
+    return sorted(found, key=lambda each: first[each[0]] != each[1])
 
 
 def _list_ipv4() -> list[list[str]]:
@@ -46,7 +56,9 @@ def _list_ipv4() -> list[list[str]]:
     import struct
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        room = array.array("B", bytes(256 * _IFREQ_BYTES))
+        # Without a buffer it returns the size; some may be added meanwhile.
+        size = struct.unpack("iL", fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, struct.pack("iL", 0, 0)))[0]
+        room = array.array("B", bytes(size + 256 * _IFREQ_BYTES))
         place, _ = room.buffer_info()
         answer = fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, struct.pack("iL", len(room), place))
     size = struct.unpack("iL", answer)[0]
