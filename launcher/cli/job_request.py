@@ -56,6 +56,7 @@ def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -
         env=forwarded(os.environ) | named_env,
         named_env=frozenset(named_env),
         rendezvous_timeout_s=math.ceil(request.rdzv_timeout_s),  # torchrun takes whole seconds
+        binds_cpus=not request.no_numa,
         with_stacks=request.stacks,
         on_hang=read_on_hang(request),
         in_script="LAUNCH_SCRIPT" in os.environ,

@@ -110,6 +110,7 @@ class Job:
     timeouts: Timeouts = field(default_factory=Timeouts)
     start: Start = "torchrun"
     legacy: bool = False  # without torchrun, for a torch whose torchrun is missing or too old
+    binds_cpus: bool = True  # each rank to those beside its GPU
     with_stacks: bool = (
         True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path
     )

@@ -343,6 +343,10 @@ class Supervisor:
             from launcher.node.facts import nccl_ras  # it imports socket, which takes 6 ms
 
             nccl_ras.give_address(self._env, self._ranks_env)
+        if any(gpu is not None for gpu in header.get("near_gpus") or ()):
+            from launcher.node.processes import numa
+
+            self._ranks.bind = numa.Binding(header["near_gpus"], self._responder.gpus).bind
         samples_s = header.get("samples_s")
         if samples_s is not None:  # later: the start shall have all of the machine
             self._loop.call_later(samples_s, lambda: self._begin_samples(samples_s, self._send_queue.hold))

@@ -303,6 +303,7 @@ class Attempt:
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv) or self._job.starts_warm,
                 with_stacks=self._job.with_stacks, import_timeout_s=self._job.rendezvous_timeout_s,
                 keeps_python=self._keeps_python, samples_s=PERIOD_S if self._samples is not None else None,
+                near_gpus=[node.gpu_of(rank) for rank in range(node.nproc)] if self._job.binds_cpus else [],
                 **start_fields(node, number),
             )  # fmt: skip
 

@@ -60,7 +60,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
             "code", "gathering", "gpus", "leftovers", "machine", "nccl_ras", "packages", "pythons", "saves",
             "slurm", "visible_gpus",
         )),
-        "processes.run_folders", "processes.torchrun",
+        "processes.numa", "processes.run_folders", "processes.torchrun",
     ),
     "setup": ("facts.setup",),
     "code": tuple(f"code.{name}" for name in (

@@ -388,6 +388,10 @@ JOB = (
         heading="Processes", in_file=True,
     ),
     Option(
+        ["--no-numa"], is_flag=True, help="Let ranks use all CPUs, not only those near their GPUs.",
+        heading="Processes", in_file=True, is_rare=True,
+    ),
+    Option(
         ["--legacy"], is_flag=True, help="Start the ranks without torchrun, for torch before 2.0.",
         heading="Processes", in_file=True, rivals=["no_python", "start"],
     ),

@@ -68,6 +68,7 @@ class JobRequest:
     rdzv_timeout_s: float
     environment: PythonEnvironment
     master_addr: str | None = None
+    no_numa: bool = False
     stacks: bool = True
     hang_timeout_s: float | None = None  # None: auto
     on_hang: str | None = None

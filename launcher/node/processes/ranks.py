@@ -45,6 +45,7 @@ class Ranks:
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
         self.ending_since: float | None = None  # by time.monotonic(): from then on the stop ends ranks, and the shim
         self.successor: proc.Process | None = None  # of the warm Python, which waits for the next attempt
+        self.bind: Callable[[int, int], object] = lambda local_rank, pid: None  # to some CPUs
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log
@@ -229,6 +230,7 @@ class Ranks:
             self._report_exit(local_rank, self._told[pid], time.monotonic())
 
     def _own(self, local_rank: int, process: proc.Process) -> None:
+        self.bind(local_rank, process.pid)
         self._owned.add_rank(local_rank, process)
         self._watch_memory(process.pid)
         self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)

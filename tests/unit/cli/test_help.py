@@ -203,6 +203,7 @@ Processes:
   --no-python    Run SCRIPT as a command, which needs no torch.
   --start MODE   torchrun, or warm: one Python imports torch, then forks the
                  ranks.  [default: torchrun]
+  --no-numa      Let ranks use all CPUs, not only those near their GPUs.
   --legacy       Start the ranks without torchrun, for torch before 2.0.
   --workdir DIR  Directory to run in.  [default: .]
 
