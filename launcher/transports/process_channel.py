@@ -78,7 +78,7 @@ class ProcessChannel:
     def _read(self) -> tuple[int, bytes]:
         while self._streams and not self._is_closed:
             for fd, _ in self._poll.poll():
-                if fd == self._wake_read:
+                if fd == self._wake_read or self._is_closed:
                     continue
                 data = os.read(fd, READ_BYTES)
                 if data:

@@ -53,6 +53,22 @@ def test_a_blocked_reader_comes_back_and_then_it_is_closed(channel: ProcessChann
     assert wakes_of(channel) == []
 
 
+def test_what_a_process_says_of_its_end_is_not_read(channel: ProcessChannel) -> None:
+    """As ssh's `Killed by signal 15.`, which comes with the wake where the reader was slow to look."""
+    poll = channel._poll
+
+    class SlowPoll:
+        def poll(self) -> list[tuple[int, int]]:
+            channel.write(b"last words")
+            poll.poll()
+            channel.close()
+            return poll.poll()
+
+    channel._poll = SlowPoll()  # type: ignore[assignment]
+    assert channel.read() == (0, b"")
+    assert wakes_of(channel) == []
+
+
 def test_a_process_that_has_just_ended_is_ended_on_a_mac_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """killpg(2) of macOS fails with EPERM, not ESRCH, where nobody has waited for the last of the group."""
 
