@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("clean", cls=Command, params=[
     CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON,
-    ENV.but(help="With --code, look below DIR on the hosts: XDG_CACHE_HOME=DIR."),
+    ENV.but(help="With --code, look below DIR on the hosts: XDG_CACHE_HOME=DIR.", needs="code"),
     DRY_RUN.but(help="Only list the leftovers."),
     Option(
         ["--code"], is_flag=True, heading="Checks",

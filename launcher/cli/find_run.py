@@ -76,7 +76,6 @@ _OPTIONS = (
         type=FILE,
         help="With --controller, read FILE instead of ~/.ssh/config.",
         heading="Hosts",
-        needs="controller",
     ),
 )
 
@@ -92,6 +91,9 @@ def find_run(word: str | None, controller: str | None = None, ssh_config: Path |
     """Return the run that this word means, see choose_run; with controller, of the runs that this host controls."""
     if controller is not None:
         return _find_there(word, controller, ssh_config)
+    if ssh_config is not None:
+        fix = "add --controller HOST, or omit --ssh-config"
+        raise UsageError("--ssh-config works only with --controller", fix)
     runs = RunList.of_user(os.environ).read_all()
     if word is not None and len(find_meant(runs, word)) > 1:
         read_rows()  # of runs elsewhere, only their hosts know which have ended

@@ -84,6 +84,7 @@ def command(
 def _find_run(word: str | None, controller: str | None, ssh_config: Path | None) -> ListedRun | RemoteRun | None:
     from launcher.cli.find_run import find_active_run, find_run
 
+    ssh_config = ssh_config if controller is not None else None  # otherwise it is for hosts
     return find_run(word, controller, ssh_config) if word is not None or controller is not None else find_active_run()
 
 
