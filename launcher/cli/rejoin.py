@@ -140,7 +140,7 @@ def choose_logins(found: ListedRun | RemoteRun, orders: Sequence[Mapping[str, An
     known = {host.name: host for host in found.logins}
     try:
         wanted = {str(each["name"]): _read_order(each["order"]) for each in orders}
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise _unreadable(found) from None
     if strange := [host for host in wanted if host not in known]:
         text = f"{name} says that run {found.id} misses {shown(strange[0])}, which is no host of the run"

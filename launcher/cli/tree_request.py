@@ -16,6 +16,7 @@ from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.tree import Link, Tree
+from launcher.sync.launchignore import read_small
 from launcher.wording import nearest
 
 _EXAMPLE = "write it as --link data=/mnt/data"
@@ -151,7 +152,7 @@ def _is_data(folder: Path) -> bool:
 def _ignores_itself(folder: Path) -> bool:
     """Tell whether a program made this directory for what it writes, as `launch` makes one for its logs."""
     try:
-        return (folder / ".gitignore").read_text("utf-8", "replace").strip() == "*"
+        return read_small(folder / ".gitignore").strip() == b"*"
     except OSError:
         return False
 

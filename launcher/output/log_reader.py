@@ -31,6 +31,7 @@ _LINE = re.compile(rb"\[(?P<place>[^\]]*)\](?P<stderr>!?)(?P<piece>~?) (?P<text>
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ")
 _BORDER = re.compile(RESTART_BORDER.format(r"(\d+)").encode())
 _PIECE_BYTES = 1 << 20
+_MOST_LINE_BYTES = 16 << 20
 LOOK_S = 0.2  # how often a log that grows is read
 
 
@@ -110,6 +111,9 @@ class LogFile:
         while data := self._file.read(_PIECE_BYTES):
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from map(self._parse, lines)
+            if len(self._rest) > _MOST_LINE_BYTES:  # `launch` writes none that long
+                yield self._parse(self._rest)
+                self._rest = b""
 
     def close(self) -> None:
         """Close the file."""

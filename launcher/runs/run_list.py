@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from launcher.errors import LauncherError, UsageError
+from launcher.forms import load_json
 from launcher.hosts.host import Host
 from launcher.lazy_dataclass import dataclass
 from launcher.node.processes import run_owner
@@ -139,8 +140,8 @@ class ListedRun:
     def read_record(self) -> dict[str, Any]:
         """Return its run.json; empty before the start of its ranks, and if its logs were removed."""
         try:
-            found = json.loads((self.folder / "run.json").read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
+            found = _read_json(self.folder / "run.json")
+        except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -157,8 +158,11 @@ class ListedRun:
     def find_hosts(self) -> list[str]:
         """Return all hosts that the run has used so far, as its run.json says."""
         record = self.read_record()
-        names = [node.get("host") for node in (record.get("plan") or {}).get("nodes", [])]
-        names += [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
+        try:
+            names = [node.get("host") for node in (record.get("plan") or {}).get("nodes", [])]
+            names += [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
+        except (AttributeError, TypeError):  # no run.json of launch's
+            return []
         return [name for name in names if isinstance(name, str)]
 
     def look(self) -> ListedRun | None:
@@ -170,9 +174,9 @@ class ListedRun:
     def read_missing(self, *, are_rebooting: bool = False) -> list[str]:
         """Return the hosts whose agent is not connected to the controller now, or the ones of these that reboot."""
         try:
-            found = json.loads((self.place / _AGENTS).read_text("utf-8"))
+            found = _read_json(self.place / _AGENTS)
             names = found["rebooting" if are_rebooting else "missing"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError):
             return []
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
@@ -585,6 +589,11 @@ def _take_lock(lock: IO[str]) -> None:
         time.sleep(0.01)
 
 
+def _read_json(path: Path) -> Any:
+    """Return what a file holds; raise OSError or ValueError."""
+    return load_json(path.read_bytes())
+
+
 def _read_stop(place: Path) -> bool:
     try:
         return (place / _STOP).read_bytes()[:1] == _IS_STOPPED
@@ -594,10 +603,11 @@ def _read_stop(place: Path) -> bool:
 
 def _read_orders(place: Path) -> list[dict[str, Any]]:
     try:
-        found: list[dict[str, Any]] = json.loads((place / _ORDERS).read_text("utf-8"))
+        found = _read_json(place / _ORDERS)
     except (OSError, ValueError):
         return []
-    return found
+    orders = found if isinstance(found, list) else []
+    return [each for each in orders if isinstance(each, dict) and each.keys() >= {"name", "user", "port", "order"}]
 
 
 def _read_claim(base: Path, run_id: str) -> str:
@@ -643,8 +653,8 @@ def _read_any(place: Path) -> ListedRun | RemoteRun | None:
 
 def _read_listed(place: Path) -> ListedRun | None:
     try:
-        controller = _read_fields(Controller, json.loads((place / CONTROLLER).read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):  # it is being made, or is none of ours
+        controller = _read_fields(Controller, _read_json(place / CONTROLLER))
+    except (OSError, ValueError, TypeError):  # it is being made, or is none of ours
         return None
     if not _is_well_formed(controller):
         return None
@@ -656,7 +666,7 @@ def _read_listed(place: Path) -> ListedRun | None:
 
 def _read_remote(place: Path) -> RemoteRun | None:
     try:
-        values = json.loads((place / WAY).read_text("utf-8"))
+        values = _read_json(place / WAY)
         logins = tuple(replace(_read_fields(Host, each), source="launch ps") for each in values.get("hosts", ()))
         seen, alive = _read_seen(place / _SEEN), _read_alive(place / _ALIVE)
         run = _read_fields(RemoteRun, {
@@ -670,16 +680,16 @@ def _read_remote(place: Path) -> RemoteRun | None:
 
 def _read_seen(path: Path) -> dict[str, Any] | None:
     try:
-        return read_row(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, RecursionError):
+        return read_row(_read_json(path))
+    except (OSError, ValueError):
         return None
 
 
 def _read_alive(path: Path) -> Sighting | None:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = _read_json(path)
         at, row = float(found["at"]), read_row(found["row"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     return Sighting(at, row) if row is not None and math.isfinite(at) else None
 
@@ -719,8 +729,8 @@ def _has_process(pid: int) -> bool:
 
 def _read_end(path: Path) -> End | None:
     try:
-        return _read_fields(End, json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        return _read_fields(End, _read_json(path))
+    except (OSError, ValueError, TypeError):
         return None
 
 

@@ -28,8 +28,21 @@ Row = dict[str, Any]  # the values of one run for --json
 
 
 def as_row(run: ListedRun, now: float) -> Row:
-    """Return the values of one run; now: wall-clock seconds."""
+    """Return the values of one run; now: wall-clock seconds.
+
+    Without those of its run.json, if that has another form: no run may keep the rows of others from being shown.
+    """
     record = run.read_record()
+    try:
+        row = _make_row(run, record, now)
+        if read_row(row) is not None:
+            return row
+    except (AttributeError, TypeError, KeyError, ValueError):
+        pass
+    return _make_row(run, {"run_id": run.id} if record else {}, now)
+
+
+def _make_row(run: ListedRun, record: Record, now: float) -> Row:
     attempts = record.get("attempts") or []
     state = run.read_state()
     restarts = asdict(state.restarts) if state is not None else {}

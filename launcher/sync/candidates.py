@@ -107,7 +107,7 @@ def find_named_folders(root: Path, place: Repository, inside: str = "") -> list[
 
 def _read_lines(folder: Path) -> list[bytes]:
     try:
-        return (folder / ".gitignore").read_bytes().splitlines()
+        return launchignore.read_small(folder / ".gitignore").splitlines()
     except OSError:
         return []
 

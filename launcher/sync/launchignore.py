@@ -7,8 +7,10 @@ decides.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +20,7 @@ from launcher.escapes import shown
 
 NAME = ".launchignore"
 
+_MOST_BYTES = 1 << 20
 _UNTRAILED = re.compile(r"((?:[^\\]|\\.)*?) *", re.DOTALL)  # a space after a backslash belongs to the pattern
 _SPECIAL = re.compile(r"[\\*?\[\]]")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -27,7 +30,7 @@ def read_patterns(root: Path) -> tuple[str, ...]:
     """Return the patterns in the `.launchignore` of a directory, none if it has no such file; raise UsageError."""
     file = root / NAME
     try:
-        data = file.read_bytes()
+        data = read_small(file)
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -36,6 +39,16 @@ def read_patterns(root: Path) -> tuple[str, ...]:
         raise UsageError(f"{shown(file)} isn't a text: it has a NUL byte", "save it as UTF-8")
     lines = os.fsdecode(data.removeprefix(b"\xef\xbb\xbf")).split("\n")
     return tuple(pattern for line in lines if (pattern := _read_line(line)))
+
+
+def read_small(path: Path) -> bytes:
+    """Return the bytes of a file that the code has; raise OSError, also if it could be endless, or hang."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it isn't a regular file")
+    if found.st_size > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
+    return path.read_bytes()
 
 
 def exclude_options(patterns: Sequence[str]) -> list[str]:

@@ -59,9 +59,9 @@ def read_samples(folder: Path) -> tuple[list[Sample], list[SampleFinding]]:
         with (folder / FILE).open("rb") as file:
             share = _READ_BYTES / max(1, (folder / FILE).stat().st_size)
             chance = random.Random(0)  # not every n-th line: hosts take turns
-            for line in file:
+            while line := file.readline(_MOST_LINE_BYTES):
                 is_finding = b'"finding"' in line
-                if len(line) > _MOST_LINE_BYTES or (not is_finding and share < 1 and chance.random() > share):
+                if not line.endswith(b"\n") or (not is_finding and share < 1 and chance.random() > share):
                     continue
                 value = _parse(line)
                 if is_finding:
@@ -77,7 +77,7 @@ def read_samples(folder: Path) -> tuple[list[Sample], list[SampleFinding]]:
 def _parse(line: bytes) -> dict[str, Any]:
     try:
         found = load_json(line)
-    except FormError:  # the last line may be cut
+    except FormError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -47,6 +47,11 @@ def test_it_logs_in_as_the_run_was_started() -> None:
             [order("gpu2", order={"addresses": [["192.0.2.7", "\x1b[2J"]]})],
             "gpu1 sent an answer that can't be read",
         ),
+        (
+            STARTED_HERE,
+            [order("gpu2", order={"addresses": [["192.0.2.7", float("inf")]]})],
+            "gpu1 sent an answer that can't be read",
+        ),
         (STARTED_HERE, ["gpu2"], "gpu1 sent an answer that can't be read"),
     ],
 )

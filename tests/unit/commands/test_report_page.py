@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timezone
@@ -186,6 +187,17 @@ def test_samples_of_any_form(tmp_path: Path) -> None:
     assert findings == [SampleFinding(2, "a", "3", 11, "hot"), SampleFinding(4, "b", None, None, "swaps")]
     assert [each.place for each in findings] == ["a GPU 3 (rank 11)", "b"]
     assert read_samples(tmp_path / "none") == ([], [])
+
+
+def test_a_line_of_samples_without_end(tmp_path: Path) -> None:
+    """It is never whole in memory."""
+    with (tmp_path / "samples.jsonl").open("wb") as file:
+        file.truncate(100_000_000)
+    tracemalloc.start()
+    assert read_samples(tmp_path) == ([], [])
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000
 
 
 def test_a_long_file_of_samples_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

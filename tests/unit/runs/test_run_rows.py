@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from machines.example_run import ExampleRun
 
 from launcher.runs import run_rows
 from launcher.runs.run_list import Controller, End, ListedRun
-from launcher.runs.run_rows import find_last_line, make_unknown_row, read_row
+from launcher.runs.run_rows import as_row, find_last_line, make_unknown_row, read_row
 
 RUN = ListedRun(
     Path("R"), Controller("R", None, "/logs", "here", "", 1, 2, 0.0), is_alive=False, end=End(1, is_stopped=False)
@@ -35,6 +37,20 @@ def test_the_reason_is_the_cause(
         "last_lines": last_lines,
     }  # fmt: skip
     assert find_last_line(RUN, {"result": {"cause": cause}}) == f"gpu1 rank 3: {text}"
+
+
+@pytest.mark.parametrize("change", [
+    {"attempts": [7]}, {"attempts": 7}, {"plan": []}, {"plan": {"nodes": [7]}}, {"plan": {"nodes": [{"nproc": "x"}]}},
+    {"launch_host": ["x"]}, {"result": {"cause": "x"}}, {"result": 7}, {"deep": json.loads("[" * 200 + "]" * 200)},
+])  # fmt: skip
+def test_an_odd_run_json_costs_only_what_it_says(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Not the row of its run, nor those of others."""
+    run = ExampleRun().write(tmp_path)
+    (run.folder / "run.json").write_text(json.dumps({**run.read_record(), **change}))
+    row = as_row(run, 7.0)
+    assert read_row(json.loads(json.dumps(row))) == row
+    assert (row["run"], row["state"], row["exit_code"]) == (run.id, "failed", 1)
+    assert isinstance(run.find_hosts(), list)
 
 
 def test_a_run_whose_host_told_nothing_has_every_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,23 @@ def test_lines_are_read_as_git_reads_gitignore(tmp_path: Path) -> None:
     assert raised.value.fix == "save it as UTF-8"
     (tmp_path / ".launchignore").unlink()
     (tmp_path / ".launchignore").mkdir()
-    with pytest.raises(UsageError, match=r"\.launchignore can't be read: Is a directory"):
+    with pytest.raises(UsageError, match=r"\.launchignore can't be read: it isn't a regular file"):
+        read_patterns(tmp_path)
+
+
+def test_code_of_others_neither_hangs_nor_fills_the_memory(tmp_path: Path) -> None:
+    file = tmp_path / ".launchignore"
+    file.symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=r"\.launchignore can't be read: it isn't a regular file"):
+        read_patterns(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UsageError, match=r"\.launchignore can't be read: it isn't a regular file"):
+        read_patterns(tmp_path)
+    file.unlink()
+    with file.open("wb") as content:
+        content.truncate(1 << 40)
+    with pytest.raises(UsageError, match=r"\.launchignore can't be read: it is larger than 1 MiB"):
         read_patterns(tmp_path)
 
 
