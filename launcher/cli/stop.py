@@ -56,7 +56,8 @@ def command(
             text = "--ask needs RUN and --hosts, and goes with nothing else"
             raise UsageError(text, "launch stop --ask RUN --hosts gpu1, with RUN as launch free shows it")
         return _ask(run, hosts, ssh_config)
-    found = find_only() if run is controller is ssh_config is None else find_run(run, controller, ssh_config)
+    is_unnamed = run is None and controller is None and ssh_config is None
+    found = find_only() if is_unnamed else find_run(run, controller, ssh_config)
     try:
         return carry_out(found, partial(stop, is_now=now))
     except KeyboardInterrupt:
