@@ -39,6 +39,26 @@ _BLANKS = re.compile(r"[ \t]+")
 _MARKED = re.compile(rf"[^, \t]+[ \t]+{_SPARE}")
 _EQUALS = re.compile(r"[ \t]*=[ \t]*")
 _RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
+_INVENTORY = "list its hosts, one per line: ansible all -i FILE --list-hosts"
+# A line of another file, what kind of file has it, and what to do; some of them could be read as more hosts.
+_FOREIGN = (
+    (re.compile(r"\[[A-Za-z_][\w.:-]*\]|.*[ \t]ansible_\w+[ \t]*=.*"), "an Ansible inventory", _INVENTORY),
+    (
+        re.compile(r"[^,\[ \t]+[ \t]+[^,\[ \t]+(?:,[^,\[ \t]+)+"),
+        "a genders file",
+        "list the hosts that have an attribute, one per line: nodeattr -n ATTRIBUTE",
+    ),
+    (
+        re.compile(r"[^ \t]+[ \t]+(?:ssh|ecdsa|sk)-[^ \t]+[ \t]+AAAA.*"),
+        "a known_hosts file",
+        "list the host names alone, one per line",
+    ),
+    (
+        re.compile(r"(?:host|match)[ \t].*", re.IGNORECASE),
+        "an ssh_config",
+        "list its host names, one per line, and pass the ssh_config with --ssh-config FILE",
+    ),
+)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -71,6 +91,9 @@ class _Setting:
 
 def parse_item(item: Item, colon: Colon | None = None) -> Iterator[HostfileEntry]:
     """Yield the hosts of a line or item; raise UsageError if it is wrong or ambiguous."""
+    for foreign, file, fix in () if item.settings is not None else _FOREIGN:
+        if foreign.fullmatch(item.text):
+            raise UsageError(f"{shown(item.text)} is a line of {file}, not of a hostfile", fix)
     if item.settings is not None:
         yield _parse_host(item.text, item.settings, colon)
     elif "=" in item.text or _MARKED.fullmatch(item.text):
@@ -148,12 +171,14 @@ def _refuse_doubtful(content: str, targets: Sequence[str]) -> None:
         if key in _KEYS or key in SPELLINGS:
             fix = (value and _offer(f"{first} {key}={value}", say="write ")) or _KEYS_FIX
             raise UsageError(f"expected key=value, got {shown(word)}", fix)
-    if first.lower() in ("host", "match"):
-        fix = "list its host names, one per line, and pass the ssh_config with --ssh-config FILE"
-        raise UsageError(f"{shown(content)} is a line of an ssh_config, not of a hostfile", fix)
-    if _is_address(first) and not all(map(_is_address, targets)):
-        fix = "write one per line" + _offer(f"{targets[1]} addr={first}", say="; for a name and its address, write ")
+    addresses = [word for word in targets if _is_address(word)]
+    if addresses and len(addresses) < len(targets):
+        name = next(word for word in targets if word not in addresses)
+        fix = "write one per line" + _offer(f"{name} addr={addresses[0]}", say="; for a name and its address, write ")
         raise UsageError(f"{shown(content)} is ambiguous: two hosts, or an address and its name?", fix)
+    if any(word.startswith(f"{first}.") or first.startswith(f"{word}.") for word in targets[1:]):
+        fix = "write one per line, and each host once"
+        raise UsageError(f"{shown(content)} is ambiguous: two hosts, or two names of one?", fix)
 
 
 def _offer(*lines: str, say: str) -> str:

@@ -27,6 +27,8 @@ _COMMENT = re.compile(r"#|(?:^|(?<=[ \t]))//")  # Open MPI's second kind of comm
 _INCLUDE = re.compile(r"#include[ \t]+[^ \t]+[ \t]*")
 
 _YAML = "a YAML list"
+# A list, in either style, or a mapping, which is refused.
+_YAML_START = re.compile(r"-(?: |$)|---|[{]|\[[ \t]*(?:$|[\"'{])|\[[A-Za-z_][^\]]*,|[\w.-]+:(?:[ \t]+[\[{].*)?$")
 
 # The first that has every trait of a file names its dialect, which never changes what a line means.
 _DIALECTS = (
@@ -142,10 +144,10 @@ def _located(source: str, line: int | None) -> Iterator[None]:
 
 
 def _is_yaml(lines: Sequence[str]) -> bool:
-    """Tell whether the first line with content begins a YAML list: with `- ` or `---`, as no host name does."""
+    """Tell whether the first line with content begins YAML, of which JSON is a part, as no host name does."""
     content = (line.strip(" \t") for line in lines)
     first = next((line for line in content if line and not line.startswith("#")), "")
-    return first.startswith(("- ", "---")) or first == "-"
+    return _YAML_START.match(first) is not None
 
 
 def _read_items(text: str, source: str) -> Iterator[Item]:
@@ -196,7 +198,8 @@ def _line(event: Any) -> int:
 
 
 def _no_host(event: Any, source: str) -> HostfileError:
-    return HostfileError(source, _line(event), "expected one list of hosts", _FIX)
+    got = ", got a YAML or JSON mapping" if "Mapping" in type(event).__name__ else ""
+    return HostfileError(source, _line(event), f"expected one list of hosts{got}", _FIX)
 
 
 def _read_mapping(yaml: Any, events: Iterator[Any], line: int, source: str) -> Item:

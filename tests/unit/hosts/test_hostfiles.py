@@ -220,6 +220,39 @@ BAD_LINES = [
         "write one per line; for a name and its address, write 'gpu1 addr=10.0.0.1'",
     ),
     (
+        "gpu1 gpu1.lan 10.0.0.1",
+        "'gpu1 gpu1.lan 10.0.0.1' is ambiguous: two hosts, or an address and its name?",
+        "write one per line; for a name and its address, write 'gpu1 addr=10.0.0.1'",
+    ),
+    (
+        "gpu1.lan gpu1",
+        "'gpu1.lan gpu1' is ambiguous: two hosts, or two names of one?",
+        "write one per line, and each host once",
+    ),
+    (
+        "[gpu]",
+        "'[gpu]' is a line of an Ansible inventory, not of a hostfile",
+        "list its hosts, one per line: ansible all -i FILE --list-hosts",
+    ),
+    (
+        "gpu1 ansible_host=10.0.0.1 ansible_user=ann",
+        "'gpu1 ansible_host=10.0.0.1 ansible_user=ann' is a line of an Ansible inventory, not of a hostfile",
+        "list its hosts, one per line: ansible all -i FILE --list-hosts",
+    ),
+    *(
+        (
+            line,
+            f"'{line}' is a line of a genders file, not of a hostfile",
+            "list the hosts that have an attribute, one per line: nodeattr -n ATTRIBUTE",
+        )
+        for line in ("gpu1 gpu,compute,rack=1", "gpu1 gpu,compute")
+    ),
+    (
+        "gpu1 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBx",
+        "'gpu1 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBx' is a line of a known_hosts file, not of a hostfile",
+        "list the host names alone, one per line",
+    ),
+    (
         "Host gpu1 gpu2",
         "'Host gpu1 gpu2' is a line of an ssh_config, not of a hostfile",
         "list its host names, one per line, and pass the ssh_config with --ssh-config FILE",
@@ -361,6 +394,8 @@ DIALECTS = [
     ("a:2222 slots=8\nb\n", "port", [Host("a", port=2222, slots=8), Host("b")], "host:N for SSH port N"),
     ("::1:8\n", "port", [Host("::1:8")], "names"),
     ("a count=2\nb[1-2]\n", None, [Host("a", slots=2), Host("b1"), Host("b2")], MIXED),
+    ('["a", {"name": "b", "slots": 2}]\n', None, [Host("a"), Host("b", slots=2)], "a YAML list"),
+    ('[\n  "a",\n  "b"\n]\n', None, [Host("a"), Host("b")], "a YAML list"),
     ("- a\n- b slots=2\n", None, [Host("a"), Host("b", slots=2)], "a YAML list"),
     ("# c\n---\n- name: a:2\n- {name: b, cpu: 4}\n", "slots", [Host("a", slots=2), Host("b", slots=4)], "a YAML list"),
 ]
@@ -469,6 +504,10 @@ def test_what_stands_behind_a_colon_is_checked(line, colon, message):
 
 LIST_FIX = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
 BAD_YAML = [
+    ("all:\n  hosts:\n    node1:\n", "f:1: expected one list of hosts, got a YAML or JSON mapping", LIST_FIX),
+    ("# groups\nhosts: [node1, node2]\n", "f:2: expected one list of hosts, got a YAML or JSON mapping", LIST_FIX),
+    ("node1: {slots: 8}\n", "f:1: expected one list of hosts, got a YAML or JSON mapping", LIST_FIX),
+    ('{\n  "hosts": ["node1"]\n}\n', "f:1: expected one list of hosts, got a YAML or JSON mapping", LIST_FIX),
     ("- a\n- b;c\n", "f:2: host name 'b;c' contains ';'", NAME_RULE),
     ("- a\n- name: b\n  slots: x\n", "f:2: slots must be a number, got 'x'", ""),
     ("- a\n- name: b\n  slot: 8\n", "f:2: unknown key 'slot'", "write 'slots'"),
@@ -477,7 +516,7 @@ BAD_YAML = [
     ("- a\n-\n", "f:2: expected one list of hosts", LIST_FIX),
     ("- a\n- [b]\n", "f:2: expected one list of hosts", LIST_FIX),
     ("- &x a\n- *x\n", "f:2: expected one list of hosts", LIST_FIX),
-    ("---\nhosts:\n- a\n", "f:2: expected one list of hosts", LIST_FIX),
+    ("---\nhosts:\n- a\n", "f:2: expected one list of hosts, got a YAML or JSON mapping", LIST_FIX),
     ("- a\n---\n- b\n", "f:2: expected one list of hosts", LIST_FIX),
     ("- name: a\n  slots: [8]\n", "f:2: a setting must have one value", "use slots, user, port and addr, "
      "each with one value"),
