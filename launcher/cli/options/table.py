@@ -105,8 +105,8 @@ class Option(click.Option):
 
 
 def _turn_off(flag: str) -> str:
-    """Return the form of a switch that turns it off; `--check` is another option."""
-    return {"--no-check": "--checks", "--no-samples": "--samples"}.get(flag, f"--no-{flag[2:]}")
+    """Return the form of a switch that turns it off; `--check` is another option, and a script may have --samples."""
+    return f"--with-{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
 
 
 def option(*names: str, **attributes: Any) -> Callable[[Function], Function]:
