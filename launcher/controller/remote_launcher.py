@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +57,8 @@ class RemoteLauncher:
         self.is_queued = False  # it continues in the queue
         self.was_refused = False  # what it was asked to run never started
         self.is_unknown = False  # the run that it was asked about
-        self._mark = f"~{python.nonce} ".encode()
+        # Not the nonce: any rank there sees a command line, and what it prints comes with what this process says.
+        self._mark = f"~{secrets.token_hex(8)} ".encode()
         self._cuts = {fd: LineCut(self._mark) for fd in (STDOUT, STDERR)}
         self._unread = python.rest
         self._silence_s = max(MARKER_TIMEOUT_S, timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 from machines.patience import NEVER_S, slowed
 from machines.processes import wait_until
 
-from launcher.commands.run_actions import wait
+from launcher.commands.run_actions import print_value, wait
 from launcher.controller import orders, remote_launcher
 from launcher.controller.orders import Control, about_run, forget_hosts, print_id, print_rows
 from launcher.controller.remote_launcher import RemoteLauncher
@@ -163,6 +164,17 @@ def test_a_run_that_is_not_listed_there(capfd: pytest.CaptureFixture[str]) -> No
     assert (launcher.copy_output(), launcher.is_unknown) == (2, True)
     launcher.close()
     assert capfd.readouterr().err == ""
+
+
+def test_no_rank_can_forge_the_last_line(tmp_path: Path) -> None:
+    """It knows what is in the command line there."""
+    with listed(tmp_path), contextlib.closing(start()) as launcher:
+        pid = launcher.channel._process.pid  # type: ignore[attr-defined] # it is a LocalTransport's
+        words = re.findall("[0-9a-f]{16}", Path(f"/proc/{pid}/cmdline").read_text())
+        assert words
+        forged = "".join(f"~{word} 7 " for word in words)
+        launcher.ask(about_run(RUN, partial(print_value, forged.format)), VIEW)
+        assert json.loads(launcher.read_output()) == forged
 
 
 @pytest.mark.parametrize("is_printed", [False, True])
