@@ -13,6 +13,7 @@ import pytest
 from launcher.cli import command_group
 from launcher.cli import main as cli
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
+from launcher.cli.options.table import KEYS
 from launcher.session.node_state import Stage
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +189,12 @@ def test_the_table_of_options_is_that_of_the_commands() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
     assert runpy.run_path(str(ROOT / "docs" / "options_table.py"))["update"](text) == text, "run docs/options_table.py"
     assert "| `--gpus N\\|auto` | GPUs per host, one process each. | auto |" in text
+
+
+def test_all_keys_of_launcher_toml_are_listed() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    (line,) = (line for line in text.splitlines() if line.startswith("- The keys are the long options"))
+    assert sorted(re.findall("`([a-z-]+)`", line)) == sorted(name.replace("_", "-") for name in KEYS)
 
 
 def test_troubleshooting_lists_its_topics() -> None:
