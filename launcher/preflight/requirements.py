@@ -132,7 +132,10 @@ def _gpu_remedy(error: str, otherwise: str) -> str:
         return "run nvidia-smi there: if it hangs, look for NVRM in dmesg, and reboot"
     if error == messages.NO_GPU_TOOL:
         return f"install the driver of its GPUs; if it has none, {otherwise}"
-    return next((found.fix for found in explain_lines([error])), otherwise)
+    found = next(explain_lines([error]), None)
+    if found is not None and found.name == "driver-finds-none":
+        return f"{found.fix}; if it has none, {otherwise}"
+    return found.fix if found is not None else otherwise
 
 
 def _check_route(node: CheckedHost) -> _Found:

@@ -12,7 +12,6 @@ from machines.runs import shell
 SHOW = shell('echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE GPUs $CUDA_VISIBLE_DEVICES"')
 CHECK = ("--dry-run", "--check", "--no-check")  # torch is built for CPUs here, and a check would say so
 REFUSED = "launch: nothing was started; these would break the run:"
-ON_CPUS = "    fix: run on CPUs: --nproc N --cpu"
 
 
 @pytest.fixture

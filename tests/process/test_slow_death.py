@@ -51,9 +51,10 @@ sys.exit("a rank fails")
 def test_a_run_is_restarted_once_its_gpus_are_free(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "rank.py").write_text(RANK)
-    words = ("--nproc", "1", "--cpu", "--restarts", "1", "--stop-timeout", "0", "--no-python", sys.executable, "rank.py")
-    argv = ["unshare", "--mount", "sh", "-c", DEVICES, "sh", sys.executable, "-m", "launcher", "singlenode", *words]
+    options = ("--nproc", "1", "--cpu", "--restarts", "1", "--stop-timeout", "0", "--no-python")
+    argv = ["unshare", "--mount", "sh", "-c", DEVICES, "sh", sys.executable, "-m", "launcher", "singlenode"]
     pipe = subprocess.PIPE
+    argv += [*options, sys.executable, "rank.py"]
     with subprocess.Popen(argv, cwd=tmp_path, stdout=pipe, stderr=subprocess.STDOUT, text=True) as run:
         assert wait_until((tmp_path / "child").exists)
         child = (tmp_path / "child").read_text().strip()

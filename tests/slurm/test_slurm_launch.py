@@ -110,7 +110,8 @@ def _job(line: str) -> str:
 
 def test_no_gpus(launch: SlurmLaunch) -> None:
     done = launch.start(*SHOW_GPUS).finish()
-    assert (done.exit_code, words_of(done)[-1]) == (70, "    fix: run on CPUs: --nproc N --cpu")
+    fix = "    fix: install the driver of its GPUs; if it has none, run on CPUs: --nproc N --cpu"
+    assert (done.exit_code, words_of(done)[-1]) == (70, fix)
 
 
 # ---- other commands, other ways

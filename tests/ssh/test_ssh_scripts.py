@@ -166,7 +166,8 @@ def test_without_gpus_the_hint_is_for_the_one_who_typed_the_script(checkout: Pat
         "",
         "launch: nothing was started; these would break the run:\n"
         f"  {host}: no GPU (No devices were found)\n"
-        "    fix: run on CPUs: LAUNCH_OPTS=--cpu\n",
+        "    fix: look for NVRM in dmesg on that host, and for the card in lspci; "
+        "if it has none, run on CPUs: LAUNCH_OPTS=--cpu\n",
     )
 
 
