@@ -43,7 +43,7 @@ def check(node: CheckedHost) -> Iterator[Finding]:
         yield Finding((node.name,), text, "reset it, reboot, or leave it out: it's a hardware or driver fault", WARNING)
     if any(gpu.is_persistent is False for gpu in gpus):
         text = "persistence mode is off, so the first use of a GPU takes seconds"
-        yield Finding((node.name,), text, "run nvidia-smi -pm 1", NOTE)
+        yield Finding((node.name,), text, "start nvidia-persistenced, or run nvidia-smi -pm 1", NOTE)
 
 
 def find_busy(node: CheckedHost) -> list[Finding]:
