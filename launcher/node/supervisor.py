@@ -101,7 +101,7 @@ class Supervisor:
         self._leftover_folders: list[str] | None = None  # of earlier runs, to be removed at the end
         self._leftover_units: list[str] = []  # the same
         self._lost_folder: str | None = None  # of another supervisor that lost its launcher; this one stops its run
-        self._lost_keepers: list[list[int]] = []  # that supervisor and its guardian
+        self._lost_keepers: list[proc.Process] = []  # that supervisor and its guardian; of a cleaner, suspended ones
         if os.path.expanduser("~") == "~":  # neither HOME nor passwd names a home directory, as in some containers
             os.environ["HOME"] = "/"
         self._env = dict(os.environ)
@@ -243,7 +243,7 @@ class Supervisor:
         self._owned.marks.add(header["mark"])
         own = proc.read_process(os.getpid())
         self._lost_folder = header.get("lost_folder")
-        self._lost_keepers = header.get("lost_keepers", [])
+        self._take_over(header.get("lost_keepers", []))
         if self._lost_folder and not os.path.basename(self._lost_folder).startswith("launch-%s-" % header["run"]):
             raise OSError("%s is not a directory of this run" % self._lost_folder)
         if own is not None and self._lost_folder is None:
@@ -295,6 +295,14 @@ class Supervisor:
             assert self._folder is not None  # made before
             self._responder.search_python(header, self._env, self._folder)
 
+    def _take_over(self, keepers: list[list[int]]) -> None:
+        """Count what these keepers, by process id and start time, have started as part of the run that is to end."""
+        for pid, started in keepers:
+            keeper = proc.read_process(pid)
+            if keeper is not None and keeper.started == started:
+                self._lost_keepers.append(keeper)
+                self._owned.keepers.add(pid)  # its helpers have no mark
+
     def _take_code(self, header: dict[str, Any], payload: bytes) -> None:
         if self._tree is not None:
             self._tree.forward(header, payload)
@@ -314,6 +322,8 @@ class Supervisor:
         self._owned.marks.update(header["marks"])
         self._owned.born = 0
         self._leftover_folders = header.get("folders", [])
+        for folder in self._leftover_folders:
+            self._take_over(run_owner.read_keepers(folder))
         self._leftover_units = header.get("units", [])
 
     def _claim(self, header: dict[str, Any], _: bytes) -> None:
@@ -552,10 +562,8 @@ class Supervisor:
 
     def _kill_lost_keepers(self) -> None:
         """Kill the supervisor that lost its launcher, and its guardian: stopped by SIGSTOP, they would never exit."""
-        for pid, started in self._lost_keepers:
-            keeper = proc.read_process(pid)
-            if keeper is not None and keeper.started == started:
-                proc.send_signal(keeper, signals.SIGKILL)
+        for keeper in self._lost_keepers:
+            proc.send_signal(keeper, signals.SIGKILL)
 
     def _wake_guardian(self) -> None:
         """Continue this supervisor's guardian: if stopped by SIGSTOP, it would never exit."""

@@ -221,7 +221,7 @@ def test_the_kernel_kills_commands_when_nobody_is_left(nodes: Nodes) -> None:
 
 
 def test_the_shim_is_killed(nodes: Nodes) -> None:
-    """Its commands die with it, and are told as they died."""
+    """Its commands die with it, and are told as they died, after it was named and as what follows from that."""
     node = nodes.start()
     node.prepare()
     node.start_ready(shell(WAITS), shell(IGNORES))
@@ -229,6 +229,22 @@ def test_the_shim_is_killed(nodes: Nodes) -> None:
     assert node.wait_for_exits(2) == dict.fromkeys(range(2), (None, signal.SIGKILL))
     node.wait_for(messages.ENDED)
     assert node.stop() == []
+    kinds = [message["type"] for message in node.messages if message["type"] in (messages.FAILED, messages.EXIT)]
+    assert kinds == [messages.FAILED, messages.EXIT, messages.EXIT]
+    assert node.wait_for(messages.FAILED)["text"] == "the helper that starts the ranks was killed"
+    assert [message["was_stopping"] for message in node.find(messages.EXIT)] == [True, True]
+
+
+@pytest.mark.parametrize("end", ["exit 3", "kill -SEGV $$"])
+def test_a_rank_ends_while_the_shim_is_suspended(nodes: Nodes, end: str) -> None:
+    """Nobody reports it, so the supervisor looks itself."""
+    node = nodes.start()
+    node.prepare()
+    node.start_ready(shell(WAITS), shell(f"kill -STOP $PPID; echo ready pids $$; ulimit -c 0; {end}"))
+    assert node.wait_for_exits(1) == {1: (3, None) if end == "exit 3" else (None, signal.SIGSEGV)}
+    assert not node.find(messages.FAILED)
+    assert node.stop() == []
+    node.wait_until_gone()
 
 
 def test_the_shim_is_killed_before_its_report_is_read(nodes: Nodes) -> None:

@@ -287,10 +287,12 @@ def test_the_guardian_is_killed(node: Node, argv: list[str]) -> None:
 # ---- a second look --------------------------------------------------------------------------------------------------
 
 
-def sweep(nodes: Nodes, lost: Node, wait_s: float, during: Callable[[], object] = lambda: None) -> list[object]:
+def sweep(
+    nodes: Nodes, lost: Node, wait_s: float, during: Callable[[], object] = lambda: None, **fields: object
+) -> list[object]:
     """Look for what is left of a lost node over a new connection, its folder too; return what could not be ended."""
     sweeper = nodes.start(mark=lost.mark)
-    sweeper.prepare(lost_folder=str(lost.folder))
+    sweeper.prepare(lost_folder=str(lost.folder), **fields)
     sweeper.send(messages.STOP, timeout_s=0, wait_s=wait_s)
     during()
     left: list[object] = sweeper.wait_for(messages.CENSUS)["left"]
@@ -311,6 +313,18 @@ def test_a_sweep_finds_what_is_left_by_its_mark(nodes: Nodes, node: Node) -> Non
     node.wait_until(lambda: not any(map(is_alive, [*keepers, rank])))
     assert is_alive(child)
     assert sweep(nodes, node, wait_s=0.1) == []
+
+
+def test_a_sweep_ends_all_helpers_that_are_suspended(nodes: Nodes) -> None:
+    """The one that starts the ranks has no mark: a fork shows the environment of what it was forked from."""
+    node = nodes.start()
+    keepers = node.prepare()["keepers"]
+    node.start_ready(shell(IGNORES))
+    helpers = [parent_of(node.pid_of(0)), node.supervisor, node.guardian.pid]
+    for pid in helpers:
+        send_signal(pid, signal.SIGSTOP)
+    assert sweep(nodes, node, wait_s=0.1, lost_keepers=keepers) == []
+    node.wait_until(lambda: not any(map(is_alive, helpers)))
 
 
 def test_a_sweep_leaves_others_alone(nodes: Nodes, node: Node) -> None:

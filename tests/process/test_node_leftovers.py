@@ -29,6 +29,7 @@ from node_process import (
     is_alive,
     parent_of,
     python,
+    read_state,
     shell,
     wait_until,
 )  # fmt: skip
@@ -66,9 +67,9 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         yield start
 
 
-def found_by(nodes: Nodes, mark: str | None = None, of: str = "") -> tuple[Node, list[Message]]:
+def found_by(nodes: Nodes, mark: str | None = None, of: str = "", **how: Any) -> tuple[Node, list[Message]]:
     """Ask a new node for left-overs; return it, and what it says of the run with this mark."""
-    node = nodes.start(mark=mark)
+    node = nodes.start(mark=mark, **how)
     node.prepare(facts=True, checks=True, pythons=[], gpus=False)
     runs = node.wait_for(messages.FACTS)["checks"]["runs"]
     return node, [run for run in runs if run["mark"] == of]
@@ -124,6 +125,27 @@ def test_what_dead_keepers_left_is_found_and_ended(nodes: Nodes, any_python: str
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         end_of(lost)
+
+
+def test_a_run_whose_helpers_are_all_suspended_is_found_and_ended(nodes: Nodes) -> None:
+    lost = nodes.start(mark="20261120-091233.ab12.0")
+    lost.prepare()
+    lost.start_ready(shell(IGNORES))
+    keepers = [parent_of(lost.pid_of(0)), lost.supervisor, lost.guardian.pid]
+    for pid in keepers[:2]:
+        os.kill(pid, signal.SIGSTOP)
+    _, runs = found_by(nodes, of=lost.mark)
+    assert {run["is_owned"] for run in runs} == {True}, "its guardian would end it"
+    os.kill(lost.guardian.pid, signal.SIGSTOP)
+    wait_until(lambda: read_state(lost.guardian.pid) == "T")
+    cleaner, runs = found_by(nodes, of=lost.mark, env={"TMPDIR": str(lost.tmpdir)})
+    assert {run["is_owned"] for run in runs} == {False}
+    folders = [folder["path"] for folder in cleaner.wait_for(messages.FACTS)["checks"]["folders"]]
+    assert str(lost.folder) in folders
+    cleaner.send(messages.ADOPT, marks=[lost.mark], folders=[str(lost.folder)])
+    assert cleaner.stop() == []
+    wait_until(lambda: not any(map(is_alive, [*keepers, *lost.told_pids])))
+    assert not lost.folder.exists()
 
 
 def test_a_run_that_goes_on_is_owned(nodes: Nodes) -> None:

@@ -107,12 +107,12 @@ def _has_folder(pid: int, mark: str) -> bool:
 
 
 def _has_keeper(process: proc.Process, everything: dict[int, proc.Process]) -> bool:
-    """Tell whether a guardian or supervisor is among the ancestors of a process."""
+    """Tell whether a guardian or supervisor that isn't suspended is among the ancestors of a process."""
     seen = set()
     while process.ppid in everything and process.ppid not in seen:
         process = everything[process.ppid]
         seen.add(process.pid)
-        if _LOADER in proc.read_command_line(process.pid):
+        if process.state not in proc.SUSPENDED and _LOADER in proc.read_command_line(process.pid):
             return True
     return False
 

@@ -199,8 +199,9 @@ class Ranks:
         if self.successor is None:
             os.close(self._reports)
         self._reports = None
-        if len(self._owned.ranks) < self._expected and self.ending_since is None:
-            self._send_queue.send(messages.FAILED, text="the helper that starts the commands was killed")
+        if len(self._exited) < self._expected and self.ending_since is None:
+            self._send_queue.send(messages.FAILED, text="the helper that starts the ranks was killed")
+            self.ending_since = time.monotonic()  # the kernel kills its ranks now, which isn't their fault
 
     def _read_torchrun(self) -> None:
         """Process what torchrun and its ranks have reported; another starter reports elsewhere."""
@@ -235,8 +236,6 @@ class Ranks:
         self._watch_memory(process.pid)
         self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)
         self._send_queue.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
-        if self._tells_exits:
-            return  # the starter reports the exit
         pidfd = workers.open_pidfd(process)
         if pidfd is None:
             self._look_again(local_rank, process)
@@ -245,16 +244,38 @@ class Ranks:
 
     def _look_again(self, local_rank: int, process: proc.Process) -> None:
         if proc.is_alive(process):
-            self._loop.call_later(0.05, lambda: self._look_again(local_rank, process))
+            pause_s = 1.0 if self._tells_exits else 0.05
+            self._loop.call_later(pause_s, lambda: self._look_again(local_rank, process))
         else:
-            self._report_exit(local_rank, self._find_status(process), time.monotonic())
+            self._take_seen_end(local_rank, process, time.monotonic())
 
     def _meet_end(self, local_rank: int, process: proc.Process, pidfd: int) -> None:
         self._loop.forget(pidfd)
         os.close(pidfd)
         ended_at = time.monotonic()
         self.reap()
-        self._report_exit(local_rank, self._find_status(process), ended_at)
+        self._take_seen_end(local_rank, process, ended_at)
+
+    def _take_seen_end(self, local_rank: int, process: proc.Process, ended_at: float) -> None:
+        """Report a rank that was seen to end; a starter that tells exits may still be about to, unless it is suspended.
+
+        Its report is exact, while /proc may hide how the rank ended.
+        """
+        if self._tells_exits:
+            while self._read_starter():
+                pass
+            if local_rank not in self._exited and self._starter_state() in "SRD":
+                self._loop.call_later(0.05, lambda: self._take_seen_end(local_rank, process, ended_at))
+                return
+        if local_rank not in self._exited:
+            status = self._find_status(process)
+            self._report_exit(local_rank, status, ended_at)
+            self._check_all_exited(status)
+
+    def _starter_state(self) -> str:
+        starter = self._owned.starter
+        now = proc.read_process(starter.pid) if starter is not None else None
+        return now.state if now is not None and starter is not None and now.started == starter.started else "X"
 
     def _meet_ends(self) -> None:
         """Report the ranks that have ended, so that their exits come before the end of torchrun."""
@@ -311,7 +332,7 @@ class Ranks:
             return None
         return self._kills.judge(process.pid, was_child=ending["signal"] is None)
 
-    def _check_all_exited(self, status: int) -> None:
+    def _check_all_exited(self, status: int | None) -> None:
         if self._tells_exits and len(self._exited) == self._expected:
             self._send_queue.send(messages.ENDED, **workers.describe_status(status))
             self._on_ended()

@@ -45,18 +45,31 @@ def sign(folder: str, keepers: Iterable[int]) -> None:
 
 
 def has_ended(folder: str) -> bool:
-    """Tell whether the keepers of a run's directory are certainly gone; processes that they left may still live."""
+    """Tell whether the keepers of a run's directory are certainly gone, or suspended; what they left may still live.
+
+    A supervisor that is suspended has lost its launcher, or will.
+    """
     note = _read_note(folder)
     if note is None or note["folder"] != os.path.realpath(folder):
         return False
     here = describe_machine()
     if any(note[name] != here[name] for name in ("host", "machine_id")):
         return False
-    if note["boot_id"] is None or note["boot_id"] != here["boot_id"]:  # an earlier boot, or a machine of the same name
-        return is_locked(folder, is_shared=True) is False
-    if note["pid_namespace"] != here["pid_namespace"]:  # another container, or this one before it was restarted
+    if not _is_of_these_processes(note, here):  # an earlier boot, a machine of the same name, or another container
         return is_locked(folder, is_shared=True) is False
     return not any(_lives(*keeper) for keeper in note["keepers"])
+
+
+def read_keepers(folder: str) -> list[list[int]]:
+    """Return process id and start time of the keepers that a directory names, if they would be of this machine."""
+    note = _read_note(folder)
+    return note["keepers"] if note is not None and _is_of_these_processes(note, describe_machine()) else []
+
+
+def _is_of_these_processes(note: dict[str, Any], here: dict[str, str | None]) -> bool:
+    """Tell whether a process id in a note means what it means here, in this boot and PID namespace."""
+    names = "boot_id", "pid_namespace"
+    return note["boot_id"] is not None and all(note[name] == here[name] for name in names)
 
 
 def _read_note(folder: str) -> dict[str, Any] | None:
@@ -64,7 +77,7 @@ def _read_note(folder: str) -> dict[str, Any] | None:
     try:
         with open(os.path.join(folder, OWNER)) as file:
             note = fast_json.loads(file.read())
-        keepers = [(int(pid), int(started)) for pid, started in note["keepers"]]
+        keepers = [[int(pid), int(started)] for pid, started in note["keepers"]]
         return {**{name: note[name] for name in _FIELDS}, "keepers": keepers}
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -94,7 +107,7 @@ def describe_machine() -> dict[str, str | None]:
 
 def _lives(pid: int, started: int) -> bool:
     process = proc.read_process(pid)
-    return process is not None and process.started == started and process.state not in proc.GONE
+    return process is not None and process.started == started and process.state not in proc.GONE + proc.SUSPENDED
 
 
 def is_locked(path: str, *, is_shared: bool) -> bool | None:
