@@ -32,7 +32,7 @@ _STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/")
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/utils/_contextlib.py", "torch/nn/modules/module.py")
 _WAITS = "torch/distributed/"
 _MAIN = "MainThread"
-_MAKES_GROUP = ("torch/distributed/distributed_c10d.py", "_new_process_group_helper")
+_MAKES_GROUP = ("torch/distributed/distributed_c10d.py", "new_group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Stack:
     wchan: str | None = None  # the kernel function that it waits in
     reason: str | None = None  # why there are no frames
     is_silent: bool = False  # its host did not respond in time
+    starter: str | None = None  # what has started it, as `torchrun on gpu2 (pid 4711)`, if that is suspended
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -89,7 +90,7 @@ class Stack:
 
     @property
     def is_making_group(self) -> bool:
-        """Whether it makes a process group, or waits for others there, for example in perform_nocolor_split."""
+        """Whether it makes a process group of some ranks, and may wait for others in perform_nocolor_split."""
         return any((frame.file, frame.key[-1]) == _MAKES_GROUP for frame in self.frames)
 
     @property
@@ -136,8 +137,17 @@ class FoldedStacks:
         return sum(group.size for group in self.groups)
 
     @property
+    def suspended(self) -> tuple[Stack, ...]:
+        """A rank of each host on which what has started the ranks is suspended; they may wait for that."""
+        stacks = (stack for group in self.groups for stack in group.stacks if stack.starter is not None)
+        return tuple({stack.host: stack for stack in stacks}.values())
+
+    @property
     def verdict(self) -> str:
-        """Which ranks differ from the others, in a few words; empty if that is unknown."""
+        """What is suspended, or else which ranks differ from the others, in a few words; empty if that is unknown."""
+        if self.suspended:
+            names = listed([stack.starter or "" for stack in self.suspended])
+            return f"{names} {'is' if len(self.suspended) == 1 else 'are'} suspended"
         if self.odd:
             words = listed([f"{stack.host} rank {stack.rank}" for stack in self.odd])
             others = self.size - len(self.odd)
@@ -218,6 +228,10 @@ def folded_lines(folded: FoldedStacks) -> list[str]:
         lines += [f"  {group.name}:", *(f"    {line}" for line in stack_lines(group.first))]
     more = len(folded.groups) - _MAX_GROUPS
     lines += [f"  and {more} more that differ"] if more > 0 else []
+    if folded.suspended:
+        lines.append(
+            "  fix: find out who suspended it (kill -STOP, or a debugger); kill -CONT PID on its host continues it"
+        )
     return lines + _explain_split([stack for group in folded.groups for stack in group.stacks if stack.frames])
 
 

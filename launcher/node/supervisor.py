@@ -485,7 +485,9 @@ class Supervisor:
         if self._steps is None:
             number, ranks = header["number"], self._owned.ranks
             folder = "" if header.get("is_gentle") and self._stacks_folder else self._stacks_folder
-            stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder)
+            starter = self._owned.find_starter()
+            suspended = starter.pid if starter is not None and starter.state in proc.SUSPENDED else None
+            stacks.send_stacks(self._loop, self._send_queue, number, ranks, self._env, folder, suspended)
 
     def _sample(self, header: dict[str, Any], _: bytes) -> None:
         self._begin_samples(header["period_s"], self._send_queue.send, with_processes=True)

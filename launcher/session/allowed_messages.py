@@ -72,7 +72,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be m
     messages.RAS_STATUS: {},
     messages.STACK: {"number": Count, "local_rank": LocalRank, "pid": Count,
                      "source": Literal["py-spy", "faulthandler", None], "state": Literal["D", "T", None],
-                     "wchan": str | None, "reason": str | None},
+                     "wchan": str | None, "reason": str | None, "starter": Count | None},
     messages.FILE: {"name": Annotated[str, messages.is_file_name]},
     messages.IDLE: {},
     messages.FAILED: {"text": str, "supervisor": KeeperEnding | None},

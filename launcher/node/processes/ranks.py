@@ -259,23 +259,20 @@ class Ranks:
     def _take_seen_end(self, local_rank: int, process: proc.Process, ended_at: float) -> None:
         """Report a rank that was seen to end; a starter that tells exits may still be about to, unless it is suspended.
 
-        Its report is exact, while /proc may hide how the rank ended.
+        Its report is exact, while /proc may hide how the rank ended. If it is ending itself, that is told first.
         """
         if self._tells_exits:
             while self._read_starter():
                 pass
-            if local_rank not in self._exited and self._starter_state() in "SRD":
+            starter = self._owned.find_starter()
+            is_suspended = starter is not None and starter.state in proc.SUSPENDED
+            if local_rank not in self._exited and self._reports is not None and not is_suspended:
                 self._loop.call_later(0.05, lambda: self._take_seen_end(local_rank, process, ended_at))
                 return
         if local_rank not in self._exited:
             status = self._find_status(process)
             self._report_exit(local_rank, status, ended_at)
             self._check_all_exited(status)
-
-    def _starter_state(self) -> str:
-        starter = self._owned.starter
-        now = proc.read_process(starter.pid) if starter is not None else None
-        return now.state if now is not None and starter is not None and now.started == starter.started else "X"
 
     def _meet_ends(self) -> None:
         """Report the ranks that have ended, so that their exits come before the end of torchrun."""

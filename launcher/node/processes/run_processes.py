@@ -93,6 +93,11 @@ class RunProcesses:
         self.starter = process
         self._sessions[process.pid] = process.started
 
+    def find_starter(self) -> Process | None:
+        """Return the process that starts the ranks as it is now, or None if it has ended, or there is none."""
+        now = proc.read_process(self.starter.pid) if self.starter is not None else None
+        return now if now is not None and self.starter is not None and now.started == self.starter.started else None
+
     def note_unfinished(self, living: list[Process]) -> None:
         """Note which files these processes are writing, before they are killed."""
         if living:

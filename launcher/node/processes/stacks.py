@@ -40,11 +40,12 @@ def send_stacks(
     ranks: dict[int, proc.Process],
     env: dict[str, str],
     armed_folder: str | None,
+    suspended_starter: int | None,
 ) -> None:
     """Answer a STACKS with one STACK for each running rank; py-spy is also looked for on the PATH of `env`.
 
     armed_folder: what `faulthandler_stacks.arm` returned; None: the ranks can't write their stacks; empty: nobody may
-    signal them.
+    signal them. suspended_starter: the process id of what started the ranks, if it is suspended.
     """
     for local_rank, process in ranks.items():
         if proc.is_alive(process):
@@ -53,6 +54,7 @@ def send_stacks(
                 send_queue.send(
                     messages.STACK, answer.text, number=number, local_rank=local_rank, pid=answer.pid,
                     source=answer.source, state=answer.state, wchan=answer.wchan, reason=answer.reason,
+                    starter=suspended_starter,
                 )  # fmt: skip
 
             _Dump(loop, process, env, armed_folder, send).begin()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,8 +156,20 @@ def test_ranks_that_split_a_group_without_the_others_are_explained():
         "  fix: call new_group on all ranks in the same order; for gloo groups, add use_local_synchronization=True, "
         "or drop device_id from init_process_group",
     ]
-    for stacks in ([at(rank, *split) for rank in range(4)], [*map(waiting, range(4))]):
+    begins = [split[0], "torch/distributed/distributed_c10d.py:1899 in init_process_group", "train.py:2 in <module>"]
+    for stacks in ([at(rank, *split) for rank in range(4)], [*map(waiting, range(4))], [waiting(0), at(1, *begins)]):
         assert not any("why" in line for line in folded_lines(fold(stacks)))
+
+
+def test_what_is_suspended_and_has_started_ranks_comes_first():
+    """They may wait for its store, whatever their stacks are."""
+    stacks = [replace(waiting(rank), host="gpu2", starter="torchrun on gpu2 (pid 47)") for rank in (1, 2)]
+    folded = fold([at(0, "a.py:1 in f"), *stacks])
+    assert folded.verdict == "torchrun on gpu2 (pid 47) is suspended"
+    assert folded_lines(folded)[0] == "stacks of 3 ranks on 1 host (torchrun on gpu2 (pid 47) is suspended)"
+    assert folded_lines(folded)[-1].startswith("  fix: find out who suspended it")
+    others = fold([*stacks, replace(waiting(3), host="gpu3", starter="torchrun on gpu3 (pid 8)")])
+    assert others.verdict == "torchrun on gpu2 (pid 47) and torchrun on gpu3 (pid 8) are suspended"
 
 
 def test_two_odd_ranks_are_both_named():
