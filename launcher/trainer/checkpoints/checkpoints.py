@@ -336,13 +336,11 @@ class Checkpoints:
         return path
 
     def _weights(self) -> dict[str, Any]:
-        """Return all weights on rank 0, under their plain names; every rank must call this."""
-        model = self._learner.replica.model
-        if not self._sharded:
-            return model.state_dict()
+        """Return all weights on rank 0, on the CPU under their plain names; every rank must call this."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(self._learner.replica.model, options=options)
 
 
 @contextmanager
