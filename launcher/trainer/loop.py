@@ -135,11 +135,11 @@ class Run:
             model = self.checkpoints.export()
             peak = describe_peak_memory(self.world)
             distributed.barrier()
-        except (RuntimeError, SaveError):
+        except (RuntimeError, SaveError) as error:
             # A collective failed: another rank has exited after SIGTERM too, or it died.
             if not self.vote.requested:
                 raise
-            leave_alone(self.journal, self.position, self.checkpoints, self.world)
+            leave_alone(self.journal, self.position, self.checkpoints, self.world, error)
         finally:
             self.checkpoints.settle()
         self.journal.end(model, peak)

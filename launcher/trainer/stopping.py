@@ -24,6 +24,7 @@ EXIT_SIGTERM = 128 + signal.SIGTERM
 # 5 % of a step of 5 ms (docs/decisions/0010).
 VOTE_EVERY_S = 0.1
 MOST_STEPS = 50
+IDLE_S = 2.0  # of the time between SIGTERM and SIGKILL
 
 
 class StopVote:
@@ -103,15 +104,32 @@ def leave_together(journal: Journal, position: Position, saved: Path) -> NoRetur
     leave(journal)
 
 
-def leave_alone(journal: Journal, position: Position, checkpoints: Checkpoints, world: World) -> NoReturn:
-    """Save on rank 0 what it can without the others, which are gone, then end this rank."""
+def leave_alone(
+    journal: Journal, position: Position, checkpoints: Checkpoints, world: World, error: Exception
+) -> NoReturn:
+    """Save on rank 0 what it can without the others, which are gone, then end this rank. error: what told so."""
     if world.is_main:
-        path = checkpoints.save_alone(position)
+        path, lost = None, "a rank exited with its part of the model"
+        # What NCCL has aborted leaves wrong gradients behind.
+        if not isinstance(error, dist.DistBackendError) and is_idle(world.device):
+            path = checkpoints.save_alone(position)
+        else:
+            checkpoints.settle()
+            lost = "the GPU waits for a rank that has exited"
         newest = checkpoints.newest()
-        lost = f"not saved: a rank exited with its part of the model; newest checkpoint: {newest or 'none'}"
-        said = f"saved in {path}" if path else lost
+        said = f"saved in {path}" if path else f"not saved: {lost}; newest checkpoint: {newest or 'none'}"
         journal.tell_stop(f"step {position.step} {said}", can_resume=newest is not None)
     leave(journal)
+
+
+def is_idle(device: torch.device) -> bool:
+    """Return whether a GPU does soon what it has been told to; behind a collective with a dead rank it never does."""
+    deadline = time.monotonic() + IDLE_S
+    while device.type == "cuda" and not torch.cuda.current_stream(device).query():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(IDLE_S / 100)
+    return True
 
 
 def leave(journal: Journal) -> NoReturn:
