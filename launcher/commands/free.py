@@ -16,7 +16,7 @@ from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
 from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.preflight.claims import describe_claim
-from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib
+from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib, users_of
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.wording import age
@@ -46,8 +46,10 @@ class Box:
         return tuple(claim for claim in self.claims if gpu.index in claim.gpus)
 
     def state(self, gpu: Gpu) -> str:
-        """Return whether a GPU is `claimed`, `busy` without a claim, or `free`."""
-        return "claimed" if self.claims_on(gpu) else "busy" if gpu.processes or hidden_mib(gpu) else "free"
+        """Return whether a GPU is `lost`, `claimed`, `busy` without a claim, or `free`."""
+        if gpu.fault is not None:
+            return "lost"
+        return "claimed" if self.claims_on(gpu) else "busy" if users_of(gpu) or hidden_mib(gpu) else "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def _rows(box: Box, now: float) -> Iterator[_Row]:
     for gpu in box.gpus:
         claims = box.claims_on(gpu)
         jobs = tuple(dict.fromkeys(map(_job, _unclaimed(gpu, claims))))
-        groups.setdefault((claims, jobs or (not claims and hidden_mib(gpu) > 0,)), []).append(gpu)
+        groups.setdefault((claims, (gpu.fault, *(jobs or (not claims and hidden_mib(gpu) > 0,)))), []).append(gpu)
     for (claims, _), gpus in groups.items():
         label = f"GPU {fold_numbers(sorted(gpu.index for gpu in gpus))}"
         for text in [*(describe_claim(claim, now) for claim in claims), *_describe_use(gpus, claims)]:
@@ -154,6 +156,8 @@ def _describe_use(gpus: Sequence[Gpu], claims: Sequence[BoxClaim]) -> list[str]:
     named = list(jobs.values())
     others = [process for processes in named[_MOST_JOBS:] for process in processes]
     texts = [f"{describe_processes(each)}, no claim" for each in [*named[:_MOST_JOBS], *([others] if others else [])]]
+    if gpus[0].fault is not None:
+        return [*texts, f"doesn't respond ({gpus[0].fault})"]
     if texts or claims:
         return texts
     hidden = sum(map(hidden_mib, gpus))
@@ -166,7 +170,7 @@ def _unclaimed(gpu: Gpu, claims: Sequence[BoxClaim]) -> list[GpuProcess]:
     Of another user's process only root can read the mark, so the owner decides; where that is not known, nothing does.
     """
     users = {claim.user for claim in claims}
-    return [process for process in gpu.processes if not claims or process.owner not in (None, *users)]
+    return [process for process in users_of(gpu) if not claims or process.owner not in (None, *users)]
 
 
 def _job(process: GpuProcess) -> tuple[str | None, ...]:

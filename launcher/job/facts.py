@@ -331,6 +331,11 @@ class NodeFacts:
             raise FormError("more GPUs visible than there are")
 
     @property
+    def typical_gpu(self) -> Gpu:
+        """Its first GPU that responds, of those that it has: of a lost one the tool knows neither name nor memory."""
+        return next((gpu for gpu in self.gpus if gpu.fault is None), self.gpus[0])
+
+    @property
     def is_on_loopback(self) -> bool:
         """Whether it reaches node 0 over lo, at whatever address: 127.0.0.0/8, ::1, or one that was given to lo."""
         return self.route is not None and self.route.interface == "lo"

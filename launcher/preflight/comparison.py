@@ -174,7 +174,9 @@ def _script(node: CheckedHost) -> str | None:
 _TRAITS = (
     _Trait("the script's hash is ", _script, PROBLEM, "copy the same script to all hosts"),
     _Trait("", _of_gpus(_count_gpus), WARNING, _EQUAL_GPUS),
-    _Trait("", _of_gpus(lambda node: node.fact.gpus[0].name), WARNING, "leave out the slower ones: they slow down all"),
+    _Trait(
+        "", _of_gpus(lambda node: node.fact.typical_gpu.name), WARNING, "leave out the slower ones: they slow down all"
+    ),
     _Trait("driver ", _of_gpus(lambda node: node.fact.gpus[0].driver), WARNING, "update it: NCCL may refuse to start"),
     _Trait("CUDA ", _of_gpus(lambda node: node.fact.cuda_version), WARNING, "install the same torch build everywhere"),
     _Trait(

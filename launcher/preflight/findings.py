@@ -51,7 +51,9 @@ class CheckedHost:
     def name_free(self, number: int) -> str:
         """Return `--include gpu1:2,3`, so many GPUs that nobody has claimed or uses; empty if there are fewer."""
         free = [
-            str(gpu.index) for gpu in self.fact.gpus if not gpu.processes and gpu.index not in self.fact.claimed_gpus
+            str(gpu.index)
+            for gpu in self.fact.gpus
+            if not gpu.processes and gpu.fault is None and gpu.index not in self.fact.claimed_gpus
         ]
         return f"--include {self.name}:{','.join(free[:number])}" if 0 < number <= len(free) else ""
 

@@ -63,7 +63,7 @@ def name_user(node: CheckedHost) -> str:
 
 
 def _is_exclusive(gpu: Gpu) -> bool:
-    return gpu.compute_mode.startswith("Exclusive") and bool(gpu.processes) and gpu.processes == _users(gpu)
+    return gpu.compute_mode.startswith("Exclusive") and bool(gpu.processes) and gpu.processes == users_of(gpu)
 
 
 def _find_blocked(node: CheckedHost, gpu: Gpu) -> Finding:
@@ -115,7 +115,7 @@ def _check_mig(node: CheckedHost) -> Iterator[Finding]:
         yield Finding((node.name,), text, f"leave out with --exclude {names}, or turn MIG off: nvidia-smi -mig 0")
 
 
-def _users(gpu: Gpu) -> tuple[GpuProcess, ...]:
+def users_of(gpu: Gpu) -> tuple[GpuProcess, ...]:
     """Return the processes that use a GPU; MPS's server only serves others."""
     return tuple(process for process in gpu.processes if process.name != _MPS_SERVER)
 
@@ -146,16 +146,13 @@ def _check_busy(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:
     """Yield one finding for all processes of one owner and program, which usually are one job."""
     jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]] = {}
     for gpu in gpus:
-        for process in _users(gpu):
+        for process in users_of(gpu):
             jobs.setdefault((process.owner, process.name, process.mark), []).append((gpu, process))
-        hidden = hidden_mib(gpu)
-        if hidden and gpu.has_display:  # nvidia-smi lists no process that only draws
-            severity = PROBLEM if _severity(gpu) is PROBLEM else NOTE
-            text = f"GPU {gpu.index}: {gigabytes(hidden)} in use by the desktop on it"
-            yield Finding((node.name,), text, "close its programs if the run needs that memory", severity)
-        elif hidden:
-            text = f"GPU {gpu.index}: {gigabytes(hidden)} in use by a process that isn't visible there"
+        if hidden := hidden_mib(gpu):
+            who = "the desktop on it" if gpu.has_display else "a process that isn't visible there"
             fix = "look on the machine itself, or reset the GPU: the process is in a container or dead"
+            fix = "close programs of the desktop" if gpu.has_display else fix
+            text = f"GPU {gpu.index}: {gigabytes(hidden)} in use by {who}"
             yield Finding((node.name,), text, fix, _severity(gpu))
     for places in _few(jobs):
         indexes = listed(dict.fromkeys(gpu.index for gpu, _ in places))
@@ -174,9 +171,13 @@ def _few(jobs: dict[tuple[str | None, ...], list[tuple[Gpu, GpuProcess]]]) -> li
 
 
 def hidden_mib(gpu: Gpu) -> int:
-    """Return how much memory of a GPU processes have that aren't visible on its host; 0 if some process is visible."""
-    used = _used_mib(gpu)
-    return used if not gpu.processes and used > max(_IDLE_MIB, (gpu.memory_mib or 0) // 20) else 0
+    """Return how much memory of a GPU processes have that aren't visible on its host; 0 if some process is visible.
+
+    nvidia-smi lists none that only draws, so what a desktop has doesn't count up to half of the memory.
+    """
+    used, memory = _used_mib(gpu), gpu.memory_mib or 0
+    usual = memory * _FULL if gpu.has_display else max(_IDLE_MIB, memory // 20)
+    return used if not gpu.processes and used > usual else 0
 
 
 def _used_mib(gpu: Gpu) -> int:

@@ -54,7 +54,7 @@ def _script_words(job: Job, facts: Sequence[NodeFacts]) -> list[str]:
 def _describe_gpus(fact: NodeFacts) -> str:
     if not fact.gpus:
         return "no GPU"
-    first = fact.gpus[0]
+    first = fact.typical_gpu
     memory = f" {gigabytes(first.memory_mib)}" if first.memory_mib else ""
     return f"{len(fact.gpus)} x {first.name}{memory}"
 

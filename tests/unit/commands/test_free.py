@@ -70,6 +70,23 @@ def python(pid: int, owner: str | None, mib: int = 10240) -> GpuProcess:
                 "4 of 8 GPUs are free: --include gpu1:0,1,2,3",
             ],
         ),
+        (  # a lost one, one with a desktop on it, and one whose only process lets others share it (MPS)
+            (
+                box(
+                    "gpu1",
+                    gpus=(
+                        replace(GPUS[0], fault="GPU is lost"),
+                        replace(GPUS[1], free_mib=70000, has_display=True),
+                        replace(GPUS[2], processes=(GpuProcess(99, 30, "root", "nvidia-cuda-mps"),)),
+                    ),
+                ),
+            ),
+            [
+                "gpu1  GPU 0    doesn't respond (GPU is lost)",
+                "      GPU 1-2  free",
+                "2 of 3 GPUs are free: --include gpu1:1,2",
+            ],
+        ),
         (
             (box("gpu1", gpus=(replace(GPUS[0], free_mib=1000), GPUS[1])),),
             [

@@ -14,6 +14,7 @@ from launcher.job.facts import Checks, Gpu, Network, Route
 from launcher.job.job import Job
 from launcher.preflight.comparison import check, check_machines
 from launcher.preflight.findings import CheckedHost, fold
+from launcher.preflight.summary import summarize
 
 APART = "install the same one everywhere: they can't train together"
 NEAR = "install the same one everywhere: results may differ"
@@ -312,6 +313,13 @@ def test_with_infiniband_the_data_takes_another_way():
     pair = [networks(SLOW, FAST, infiniband=("mlx5_0:1",))] * 2
     assert found(pair) == []
     assert found(pair, ON_CPUS) == [f"warning: gpu[1-2]: {FASTER}"]
+
+
+def test_a_lost_gpu_has_no_name_to_compare():
+    lost = replace(H200[0], name="[GPU is lost]", memory_mib=None, fault="GPU is lost")
+    every_fact = [facts(), facts(gpus=(lost, *H200[1:]))]
+    assert found(every_fact) == []
+    assert summarize(JOB, every_fact).startswith("8 x H200 140 GB, driver")
 
 
 def test_a_gpu_without_a_name_or_driver():

@@ -132,19 +132,10 @@ def found(*gpus, job=JOB, host=None):
             ],
             [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB; fix: {GO_ON}"],
         ),
-        (
-            [gpu(0, memory_mib=24564, free_mib=22516, has_display=True)],
-            [
-                "note: gpu1: GPU 0: 2.0 GB in use by the desktop on it; "
-                "fix: close its programs if the run needs that memory"
-            ],
-        ),
+        ([gpu(0, memory_mib=24564, free_mib=22516, has_display=True)], []),
         (
             [gpu(0, memory_mib=24564, free_mib=4084, has_display=True)],
-            [
-                "problem: gpu1: GPU 0: 20 GB in use by the desktop on it; "
-                "fix: close its programs if the run needs that memory"
-            ],
+            ["problem: gpu1: GPU 0: 20 GB in use by the desktop on it; fix: close programs of the desktop"],
         ),
         (
             [gpu(0, process(4411, 400), used=400, compute_mode="Exclusive_Process")],
