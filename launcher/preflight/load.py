@@ -14,7 +14,7 @@ from launcher.job.facts import FAULTS, describe_reasons
 from launcher.job.plan import used_gpus
 from launcher.lazy_dataclass import dataclass
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
-from launcher.preflight.gpus import hidden_mib
+from launcher.preflight.gpus import hidden_mib, users_of
 from launcher.wording import count
 
 # Than the median: a warning, a problem. Healthy GPUs of a model differ by some 3 % (standard deviation).
@@ -118,7 +118,7 @@ def find_users(nodes: Sequence[CheckedHost]) -> list[Finding]:
     found = []
     for node in nodes:
         gpus = used_gpus(node.job, node.host, node.fact)
-        used = [gpu.index for gpu in gpus if gpu.processes or hidden_mib(gpu)]
+        used = [gpu.index for gpu in gpus if users_of(gpu) or hidden_mib(gpu)]
         if used:
             text = f"not tested under load: other processes use GPU {fold_numbers(used)}"
             found.append(Finding((node.name,), text, "choose free GPUs with --include", WARNING))
