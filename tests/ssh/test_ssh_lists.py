@@ -15,7 +15,8 @@ from launching import Done, Launch
 from machines.patience import slowed
 from ssh_hosts import SshHosts
 
-from launcher.cli import find_run, ps
+from launcher.cli import find_run
+from launcher.cli import main as cli
 from launcher.controller import remote_launcher
 from launcher.hosts.host import Host
 from launcher.runs.incident_log import IncidentLog
@@ -99,7 +100,8 @@ def test_a_sick_host_holds_up_no_row_of_others(
     runs.begin("20261120-091235", "local", launch.folder).close(is_kept=True)
     way = Way("node2", ssh_config=str(launch.ssh_config), python=str(python))
     runs.add(RemoteRun(runs.take_id(NOW, "token"), way, "sick", time.time() - 60))
-    ps.command.main([], standalone_mode=False)
+    with pytest.raises(SystemExit):
+        cli.main(["ps"])
     said = capfd.readouterr()
     assert [line.split()[:3] for line in said.out.splitlines()] == [
         ["run", "name", "state"],
@@ -114,7 +116,8 @@ def test_a_sick_host_holds_up_no_row_of_others(
         "    fix: log in there, and see whether it is overloaded or a file system doesn't respond\n",
         said.err,
     )
-    ps.command.main(["--json"], standalone_mode=False)
+    with pytest.raises(SystemExit):
+        cli.main(["ps", "--json"])
     assert [row["name"] for row in json.loads(capfd.readouterr().out)] == ["local", "sick"]
 
 
