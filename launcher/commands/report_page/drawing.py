@@ -7,15 +7,16 @@ no ids, which the plots of one page would share, no style sheet, which would hol
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, tzinfo
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from launcher.commands.plots import own_style
 from launcher.commands.report_page.markup import Html, element
-from launcher.commands.report_page.plot import Plot, TimeRange, show_number
+from launcher.commands.report_page.plot import Bin, Plot, Point, TimeRange, show_number
 
 COLORS = ("#3987e5", "#e0503c", "#c98500", "#199e70", "#b05ccf", "#7a6a5f")  # the band, then the lines over it
 _INCHES = (5.0, 2.1)
@@ -32,19 +33,25 @@ _KEPT = frozenset({"d", "x", "y", "viewBox", "fill", "fill-opacity", "opacity",
 _FRACTION = re.compile(r"(\d+)\.(\d)\d*")
 _BLANKS = re.compile(r"\s+")
 
+_Point = TypeVar("_Point", Point, Bin)
 
-def draw(plot: Plot, times: TimeRange, marks: Sequence[float], zone: tzinfo) -> Html:
-    """Return a plot as SVG; marks: times at which a thin line is drawn; zone: of the times below it."""
+
+def draw(plot: Plot, times: TimeRange, marks: Sequence[float], zone: tzinfo | None) -> Html:
+    """Return a plot as SVG; marks: times at which a thin line is drawn; zone: of the times below it, None: of steps."""
     settings: Any = {"svg.fonttype": "none", "text.parse_math": False, "axes.linewidth": 0.6, "font.size": 9}
     with own_style(settings):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
-        _draw_lines(axes, plot, marks)
+        _draw_lines(axes, plot, marks, (times.end - times.begin) / 300)
         axes.set_xlim(times.begin, max(times.end, times.begin + 1))
-        ticks = find_ticks(times, zone)
-        axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
+        if zone is None:
+            axes.locator_params(axis="x", nbins=_MOST_TICKS)
+            axes.xaxis.set_major_formatter(lambda value, position: show_number(value))
+        else:
+            ticks = find_ticks(times, zone)
+            axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
         axes.locator_params(axis="y", nbins=4)
         axes.yaxis.set_major_formatter(lambda value, position: show_number(value))
         axes.tick_params(left=False, bottom=False)
@@ -69,17 +76,34 @@ def find_ticks(times: TimeRange, zone: tzinfo) -> list[tuple[float, str]]:
     return [(at, f"{datetime.fromtimestamp(at, zone):{form}}") for at in found]
 
 
-def _draw_lines(axes: Any, plot: Plot, marks: Sequence[float]) -> None:
-    at, low, middle, high = zip(*plot.bins, strict=True)
-    if low != high:
-        around = [*at, *reversed(at)], [*low, *reversed(high)]
-        axes.fill(*around, color=COLORS[0], alpha=0.25, linewidth=0, clip_on=False)  # fill_between refers to an id
-    axes.plot(at, middle, color=COLORS[0], linewidth=1.5, clip_on=False)
+def _draw_lines(axes: Any, plot: Plot, marks: Sequence[float], dot: float) -> None:
+    """Draw band and lines, with a gap at each mark; dot: half the width of a point that is alone."""
+    for part in _split(plot.bins, marks):
+        at, low, middle, high = zip(*part, strict=True)
+        if low != high:
+            around = [*at, *reversed(at)], [*low, *reversed(high)]
+            axes.fill(*around, color=COLORS[0], alpha=0.25, linewidth=0, clip_on=False)  # fill_between refers to an id
+        _draw_line(axes, at, middle, COLORS[0], dot)
     for line, color in zip(plot.lines, COLORS[1:], strict=False):
-        if line.points:
-            axes.plot(*zip(*line.points, strict=True), color=color, linewidth=1.5, clip_on=False)
+        for part in _split(line.points, marks):
+            _draw_line(axes, *zip(*part, strict=True), color, dot)
     for mark in marks:
         axes.axvline(mark, color="black", alpha=0.4, linewidth=0.8, dashes=(3, 3), clip_on=False)
+
+
+def _split(points: Iterable[_Point], marks: Sequence[float]) -> Collection[Sequence[_Point]]:
+    """Return the points before, between and after the marks: nothing was measured from one part to the next."""
+    parts: dict[int, list[_Point]] = {}
+    for point in points:
+        parts.setdefault(bisect(marks, point[0]), []).append(point)
+    return parts.values()
+
+
+def _draw_line(axes: Any, at: Sequence[float], values: Sequence[float], color: str, dot: float) -> None:
+    if len(at) == 1:
+        axes.plot((at[0] - dot, at[0] + dot), values * 2, color=color, linewidth=4, clip_on=False)
+    else:
+        axes.plot(at, values, color=color, linewidth=1.5, clip_on=False)
 
 
 def _copy_children(node: ElementTree.Element) -> Iterator[Html]:

@@ -186,9 +186,18 @@ def _write_figure(plot: Plot, view: _View, marks: Sequence[float], *, can: bool)
             element("span", f"last {show_number(plot.bins[-1][2])}", class_="soft"),
         ),
         draw(plot, view.times, marks, view.zone) if can else None,
+        _write_steps(plot) if can and plot.by_step else None,
         element("ul", element("li", plot.note) if plot.note else None, legend, class_="legend"),
         element("details", element("summary", "Numbers"), _write_numbers(plot, view), open_=None if can else ""),
     )
+
+
+def _write_steps(plot: Plot) -> Html:
+    """Return the same numbers by step, to be opened."""
+    steps = TimeRange(plot.by_step[0][0], plot.by_step[-1][0])
+    return element(
+        "details", element("summary", "By step"), draw(Plot(plot.title, plot.by_step), steps, (), None),
+    )  # fmt: skip
 
 
 def _write_numbers(plot: Plot, view: _View) -> Html:

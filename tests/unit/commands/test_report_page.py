@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timezone
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,11 @@ from hypothesis import strategies as st
 from machines.example_run import BEGAN_AT, FINDING, ODD_HOST, RUN_ID, ExampleRun
 
 from launcher.commands.report_page.contents import collect_contents, plot_samples, read_contents, tell_contents
-from launcher.commands.report_page.drawing import draw, find_ticks
+from launcher.commands.report_page.drawing import COLORS, draw, find_ticks
 from launcher.commands.report_page.markup import element
 from launcher.commands.report_page.numbers import find_numbers
 from launcher.commands.report_page.page import write_page
-from launcher.commands.report_page.plot import MOST_BINS, Plot, TimeRange, find_extremes, show_number
+from launcher.commands.report_page.plot import MOST_BINS, Line, Plot, TimeRange, find_extremes, show_number
 from launcher.commands.report_page.samples import Sample, SampleFinding, read_samples
 from launcher.commands.report_page.timeline import read_attempts, write_attempts
 from launcher.errors import UsageError
@@ -252,9 +253,9 @@ def test_the_page_loads_and_runs_nothing(tmp_path: Path) -> None:
 def test_plots_are_drawings_with_text_in_them(tmp_path: Path) -> None:
     page = Reader(write_page(collect_contents(ExampleRun(hours=0.5).write(tmp_path))))
     images = [attributes for tag, attributes in page.elements if tag == "svg" and attributes.get("role") == "img"]
-    assert len(images) == 1 + 6 + 7  # the attempts, the numbers of rank 0, the samples
+    assert len(images) == 1 + 6 + 5 + 7  # the attempts, the numbers of rank 0, five of them by step, the samples
     assert sum(tag == "figure" for tag, _ in page.elements) == 13
-    assert sum(tag == "details" for tag, _ in page.elements) == 13 + 2
+    assert sum(tag == "details" for tag, _ in page.elements) == 13 + 5 + 2
     paths = [attributes for tag, attributes in page.elements if tag == "path"]
     assert {"opacity", "stroke-width"} <= {name for attributes in paths for name in attributes}
     assert "currentColor" in {attributes.get("stroke") for attributes in paths}
@@ -383,9 +384,44 @@ def test_times_below_a_plot() -> None:
     assert len(find_ticks(TimeRange(BEGAN_AT, BEGAN_AT), timezone.utc)) <= 1
 
 
-def test_a_plot_of_one_point_can_be_drawn() -> None:
-    plot = Plot("a <b>", ((BEGAN_AT, 1.0, 1.0, 1.0),))
+def draw_paths(plot: Plot, marks: Sequence[float], color: str) -> list[str | None]:
+    """Return the lines of a color."""
+    page = Reader(draw(plot, TIMES, marks, timezone.utc).text)
+    return [found["d"] for tag, found in page.elements if tag == "path" and found.get("stroke") == color]
+
+
+def test_a_plot_of_one_point_can_be_seen() -> None:
+    plot = Plot("a <b>", ((BEGAN_AT + 50, 1.0, 1.0, 1.0),), (Line("gpu1 GPU 0", ((BEGAN_AT + 50, 1.0),)),))
     assert "<title>a &lt;b&gt;: 1 points from 1 to 1</title>" in draw(plot, TIMES, [BEGAN_AT], timezone.utc).text
+    for color in COLORS[:2]:
+        (path,) = draw_paths(plot, [], color)
+        numbers = re.findall(r"[\d.]+", path or "")
+        assert float(numbers[2]) - float(numbers[0]) >= 1, "a pixel or more"
+
+
+def test_no_line_goes_through_the_gap_of_a_restart() -> None:
+    plot = Plot("loss", tuple((BEGAN_AT + at, 1.0, 2.0, 3.0) for at in (10, 20, 80, 90)))
+    assert len(draw_paths(plot, [], COLORS[0])) == 1
+    assert len(draw_paths(plot, [BEGAN_AT + 70], COLORS[0])) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["step {} loss {}.5", "iter {}: loss {}.5", "{{'global_step': {}, 'loss': {}.5}}", "Iteration [{}/9] loss={}.5"],
+)
+def test_numbers_by_step(text: str) -> None:
+    found = lines(*(text.format(number, number) for number in (2, 4, 6, 2)))
+    (loss,) = [plot for plot in find_numbers(found, "+00:00", TIMES) if plot.title == "loss"]
+    assert loss.by_step == ((2.0, 2.5, 2.5, 2.5), (4.0, 4.5, 4.5, 4.5), (6.0, 6.5, 6.5, 6.5))
+    page = Reader(draw(Plot("loss", loss.by_step), TimeRange(2, 6), (), None).text)
+    assert {"2", "4", "6"} <= {*page.texts}
+
+
+def test_each_color_of_the_time_line_is_another() -> None:
+    css = resources.files("launcher.commands.report_page").joinpath("style.css").read_text("utf-8")
+    fills = [fill for line in css.splitlines() for fill in re.findall(r"\{ fill: var\((--\w+)\)", line)]
+    groups = [found for found in re.findall(r"([^{}]*)\{ fill: var", css) if "," in found]
+    assert len(set(fills)) == len(fills) and not groups
 
 
 def test_numbers_as_text() -> None:
