@@ -12,7 +12,7 @@ from launcher.cli.options.table import FILE, SIZE, option
 from launcher.cli.options.values import gather
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
-from launcher.runs.run_list import RemoteRun
+from launcher.runs.run_list import RemoteRun, UnknownRunError
 
 
 @click.command("fetch", cls=Command)
@@ -58,7 +58,7 @@ def command(
     the copy is DIR/RUN.2.
 
     With PATH, such as outputs/ or 'outputs/*.pt', copy these files of RUN from node 0 to DIR/RUN-fetched instead, only
-    what is missing there. PATH is relative to the directory in which the ranks run.
+    what is missing there. PATH is relative to the directory in which the ranks run; without RUN, of the newest run.
 
     With --code, the code of RUN: the files that it sent with --sync, or else the patch against its commit. PATH and
     --code need the machine where RUN was started.
@@ -69,7 +69,13 @@ def command(
 
     if code:
         refuse_others("code", "controller", "ssh_config")
-    found = find_run(run, controller, ssh_config)
+    try:
+        found = find_run(run, controller, ssh_config)
+    except UnknownRunError:
+        if run is None or code or run[:1].isdigit():  # a mistyped id
+            raise
+        found, paths = find_run(None), (run, *paths)
+        tell(f"launch: no run {shown(run)}, so this copies {shown(run)} of the newest run, {found.id}")
     if code:
         from launcher.cli.code_copies import fetch_code
 

@@ -518,13 +518,14 @@ class UnknownRunError(UsageError):
 def find_meant(runs: Sequence[AnyRunT], word: str) -> list[AnyRunT]:
     """Return the runs that a word may mean: that with this id, those with this name, or those whose ids begin so.
 
+    `latest` is the newest one, as in the name of the link to its logs.
     Of several with this name those that may live are meant, or else the newest. runs: the newest first.
     """
     if exact := [run for run in runs if run.id == word]:
         return exact
     if named := [run for run in runs if run.name == word]:
         return [run for run in named if run.is_alive is not False] or named[:1]
-    return [run for run in runs if run.id.startswith(word)]
+    return [*runs[:1]] if word == "latest" else [run for run in runs if run.id.startswith(word)]
 
 
 def choose_run(runs: Sequence[AnyRunT], word: str | None) -> AnyRunT:

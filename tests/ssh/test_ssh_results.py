@@ -40,5 +40,11 @@ def test_results_come_from_a_host_that_the_queue_chose(launch: Launch) -> None:
     record = done.record
     record["plan"]["nodes"][0]["host"] = "node2"
     (done.logs / "run.json").write_text(json.dumps(record))
-    done = launch.run_command("fetch", done.run_id, "result")
-    assert (done.exit_code, "copied 1 file (2 bytes) of node2 to " in done.stderr) == (0, True), str(done)
+    run = done.run_id
+    done = launch.run_command("fetch", "result")
+    said = f"launch: no run 'result', so this copies 'result' of the newest run, {run}\nlaunch: copied 1 file (2 bytes) of n"
+    assert (done.exit_code, done.stderr.startswith(said)) == (0, True), str(done)
+    done = launch.run_command("fetch", "latest", "result")
+    assert (done.exit_code, done.stderr.endswith("/node2; 1 file unchanged\n")) == (0, True), str(done)
+    done = launch.run_command("fetch", "20260101-1", "result")
+    assert (done.exit_code, done.stderr.partition("\n")[0]) == (2, "launch: no run '20260101-1'"), str(done)
