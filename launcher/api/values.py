@@ -214,6 +214,7 @@ class ListedRun:
     restarts_left: int | None
     age_s: float
     nodes: tuple[int | None, ...]
+    hosts: tuple[str | None, ...] | None
     launch_host: str | None
     controller: str
     pid: int | None

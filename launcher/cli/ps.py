@@ -203,6 +203,11 @@ def _describe_place(row: dict[str, Any]) -> str:
 
 
 def _describe_size(row: dict[str, Any]) -> str:
-    """Return `2 x 8` for two hosts with eight ranks each; `-` before its ranks started."""
+    """Return `2 x 8 gpu[1-2]` for two hosts with eight ranks each; `-` before its ranks started."""
+    from launcher.runs.run_state import fold_briefly
+
     sizes = row["nodes"]
-    return f"{len(sizes)} x {'+'.join(str(size) for size in dict.fromkeys(sizes))}" if sizes else "-"
+    if not sizes:
+        return "-"
+    hosts = fold_briefly([host for host in row.get("hosts") or () if host])
+    return f"{len(sizes)} x {'+'.join(str(size) for size in dict.fromkeys(sizes))} {hosts}".rstrip()

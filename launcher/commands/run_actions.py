@@ -50,7 +50,7 @@ _AGAIN_S = 0.5  # between the two signals of `launch stop --now`
 _UNHEARD_S = 10.0  # the same, if nothing shows that the first one was heard: they would be one to a controller
 _SUSPENDED_S = 3.0  # for a process that somebody has suspended for a moment
 _SUSPENDED = "is suspended"
-_FAILED = re.compile("launch: .*FAILED after ")
+_FAILED = re.compile("launch: (.*FAILED after |.* could not start|its time in the queue )")
 _ENDED = re.compile("launch: (finished in|stopped by) ")
 
 

@@ -109,6 +109,7 @@ class Queue:
                     chosen = [index for index in free if index not in self._busy][: self._needed]
                     if len(chosen) < self._needed:
                         await self._wait_for_busy(free, min(deadline, time.monotonic() + AGAIN_S))
+                        _refuse_late(deadline)
                         reserved = dict.fromkeys(range(len(session.hosts)), RESERVED_S)
                         raise OutOfLineError
                     if await self._claim(chosen):
@@ -143,8 +144,7 @@ class Queue:
         """Take events until `is_done`, or until too few hosts respond."""
         next_line = time.monotonic() + SAY_S
         while not await self._session.pump(lambda: is_done() or self._is_short(), min(next_line, deadline)):
-            if time.monotonic() >= deadline:
-                raise QueueTimeoutError("its time in the queue (--queue-timeout) is over")
+            _refuse_late(deadline)
             say()
             next_line += SAY_S
         self._refuse_lost()
@@ -251,3 +251,8 @@ class Queue:
     def _send(self, index: int, *, waits: bool) -> None:
         fields = self._order.as_fields(waits=waits)
         self._session.send(index, messages.CLAIM, is_look=False, gpus=self._wanted[index], **fields)
+
+
+def _refuse_late(deadline: float) -> None:
+    if time.monotonic() >= deadline:
+        raise QueueTimeoutError("its time in the queue (--queue-timeout) is over")

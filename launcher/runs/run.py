@@ -352,8 +352,7 @@ class Run:
                 chosen = await queue.wait(say, deadline)
                 break
             except OutOfLineError:
-                if time.monotonic() < deadline:
-                    continue
+                continue
             except HostsUnreachable as error:
                 if not options.restarts:
                     raise

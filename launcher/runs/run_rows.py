@@ -60,6 +60,7 @@ def _make_row(run: ListedRun, record: Record, now: float) -> Row:
         "restarts_left": restarts.get("left"),
         "age_s": round(max(0.0, now - run.controller.began_at), 1),
         "nodes": [node.get("nproc") for node in (record.get("plan") or {}).get("nodes", [])],
+        "hosts": [node.get("host") for node in (record.get("plan") or {}).get("nodes", [])],
         "launch_host": record.get("launch_host", run.controller.host),
         "controller": run.controller.host,
         "pid": run.controller.pid if run.is_alive else None,
@@ -77,6 +78,8 @@ def read_row(found: object) -> Row | None:
 
 
 def _clean(value: object) -> object:
+    if isinstance(value, list):
+        return [_clean(each) for each in value]
     return one_line(value.encode("utf-8", "replace").decode(), _MOST_PATH) if isinstance(value, str) else value
 
 
@@ -108,6 +111,7 @@ _FORMS: Mapping[str, Callable[[object], bool]] = {
     "restarts_left": _or_none(_is_count),
     "age_s": _is_number,
     "nodes": lambda value: isinstance(value, list) and all(map(_or_none(_is_count), value)),
+    "hosts": _or_none(lambda value: isinstance(value, list) and all(map(_or_none(_is_text), value))),
     "launch_host": _or_none(_is_text),
     "controller": _is_text,
     "pid": _or_none(_is_count),
@@ -152,7 +156,10 @@ def find_last_line(run: ListedRun, record: Record) -> str:
     """Return the cause of a run that failed, or else the last line that one of its ranks wrote."""
     if run.can_be_taken_up:
         return f"launch rejoin {run.id} continues it: its controller died"
-    cause = None if run.is_alive else (record.get("result") or {}).get("cause")
+    result = {} if run.is_alive else record.get("result") or {}
+    cause = result.get("cause")
+    if cause is None and result.get("error"):
+        return str(result["error"]).partition("\n")[0][:_MOST_TEXT]
     if cause is not None:
         rank = "" if cause.get("rank") is None else f" rank {cause['rank']}"
         explained = [(cause.get("explanation") or {}).get("cause")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, field
 from enum import Enum
 from typing import Any
@@ -104,7 +104,7 @@ def describe_doing(doing: Doing) -> str:
             ("", [name for name in doing["hosts"] if name not in rebooting]),
         ]
         waited = _passed(doing["for_s"])
-        return "waiting for " + listed(f"{_fold(names)} ({word}{waited})" for word, names in parts if names)
+        return "waiting for " + listed(f"{fold_briefly(names)} ({word}{waited})" for word, names in parts if names)
     if what == Activity.PAUSED.value and doing["left_s"] is not None:
         return f"paused {_passed(doing['left_s'])} before restart {restart}"
     if what == Activity.QUEUED.value:
@@ -119,7 +119,8 @@ def describe_doing(doing: Doing) -> str:
     return str(what)
 
 
-def _fold(names: list[str]) -> str:
+def fold_briefly(names: Sequence[str]) -> str:
+    """Return `gpu[1-4]`, or how many these are if that is long; quick for any names."""
     # Another machine may have named them, and ClusterShell takes minutes for many names with several numbers.
     is_soon = len(names) <= _MOST_FOLDED and all(len(_NUMBER.findall(name)) <= 1 for name in names)
     folded = fold_names(names) if is_soon else ",".join(names)

@@ -406,7 +406,7 @@ def test_the_queue_waits_for_processes_without_a_claim(launch: Callable[..., War
     name = os.uname().nodename.split(".")[0]
     waiting = launch("waiting", "--queue", *words)
     said = tmp_path / "waiting" / "said"
-    line = rf"launch: queued, 1st, behind pid {os.getpid()} \(.*\) of root on {name}\n"
+    line = rf"launch: queued( for [^,]+)?, 1st, behind pid {os.getpid()} \(.*\) of root on {name}\n"
     assert wait_until(lambda: re.search(line, said.read_text()) is not None), said.read_text()
     assert launch("pushing", *words).wait() == 70
     text = (tmp_path / "pushing" / "said").read_text()

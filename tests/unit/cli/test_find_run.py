@@ -15,7 +15,7 @@ from launcher.runs.run_rows import may_live
 ROW: dict[str, Any] = {
     "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0,
     "doing": None, "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 1.5,
-    "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
+    "nodes": [8, 8], "hosts": ["gpu1", None], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
     "can_continue": False, "last_line": "step 1",
 }  # fmt: skip
 
@@ -33,7 +33,8 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
 
 @pytest.mark.parametrize("change", [
     {"run": "../../etc"}, {"run": 3}, {"name": ["a"]}, {"age_s": "old"}, {"nodes": None}, {"last_line": None},
-    {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"age_s": math.inf},
+    {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"hosts": [1]},
+    {"age_s": math.inf},
     {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": None}, {"pid": 0.5},
     {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1}, {"doing": "running"},
     {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "what": []}}, {"doing": {**WAITS, "what": {}}},

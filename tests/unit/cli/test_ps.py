@@ -13,6 +13,7 @@ from launcher.runs.run_state import Activity, RestartCount, RunState
 ROW: dict[str, Any] = {
     "run": "20261120-091233", "name": "base", "state": "running", "exit_code": None, "attempts": 0, "doing": None,
     "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 3600.0, "nodes": [8, 8],
+    "hosts": ["gpu1", "gpu2"],
     "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l", "last_line": "[gpu1:0] step 1 loss 4.17",
 }  # fmt: skip
 RUNS = {"doing": RunState(Activity.RUNNING, 0.0, RestartCount(1, 1, 2)).as_doing(9.0), "restarts": 1}
@@ -42,7 +43,7 @@ def test_no_column_is_cut(
     monkeypatch.setenv("COLUMNS", str(columns))
     ps._print_table([{**ROW, **change}])
     row = capsys.readouterr().out.splitlines()[-1]
-    for cell in ("20261120-091233", "base", state, "1 h 00 min", "gpu1", "2 x 8"):
+    for cell in ("20261120-091233", "base", state, "1 h 00 min", "gpu1", "2 x 8 gpu[1-2]"):
         assert f"{cell}  " in row, row
     assert row.endswith("[gpu1:0] step 1 loss 4.17" if columns == 200 else "[gpu1:0] …"), row
 

@@ -128,6 +128,10 @@ def test_processes_without_a_claim_are_waited_for(monkeypatch: pytest.MonkeyPatc
         wait(session, 2, places=places)
     assert [place.describe() for place in places] == ["1st, behind pid 4411 (python) of bob on g1"]
     assert session.reserved == {0: 60.0, 1: 60.0}, "the places stay"
+    session.steps = [says(0), says(1)]
+    with pytest.raises(QueueTimeoutError):
+        wait(session, 2, deadline=0.0)
+    assert session.reserved == {}, "nobody waits any more"
     session.steps = [says(0), says(1), says(0, waits=False)]
     assert wait(session, 1) == (["g0"], []), "the other host is enough"
     monkeypatch.setattr(queue_module, "_FRESH_S", -1.0)

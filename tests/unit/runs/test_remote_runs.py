@@ -21,7 +21,8 @@ AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
 ROW = {
     "run": "20261120-091233", "name": None, "state": "finished", "exit_code": 0, "attempts": 1,
     "doing": None, "restarts": None, "restarts_without_progress": None, "restarts_left": None, "age_s": 1.5,
-    "nodes": [8, 8], "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
+    "nodes": [8, 8], "hosts": ["gpu1", "gpu2"],
+    "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
     "can_continue": False, "last_line": "step 1",
 }  # fmt: skip
 LOGINS = (Host("gpu1", "ann", 2222), Host("gpu2"))

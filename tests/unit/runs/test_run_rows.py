@@ -53,6 +53,11 @@ def test_an_odd_run_json_costs_only_what_it_says(tmp_path: Path, change: dict[st
     assert isinstance(run.find_hosts(), list)
 
 
+def test_a_run_that_never_started_says_why() -> None:
+    error = "gpu1: no GPU (neither nvidia-smi nor rocm-smi found)"
+    assert find_last_line(RUN, {"result": {"cause": None, "error": f"{error}\n  fix: install"}}) == error
+
+
 def test_a_run_whose_host_told_nothing_has_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_rows, "_FORMS", {**run_rows._FORMS, "added": lambda value: value is None})
     row = make_unknown_row("20261120-091233", "doesn't answer")
