@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -38,6 +39,8 @@ from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
 from launcher.runs.incident_log import IncidentLog, SharedIncidents
 from launcher.runs.run_list import (
+    Controller,
+    End,
     ListedRun,
     RemoteRun,
     RunList,
@@ -118,12 +121,13 @@ def _find_there(word: str | None, controller: str, ssh_config: Path | None) -> R
 
 
 def carry_out(
-    found: ListedRun | RemoteRun, act: RunAction, *, is_of_a_run: bool = False, or_as_seen: bool = False
-) -> int:
+    found: ListedRun | RemoteRun, act: RunAction, *, is_of_a_run: bool = False, or_as_seen: bool = False,
+    or_of_copy: bool = False,
+) -> int:  # fmt: skip
     """Do something with a run here, or where it is controlled, with the output of that here; return the exit code.
 
     is_of_a_run: its output is, see RemoteLauncher.copy_output. or_as_seen: of a run that its host knows nothing of,
-    return how launch ps saw it end.
+    return how launch ps saw it end; or_of_copy: do it with the copy of its logs here.
     """
     streams = find_streams(os.environ)
     if isinstance(found, ListedRun):
@@ -135,6 +139,8 @@ def carry_out(
         code = launcher.copy_output(is_of_a_run=is_of_a_run) or 0
     if launcher.is_unknown:
         error, row = _describe_unknown(found), found.row
+        if or_of_copy:
+            return act(read_copy(found, error), streams)
         if row is None or row["exit_code"] is None or not or_as_seen:
             raise error
         tell(f"launch: {error.message}")
@@ -220,6 +226,20 @@ def _describe_unknown(run: RemoteRun) -> UnknownRunError:
         forget = f"stop what is left of it with launch clean --hosts LIST; {forget}"
     copy = Path("logs", run.id)
     return UnknownRunError(text + (f"; a copy of its logs is in {copy}" if copy.is_dir() else ""), forget)
+
+
+def read_copy(run: RemoteRun, error: UnknownRunError) -> ListedRun:
+    """Return the copy of the logs of a run of which its host knows nothing; raise the error if there is none."""
+    place = Path("logs", run.id)
+    if not place.is_dir():
+        raise error
+    tell(f"launch: {error.message}")
+    controller = Controller(run.id, run.name, str(place.absolute()), run.way.name, "", 0, 0, run.began_at)
+    copy = ListedRun(place, controller, is_alive=False, end=None)
+    result = copy.read_record().get("result")
+    code = result.get("exit_code") if isinstance(result, dict) else None
+    is_stopped = isinstance(result, dict) and result.get("interrupted_by") is not None
+    return replace(copy, end=End(code, is_stopped)) if isinstance(code, int) else copy
 
 
 @contextlib.contextmanager

@@ -41,4 +41,5 @@ def command(
     from launcher.commands.run_actions import LogsRequest, print_logs
 
     request = LogsRequest(follow, node, rank, attempt, since)
-    return carry_out(find_run(run, controller, ssh_config), partial(print_logs, request=request), is_of_a_run=True)
+    found, act = find_run(run, controller, ssh_config), partial(print_logs, request=request)
+    return carry_out(found, act, is_of_a_run=True, or_of_copy=True)

@@ -12,7 +12,7 @@ from launcher.cli.options.table import FILE, option
 from launcher.cli.options.values import gather
 from launcher.errors import LauncherError, UsageError
 from launcher.private_files import replace_private
-from launcher.runs.run_list import ListedRun, RemoteRun
+from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError
 
 
 @click.command("report", cls=Command)
@@ -26,7 +26,7 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
     The page is one HTML file, which loads nothing: report.html among the logs, or logs/RUN-report.html of a run whose
     logs are on another machine. Its plots need matplotlib; without it they are tables.
     """
-    from launcher.cli.find_run import ask_value, find_run
+    from launcher.cli.find_run import ask_value, find_run, read_copy
     from launcher.commands.report_page.contents import collect_contents, read_contents, tell_contents
     from launcher.commands.report_page.page import write_page
 
@@ -35,7 +35,10 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
         if isinstance(found, ListedRun):
             contents = collect_contents(found)
         else:
-            contents = read_contents(ask_value(found, tell_contents))
+            try:
+                contents = read_contents(ask_value(found, tell_contents))
+            except UnknownRunError as error:
+                contents = collect_contents(read_copy(found, error))
         text = write_page(contents)
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise LauncherError(f"what is known of run {found.id} can't be read: {error!r:.200}") from None

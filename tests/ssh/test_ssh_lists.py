@@ -62,7 +62,16 @@ def test_the_host_of_a_controller_was_reinstalled(launch: Launch, runs: RunList)
     for command in ("stop", "attach", "fetch"):
         assert call(launch, command, "base", code=2) == [SAYS, fix]
     (launch.folder / "logs" / "20261120-091233").mkdir(parents=True)
-    assert call(launch, "logs", code=2) == [f"{SAYS}; a copy of its logs is in logs/20261120-091233", fix]
+    copy = launch.folder / "logs" / "20261120-091233"
+    (copy / "run.json").write_text(json.dumps({"result": {"exit_code": 0}}))
+    (copy / "node_0.log").write_text("2026-11-20 09:12:33.000 [node1:0] step 1\n")
+    has_copy = f"{SAYS}; a copy of its logs is in logs/20261120-091233"
+    assert call(launch, "wait", code=2) == [has_copy, fix]
+    done = launch.run_command("logs")
+    assert (done.exit_code, done.stderr, "step 1" in done.stdout) == (0, f"{has_copy}\n", True), str(done)
+    done = launch.run_command("report")
+    assert (done.exit_code, done.stderr) == (0, f"{has_copy}\n"), str(done)
+    assert "finished: 20261120-091233" in (launch.folder / done.stdout.strip()).read_text()
     add(runs, launch, 34, None)
     assert call(launch, "stop", code=2)[0] == ("launch: 2 runs may be running: 20261120-091234, 20261120-091233 (base)")
     assert call(launch, "ps", "--forget", "20261120-091234", code=0) == [

@@ -85,8 +85,9 @@ def _draw_lines(axes: Any, plot: Plot, marks: Sequence[float], dot: float) -> No
             axes.fill(*around, color=COLORS[0], alpha=0.25, linewidth=0, clip_on=False)  # fill_between refers to an id
         _draw_line(axes, at, middle, COLORS[0], dot)
     for line, color in zip(plot.lines, COLORS[1:], strict=False):
-        for part in _split(line.points, marks):
-            _draw_line(axes, *zip(*part, strict=True), color, dot)
+        for piece in _split(line.points, marks):
+            times, values = zip(*piece, strict=True)
+            _draw_line(axes, times, values, color, dot)
     for mark in marks:
         axes.axvline(mark, color="black", alpha=0.4, linewidth=0.8, dashes=(3, 3), clip_on=False)
 
@@ -101,7 +102,7 @@ def _split(points: Iterable[_Point], marks: Sequence[float]) -> Collection[Seque
 
 def _draw_line(axes: Any, at: Sequence[float], values: Sequence[float], color: str, dot: float) -> None:
     if len(at) == 1:
-        axes.plot((at[0] - dot, at[0] + dot), values * 2, color=color, linewidth=4, clip_on=False)
+        axes.plot((at[0] - dot, at[0] + dot), [*values] * 2, color=color, linewidth=4, clip_on=False)
     else:
         axes.plot(at, values, color=color, linewidth=1.5, clip_on=False)
 
