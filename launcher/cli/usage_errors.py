@@ -13,6 +13,31 @@ from launcher.job.job import TRAINER_MODULE
 from launcher.wording import nearest
 
 _VALUE = re.compile(r"(.*) is not (?:in the range|a valid integer)", re.DOTALL)
+_DROP = "drop it: "
+# What has no equal here: its names in torchrun, Accelerate, DeepSpeed, mpirun, srun and pdsh, and what to do instead.
+_ELSEWHERE = {
+    ("np", "n", "ntasks", "num-processes"): "pass --gpus N, or --nproc N on CPUs: the number on each host, not of all",
+    ("rdzv-conf",): "for its timeout, pass --rdzv-timeout T; launch sets the rest",
+    ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "standalone", "local-addr", "same-network"):
+        _DROP + "launch tells the ranks where to meet; --master-addr and --master-port change the place",
+    ("node-rank", "machine-rank"): _DROP + "launch starts all hosts, in the order of --hosts; to start each machine by "
+        "hand, use launch node --node-rank R",
+    ("no-ssh",): "use launch node on each machine",
+    ("tee", "t", "redirects", "r", "tag-output", "output-filename", "enable-each-rank-log",
+     "duplicate-stdout-filters", "duplicate-stderr-filters"):
+        _DROP + "launch shows each line with its host and rank, and keeps all output in logs/",
+    ("local-ranks-filter",): "pass --ranks LIST, with ranks that are counted over all hosts",
+    ("gpu-ids",): "pass --include HOST:0,1",
+    ("numa-binding", "bind-cores-to-rank"): _DROP + "launch runs each rank near its GPU; --no-numa turns that off",
+    ("ssh-port", "port", "p", "i", "identity", "user", "l"):
+        "set it in ~/.ssh/config, which launch reads, or in a file for --ssh-config",
+    ("mixed-precision", "use-deepspeed", "use-fsdp", "dynamo-backend", "config-file", "deepspeed", "deepspeed-config"):
+        "set it in the script, or after the script if it has such an option: launch only starts the ranks",
+    ("monitor-interval", "start-method", "role", "multi-gpu", "use-env", "force-multi", "allow-run-as-root", "map-by",
+     "bind-to", "mca", "f", "no-local-rank", "event-log-handler", "logs-specs", "run-path", "signals-to-handle",
+     "virtual-local-rank"): _DROP + "launch needs nothing of the kind",
+}  # fmt: skip
+_FIXES = {name: fix for names, fix in _ELSEWHERE.items() for name in names}
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 
 
@@ -60,22 +85,28 @@ def _find_file(error: click.BadParameter, context: click.Context | None) -> str 
 def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -> UsageError:
     known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx is not None else []
     names = {name.lstrip("-"): name for name in known if name.startswith("--")}
+    starts_ranks = error.ctx is not None and any(param.name == "is_module" for param in error.ctx.command.params)
+    fixes = _FIXES if starts_ranks else {}
     name = error.option_name
     if not name.startswith("--"):  # click reads -hosts as the letters h, o, s, t and s
         whole = [word.partition("=")[0] for word in words if re.match(r"-[A-Za-z]{2}", word) and name[1] in word]
-        name = next((word for word in whole if word[1:] in names), name)
-    guess = _guess(name.lstrip("-").replace("_", "-"), names)
-    if guess is None and error.ctx is not None and any(param.name == "is_module" for param in error.ctx.command.params):
+        name = next((word for word in whole if _find_flag(word[1:], names) or word[1:] in fixes), name)
+    meant = name.lstrip("-").replace("_", "-")
+    guess = _find_flag(meant, names)
+    if guess is None and meant in fixes:
+        return UsageError(f"no option {name!r}", fixes[meant])
+    guess = guess or nearest(meant, names)
+    if guess is None and starts_ranks:
         fix += f"; put options of the built-in trainer after -m {TRAINER_MODULE}"
     return UsageError(f"no option {name!r}" + (f"; did you mean {names[guess]!r}?" if guess else ""), fix)
 
 
-def _guess(word: str, names: Mapping[str, str]) -> str | None:
-    """Return the option that was meant, even if it was written as in another launcher."""
+def _find_flag(word: str, names: Mapping[str, str]) -> str | None:
+    """Return the one of these options that has this name here or in another launcher."""
     from launcher.cli.options.table import OPTIONS
 
     word = next((option.flag[2:] for option in OPTIONS.values() if word in option.known_as), word)
-    return word if word in names else nearest(word, names)
+    return word if word in names else None
 
 
 def _name(error: click.BadParameter) -> str:

@@ -229,7 +229,7 @@ HOSTS = (
     Option(
         ["--hosts"], metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
         heading="Hosts", is_common=True, in_file=True, rivals=["hostfile"], lists="hosts",
-        known_as=["host", "H", "w"],
+        known_as=["host", "H", "w", "nodelist"],
     ),
     Option(
         ["--hostfile"], metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.",
@@ -249,7 +249,7 @@ HOSTS = (
     ),
     Option(
         ["--num-nodes"], metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]",
-        heading="Hosts", in_file=True, known_as=["nnodes"],
+        heading="Hosts", in_file=True, known_as=["nnodes", "num-machines", "nodes", "N"],
     ),
 )  # fmt: skip
 SSH_CONFIG = Option(
@@ -273,7 +273,7 @@ REACH = (
     Option(
         ["--transport"], metavar="NAME", type=click.Choice(list(TRANSPORTS)),
         help="Reach the hosts with fabric, ssh, pdsh or srun.  [default: fabric; in a Slurm job, srun]",
-        heading="Hosts", in_file=True, is_rare=True,
+        heading="Hosts", in_file=True, is_rare=True, known_as=["launcher", "R"],
     ),
     *SSH,
     Option(
@@ -318,7 +318,7 @@ CPU = Option(
 WORKDIR = Option(
     ["--workdir"], metavar="DIR", help="Directory on the hosts, relative to this one.  [default: .]",
     heading="Processes", is_common=True, in_file=True,
-    place=Place.HERE, known_as=["chdir", "cwd"],
+    place=Place.HERE, known_as=["chdir", "cwd", "wdir", "wd"],
 )  # fmt: skip
 PYTHON = Option(
     ["--python"], metavar="PATH", help="Python on the hosts.  [default: the first with torch]",
@@ -343,11 +343,11 @@ ACTIVATION = (
 ENV = Option(
     ["--env"], metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours.",
     heading="Environment", is_common=True,
-    in_file=True,
+    in_file=True, known_as=["x", "export"],
 )  # fmt: skip
 MASTER_ADDR = Option(
     ["--master-addr"], metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]",
-    heading="Network", in_file=True,
+    heading="Network", in_file=True, known_as=["main-process-ip"],
 )  # fmt: skip
 # How long both sides wait; --connect-timeout is with the options that reach the hosts.
 LIFE = (
@@ -359,7 +359,7 @@ LIFE = (
     Option(
         ["--stop-timeout"], metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
         help=f"Time between SIGTERM and SIGKILL.  [default: {_WAIT.stop_timeout_s:g}s]",
-        heading="Stopping and restarts", in_file=True, is_rare=True,
+        heading="Stopping and restarts", in_file=True, is_rare=True, known_as=["shutdown-timeout"],
     ),
 )  # fmt: skip
 JOB = (
@@ -367,7 +367,7 @@ JOB = (
         ["--gpus"], metavar="N|auto", type=_Gpus(), default="auto", show_default=True,
         help="GPUs per host, one process each.",
         heading="Processes", is_common=True, in_file=True, rivals=["nproc", "cpu"],
-        known_as=["nproc-per-node", "num-gpus"],
+        known_as=["nproc-per-node", "num-gpus", "gpus-per-node", "ntasks-per-node", "gres"],
     ),
     Option(
         ["--nproc"], metavar="N", type=click.IntRange(min=1), help="Processes per host.  [default: one per GPU]",
@@ -407,7 +407,7 @@ JOB = (
     Option(
         ["--master-port"], metavar="PORT", type=click.IntRange(1, 65535),
         help="Port of node 0.  [default: a free port]",
-        heading="Network", in_file=True,
+        heading="Network", in_file=True, known_as=["main-process-port"],
     ),
     Option(
         ["--rdzv-timeout"], metavar="T", type=_Duration(1), default=120,
@@ -437,7 +437,7 @@ RESTARTS = (
     Option(
         ["--restarts"], metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
         help="Restart a failed run, up to N times without progress.",
-        heading="Stopping and restarts", is_common=True, in_file=True, is_rare=True,
+        heading="Stopping and restarts", is_common=True, in_file=True, is_rare=True, known_as=["max-restarts"],
     ),
     Option(
         ["--progress-dir"], metavar="DIR",

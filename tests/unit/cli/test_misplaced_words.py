@@ -63,6 +63,7 @@ def read_program(launch: Launch) -> ReadProgram:
 BEFORE = "put options of launch before it: launch"
 COMMANDS = "see launch --help for the commands"
 OPTIONS = "see launch run --help for the options"
+EACH = "pass --gpus N, or --nproc N on CPUs: the number on each host, not of all"
 OF_TRAINER = "put options of the built-in trainer after -m launcher.trainer"
 
 A_TIME = "a time such as 90, 90s, 10m, 2h or 2d"
@@ -168,6 +169,25 @@ WRONG = [
     ("hosts --steps 2", "no option '--steps'", "see launch hosts --help for the options"),
     ("--nproc_per_node 8 train.py", "no option '--nproc_per_node'; did you mean '--gpus'?", OPTIONS),
     ("--master_port 8 train.py", "no option '--master_port'; did you mean '--master-port'?", OPTIONS),
+    ("--max-restarts 3 train.py", "no option '--max-restarts'; did you mean '--restarts'?", OPTIONS),
+    ("-x A=1 train.py", "no option '-x'; did you mean '--env'?", OPTIONS),
+    ("-wdir /x train.py", "no option '-wdir'; did you mean '--workdir'?", OPTIONS),
+    ("-N 2 train.py", "no option '-N'; did you mean '--num-nodes'?", OPTIONS),
+    ("--num_machines 2 train.py", "no option '--num_machines'; did you mean '--num-nodes'?", OPTIONS),
+    ("--np 8 train.py", "no option '--np'", EACH),
+    ("-np 8 train.py", "no option '-np'", EACH),
+    ("--num_processes=8 train.py", "no option '--num_processes'", EACH),
+    ("singlenode --standalone train.py", "no option '--standalone'",
+     "drop it: launch tells the ranks where to meet; --master-addr and --master-port change the place"),
+    ("--rdzv-conf timeout=9 t.py", "no option '--rdzv-conf'",
+     "for its timeout, pass --rdzv-timeout T; launch sets the rest"),
+    ("--tee 3 train.py", "no option '--tee'",
+     "drop it: launch shows each line with its host and rank, and keeps all output in logs/"),
+    ("--local-ranks-filter 0 t.py", "no option '--local-ranks-filter'",
+     "pass --ranks LIST, with ranks that are counted over all hosts"),
+    ("--mixed_precision bf16 t.py", "no option '--mixed_precision'",
+     "set it in the script, or after the script if it has such an option: launch only starts the ranks"),
+    ("logs -n 20", "no option '-n'", "see launch logs --help for the options"),
     # what click refuses
     ("--hosts a --nproc 0 t.py", "--nproc: must be a whole number of at least 1, got 0", OPTIONS),
     ("--hosts a --nproc x t.py", "--nproc: must be a whole number of at least 1, got x", OPTIONS),
