@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LATE_S = 0.05  # the last rank enters the barrier this late, to expose a barrier that doesn't wait for it
 OK, WRONG = "ok", "WRONG"
 
-Check = Callable[[World, torch.dtype], "tuple[Tensor, Tensor]"]
+if TYPE_CHECKING:  # Python 3.8 has no such types
+    Check = Callable[[World, torch.dtype], "tuple[Tensor, Tensor]"]
 
 # torch's messages for it: "ProcessGroupGloo does not support reduce_scatter", "Backend gloo does not support alltoall".
 _UNSUPPORTED = re.compile(r"does not support|not supported|not implemented|no support for", re.IGNORECASE)

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.trainer.options import ConfigError
 from launcher.trainer.trackers import read_metrics
@@ -23,7 +23,8 @@ _GREY = "#dddddd"
 _COLORS = {TRAINING: "#3b528b", VALIDATION: "#21918c"}
 _NAMES = {TRAINING: "training", VALIDATION: "validation"}
 
-Points = list[tuple[int, float]]
+if TYPE_CHECKING:  # Python 3.8 has no such types
+    Points = list[tuple[int, float]]
 
 
 def check_picture(path: Path) -> None:

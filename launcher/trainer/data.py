@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, Tuple  # noqa: UP035
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from launcher.trainer.options import ConfigError
 from launcher.trainer.rank_table import RankTable
 from launcher.trainer.text import load_text
 
-Batch = tuple[Tensor, Tensor]
+Batch = Tuple[Tensor, Tensor]  # noqa: UP006  # evaluated, on Python 3.8 too
 REGRESSION_SAMPLES = 10_000
 HELP_TOPICS = "the topics of Python's help()"
 SMALL_BYTES = 64_000_000

@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-Fields = Mapping[str, "Field[Any]"]
+if TYPE_CHECKING:  # Python 3.8 has no such types
+    Fields = Mapping[str, "Field[Any]"]
 
 MAX_FILE_BYTES = 128 << 10  # PyYAML needs seconds for a megabyte
 INT_LIMIT = 2**31  # far beyond any sensible count; sums of such numbers still fit into torch's 64 bits
@@ -69,7 +70,7 @@ def option(
         below = INT_LIMIT if isinstance(default, int) else math.inf
     rules = {"help": text, "metavar": metavar, "minimum": minimum, "below": below, "choices": choices}
     metadata = {**rules, "instead_of": instead_of, "bare": bare, "aliases": aliases, "group": group}
-    metadata |= {"elsewhere": elsewhere, "pattern": pattern}
+    metadata.update(elsewhere=elsewhere, pattern=pattern)
     return field(default=default, metadata=metadata)
 
 
@@ -129,7 +130,7 @@ def read_file(
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected lines like 'lr: 0.003', got a {type(content).__name__}")
     names = {name: name for name in fields}
-    names |= {alias: name for name, field in fields.items() for alias in field.metadata["aliases"]}
+    names.update({alias: name for name, field in fields.items() for alias in field.metadata["aliases"]})
     values: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for raw_key, value in list_keys(content):

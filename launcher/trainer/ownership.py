@@ -140,7 +140,7 @@ def make_new(parent: Path, name: str) -> Path:
 def write_mark(path: Path, config: TrainConfig, attempt: Attempt) -> None:
     """Mark the directory as the trainer's, with the run that uses it."""
     begun: dict[str, Any] = {"begun_at": time.time(), "agent": attempt.agent, "job": attempt.job_id}
-    begun |= {"run": attempt.name, "options": asdict(config)}
+    begun.update(run=attempt.name, options=asdict(config))
     temporary = path / f"{MARK}.tmp"
     write_durable(temporary, json.dumps(begun).encode())
     temporary.replace(path / MARK)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import Any
+from typing import Any, Dict  # noqa: UP035
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ RANDOM = "random.pt"
 PYTHON_VERSION = 3  # of the state of Python's generator; unchanged since Python 3.2
 STEP_SEEDS = 1_000_003  # more than there are data-parallel ranks, each of which has a seed of its own
 
-States = dict[str, Any]
+States = Dict[str, Any]  # noqa: UP006  # evaluated, on Python 3.8 too
 
 
 def seed_ranks(seed: int, step: int, table: RankTable) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from machines.patience import DEADLINE_S
+from machines.pythons import find_python
 from node_process import Node, Nodes
 
 
@@ -29,21 +26,10 @@ def node(nodes: Nodes) -> Node:
     return node
 
 
-@functools.cache
-def find_old_python() -> str | None:
-    """Return a Python 3.8, the oldest that a node may have, where there is one."""
-    own = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
-    for path in filter(None, [*map(str, own), shutil.which("python3.8")]):
-        done = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-        if done.stdout.startswith("Python 3.8."):  # pyenv's own stand-ins for Pythons may only say what is missing
-            return path
-    return None
-
-
 @pytest.fixture
 def old_python() -> str:
     """Return the oldest Python that a node may have, or our own where there is none."""
-    return find_old_python() or sys.executable
+    return find_python("3.8") or sys.executable
 
 
 @pytest.fixture
@@ -59,7 +45,7 @@ def read_only_proc(tmp_path: Path) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that take `any_python` in our own Python and in a 3.8, where there is one."""
     if "any_python" in metafunc.fixturenames:
-        old = find_old_python()
+        old = find_python("3.8")
         pythons = [pytest.param(sys.executable, id="own"), *([pytest.param(old, id="3.8")] if old else [])]
         metafunc.parametrize("any_python", pythons)
 
