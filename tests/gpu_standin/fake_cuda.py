@@ -31,6 +31,8 @@ def fake() -> None:
     for name in vars(_Cuda):
         if not name.startswith("_"):
             setattr(torch.cuda, name, getattr(_Cuda, name))
+    torch.Tensor.device = property(partial(_find_device, torch.Tensor.device))
+    torch.Tensor.is_cuda = property(lambda tensor: tensor.device.type == "cuda")
     torch.autocast = partial(_autocast, torch.autocast)
     plain: Any = torch.Tensor._make_wrapper_subclass
     torch.Tensor._make_wrapper_subclass = staticmethod(partial(_make_wrapper, plain))
@@ -66,6 +68,11 @@ def _storage(tensor: Any) -> Any:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # it has none
         return None
+
+
+def _find_device(plain: Any, tensor: torch.Tensor) -> torch.device:
+    device = plain.__get__(tensor)
+    return torch.device("cuda", _current) if device.type == "cpu" and is_on_device(tensor) is not False else device
 
 
 def _mark(tensor: torch.Tensor, *, is_on_device: bool) -> None:
@@ -121,10 +128,6 @@ class _Devices(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if function is torch.device:
             return function(*args, **(kwargs or {}))
-        if name == "__get__" and getattr(function, "__self__", None) in (torch.Tensor.device, torch.Tensor.is_cuda):
-            if not is_on_device(args[0]):
-                return function(*args)
-            return True if function.__self__ is torch.Tensor.is_cuda else torch.device("cuda", _current)
         if name == "record_stream":
             return None
         target, args, kwargs = _find_target(args, kwargs or {})
@@ -225,7 +228,11 @@ class _Cuda:
     @staticmethod
     def get_device_properties(device: Any) -> SimpleNamespace:
         uuid = f"{os.uname().nodename}-{_index(device)}"
-        return SimpleNamespace(name="GPU stand-in", uuid=uuid, total_memory=MEMORY_BYTES)
+        return SimpleNamespace(name="GPU stand-in", uuid=uuid, total_memory=MEMORY_BYTES, major=9, minor=0)
+
+    @staticmethod
+    def get_device_capability(device: object = None) -> tuple[int, int]:
+        return 9, 0
 
     @staticmethod
     def max_memory_allocated(device: object = None) -> int:

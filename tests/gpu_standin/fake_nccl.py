@@ -10,7 +10,9 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,13 +49,16 @@ class Options:
 class Launched(dist._Work):
     """A collective that has ended, or is stuck: to wait for it is to let the device wait, and returns at once."""
 
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: Any, end: Callable[[], object] = lambda: None) -> None:
+        """Remember how it ends: a send and its receive only together."""
         super().__init__()
+        self._end = end
         self._future: torch.futures.Future[Any] = torch.futures.Future()
         self._future.set_result(result)
 
     def wait(self, timeout: object = None) -> bool:
         """Return; only a barrier waits."""
+        self._end()
         return True
 
     def is_completed(self) -> bool:
@@ -125,17 +130,24 @@ class StandIn(dist.ProcessGroup):
         is_mean = options is not None and options.reduceOp == dist.ReduceOp.AVG  # which gloo lacks
         if is_mean:
             options.reduceOp = dist.ReduceOp.SUM
-        if not fake_cuda.stuck.is_set():
-            try:
-                getattr(self._gloo, name)(*words).wait()
-            except RuntimeError as error:
-                if not re.search("onnection|peer|pipe", str(error)):
-                    raise  # a mistake of the caller
-                self._stick(name)
+        if fake_cuda.stuck.is_set():
+            return Launched(tensors)
+        end = partial(self._end, name, getattr(self._gloo, name)(*words))
+        if name in ("send", "recv"):
+            return Launched(tensors, end)
+        end()
         if is_mean:
             for tensor in fake_cuda._find_tensors(tensors):
                 tensor.div_(self.size())
         return Launched(tensors)
+
+    def _end(self, name: str, work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if not re.search("onnection|peer|pipe", str(error)):
+                raise  # a mistake of the caller
+            self._stick(name)
 
     def _stick(self, name: str) -> None:
         timeout_ms = round(self._timeout.total_seconds() * 1000)

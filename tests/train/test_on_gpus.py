@@ -1,4 +1,4 @@
-"""The trainer and `distributed.init` on GPUs and NCCL, which `gpu_standin` stands in for."""
+"""The trainer, `distributed.init` and `test-distributed` on GPUs and NCCL, which `gpu_standin` stands in for."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from launcher.trainer.curve import read_losses
 TESTS = Path(__file__).parents[1]
 ON_GPU = f"import sys\nsys.path.insert(0, {str(TESTS)!r})\nimport gpu_standin\ngpu_standin.enter()\n"
 TRAINER = "from launcher.distributed import leave\nfrom launcher.trainer.__main__ import main\nleave(main())\n"
+TEST_DISTRIBUTED = TRAINER.replace("trainer", "collectives")
 SMALL = [
     *("--layers", "2", "--heads", "4", "--dim", "32", "--context", "16", "--global-batch", "8"),
     *("--steps-per-epoch", "4", "--validation-fraction", "0.001", "--warmup-steps", "0", "--final-lr-fraction", "1"),
@@ -24,7 +25,7 @@ SMALL = [
 WAYS = {
     "ddp": (2, ["--async-save"]),
     "fsdp": (2, ["--parallel", "fsdp", "--async-save"]),
-    "hsdp": (4, ["--hsdp", "2"]),
+    "hsdp": (4, ["--hsdp", "2", "--amp", "fp16", "--activation-checkpointing"]),
     "tp": (2, ["--parallel", "tp"]),
     "fsdp+tp": (4, ["--tensor-parallel", "2"]),
 }
@@ -102,6 +103,12 @@ def test_a_rank_without_a_gpu_and_one_with_do_not_wait_for_each_other(starter: A
         "fix: let torch see a GPU for every rank, or choose gloo for all of them\n"
     )
     assert [(rank.wait(), rank.stderr) for rank in ranks] == [(2, line)] * 2
+
+
+def test_test_distributed_checks_gpus(starter: Any) -> None:
+    ranks = starter.start_ranks(2, lambda rank: ["-c", ON_GPU + TEST_DISTRIBUTED, "--only", "checks"])
+    assert [(rank.wait(), rank.stderr) for rank in ranks] == [(0, "")] * 2
+    assert re.search(r"\nDDP step +gradients equal a single process's .*\n.*14 checks passed.*nccl", ranks[0].stdout)
 
 
 # What torch 2.7.0 is told, and how the stand-in itself behaves: as NCCL does.
