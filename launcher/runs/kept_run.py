@@ -33,6 +33,7 @@ _REQUEST, _STANDING, _GENERATION = "request", "standing", "generation"
 _CODE = "code"
 _HASH_CHARS = 64
 _EXIT_S = 0.5  # for a process to exit that has closed its streams
+_OTHERS = "see launch ps for those that run"
 _AGAIN = "start the run again: it continues from its last checkpoint"
 
 # What is run is what was hashed, in memory, as in launcher.node.controller_code.
@@ -46,6 +47,8 @@ try:
     with open(os.path.join(here, "code"), "rb") as file:
         code = file.read()
 except OSError as error:
+    if not os.path.exists(__file__):
+        sys.exit("launch: run %s has ended\\n  fix: {others}" % os.path.basename(os.path.dirname(here)))
     sys.exit("launch: can't read %s: %s" % (error.filename, error.strerror))
 if hashlib.sha256(code).hexdigest() != "{code_name}":
     sys.exit("launch: {{}} is damaged\\n  fix: {again}".format(os.path.join(here, "code")))
@@ -130,7 +133,7 @@ class KeptRun:
     def _begin(self, request: object, code: Path) -> None:
         make_own(str(self._folder.absolute()))
         archive = code.read_bytes()
-        start = _START_CODE.format(code_name=hashlib.sha256(archive).hexdigest(), again=_AGAIN)
+        start = _START_CODE.format(code_name=hashlib.sha256(archive).hexdigest(), again=_AGAIN, others=_OTHERS)
         replace_durably(self._folder / _CODE, archive)
         self._write(_GENERATION, 1)
         self._write(_REQUEST, request)
@@ -158,6 +161,8 @@ class KeptRun:
         try:
             found = path.read_bytes()
         except OSError as error:
+            if not (self._folder / START).exists():  # as by a stop that was typed at the same time
+                raise UsageError(f"run {self._folder.parent.name} has ended", _OTHERS) from None
             raise LauncherError(f"can't read {path}: {error.strerror}", _AGAIN) from None
         if found != _seal(found[_HASH_CHARS:]):
             raise LauncherError(f"{path} is damaged", _AGAIN)

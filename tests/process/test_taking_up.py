@@ -41,6 +41,8 @@ STREAMS = OutputStreams(frozenset(), is_one_file=False, with_color=False, column
 SCRIPT = """printf "attempt $LAUNCH_ATTEMPT"
 case $LAUNCH_ATTEMPT$RANK in 10) exit 3;; [01]?) echo; exec sleep 600;; esac; echo"""
 
+BEGUN = "import os, sys; __file__ = sys.argv[1]; code = open(__file__).read(); os.unlink(__file__); exec(code)"
+
 
 @dataclass
 class Started:
@@ -147,6 +149,8 @@ def test_a_run_outlives_its_controllers(started: Started, capfd: pytest.CaptureF
 def test_what_is_torn_is_never_used(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
     """A run that can't go on can still be stopped, and a stop that was asked for ends it for good."""
     started.kill()
+    before = started.place.parent / "before"
+    shutil.copytree(started.place / "kept", before)
     for name in ("code", "request", "standing", "generation"):
         path = started.place / "kept" / name
         whole = path.read_bytes()
@@ -163,3 +167,12 @@ def test_what_is_torn_is_never_used(started: Started, capfd: pytest.CaptureFixtu
     assert (run.end.is_stopped, run.is_kept) == (True, False)
     with pytest.raises(LauncherError, match="has ended"):
         start_controller(run, STREAMS)
+    # A rejoin that began a moment before the stop, when all was there.
+    kept, ended = started.place / "kept", f"launch: run {RUN} has ended\n  fix: see launch ps for those that run\n"
+    kept.mkdir()
+    for parts in (("start.py",), ("start.py", "code")):
+        for name in parts:
+            shutil.copy(before / name, kept)
+        *argv, path = start_argv(started.place)
+        done = subprocess.run([*argv, "-c", BEGUN, path], check=False, capture_output=True, text=True)
+        assert (done.returncode != 0, done.stdout + done.stderr) == (True, ended)
