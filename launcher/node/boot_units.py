@@ -118,7 +118,7 @@ def find_lock(name: str) -> str:
 
 
 def find_file(name: str) -> str:
-    """Return the path of the file that is run; when it was last changed is for its program to use."""
+    """Return the path of the file that is run."""
     return os.path.join(_find_state(), "%s.py" % name)
 
 

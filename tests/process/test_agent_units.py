@@ -8,14 +8,13 @@ import shlex
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_fleet import MARK, Fleet, Wire
-from machines.patience import DEADLINE_S
+from machines.patience import DEADLINE_S, NEVER_S
 from node_process import wait_until
 
 from launcher.hosts.host import Host
@@ -92,11 +91,8 @@ def test_a_reboot(fleet: Fleet, tools: Tools) -> None:
     files = kept(fleet, home)
     assert files == [".py", ".service"]
     lose_power(fleet)
-    (file,) = Path(fleet.state.name).rglob("*.py")
-    os.utime(file, (0, time.time() - 3600.0))
     (booted,) = boot(fleet, home)
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
-    wait_until(lambda: time.time() - file.stat().st_mtime < 1800.0)  # an agent that is connected shows it
     (found,) = fleet.hub.take_returns()
     assert (found.host, found.has_rebooted) == ("n1", False)
     command = "ulimit -n; umask; echo $SSH_AUTH_SOCK; echo $KEPT; ps -o comm= $PPID"
@@ -152,4 +148,21 @@ def test_a_host_that_comes_back_when_the_run_is_over(fleet: Fleet, tools: Tools,
     (booted,) = boot(fleet, home)
     booted.wait()
     closing.join()
+    assert (kept(fleet, home), fleet.pids()) == ([], [])
+
+
+def test_a_host_that_comes_back_when_nobody_answers_any_more(fleet: Fleet, tools: Tools) -> None:
+    """As one that was off while the run was stopped. Where the run continues, its controller logs in."""
+    home = tools(loginctl=LOGINCTL, systemctl=SYSTEMCTL)
+    start(fleet)
+    assert fleet.hub.wait_for_units(DEADLINE_S) == {}
+    lose_power(fleet)
+    fleet.hub.close(0)
+    (file,) = Path(fleet.state.name).rglob("*.py")
+    text = file.read_text("utf-8", "surrogateescape")
+    waits = f'"boot_s": {NEVER_S}'  # as long as --connect-timeout
+    assert text.count(waits) == 1
+    file.write_text(text.replace(waits, '"boot_s": 0.5'), "utf-8", "surrogateescape")
+    (booted,) = boot(fleet, home)
+    assert booted.wait(DEADLINE_S) == 0
     assert (kept(fleet, home), fleet.pids()) == ([], [])

@@ -32,7 +32,7 @@ from functools import partial
 
 from launcher.node import clock, logind, messages, signals
 from launcher.node.agents.agent_lock import AgentLock, take_lock
-from launcher.node.agents.agent_unit import AgentUnit, find_redial, restore_login
+from launcher.node.agents.agent_unit import AgentUnit, restore_login
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
 from launcher.node.agents.notice import run_notice
@@ -57,8 +57,8 @@ class Lifecycle:
     exits once its processes have. Times are seconds of one clock that includes suspend.
     """
 
-    def __init__(self, connect_timeout_s: float, redial_s: float, now: float, *, is_after_go: bool = False) -> None:
-        """connect_timeout_s: for the first connection; redial_s: for each later one, 0 to never dial again.
+    def __init__(self, first_s: float, redial_s: float, now: float, *, is_after_go: bool = False) -> None:
+        """first_s: for the first connection; redial_s: for each later one, 0 to never dial again.
 
         is_after_go: the first connection is a later one of the run.
         """
@@ -67,7 +67,7 @@ class Lifecycle:
         self.has_given_up = False  # it ends since no controller could be reached
         self.dial_at: Optional[float] = now  # None while it is connected, or ends
         self._redial_s = redial_s
-        self._give_up_at: Optional[float] = now + (redial_s if is_after_go else connect_timeout_s)
+        self._give_up_at: Optional[float] = now + first_s
         self._pauses = 0  # since it was last connected
         self._attempt = 0  # the highest that was seen
         self.generation = 0  # the highest of a controller that was seen
@@ -166,12 +166,9 @@ class Agent:
         self._plant = plant
         self._lock = lock
         self._silence_s: float = plant["silence_s"]
-        self._lifecycle = Lifecycle(
-            plant["connect_timeout_s"],
-            plant["redial_s"],
-            clock.boottime(),
-            is_after_go=is_again or plant["is_after_go"],
-        )
+        has_started = is_again or plant["is_after_go"]
+        first_s = plant.get("boot_s", plant["redial_s"]) if has_started else plant["connect_timeout_s"]
+        self._lifecycle = Lifecycle(first_s, plant["redial_s"], clock.boottime(), is_after_go=has_started)
         self._lifecycle.generation = generation
         addresses = [(str(host), int(port)) for host, port in plant["addresses"]]
         self._dials = Dials(addresses, plant["fingerprint"], known)
@@ -367,7 +364,6 @@ class Agent:
         kind = header["type"]
         if kind == messages.BEAT:
             link.send(messages.BEAT)  # the answer is this side's heartbeat: one wake-up does for both
-            self._touch_unit()
         elif kind == messages.DATA:
             self._children.add_input(header["channel"], payload)
         elif kind == messages.TOOK:
@@ -380,7 +376,6 @@ class Agent:
             self._lose_link("its controller was replaced")
         elif kind == messages.WELCOME:
             link.is_welcome = True
-            self._touch_unit()
             self._answer(messages.DIALLED, address=link.name)
         elif kind == messages.GO and not self._lifecycle.has_started:
             self._leave_login()
@@ -428,10 +423,6 @@ class Agent:
     def _take_unit(self) -> None:
         assert self._unit is not None  # its descriptor is ready
         self._send(messages.UNIT, why=self._unit.take_answer())
-
-    def _touch_unit(self) -> None:
-        if self._unit is not None and self._lifecycle.has_started:
-            self._unit.touch()
 
 
 def _tell(kind: str, nonce: str, **fields: Any) -> None:
@@ -511,7 +502,7 @@ def main_after_boot(text: str) -> NoReturn:
     restore_login(order)
     _drop(_STDIN, _STDOUT, _STDERR)
     os.chdir("/")
-    plant = {**order["plant"], "redial_s": find_redial(order["plant"])}
+    plant = order["plant"]
     lock = take_lock(plant["run"], plant["index"], plant["fingerprint"])
     if lock is None:
         os._exit(0)

@@ -1,8 +1,8 @@
 """The boot unit of an agent (launcher.node.boot_units), with which it comes again after a reboot of its node.
 
 The file that a boot starts holds the agent's code, the token of its order, and the environment and limits of the login
-that started it first. It was last changed when its agent was last connected: so an agent that finds no controller knows
-for how long the run may have been over.
+that started it first. An agent that finds no controller soon ends for good: mostly the run is over by then, and a run
+that continues starts another one by a login.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-LIFE_S = 86400.0  # since an agent was connected last, and before it gives up
-LEAST_S = 600.0  # the same, however long ago that was
-TOUCH_S = 600.0  # between two notes that it is connected
+BOOT_S = 60.0  # at least, for a controller whose host may have booted as well
 REMOVE_S = 5.0  # for a disk that hangs, at the end of the run
 _ANSWER_BYTES = 2048
 _POLL_S = 0.02
@@ -29,7 +27,7 @@ _ENDS = "SSH_CONNECTION"  # which of them shows the address by which others reac
 
 
 class AgentUnit:
-    """Installs, touches and removes the unit of one agent.
+    """Installs and removes the unit of one agent.
 
     Child processes do that, one at a time: neither a disk nor a program that hangs may delay a heartbeat, and they hold
     no descriptor of the agent. `fd` is where the answer to `install` comes; it is -1 before and after.
@@ -45,14 +43,12 @@ class AgentUnit:
         self._is_installed = is_installed
         self._name = _name(plant)
         self._child = 0
-        self._touched_at = -TOUCH_S
 
     def install(self) -> None:
         """Begin to install it, unless it is; `take_answer` ends that."""
         if self._is_installed:
             return
         self.fd, answer = os.pipe()
-        self._touched_at = clock.boottime()
         self._start(answer)
         os.close(answer)
 
@@ -62,13 +58,6 @@ class AgentUnit:
         os.close(self.fd)
         self.fd = -1
         return text.decode("utf-8", "replace").partition("\n")[2]
-
-    def touch(self) -> None:
-        """Note, now and then, that the agent is connected."""
-        now = clock.boottime()
-        if now >= self._touched_at + TOUCH_S and self.reap():
-            self._touched_at = now
-            self._start()
 
     def reap(self) -> bool:
         """Take note of a child that has exited; return whether there is none."""
@@ -81,12 +70,12 @@ class AgentUnit:
         deadline = clock.boottime() + REMOVE_S
         while not self.reap() and clock.boottime() < deadline:
             time.sleep(_POLL_S)
-        self._start(is_over=True)
+        self._start()
         while not self.reap() and clock.boottime() < deadline:
             time.sleep(_POLL_S)
 
-    def _start(self, answer: int = -1, *, is_over: bool = False) -> None:
-        """Fork a child that installs the unit and answers, or removes it, or else touches it."""
+    def _start(self, answer: int = -1) -> None:
+        """Fork a child that installs the unit and answers, or else removes it."""
         try:
             pid = os.fork()
         except OSError:  # no process is left
@@ -97,13 +86,11 @@ class AgentUnit:
         try:
             signals.set_wakeup_fd(-1)
             _close_all_but(answer)
-            if is_over:
-                boot_units.remove(self._name)
-            elif answer >= 0:
+            if answer >= 0:
                 why = boot_units.install(self._name, self._describe())
                 os.write(answer, ("\n%s" % why).encode("utf-8", "replace")[:_ANSWER_BYTES])
             else:
-                os.utime(boot_units.find_file(self._name))
+                boot_units.remove(self._name)
         except OSError:
             pass
         finally:
@@ -112,7 +99,7 @@ class AgentUnit:
     def _describe(self) -> str:
         """Return the program that a boot starts."""
         order = {
-            "plant": {**self._plant, "boot_code": ""},
+            "plant": {**self._plant, "boot_code": "", "boot_s": max(BOOT_S, self._plant["connect_timeout_s"])},
             "environment": {
                 name: value for name, value in os.environ.items() if name == _ENDS or not name.startswith(_LOGIN)
             },
@@ -142,16 +129,6 @@ def restore_login(order: dict[str, Any]) -> None:
             resource.setrlimit(number, (soft, hard))
         except (OSError, ValueError):
             pass
-
-
-def find_redial(plant: dict[str, Any]) -> float:
-    """Return for how long the agent that a boot has started looks for its controller."""
-    try:
-        changed_at = os.stat(boot_units.find_file(_name(plant))).st_mtime
-    except OSError:
-        return LEAST_S
-    # A clock that is not set yet shows no more than that the day isn't over.
-    return min(LIFE_S, max(LEAST_S, changed_at + LIFE_S - time.time()))
 
 
 def _has_address(ends: str) -> bool:

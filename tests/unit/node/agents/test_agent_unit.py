@@ -1,41 +1,15 @@
-"""How long an agent that a boot has started looks for its controller, and what it gets of the login."""
+"""What an agent that a boot has started gets of the login."""
 
 from __future__ import annotations
 
 import os
 import resource
-import time
-from pathlib import Path
 
 import pytest
 
-from launcher.node import boot_units
-from launcher.node.agents.agent_unit import LEAST_S, LIFE_S, find_redial, restore_login
+from launcher.node.agents.agent_unit import restore_login
 
 pytestmark = pytest.mark.linux
-
-PLANT = {"run": "20261120-091233", "index": 1, "fingerprint": "ab12cd34ef"}
-HOUR_S = 3600.0
-
-
-@pytest.mark.parametrize(("ago_s", "left_s"), [
-    (60.0, LIFE_S - 60.0),
-    (20 * HOUR_S, 4 * HOUR_S),
-    (24 * HOUR_S - 60.0, LEAST_S),
-    (90 * HOUR_S, LEAST_S),
-    (-90 * HOUR_S, LIFE_S),  # its clock is not set yet
-])  # fmt: skip
-def test_a_day_after_the_last_contact(
-    ago_s: float, left_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    path = Path(boot_units.find_file("20261120-091233.ab12cd34.1"))
-    path.parent.mkdir(parents=True)
-    path.touch()
-    os.utime(path, (0, time.time() - ago_s))
-    assert find_redial(PLANT) == pytest.approx(left_s, abs=10.0)
-    path.unlink()
-    assert find_redial(PLANT) == LEAST_S
 
 
 def test_limits_are_raised_as_far_as_this_boot_permits(monkeypatch: pytest.MonkeyPatch) -> None:
