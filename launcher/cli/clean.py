@@ -47,6 +47,7 @@ def command(
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
+    from launcher.runs.run_list import ListedRun, RunList
 
     hosts = read_hosts(choice)
     variables = parse_settings(env, os.environ)
@@ -56,7 +57,10 @@ def command(
     if code:
         act, report = partial(clean_code, is_dry=dry_run), partial(_report_code, console, is_dry=dry_run)
         return hold_session(hosts, open_transport, settings, console, act, report)
-    stop, tell = partial(clean, say=console.say, is_dry=dry_run), partial(_report, console, is_dry=dry_run)
+    runs = RunList.of_user(os.environ).read_all()
+    kept = {run.id for run in runs if isinstance(run, ListedRun) and run.can_be_taken_up}
+    ended = {run.id for run in runs if run.is_alive is False} - kept
+    stop, tell = partial(clean, say=console.say, is_dry=dry_run, ended=ended), partial(_report, console, is_dry=dry_run)
     return hold_session(hosts, open_transport, settings, console, stop, tell)
 
 

@@ -8,7 +8,8 @@ have left instead.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher.commands.free import ask_claims
@@ -56,14 +57,14 @@ class Cleaning:
         return EXIT_FAILED if self.kept or any(self.census.left.values()) else 0
 
 
-async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -> Cleaning:
-    """List what is left on all hosts, and stop it unless `is_dry`.
+async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool, ended: Collection[str] = ()) -> Cleaning:
+    """List what is left on all hosts, and stop it unless `is_dry`; ended: runs whose helpers wait for nobody.
 
     At a signal before that, report which hosts have failed so far, and raise Interrupted.
     """
     with session.catch_signals():
         try:
-            await _find(session)
+            await _find(session, ended)
             found = [(host, process) for host, checks in _checked(session) for process in checks.runs]
             folders = [(host, folder) for host, checks in _checked(session) for folder in checks.folders]
             planted = [(host, process) for host, checks in _checked(session) for process in checks.planted]
@@ -87,9 +88,14 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
     return Cleaning(found, session.failures(), census, folders, () if is_dry else _kept(session, removed), units)
 
 
-async def _find(session: Session) -> None:
+async def _find(session: Session, ended: Collection[str]) -> None:
     session.open(facts=True, gpus=False, pythons=[], checks=True, planted=True)
     await session.pump(lambda: all(state.facts or state.failure for state in session.states))
+    for state in session.states:
+        if state.facts is not None and state.facts.checks is not None:
+            checks = state.facts.checks
+            units = [replace(unit, is_running=unit.is_running and unit.run_id not in ended) for unit in checks.units]
+            state.facts = replace(state.facts, checks=replace(checks, units=tuple(units)))
 
 
 def _checked(session: Session) -> Iterator[tuple[str, Checks]]:

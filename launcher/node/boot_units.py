@@ -11,11 +11,14 @@ crontab is on a disk of the node itself.
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import re
 import shlex
 import sys
 import time
+
+from launcher.node import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ _MACHINE_ID = "/etc/machine-id"
 _DAEMONS = ("cron", "crond", "fcron")  # what they call themselves
 _ANSWER_S = 10.0  # for each program that is asked
 _LOCK_S = 10.0  # for another process of this user that changes the crontab
+_MOST_KILLS = 20
 _NAME_S = 60  # until the network has given this node its name
 _TOOLS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"  # besides PATH
 _NAME = r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)+"
@@ -88,6 +92,34 @@ def remove(name: str) -> str:
     """Remove all that `install` has made for this name; return what could not be removed, and why, or ""."""
     reasons = [_change_crontab(name, None), *map(_unlink, [*_unit_files(name), *_program_files(name)])]
     return "; ".join(filter(None, reasons))
+
+
+def end(name: str) -> str:
+    """Kill what holds the lock of a name, since its run has ended elsewhere, and do what `remove` does."""
+    for _ in range(_MOST_KILLS):
+        pids = sorted(_find_holders(find_lock(name)))  # a parent, which would start it again, is mostly the first
+        for pid in pids:
+            try:
+                os.kill(pid, signals.SIGKILL)
+            except OSError:  # it has just ended
+                pass
+        if not pids:
+            break
+        time.sleep(0.05)
+    _unlink(find_lock(name))
+    return remove(name)
+
+
+def _find_holders(lock: str) -> Iterator[int]:
+    """Yield the other processes that have a file open."""
+    for path in glob.iglob("/proc/[0-9]*/fd/*"):
+        try:
+            is_open = os.readlink(path) == lock
+        except OSError:  # it was closed, or is another user's
+            continue
+        pid = int(path.split("/")[2])
+        if is_open and pid != os.getpid():
+            yield pid
 
 
 def find() -> List[str]:

@@ -592,7 +592,7 @@ class Supervisor:
             if units:
                 from launcher.node import boot_units
 
-                reasons = [[name, boot_units.remove(name)] for name in units]
+                reasons = [[name, boot_units.end(name)] for name in units]
                 remaining += [[name, reason] for name, reason in reasons if reason]
             return {"folders": remaining}
 

@@ -8,16 +8,20 @@ import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_fleet import MARK, Fleet, Wire
+from agent_fleet import MARK, RUN, Fleet, Wire
+from machines.launches import run_launch
 from machines.patience import DEADLINE_S, NEVER_S
 from node_process import wait_until
 
 from launcher.hosts.host import Host
+from launcher.node import boot_units
+from launcher.runs.run_list import RemoteRun, RunList, Way, claim_place
 from launcher.transports import bootstrap
 from launcher.transports.base import STDOUT
 
@@ -25,6 +29,12 @@ A = Host("n1")
 LOGINCTL = "#!/bin/sh\necho Linger=yes\n"
 SYSTEMCTL = "#!/bin/sh\n"
 REFUSES = "#!/bin/sh\necho 'You (ann) are not allowed to use this program (crontab)' >&2\nexit 1\n"
+# What `launch ps --json` says of a run that has ended.
+ENDED = {
+    **dict.fromkeys(("name", "doing", "restarts", "restarts_without_progress", "restarts_left", "pid", "logs")),
+    "run": RUN, "state": "finished", "exit_code": 0, "attempts": 1, "age_s": 1.5, "nodes": [1], "launch_host": "laptop",
+    "controller": "n1", "can_continue": False, "last_line": "",
+}  # fmt: skip
 Tools = Callable[..., Path]
 
 
@@ -165,4 +175,39 @@ def test_a_host_that_comes_back_when_nobody_answers_any_more(fleet: Fleet, tools
     file.write_text(text.replace(waits, '"boot_s": 0.5'), "utf-8", "surrogateescape")
     (booted,) = boot(fleet, home)
     assert booted.wait(DEADLINE_S) == 0
+    assert (kept(fleet, home), fleet.pids()) == ([], [])
+
+
+def test_clean_ends_a_helper_whose_run_is_over(
+    fleet: Fleet, tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that looks for its controller after a boot, for as long as --connect-timeout says."""
+    home = tools(loginctl=LOGINCTL, systemctl=SYSTEMCTL)
+    start(fleet)
+    assert fleet.hub.wait_for_units(DEADLINE_S) == {}
+    lose_power(fleet)
+    fleet.hub.close(0)
+    (booted,) = boot(fleet, home)
+    monkeypatch.setenv("XDG_STATE_HOME", fleet.state.name)
+    (name,) = boot_units.find()
+    wait_until(lambda: boot_units.is_running(name))
+
+    def clean(*words: str) -> list[str]:
+        done = run_launch("clean", "--hosts", "localhost", *words, cwd=tmp_path, code=0)
+        return [line for line in done.stderr.splitlines() if "unit" in line or "left behind" in line]
+
+    alone = f"  localhost: boot unit of run {RUN} (left alone: the run removes it)"
+    assert clean() == [alone, "launch: nothing is left behind on 1 host"]
+    runs = RunList.of_user(os.environ)
+    assert claim_place(runs.base, RUN)
+    runs.add(RemoteRun(RUN, Way("n1"), began_at=time.time()))
+    assert clean() == [alone, "launch: nothing is left behind on 1 host"]
+    (run,) = runs.read_all()
+    assert isinstance(run, RemoteRun)
+    runs.note_end(run, ENDED)
+    left = f"  localhost: leftover boot unit of run {RUN}: {name}"
+    assert clean("--dry-run") == [left, "launch: 1 boot unit would be removed"]
+    assert (booted.poll(), kept(fleet, home)) == (None, [".py", ".service"])
+    assert clean() == [left, "launch: removed 1 boot unit, 0 processes left on 1 host"]
+    booted.wait(DEADLINE_S)
     assert (kept(fleet, home), fleet.pids()) == ([], [])
