@@ -150,13 +150,19 @@ EXAMPLES = {
 }
 
 
+_SYNONYMS = {
+    "status": "ps", "list": "ps", "ls": "ps", "kill": "stop", "cancel": "stop", "resume": "again", "restart": "again",
+    "tail": "logs -f",
+}  # fmt: skip
+
+
 def refuse_unknown_word(word: str) -> None:
     """Raise UsageError if the first word is neither a command nor a file, before any host is contacted."""
     if word in COMMANDS:
         raise UsageError(f"{word!r} is a command", f"write it first: launch {word} ...")
     if "/" in word or word.endswith(".py") or os.path.exists(word):  # noqa: PTH110 - false where pathlib would raise
         return
-    near = nearest(word, COMMANDS)
+    near = _SYNONYMS.get(word) or nearest(word, COMMANDS)
     guess = f"; did you mean {near!r}?" if near else ""
     raise UsageError(f"no file or command {word!r}{guess}", "see launch --help for the commands")
 

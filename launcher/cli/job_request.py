@@ -164,8 +164,9 @@ def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
     if gpus is not None and allocation is not None:
         refuse_gpus(gpus, hosts, allocation)
     for host in hosts:
-        if size is not None and host.slots is not None and host.slots != size:
-            name = "--nproc" if nproc is not None else "--gpus"
+        name = "--nproc" if nproc is not None else "--gpus"
+        is_overruled = host.gpus is None and is_on_command_line(name[2:])
+        if size is not None and host.slots is not None and host.slots != size and not is_overruled:
             raise UsageError(
                 f"{host.source}: {host.name} has {host.slots} slots, but {name} is {size}",
                 f"remove {name} or slots=",

@@ -14,12 +14,12 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path, PurePath
 
 import click
 
-from launcher.cli.command_table import refuse_unknown_word
+from launcher.cli.command_table import COMMANDS, refuse_unknown_word
 from launcher.cli.error_lines import tell
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.sources import is_on_command_line, list_behind, retype
@@ -28,7 +28,7 @@ from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.job import TRAINER_MODULE
 from launcher.job.variables import hide_secrets
-from launcher.wording import listed
+from launcher.wording import listed, nearest
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*")
 _STARTERS = ("torchrun", "accelerate", "deepspeed", "colossalai", "mpirun", "mpiexec", "srun")
@@ -48,6 +48,7 @@ def refuse_first_word(words: Sequence[str]) -> None:
     """Raise UsageError for words that start no command, before the hosts are known."""
     _refuse_starters(words)
     _refuse_files(words[0])
+    _refuse_hosts(words)
     refuse_unknown_word(words[0])
 
 
@@ -60,6 +61,7 @@ def refuse_script(words: Sequence[str], *, is_here: bool) -> None:
     _refuse_starters(words)
     if is_here:
         _refuse_files(words[0])
+        _refuse_hosts(words)
         refuse_unknown_word(words[0])
     elif words[0].endswith(_SHELL_SCRIPTS):
         raise _no_python(words[0], "a shell script", ["bash", words[0]])
@@ -133,6 +135,21 @@ def _find_script(words: Sequence[str]) -> str:
         if word.endswith(".py"):
             return shlex.quote(word)
     return "SCRIPT"
+
+
+def _refuse_hosts(words: Sequence[str]) -> None:
+    """Raise UsageError for a list of hosts with spaces in it, the first of which was taken for all of it."""
+    typed = click.get_current_context().meta.get(TYPED_WORDS, ())
+    hosts = [*typed[: len(typed) - len(words)], *takewhile(lambda word: not _may_be_file(word), words)]
+    at = len(typed) - len(words) - 2
+    is_command = words[0] in COMMANDS or (nearest(words[0], COMMANDS) and not re.search("[0-9]", words[0]))
+    if at >= 0 and typed[at] == "--hosts" and hosts[at + 2 :] and not is_command:
+        text = f"--hosts takes one word, and {words[0]!r} is the next"
+        raise UsageError(text, f"separate hosts with commas: --hosts {shlex.quote(','.join(hosts[at + 1 :]))}")
+
+
+def _may_be_file(word: str) -> bool:
+    return word.startswith("-") or "/" in word or word.endswith(".py") or os.path.exists(word)  # noqa: PTH110
 
 
 def _refuse_files(word: str) -> None:

@@ -66,7 +66,11 @@ def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
     if extra is None or context is None:
         return UsageError(error.format_message().rstrip("."), fix)
     has_hosts = any(option.name == "hosts" for option in context.command.params)
-    hosts_fix = f"name hosts with --hosts: {context.command_path} --hosts {extra[1].split()[0]}"
+    first, *others = extra[1].split()
+    at = words.index(first) if first in words else 0
+    before = [words[at - 1]] if at >= 2 and words[at - 2] == "--hosts" else []
+    listed = ",".join([*before, *((first, *others) if before else (first,))])
+    hosts_fix = f"name hosts with --hosts: {context.command_path} --hosts {listed}"
     return UsageError(f"{context.command_path} takes no argument, got {extra[1]!r}", hosts_fix if has_hosts else fix)
 
 
