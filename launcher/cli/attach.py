@@ -37,7 +37,8 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
     start_thread(partial(rejoin_quietly, found, click.get_current_context()), "rejoin", lambda error: None)
     signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, ask_for_stacks))
     try:
-        code = carry_out(found, partial(attach, as_json=as_json), is_of_a_run=True)
+        host = found.way.name if isinstance(found, RemoteRun) else None
+        code = carry_out(found, partial(attach, as_json=as_json, host=host), is_of_a_run=True)
     except KeyboardInterrupt:
         tell(f"launch: left; run {found.id} continues (launch attach, launch stop)")
         return 0

@@ -54,13 +54,13 @@ _FAILED = re.compile("launch: (.*FAILED after |.* could not start|its time in th
 _ENDED = re.compile("launch: (finished in|stopped by) ")
 
 
-def attach(run: ListedRun, streams: OutputStreams, *, as_json: bool = False) -> int:
+def attach(run: ListedRun, streams: OutputStreams, *, as_json: bool = False, host: str | None = None) -> int:
     """Show the last lines of a run and what follows, until it ends; return its exit code.
 
-    as_json: as objects on stdout, the first of which names the run, and the last one its result. Ctrl-C raises
-    KeyboardInterrupt, once all that was read is written.
+    as_json: as objects on stdout, the first of which names the run, and the last one its result. host: how the user
+    names the machine that controls it. Ctrl-C raises KeyboardInterrupt, once all that was read is written.
     """
-    title, host = f"run {run.id} ({run.name})" if run.name else f"run {run.id}", run.controller.host
+    title, host = f"run {run.id} ({run.name})" if run.name else f"run {run.id}", host or run.controller.host
     if run.is_alive is False:
         tell(f"launch: {title}, which {host} controlled, has ended; its last lines:", streams)
     else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from machines.example_run import ExampleRun
 
-from launcher.commands.run_actions import LogsRequest, choose_last, refuse_unknown
+from launcher.commands.run_actions import LogsRequest, attach, choose_last, refuse_unknown
 from launcher.errors import UsageError
 from launcher.output.log_reader import LogLine
+from launcher.output.output_streams import OutputStreams
 
 
 def record(*sizes: int, **more: Any) -> dict[str, Any]:
@@ -81,3 +84,11 @@ LONG = ("launch: FAILED after 3 s", *(f"  line {number}" for number in range(60)
 def test_attach_begins_with_a_whole_message(texts: tuple[str, ...], first: str, number: int) -> None:
     shown = choose_last(lines_of(*texts))
     assert (shown[0].text.decode(), len(shown)) == (first, number)
+
+
+def test_attach_names_the_controller_as_the_user_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = ExampleRun().write(tmp_path)
+    streams = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
+    attach(run, streams, host="gpu7")
+    title = f"run {run.id} ({run.name})" if run.name else f"run {run.id}"
+    assert f"launch: {title}, which gpu7 controlled, has ended" in capfd.readouterr().err
