@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
+from launcher.diagnosis.tracebacks import mask
 from launcher.hosts.host import Host
-from launcher.job.facts import NodeFacts
+from launcher.job.facts import NodeFacts, SetupFailure
 from launcher.job.job import Job
 from launcher.preflight import code, comparison, condition, gpus, links, network, packages, requirements
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, fold
@@ -61,4 +63,18 @@ def warn_of_checkpoints(hosts: Sequence[Host], facts: Sequence[NodeFacts], folde
 
 
 def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[CheckedHost]:
-    return [CheckedHost(job, host, fact) for host, fact in zip(hosts, facts, strict=True)]
+    """Return the hosts as they are checked.
+
+    If their setup failed alike, they all have the words of the first: those of others may differ in a host's name or a
+    number, and would be as many findings.
+    """
+    nodes, failures = [], dict[tuple[str, ...], SetupFailure]()
+    for host, fact in zip(hosts, facts, strict=True):
+        failure = fact.setup_failure
+        if failure is not None:
+            lines = [
+                mask(line.replace(fact.hostname or host.name, "").replace(host.name, "")) for line in failure.lines
+            ]
+            failure = failures.setdefault((failure.step, failure.reason, *lines), failure)
+        nodes.append(CheckedHost(job, host, replace(fact, setup_failure=failure)))
+    return nodes

@@ -442,3 +442,17 @@ def test_no_check_fails_on_what_a_node_does_not_tell(job, every_fact):
         assert set(finding.hosts) <= {host.name for host in hosts}
         assert finding.text
     assert [finding.severity.rank for finding in findings] == sorted(finding.severity.rank for finding in findings)
+
+
+def test_setups_that_fail_alike_are_one_finding() -> None:
+    """Although each host has its own name and numbers in its lines."""
+    hosts = [Host(f"gpu{number}") for number in range(1, 5)]
+    found = [
+        failed("--setup", "exit code 1", f"gpu{number}.cluster: pid {number}23 can't mount /data")
+        for number in range(1, 4)
+    ]
+    found.append(failed("--setup", "exit code 1", "no conda"))
+    assert [str(finding) for finding in find_problems(Job(SCRIPT), hosts, found)] == [
+        f"gpu[1-3]: --setup failed (exit code 1): gpu1.cluster: pid 123 can't mount /data\n  fix: {SETUP_FIX}",
+        f"gpu4: --setup failed (exit code 1): no conda\n  fix: {SETUP_FIX}",
+    ]
