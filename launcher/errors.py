@@ -116,7 +116,7 @@ class HostFailureKind(str, Enum):
     THREADS = "threads"  # this machine can't start another thread
     CONFIGURATION = "configuration"  # a LauncherError while connecting, such as a broken ssh_config
     # Starting the supervisor, after the login.
-    SHELL = "shell"  # its login shell waits for input, prints endlessly, or exited before the supervisor started
+    SHELL = "shell"  # its login shell waits, prints without end, or exited before the supervisor started
     NO_PYTHON = "no python"  # no Python there is new enough for the supervisor
     NOT_LINUX = "not linux"  # the supervisor needs Linux
     CLOSED = "closed"  # `launch` ended before it was reached

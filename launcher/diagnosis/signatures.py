@@ -381,6 +381,13 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`launch: can't start X: Permission denied`",
     ),
     Signature(
+        "interpreter-missing",
+        r"^launch: can't start (?P<program>.{1,300}): no interpreter (?P<interpreter>'.{0,300}')$",
+        "the first line (#!) of {program} names {interpreter}, which isn't on this host",
+        r"correct that line; if it ends in \r, the file has Windows line ends, which sed -i 's/\r$//' removes",
+        says="`launch: can't start X: no interpreter '/bin/bash\\r'`",
+    ),
+    Signature(
         "cannot-start",
         r"^launch: can't start (?P<program>.{1,300}): (?P<reason>[^:]{1,100})$",
         "this host can't start {program}: {reason}",

@@ -291,7 +291,15 @@ PROGRESS_S = 600.0  # ranks that have printed for so long count as progress, if 
 # By the name of the known cause (diagnosis/signatures.py).
 _KNOWN = {
     **dict.fromkeys(
-        ("arguments", "local-rank-unknown", "local-rank-wanted", "script-missing", "cannot-run", "command-missing"),
+        (
+            "arguments",
+            "local-rank-unknown",
+            "local-rank-wanted",
+            "script-missing",
+            "cannot-run",
+            "interpreter-missing",
+            "command-missing",
+        ),
         Outcome.INPUT,
     ),
     "module-missing": Outcome.IMPORT,

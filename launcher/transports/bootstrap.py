@@ -44,6 +44,8 @@ NOISE_BYTES = 64 << 10
 # Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
+_NOT_RUN = 126  # a shell's, for what it finds and can't run
+_RC_FILES = "~/.bashrc (bash), ~/.zshenv (zsh) or ~/.config/fish/config.fish"  # which these read without a terminal
 # Of launcher.node: what every session needs, and what may have to end a run when the connection is gone.
 _FIRST_MODULES = (
     "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "own_folders", "send_queue", "signals",
@@ -199,7 +201,7 @@ def await_marker(
 ) -> tuple[str, bytes] | None:  # fmt: skip
     """Return the bytecode number of the Python that has started, and what came after its marker; None at the end.
 
-    Raise TransportError if its login shell never stops printing. keep_noise: gets what it printed on stdout.
+    Raise TransportError if its login shell prints too much. keep_noise: gets what it printed on stdout.
     """
     marker = f"{MARKER} {nonce} ".encode()
     text, came_last = b"", STDOUT
@@ -221,15 +223,16 @@ def await_marker(
             return text[start + len(marker) : end].decode("ascii", "replace"), text[end + 1 :]
         if len(text) > NOISE_BYTES:
             keep_noise(text)
-            said = "its login shell never stops printing"
-            raise TransportError(HostFailure(host, HostFailureKind.SHELL, said, "check its rc files"))
+            said = f"its login shell printed over {NOISE_BYTES >> 10} KiB and has not started Python"
+            fix = f"let {_RC_FILES} print only in interactive shells"
+            raise TransportError(HostFailure(host, HostFailureKind.SHELL, said, fix))
 
 
 def describe_silence(host: str, timeout_s: float) -> HostFailure:
     """Return the failure of a host whose login shell has not started Python in time."""
     return HostFailure(
-        host, HostFailureKind.SHELL, f"its login shell waits for input (no answer in {timeout_s:g} s)",
-        "let its rc files prompt only in interactive shells; if they are slow, raise --connect-timeout",
+        host, HostFailureKind.SHELL, f"its login shell has not started Python in {timeout_s:g} s",
+        f"look in {_RC_FILES} for a prompt, an exec, or output sent elsewhere; if it is slow, raise --connect-timeout",
     )  # fmt: skip
 
 
@@ -244,6 +247,8 @@ def describe_end(host: str, code: int | None, pythons: Sequence[str], last_line:
         return HostFailure(host, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
     text = "killed by a signal" if code == KILLED else f"exit code {code}"
     fix = f"try by hand: ssh {host} true; it may take another user (USER@{host})"
+    if pythons and pythons[0] != "python3" and (code == _NOT_RUN or not last_line):  # it was named by the user
+        fix = f"check that --python {pythons[0]} is a Python there, or {fix}"
     return HostFailure(host, HostFailureKind.SHELL, f"its login shell ended ({text}){said}", fix)
 
 

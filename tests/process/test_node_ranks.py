@@ -135,6 +135,24 @@ def test_a_program_that_can_t_be_started(node: Node, argv: list[str], words: str
     assert node.output[1, STDOUT] == b"I am well\n"
 
 
+@pytest.mark.parametrize("interpreter", ["/bin/sh\r", "/nonexistent/python -u"])
+def test_a_script_whose_interpreter_is_missing(node: Node, tmp_path: Path, interpreter: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_bytes(f"#! {interpreter}\n".encode())
+    script.chmod(0o755)
+    node.start([str(script)])
+    assert node.wait_for_exits() == {0: (127, None)}
+    assert node.output[0, STDERR].decode() == f"launch: can't start {script}: no interpreter {interpreter!a}\n"
+
+
+def test_few_open_files_are_enough(nodes: Nodes) -> None:
+    node = nodes.start(rc_file="ulimit -n 32; ")
+    node.prepare()
+    node.start(shell("echo fine"), shell("echo fine"))
+    assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}
+    assert node.output[0, STDOUT] == node.output[1, STDOUT] == b"fine\n"
+
+
 def test_a_working_folder_that_is_not_there(node: Node) -> None:
     node.start(["true"], cwd="/nonexistent/folder")
     assert node.wait_for_exits() == {0: (127, None)}

@@ -461,12 +461,12 @@ def test_a_shell_that_ends(fake: Callable[[str], str], script: str, said: str) -
 
 def test_a_shell_that_prints_without_end(fake: Callable[[str], str]) -> None:
     program = fake("exec yes")
-    assert failure_of(program) == ("shell", "its login shell never stops printing")
+    assert failure_of(program) == ("shell", "its login shell printed over 64 KiB and has not started Python")
 
 
 def test_a_shell_that_never_gives_a_marker(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "MARKER_TIMEOUT_S", TIMEOUT_S)
-    text = f"its login shell waits for input (no answer in {TIMEOUT_S:g} s)"
+    text = f"its login shell has not started Python in {TIMEOUT_S:g} s"
     assert failure_of(fake("read answer; echo"), silence_s=2) == ("shell", text)
 
 

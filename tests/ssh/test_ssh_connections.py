@@ -50,7 +50,7 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
                        "try by hand: ssh closed true; it may take another user (USER@closed)"),
             # Nothing is sent before the node's side answers, so it gets nothing that it could eat.
             "waiting": ({"IdentityFile": launch.folder / "waiting_key"},
-                        r"its login shell waits for input \(no answer in N s\)", "let its rc files prompt"),
+                        "its login shell has not started Python in N s", "look in ~/.bashrc"),
         }  # fmt: skip
         place = {"HostName": "127.0.0.2", "Port": port}
         settings = {name: {**place, **own} for name, (own, _, _) in expected.items()}

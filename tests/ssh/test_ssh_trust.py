@@ -49,7 +49,7 @@ ANSWERS: dict[str, tuple[Callable[..., object], str, str]] = {
 # Who is waited for, or tried again, until the time is over; all others get the time that they need on a busy machine.
 NEVER_DONE = ("mute", "closed", "web", "drip", "lines")
 AFTER_THE_LOGIN = {
-    "endless": (hostile.print_without_end, "its login shell never stops printing"),
+    "endless": (hostile.print_without_end, "its login shell printed over 64 KiB and has not started Python"),
     "nonsense": (hostile.print_nonsense, r"its login shell ended \(exit code 0\): \?\]0;title\?this account is closed"),
 }
 

@@ -22,6 +22,7 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
+_INTERPRETER_BYTES = 256  # the kernel reads no more: execve(2)
 CAUGHT = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)  # by the supervisor
 _IGNORED = (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, signals.HOLD)  # by Python, the supervisor or the shim
 
@@ -74,21 +75,34 @@ def spawn(
     try:
         os.setsid()
         # Two passes, because a target number may be a descriptor that is in use.
-        kept = {target: os.dup(source) for target, source in fds.items()}
-        kept = {target: _move_up(fd) for target, fd in kept.items()}
+        kept = {target: _move_up(source, max(fds) + 1) for target, source in fds.items()}
         for target, fd in kept.items():
             os.dup2(fd, target)
         for number in _IGNORED:
             signals.signal(number, signals.SIG_DFL)
         if cwd is not None:
             _enter(cwd)
-        os.execvpe(argv[0], argv, env)
+        _execute(argv, env)
     except OSError as error:
         complain("launch: can't start %s: %s" % (subject, error.strerror))
     except (ValueError, IndexError) as error:  # a NUL byte, or no argv at all
         complain("launch: can't start %s: %s" % (subject, error))
     finally:
         os._exit(_EXEC_FAILED)
+
+
+def _execute(argv: list[str], env: dict[str, str]) -> None:
+    try:
+        os.execvpe(argv[0], argv, env)
+    except FileNotFoundError as error:  # so the kernel says it, too, if it doesn't find the script's interpreter
+        try:
+            with open(argv[0], "rb") as file:
+                begin, interpreter = file.read(2), file.readline(_INTERPRETER_BYTES).rstrip(b"\n").strip(b" ")
+        except OSError:
+            raise error from None
+        if begin == b"#!":
+            raise OSError(error.errno, "no interpreter %s" % ascii(interpreter.decode("utf-8", "replace"))) from None
+        raise
 
 
 def spawn_piped(argv: list[str], env: dict[str, str], fds: dict[int, int] | None = None) -> tuple[Child, int]:
@@ -117,10 +131,10 @@ def _enter(folder: str) -> None:
         raise OSError(error.errno, "the directory %s: %s" % (folder, error.strerror)) from None
 
 
-def _move_up(fd: int) -> int:
+def _move_up(fd: int, least: int) -> int:
     import fcntl
 
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
 
 
 def _die_with(parent: int, number: int) -> None:

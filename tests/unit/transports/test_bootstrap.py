@@ -22,11 +22,13 @@ from types import CodeType
 import pytest
 
 from launcher.node import messages
+from launcher.session.settings import loader_pythons
 from launcher.transports import bootstrap
 from launcher.transports.bootstrap import (
     MARKER,
     NodeCode,
     agent_code,
+    describe_end,
     drop_columns,
     find_parts,
     input_line,
@@ -277,3 +279,17 @@ def test_the_archive_runs_alone(tmp_path):
     argv = [sys.executable, "-I", str(path), "launcher.trainer", "--help"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, "--epochs" in done.stdout) == (0, "", True)
+
+
+@pytest.mark.parametrize(
+    ("code", "python", "said", "fix"),
+    [
+        (126, "/tmp", "bash: /tmp: Is a directory", "check that --python /tmp is a Python there, or {}"),
+        (0, "/bin/true", "", "check that --python /bin/true is a Python there, or {}"),
+        (1, "/opt/python", "This account is closed.", "{}"),
+        (0, "python3", "", "{}"),
+    ],
+)
+def test_a_python_that_is_none_is_named(code: int, python: str, said: str, fix: str) -> None:
+    failure = describe_end("gpu1", code, loader_pythons(None if python == "python3" else python), said)
+    assert failure.fix == fix.format("try by hand: ssh gpu1 true; it may take another user (USER@gpu1)")
