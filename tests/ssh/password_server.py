@@ -84,6 +84,8 @@ class _Login(paramiko.ServerInterface):
         if self._server.home is not None:
             allowed = _read(self._server.home / ".ssh" / "authorized_keys")
             return common.AUTH_SUCCESSFUL if key.get_base64().encode() in allowed else common.AUTH_FAILED
+        if "publickey" not in self._server.methods:
+            return common.AUTH_FAILED
         self._has_key = True
         return common.AUTH_PARTIALLY_SUCCESSFUL
 

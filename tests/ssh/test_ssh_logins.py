@@ -6,10 +6,12 @@ import functools
 import getpass
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from machines.patience import DEADLINE_S
 from machines.ports import free_port
 from machines.processes import wait_until
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHosts, is_alive, make_key, running_agent, sign
+from ssh_hosts import SSHD_PATH, SshHost, SshHosts, is_alive, make_key, running_agent, sign
 from terminal import Terminal
 
 from launcher.errors import HostFailure, HostFailureKind
@@ -28,6 +30,7 @@ from launcher.transports.base import Transport, TransportError
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import mute_agents
 from launcher.transports.ssh.fabric import FabricTransport
+from launcher.transports.ssh.failures import SECOND_KEY, SECOND_PASSWORD
 from launcher.transports.ssh.identities import Secrets
 from launcher.transports.ssh.openssh import OpenSSHTransport
 
@@ -85,6 +88,25 @@ def allow(hosts: SshHosts, public: str, options: str = "") -> None:
         file.write(f"{options}{public}")
 
 
+@contextmanager
+def sshd_with(host: SshHost, folder: Path, *lines: str) -> Iterator[dict[str, object]]:
+    """Run another sshd of a host, with these lines in its sshd_config; yield what reaches it."""
+    port = free_port(host.address)
+    config = (host.folder / "sshd_config").read_text()
+    config = config.replace(f":{host.port}\n", f":{port}\n").replace("/sshd.pid", "/other.pid")
+    (folder / "sshd_config").write_text("\n".join([*lines, config]))  # the first value counts
+    sshd = shutil.which("sshd", path=SSHD_PATH)
+    assert sshd is not None
+    with (folder / "sshd.log").open("wb") as log:
+        server = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
+    try:
+        assert wait_until(lambda: f"port {port}" in (folder / "sshd.log").read_text())
+        yield {"Port": port, "HostKeyAlias": f"[{host.address}]:{host.port}"}
+    finally:
+        server.kill()
+        server.wait()
+
+
 # ---- keys and agents ------------------------------------------------------------------------------------------------
 
 
@@ -92,6 +114,45 @@ def allow(hosts: SshHosts, public: str, options: str = "") -> None:
 def test_the_second_of_two_keys(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
     make_key(tmp_path / "wrong")
     assert log_in(node2={"IdentityFile": f"{tmp_path / 'wrong'}\n  IdentityFile {hosts.folder / 'id'}"}) == "in\n"
+
+
+@every_transport
+def test_a_key_in_a_folder_that_a_variable_names(
+    log_in: LogIn, hosts: SshHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYS", str(hosts.folder))
+    assert log_in(node2={"IdentityFile": "${KEYS}/id"}) == "in\n"
+
+
+@every_transport
+def test_a_server_that_wants_two_keys(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
+    allow(hosts, make_key(tmp_path / "second"))
+    with sshd_with(hosts["node2"], tmp_path, "AuthenticationMethods publickey,publickey") as settings:
+        assert log_in(node2=settings).fix == SECOND_KEY
+        both = f"{hosts.folder / 'id'}\n  IdentityFile {tmp_path / 'second'}"
+        assert log_in(node2={**settings, "IdentityFile": both}) == "in\n"
+
+
+@every_transport
+def test_a_server_that_wants_a_password_besides_the_key(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
+    lines = ("AuthenticationMethods publickey,password", "PasswordAuthentication yes")
+    with sshd_with(hosts["node2"], tmp_path, *lines) as settings:
+        assert log_in(node2=settings).fix == SECOND_PASSWORD
+
+
+@every_transport
+@pytest.mark.parametrize(
+    "lines", [("Ciphers chacha20-poly1305@openssh.com",), ("Ciphers aes128-ctr", "MACs umac-128-etm@openssh.com")]
+)
+def test_algorithms_that_paramiko_lacks(
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, transport: str, lines: tuple[str, ...]
+) -> None:
+    with sshd_with(hosts["node2"], tmp_path, *lines) as settings:
+        found = log_in(node2=settings)
+    assert (found if isinstance(found, str) else found.fix) == {
+        "fabric": "use --transport ssh, if ssh can",
+        "ssh": "in\n",
+    }[transport]
 
 
 @every_transport
@@ -118,6 +179,7 @@ def test_a_key_whose_private_half_the_agent_alone_has(
     add_to_agent(key)
     key.unlink()
     assert log_in(node2={"IdentityFile": f"{key}.pub"}) == "in\n"
+    assert log_in(node2={"IdentityFile": key}) == "in\n"
     assert log_in(node2={"IdentityFile": tmp_path / "none"}).kind is HostFailureKind.LOGIN_REFUSED
     assert log_in(node2={"IdentityFile": tmp_path / "none", "IdentitiesOnly": "no"}) == "in\n"
 
@@ -594,6 +656,22 @@ def test_a_proxy_command_is_a_shell_s_line(log_in: LogIn, tmp_path: Path) -> Non
 def test_a_proxy_command_that_fails_is_told_in_its_words(log_in: LogIn) -> None:
     failure = log_in(node2={"ProxyCommand": "sh -c 'echo no way to %h >&2'"})
     assert (failure.kind, failure.text) == (HostFailureKind.CUT_OFF, "its ProxyCommand exited: no way to 127.0.0.2")
+
+
+@every_transport
+def test_a_proxy_command_that_says_nothing(log_in: LogIn) -> None:
+    failure = log_in(node2={"ProxyCommand": "false", "ConnectTimeout": 1})
+    assert (failure.text, failure.fix) == (
+        "its ProxyCommand exited silently", "try by hand: ssh -v node2 true",
+    )  # fmt: skip
+
+
+@every_transport
+def test_a_jump_host_that_forwards_nothing(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
+    with sshd_with(hosts["node1"], tmp_path, "AllowTcpForwarding no") as settings:
+        failure = log_in(node1=settings, node2={"ProxyJump": "node1"})
+    assert "rohibited" in failure.text
+    assert failure.fix == "allow it in the jump host's sshd_config: AllowTcpForwarding, PermitOpen"
 
 
 @every_transport

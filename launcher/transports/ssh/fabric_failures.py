@@ -10,7 +10,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.errors import HostFailure
 from launcher.transports.ssh.config_files import Hop
-from launcher.transports.ssh.failures import LET_IT_SIGN, Destination
+from launcher.transports.ssh.failures import LET_IT_SIGN, SECOND_KEY, SECOND_PASSWORD, Destination
 from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.packet_limits import OversizedError
@@ -39,6 +39,8 @@ def classify(
             return failure
     if proxy_error is not None and isinstance(error, EOFError | OSError | paramiko.SSHException):
         return place.cut_off(proxy_error)
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return place.incompatible(str(error))
     if any(text in str(error) for text in _DROPPED):
         return place.dropped()
     return place.lost() if isinstance(error, EOFError) else place.other(f"{type(error).__name__}: {error}")
@@ -69,6 +71,8 @@ def _login_hint(error: LoginRefused, hop: Hop) -> str:
     if "gssapi-with-mic" in error.wanted and hop.settings.get("gssapiauthentication", "no") == "yes":
         return "use --transport ssh, which supports GSSAPI"
     takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
+    if error.has_accepted:
+        return SECOND_PASSWORD if takes_password else SECOND_KEY
     if takes_password and "publickey" not in error.wanted:
         return "pass --ask-password: it wants a password"
     if error.has_declined:

@@ -17,6 +17,10 @@ from launcher.transports.ssh.known_hosts import lacks_newline
 
 # An agent would not sign with a key: its user said no, or the smart card was removed.
 WOULD_NOT_SIGN = ", which would not sign"
+SECOND_PASSWORD = "pass --ask-password with --transport fabric: the key was accepted, and a password is wanted as well"
+SECOND_KEY = (
+    "add another key to an agent or ssh_config: one was accepted, and its sshd wants more (AuthenticationMethods)"
+)
 LET_IT_SIGN = "confirm when the agent asks, or insert its smart card"
 _USUAL_FILE = "~/.ssh/known_hosts"
 # A host that is booting: first nothing answers, then the machine refuses, and at last sshd answers.
@@ -97,6 +101,8 @@ class Destination:
     def no_way(self, why: str) -> HostFailure:
         """Return the failure of a host that the last jump host can't reach; why: in the words of that one's sshd."""
         fix = "check that it is on and that sshd is running there"
+        if "prohibited" in why.lower():
+            fix = "allow it in the jump host's sshd_config: AllowTcpForwarding, PermitOpen"
         return self._says(HostFailureKind.NO_WAY, f"its jump host can't reach {self._where} ({why})", fix)
 
     def dropped(self) -> HostFailure:
@@ -110,7 +116,10 @@ class Destination:
 
     def cut_off(self, words: str) -> HostFailure:
         """Return the failure after its ProxyCommand exited with these last words; a jump host may have dropped it."""
-        if not words or "kex_exchange_identification" in words or "Connection closed by" in words:
+        if not words:  # it may also have been dropped, by a jump host whose ssh is quiet
+            fix = f"try by hand: ssh -v {shlex.quote(self.name)} true"
+            return self._says(HostFailureKind.DROPPED, "its ProxyCommand exited silently", fix)
+        if "kex_exchange_identification" in words or "Connection closed by" in words:
             return self.dropped()
         return self._says(HostFailureKind.CUT_OFF, f"its ProxyCommand exited: {words}", self._by_hand)
 
@@ -158,6 +167,11 @@ class Destination:
     def key_encrypted(self) -> HostFailure:
         fix = "add the key to an agent with ssh-add first"
         return self._says(HostFailureKind.KEY_ENCRYPTED, "its key has a passphrase", fix)
+
+    def incompatible(self, why: str) -> HostFailure:
+        """Return the failure of a host whose sshd has no algorithm in common with paramiko."""
+        text = f"launch's built-in SSH client can't talk to its sshd: {why}"
+        return self._says(HostFailureKind.SSH, text, "use --transport ssh, if ssh can")
 
     def login_refused(self, tried: Sequence[str], fix: str = "") -> HostFailure:
         """Return the failure of a host that refused everything; fix: how to log in, if not by copying a key there."""

@@ -10,6 +10,7 @@ import base64
 import binascii
 import contextlib
 import copy
+import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +91,7 @@ def read_public(path: Path) -> bytes | None:
 
     `path` may also name a public key whose private half is in an agent.
     """
-    for file in (path.with_name(f"{path.name}.pub"), path):
+    for file in (_public_of(path), path):
         found = _read_line(file)
         if found is not None:
             return found.key_blob
@@ -105,6 +106,10 @@ def read_public(path: Path) -> bytes | None:
     for _ in ("cipher", "key derivation", "its options"):
         message.get_string()
     return message.get_binary() if message.get_int() == 1 else None
+
+
+def _public_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.pub")
 
 
 def read_certificate(path: Path) -> tuple[bytes, PublicBlob] | None:
@@ -145,6 +150,7 @@ class LoginRefused(paramiko.AuthenticationException):
         self.locked = tuple(login.locked)
         self.unusable = tuple(login.unusable)
         self.has_declined = login.has_declined
+        self.has_accepted = login.has_accepted
         self.wanted = tuple(wanted)
 
 
@@ -186,6 +192,7 @@ class Login:
         self.locked: list[Path] = []  # their passphrases were not typed
         self.unusable: list[Path] = []
         self.has_declined = False  # an agent
+        self.has_accepted = False  # the server, a key, but it wants more
         self._user = user
         self._settings = settings
         self._secrets = secrets
@@ -209,24 +216,30 @@ class Login:
         """Offer the keys; return None if one is accepted, else the methods that the server wants as well or instead."""
         if self._settings.get("pubkeyauthentication") in ("no", "false"):
             return ()
+        also_wanted: Sequence[str] = ()
         for identity in self.identities(agent_keys):
             self.tried.append(identity.name)
-            wanted = _try(lambda key: transport.auth_publickey(self._user, key), identity.key)
+            wanted = _try(lambda key: self._note(transport.auth_publickey(self._user, key)), identity.key)
             if isinstance(identity.key, HeldKey) and identity.key.has_declined:
                 self.has_declined = True
                 self.tried[-1] += WOULD_NOT_SIGN
-            if wanted is None or wanted:
+            if wanted is None or (wanted and "publickey" not in wanted):
                 return wanted
+            also_wanted = wanted or also_wanted
             if not transport.is_active():  # too many tries
                 break
-        return ()
+        return also_wanted
+
+    def _note(self, also_wanted: Sequence[str]) -> Sequence[str]:
+        self.has_accepted = self.has_accepted or bool(also_wanted)
+        return also_wanted
 
     def identities(self, agent_keys: Sequence[AgentKey]) -> Iterator[Identity]:
         """Yield the keys to offer: those of ssh_config that the agent holds, the agent's others, and those in files."""
         certificates = self._certificates()
         held = {plain_public(key.blob): key for key in agent_keys if CERTIFICATE not in key.get_name()}
         signed = [key for key in agent_keys if CERTIFICATE in key.get_name()]
-        named = {path: read_public(path) for path in self.files}
+        named = {path: read_public(path) for path in self._named}
         for path, public in named.items():
             if public in held or any(plain_public(key.blob) == public for key in signed):
                 yield from _of_agent(f"{path} (agent)", public, held, signed, certificates)
@@ -236,7 +249,7 @@ class Login:
                 if public not in named.values():
                     yield from _of_agent(f"{comment or 'a key'} (agent)", public, held, signed, certificates)
         for path, public in named.items():
-            if public not in held:
+            if public not in held and path.is_file():
                 yield from self._of_file(path, public, certificates)
 
     def _of_file(
@@ -258,15 +271,20 @@ class Login:
     @property
     def files(self) -> list[Path]:
         """Return the private keys that ssh_config names, or else the default ones, as far as they exist."""
+        return [path for path in self._named if path.is_file()]
+
+    @property
+    def _named(self) -> list[Path]:
+        """Return these, and those of which only the public half is in a file, beside them: an agent may hold them."""
         names = self._settings.get("identityfile") or _DEFAULT_FILES
-        paths = [Path(name).expanduser() for name in names if name != "none"]
-        return [path for path in dict.fromkeys(paths) if path.is_file()]
+        paths = [Path(os.path.expandvars(name)).expanduser() for name in names if name != "none"]
+        return [path for path in dict.fromkeys(paths) if path.is_file() or _public_of(path).is_file()]
 
     def _certificates(self) -> dict[bytes, list[PublicBlob]]:
         """Return certificates by their public key: those that ssh_config names, and those in files beside the keys."""
         named = self._settings.get("certificatefile", ())
         paths = [Path(name).expanduser() for name in named if name != "none"]
-        paths += [path.with_name(f"{path.name}-cert.pub") for path in self.files]
+        paths += [path.with_name(f"{path.name}-cert.pub") for path in self._named]
         found: dict[bytes, list[PublicBlob]] = {}
         for path in dict.fromkeys(paths):
             if certificate := read_certificate(path):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import HostFailure
-from launcher.transports.ssh.failures import LET_IT_SIGN, WOULD_NOT_SIGN, Destination
+from launcher.transports.ssh.failures import LET_IT_SIGN, SECOND_KEY, SECOND_PASSWORD, WOULD_NOT_SIGN, Destination
 from launcher.transports.ssh.known_hosts import fingerprint
 from launcher.transports.ssh.openssh_config import HostConfig
 
@@ -27,6 +27,8 @@ _CONNECT = re.compile(r"^ssh: connect to host (\S+) port (\d+): (.*?)\r?$", re.M
 _RESOLVE = re.compile(r"^ssh: Could not resolve hostname (\S+): ", re.MULTILINE)
 _FORWARD = re.compile(r"^channel \d+: open failed: (.*?)\r?$", re.MULTILINE)
 _DENIED = re.compile(r"^(?:(?P<user>\S+)@(?P<host>\S+): Permission denied|.*Too many authentication failures)", re.M)
+_PARTLY = re.compile(r"^Authenticated .*with partial success", re.MULTILINE)
+_WANTS_WORDS = re.compile(r": Permission denied \(.*(?:password|keyboard-interactive)")
 _UNREAD_KEY = re.compile(r'^Load key "(.+)": (.*?)\r?$', re.MULTILINE)
 _UNSIGNED = re.compile(r'^sign_and_send_pubkey: signing failed for \S+ "(.*)" from agent: ', re.MULTILINE)
 _UNKNOWN_KEY = re.compile(r"^No \S+ host key is known for (\S+) and you have", re.MULTILINE)
@@ -177,6 +179,8 @@ def _login_hint(text: str, blamed: HostConfig) -> str:
     for path, why in _UNREAD_KEY.findall(text):
         if why == "bad permissions" and (path in own or not blamed.options):  # a jump host may do without it
             return f"chmod 600 {shlex.quote(path)}"
+    if _PARTLY.search(text):
+        return SECOND_PASSWORD if _WANTS_WORDS.search(text) else SECOND_KEY
     return LET_IT_SIGN if _UNSIGNED.search(text) else ""
 
 
