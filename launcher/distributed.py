@@ -136,6 +136,7 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     """Choose backend and device, join the process group, and return this process's world.
 
     `auto` is nccl if torch sees a GPU, else gloo; gloo runs on the CPU.
+    Raise DeviceError if CUDA can't use this host's GPUs, or if the ranks' backends differ.
     `timeout_s` bounds the wait for the other ranks, here and in every collective.
     Torch uses no more threads than this rank's share of the CPUs, unless OMP_NUM_THREADS is set.
     A single process gets a group of one, without a port, so that collectives need no special case.

@@ -110,12 +110,14 @@ def leave_alone(
     """Save on rank 0 what it can without the others, which are gone, then end this rank. error: what told so."""
     if world.is_main:
         path, lost = None, "a rank exited with its part of the model"
-        # What NCCL has aborted leaves wrong gradients behind.
-        if not isinstance(error, dist.DistBackendError) and is_idle(world.device):
-            path = checkpoints.save_alone(position)
-        else:
+        if isinstance(error, dist.DistBackendError):
+            lost = "NCCL was aborted"  # and leaves wrong gradients behind
             checkpoints.settle()
+        elif not is_idle(world.device):
             lost = "the GPU waits for a rank that has exited"
+            checkpoints.settle()
+        else:
+            path = checkpoints.save_alone(position)
         newest = checkpoints.newest()
         said = f"saved in {path}" if path else f"not saved: {lost}; newest checkpoint: {newest or 'none'}"
         journal.tell_stop(f"step {position.step} {said}", can_resume=newest is not None)
