@@ -22,11 +22,11 @@ INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-ver
 # program:package, for the tests; sshd is in a directory that is often not on PATH.
 DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh crontab:cron cc:gcc dh_bash-completion:bash-completion zsh:zsh fish:fish chromium:chromium
 
-.PHONY: help demo test test-quick lint bench clean debian
+.PHONY: help demo test test-quick test-pythons lint bench clean debian
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed  ## train on loopback SSH hosts of this machine
 	$(IN_VENV) $(BIN)/launch demo $(DEMO_ARGS)
@@ -37,11 +37,14 @@ test: $(VENV)/installed-dev debian  ## run all tests (PYTEST_ARGS, PYTEST_WORKER
 test-quick: $(VENV)/installed-quick  ## run the tests that need no host, in under a minute
 	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) tests/unit $(PYTEST_ARGS)
 
+test-pythons:  ## run the unit tests with each Python that is found
+	PYTEST_WORKERS=$(PYTEST_WORKERS) .ci/pythons
+
 lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(IN_VENV) shellcheck .ci/run docker/entrypoint.sh launcher/cli/completion/launch.bash $$(find scripts examples -name '*.sh')
+	$(IN_VENV) shellcheck .ci/run .ci/pythons docker/entrypoint.sh launcher/cli/completion/launch.bash $$(find scripts examples -name '*.sh')
 
 bench: $(VENV)/installed-dev  ## measure what README promises
 	$(IN_VENV) $(BIN)/python -m bench $(BENCH_ARGS)
