@@ -315,7 +315,7 @@ def test_a_named_file_goes_in_place_of_those_that_are_found(launch: Launch, fold
         ("pyproject.toml", "[project]\n", "pyproject.toml: it has no [tool.launcher] table"),
         ("d.toml", "x" * (1 << 20) + " = 1", "d.toml: larger than 1 MiB"),
         ("d.toml", "a = " + "[" * 5000 + "]" * 5000, "d.toml: too many nested brackets"),
-        ("d.toml", "hosts" + ".a" * 2000 + " = 1", "d.toml: hosts must be a string or a list of strings, got {'a': "
+        ("d.toml", "hosts" + ".a" * 500 + " = 1", "d.toml: hosts must be a string or a list of strings, got {'a': "
          "{'a': {'a': {'a': {'a': {'a': {...}}}}}}}"),
         ("d.toml", b"hosts = '\xff'", "d.toml: 'utf-8' codec can't decode byte 0xff in position 9: invalid start byte"),
         ("d.toml", "k" * 500 + " = 1", f"d.toml: no option {'k' * 97 + '...'!r}"),
