@@ -381,11 +381,18 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`launch: can't start X: Permission denied`",
     ),
     Signature(
+        "line-ends",
+        r"(?:\benv: .|no interpreter '|: )(?P<interpreter>[^\s'’:\\^]{1,200})(?:\\r['’]|\^M: bad interpreter)",
+        r"a script has Windows line ends, so its first line (#!) names '{interpreter}\r', which isn't there",
+        r"save it with Unix line ends: sed -i 's/\r$//' FILE",
+        says="`env: 'bash\\r': No such file or directory`, `bad interpreter`",
+    ),
+    Signature(
         "interpreter-missing",
         r"^launch: can't start (?P<program>.{1,300}): no interpreter (?P<interpreter>'.{0,300}')$",
         "the first line (#!) of {program} names {interpreter}, which isn't on this host",
-        r"correct that line; if it ends in \r, the file has Windows line ends, which sed -i 's/\r$//' removes",
-        says="`launch: can't start X: no interpreter '/bin/bash\\r'`",
+        "correct that line, or install it there",
+        says="`launch: can't start X: no interpreter '/opt/python'`",
     ),
     Signature(
         "cannot-start",

@@ -297,6 +297,7 @@ _KNOWN = {
             "local-rank-wanted",
             "script-missing",
             "cannot-run",
+            "line-ends",
             "interpreter-missing",
             "command-missing",
         ),
