@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.model import build_model
+from launcher.trainer.model import build_model, init_weights
 
 options = json.loads(sys.argv[1])
 batch_size, context, log_every = options["batch_size"], options["context"], options["log_every"]
@@ -31,7 +31,7 @@ if options["kind"] == "fsdp" or ranks > 1:
 shape = {name: options[name] for name in ("layers", "heads", "dim", "context")}
 torch.manual_seed(1)
 text = torch.frombuffer(bytearray(Path(options["data"]).read_bytes()), dtype=torch.uint8)
-model = build_model(TrainConfig(**shape)).to(device)
+model = init_weights(build_model(TrainConfig(**shape)), 1, device)
 stepped = model
 if options["kind"] == "fsdp":
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -27,7 +27,6 @@ import re
 import socket
 import struct
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,11 +121,9 @@ class Attempt:
 
     name: str | None = None  # the run id in the logs of `launch`, else slurm-JOB
     command: str = ""  # the `launch` command line that started the built-in trainer
-    agent: str | None = None  # the torchrun that started this rank, and restarts it if a rank fails
     job_id: str | None = None
     requeues: int = 0  # how often Slurm has put the job back into its queue
-    restarts: int = 0  # how often `launch` has started the run again
-    partition: str = ""  # of the Slurm job
+    restarts: int = 0  # how often `launch` has started the run again, or torchrun its ranks
 
 
 # ---- joining and leaving -----------------------------------------------------------------------------------------
@@ -317,12 +314,6 @@ def files_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
-def scratch_folder() -> Path:
-    """Return the directory on this host for large temporary files: TMPDIR, else /var/tmp; /tmp may be in memory."""
-    named, usual = os.environ.get("TMPDIR"), "/var/tmp"
-    return Path(named or (usual if os.access(usual, os.W_OK) else tempfile.gettempdir()))
-
-
 def find_attempt() -> Attempt:
     """Find out how this run is identified, and what stays the same when it is started again."""
     environ = os.environ
@@ -330,16 +321,17 @@ def find_attempt() -> Attempt:
     # A job inherits the variables of the run that submitted it, but isn't part of that run.
     is_launched = job_id is None or environ.get("LAUNCH_SLURM_JOB") == job_id
     run_id = environ.get("LAUNCH_MARK", "").partition(".")[0] if is_launched else ""
-    requeues, restarts = environ.get("SLURM_RESTART_COUNT", ""), environ.get("LAUNCH_ATTEMPT", "")
-    elastic_id = environ.get(TORCHRUN_MARK, "")
+    # torchrun gives each of its runs an id, but for the static rendezvous.
+    elastic_id = environ.get(TORCHRUN_MARK, "none")
+    by_hand = None if elastic_id == "none" else f"torchrun-{elastic_id[:8]}"
+    requeues = environ.get("SLURM_RESTART_COUNT", "")
+    restarts = environ.get("LAUNCH_ATTEMPT" if run_id else "TORCHELASTIC_RESTART_COUNT", "")
     return Attempt(
-        name=run_id or (f"slurm-{job_id}" if job_id else None),
+        name=run_id or (f"slurm-{job_id}" if job_id else by_hand),
         command=environ.get("LAUNCH_COMMAND", "") if is_launched else "",
-        agent=_describe_agent(elastic_id) if elastic_id else None,
         job_id=job_id,
         requeues=int(requeues) if job_id and requeues.isdecimal() else 0,
-        restarts=int(restarts) if run_id and restarts.isdecimal() else 0,
-        partition=environ.get("SLURM_JOB_PARTITION", "") if job_id else "",
+        restarts=int(restarts) if restarts.isdecimal() else 0,
     )
 
 
@@ -967,22 +959,6 @@ def _describe_device(device: torch.device) -> str:
     properties = torch.cuda.get_device_properties(device)
     uuid = getattr(properties, "uuid", "")
     return f"{device}{f' GPU-{uuid}' if uuid else ''}, {properties.total_memory / 2**30:.0f} GB"
-
-
-def _describe_agent(run_id: str) -> str | None:
-    """Return what identifies this rank's torchrun and no other process: host, process id and start time.
-
-    Return None without /proc, and if the parent is a script that torchrun started, which may start several runs.
-    """
-    parent = Path(f"/proc/{os.getppid()}")
-    try:
-        if f"{TORCHRUN_MARK}={run_id}".encode() in (parent / "environ").read_bytes().split(b"\0"):
-            return None
-        # The process name is in parentheses and may hold any character; the start time is field 22 (proc(5)).
-        started = (parent / "stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    except OSError:
-        return None
-    return f"{socket.gethostname()} {parent.name} {started}"
 
 
 def _rank_and_size() -> tuple[int, int]:

@@ -24,7 +24,7 @@ from bench.gpu.hardware import Hardware, find_hardware
 from bench.gpu.one_gpu import free_memory, kill_training, stop_training, train_each_way
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
 from bench.gpu.queries import keep_queries
-from bench.gpu.steps import compare_ddp, compare_fsdp, compare_starts, measure_mfu, resume_exactly, train_in_fp16
+from bench.gpu.steps import compare_ddp, compare_fsdp, compare_starts, resume_exactly, train_in_fp16
 from bench.gpu.trial import Trial
 
 TOTAL_S = 540.0
@@ -158,14 +158,6 @@ PARTS = (
         "the two `model.pt` are equal to the last bit",
         resume_exactly,
         limit_s=90,
-    ),
-    Part(
-        "mfu",
-        "trains with bf16 and compile, and reads `mfu` from `metrics.jsonl`",
-        "between 0 and 1, and within 3 % of an estimate from the model's shape",
-        measure_mfu,
-        limit_s=90,
-        has_cpu_form=False,
     ),
     Part(
         "ddp",

@@ -296,19 +296,12 @@ class Supervisor:
             self._responder.search_python(header, self._env, self._folder)
 
     def _take_over(self, keepers: list[list[int]]) -> None:
-        """Count what these keepers, by process id and start time, have started as part of the run that is to end.
-
-        So with a suspended agent that has started them: it would never end.
-        """
+        """Count what these keepers, by process id and start time, have started as part of the run that is to end."""
         for pid, started in keepers:
             keeper = proc.read_process(pid)
-            if keeper is None or keeper.started != started:
-                continue
-            self._lost_keepers.append(keeper)
-            parent = proc.read_process(keeper.ppid)
-            if parent is not None and parent.name == proc.AGENT and parent.state in proc.SUSPENDED:
-                self._lost_keepers.append(parent)
-        self._owned.keepers.update(keeper.pid for keeper in self._lost_keepers)  # their helpers have no mark
+            if keeper is not None and keeper.started == started:
+                self._lost_keepers.append(keeper)
+                self._owned.keepers.add(pid)  # its helpers have no mark
 
     def _take_code(self, header: dict[str, Any], payload: bytes) -> None:
         if self._tree is not None:

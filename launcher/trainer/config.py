@@ -1,25 +1,62 @@
-"""The trainer's options: defaults, then a YAML or JSON file, then flags; the later ones win.
+"""The options: each field of `TrainConfig` is a flag of the command line and a key of a YAML or JSON file.
 
-Each field of `TrainConfig` is a key of the file and a flag of the command line, and is described only here.
+A flag wins over the file, and the file over the default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-
-from launcher.trainer.options import ConfigError, option, read_values
+import argparse
+import difflib
+import json
+import math
+import re
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
 
 # The values of --resume that are not the path of a checkpoint.
 NONE, AUTO, LAST = "none", "auto", "last"
 SHAPE = ("layers", "heads", "dim", "context")
-ABOUT = """\
-Train a small model: in one process, or in many under launch, torchrun or srun.
-
+AMP = ("off", "bf16", "fp16")
+ALIASES = {"num_nodes": "nodes", "num_workers": "workers", "num_epochs": "epochs", "learning_rate": "lr"}
+INT_LIMIT = 2**31  # far beyond any sensible count; sums of such numbers still fit into torch's 64 bits
+SHOWN = 100  # characters of a wrong value
+ABOUT = "Train a small model: in one process, or in many under launch, torchrun or srun."
+EXAMPLES = """\
 Examples:
   python -m launcher.trainer --epochs 2
   launch --hosts node1,node2 -m launcher.trainer --config config/local3.yaml
-  python -m launcher.trainer.generate --model outputs/RUN --prompt ROMEO:"""
+  python -m launcher.trainer.generate --model outputs/RUN --prompt ROMEO:
+
+Underscores work as well as dashes: --batch_size 32."""
+
+
+class ConfigError(ValueError):
+    """A wrong option or environment, in one line; every rank raises the same one, and the exit code is 2."""
+
+
+class RunError(Exception):
+    """The one-line reason why a run failed after it had begun; the exit code is 1."""
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    group: str = "",
+    metavar: str = "",
+    choices: tuple[str, ...] = (),
+    minimum: float = 0,
+    below: float = math.inf,
+    pattern: str = "",
+    bare: str = "",
+) -> Any:
+    """Describe a field, whose type is that of its default; a flag without a value means `bare`, if there is one."""
+    if isinstance(default, int) and not isinstance(default, bool):
+        below = min(below, INT_LIMIT)
+    metavar = metavar or ("N" if isinstance(default, int) else "X")
+    rules = {"choices": choices, "minimum": minimum, "below": below, "pattern": pattern, "bare": bare}
+    return field(default=default, metadata={"help": text, "group": group, "metavar": metavar, **rules})
 
 
 @dataclass(frozen=True)
@@ -41,12 +78,7 @@ class TrainConfig:
         choices=("bytes", "characters"),
     )
     validation_fraction: float = option(0.1, "share of the data kept for validation; 0: none", below=1)
-    workers: int = option(
-        -1,
-        "threads per rank that read data ahead; 0: none; -1: none while the data are small, else up to 4",
-        minimum=-1,
-        aliases=("num_workers",),
-    )
+    workers: int = option(0, "processes per rank that load data ahead; 0: the rank itself")
     seed: int = option(1, "seed of the weights and of the order of the data")
 
     save_dir: str = option(
@@ -72,33 +104,21 @@ class TrainConfig:
     async_save: bool = option(
         False, "save checkpoints while the training continues, one at a time; takes a copy of the state in memory"
     )
-    keep: int = option(
-        2,
-        "newest checkpoints to keep, next to the one with the best validation loss; older ones are removed, unless "
-        "they were saved with a larger --keep",
-        minimum=1,
-    )
+    keep: int = option(2, "newest checkpoints to keep, beside the one with the best validation loss", minimum=1)
 
-    epochs: int = option(1, "epochs to train", minimum=1, aliases=("num_epochs",), group="Training")
-    steps_per_epoch: int = option(60, "end each epoch after N steps; 0: after all of the data")
-    batch_size: int = option(
-        16,
-        "samples per rank and pass",
-        minimum=1,
-        instead_of="global_batch",
-        elsewhere="is per rank here; if all ranks shared it in the trainer of this file, write global_batch: {}",
-    )
-    global_batch: int = option(
-        0, "samples per step of all ranks together, instead of --batch-size", instead_of="batch_size"
-    )
+    epochs: int = option(1, "epochs to train", minimum=1, group="Training")
+    steps_per_epoch: int = option(0, "end each epoch after N steps; 0: after all of the data")
+    batch_size: int = option(16, "samples per rank and pass", minimum=1)
+    global_batch: int = option(0, "samples per step of all ranks together, instead of --batch-size")
     accumulate: int = option(1, "passes per step; their gradients are averaged", minimum=1)
-    lr: float = option(3e-3, "peak learning rate of AdamW", aliases=("learning_rate",))
+    lr: float = option(3e-3, "peak learning rate of AdamW")
     warmup_steps: int = option(10, "steps in which the learning rate rises from 0")
     final_lr_fraction: float = option(
         0.1, "share of --lr that is left at the end of the cosine decay; 1: no decay", below=1.1
     )
     weight_decay: float = option(0.1, "weight decay of AdamW")
     clip_norm: float = option(1.0, "clip the gradient to this norm; 0: no clipping")
+
     log_every: int = option(20, "print the loss every N steps", minimum=1, group="Validation and output")
     evaluate_every: int = option(0, "validate every N steps too; 0: after each epoch only")
     evaluate_on: str = option(
@@ -107,7 +127,6 @@ class TrainConfig:
         metavar="RANKS",
         choices=("all", "main"),
     )
-
     evaluate_only: bool = option(
         False, "validate a checkpoint, and end: that of --resume PATH, or the newest one in --save-dir"
     )
@@ -122,7 +141,6 @@ class TrainConfig:
     track: str = option(
         "", "send the metrics to tensorboard, mlflow or wandb too, or to several: a,b (default: none)", metavar="NAMES"
     )
-    plot: str = option("", "draw the loss curve at the end, as .png or .svg (default: none)", metavar="FILE")
 
     layers: int = option(2, "transformer blocks", minimum=1, group="Model")
     heads: int = option(2, "attention heads per block", minimum=1)
@@ -134,9 +152,9 @@ class TrainConfig:
 
     amp: str = option(
         "off",
-        "mixed precision: off, bf16, or fp16 with a scaled loss (GPU only)",
+        "mixed precision: off, bf16, or fp16 with a scaled loss",
         metavar="TYPE",
-        choices=("off", "bf16", "fp16"),
+        choices=AMP,
         group="Precision and parallelism",
     )
     tf32: bool = option(
@@ -162,14 +180,6 @@ class TrainConfig:
     reshard: bool = option(
         True, "with fsdp, free a block's gathered parameters after its forward pass; off: faster, but more memory"
     )
-    sync_every_pass: str = option(
-        "auto",
-        "on, or no value: reduce the gradients over the ranks in each pass of --accumulate; off: in the last pass "
-        "only, until when fsdp keeps the whole gradient on every rank; auto: on with fsdp, else off",
-        metavar="on|off|auto",
-        choices=("auto", "on", "off"),
-        bare="on",
-    )
     distributed_backend: str = option(
         "auto",
         "nccl, gloo, or auto: nccl if there are GPUs, else gloo",
@@ -178,13 +188,12 @@ class TrainConfig:
     )
     timeout: float = option(
         600.0,
-        "seconds that a rank waits for the others, at the start and in each collective; validation and saving by "
-        "rank 0 may take longer",
+        "seconds that a rank waits for the others, at the start and in each collective; six times as long for the disk",
         metavar="SECONDS",
         minimum=1,
         below=1e7,  # far more makes torch overflow
     )
-    nodes: int = option(0, "refuse to run unless there are N nodes; 0: any number", aliases=("num_nodes",))
+    nodes: int = option(0, "refuse to run unless there are N nodes; 0: any number")
     gpus_per_node: int = option(0, "refuse to run unless each node has N ranks; 0: any number")
 
     @property
@@ -198,23 +207,176 @@ class TrainConfig:
         return 1 if self.save_every.isdecimal() else int(self.save_every.rstrip("epochs "))
 
     @property
-    def kind(self) -> str:
-        """Return what is learned: `text` or `regression`."""
-        return "regression" if self.data == "regression" or (self.data_size and not self.data) else "text"
+    def is_regression(self) -> bool:
+        """Return whether made-up numbers are learned, and not a text."""
+        return self.data == "regression" or bool(self.data_size and not self.data)
 
 
-FIELDS = {field.name: field for field in fields(TrainConfig)}
+FIELDS = {one.name: one for one in fields(TrainConfig)}
 
 
-def read_config(argv: list[str], tell: Callable[[str], None] = lambda line: None) -> TrainConfig:
-    """Return the config for a command line, or raise `ConfigError` with one line that says what is wrong.
-
-    tell: called with a line about options that were given under another name.
-    """
-    values = read_values(FIELDS, argv, ABOUT, tell)
+def read_config(argv: list[str]) -> TrainConfig:
+    """Return the options of a command line; raise ConfigError with one line that says what is wrong."""
+    typed, others = build_parser().parse_known_args([as_flag(word[2:]) if word[:2] == "--" else word for word in argv])
+    if others:
+        word = others[0].partition("=")[0]
+        raise ConfigError(f"unknown option {word!r}{guess(word, [as_flag(name) for name in FIELDS])}")
+    flags = vars(typed)
+    values = read_file(flags.pop("config")) if "config" in flags else {}
+    for name, value in flags.items():
+        values[name] = convert(name, as_flag(name), value)
+        # A flag for one of the two ways to give the batch replaces the other in the file.
+        other = {"batch_size": "global_batch", "global_batch": "batch_size"}.get(name, "")
+        if other not in flags:
+            values.pop(other, None)
     config = TrainConfig(**values)
     if config.dim % config.heads:
         raise ConfigError(f"dim must be a multiple of heads, got dim {config.dim} and heads {config.heads}")
     if config.global_batch and "batch_size" in values:
         raise ConfigError("batch_size and global_batch both set the batch; fix: give one of them")
     return config
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """Return the values in a YAML or JSON file of `key: value` lines."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    content = parse(path, text)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected lines like 'lr: 0.003', got a {type(content).__name__}")
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        name = ALIASES.get(name, name)
+        if isinstance(value, dict):
+            raise ConfigError(f"{path}: {shorten(key)} is a section; fix: write its keys at the left margin")
+        if name not in FIELDS:
+            raise ConfigError(f"{path}: unknown key {shorten(key)}{guess(name, list(FIELDS))}")
+        if name in values:
+            raise ConfigError(f"{path}: {key} is given twice; fix: remove one of them")
+        values[name] = convert(name, f"{path}: {key}", value)
+    return values
+
+
+def parse(path: str, text: str) -> Any:
+    """Return the content of a JSON file, if its name ends so, else of a YAML file."""
+    if path.endswith(".json"):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}:{getattr(error, 'lineno', 1)}: not JSON") from None
+    try:
+        import yaml
+    except ImportError:
+        fix = "run `pip install pyyaml`, or write the file as JSON (.json)"
+        raise ConfigError(f"{path}: this Python has no PyYAML; fix: {fix}") from None
+    try:
+        return yaml.safe_load(text) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: not YAML") from None
+
+
+def convert(name: str, where: str, value: Any) -> Any:
+    """Return a value in the type of the option, or raise ConfigError, which begins with `where`.
+
+    Text is converted to a number if the option is one: flags are text, and so is `3e-3` to YAML 1.1.
+    """
+    default, rules = FIELDS[name].default, FIELDS[name].metadata
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{where} must be true or false, got {shorten(value)}")
+        return value
+    if isinstance(default, str):
+        return convert_text(where, value, FIELDS[name])
+    try:
+        number: float = (int if isinstance(default, int) else float)(value)
+        is_right = not isinstance(value, bool) and (isinstance(value, str) or number == value) and math.isfinite(number)
+    except (TypeError, ValueError, OverflowError):
+        is_right = False
+    if not is_right:
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise ConfigError(f"{where} must be {kind}, got {shorten(value)}")
+    if number < rules["minimum"]:
+        raise ConfigError(f"{where} must be at least {rules['minimum']}, got {value}")
+    if number >= rules["below"]:
+        raise ConfigError(f"{where} must be below {rules['below']}, got {value}")
+    return number
+
+
+def convert_text(where: str, value: object, described: Field[Any]) -> str:
+    """Return the value of an option that is text."""
+    rules = described.metadata
+    if isinstance(value, bool) and "on" in rules["choices"]:
+        value = "on" if value else "off"  # as booleans YAML 1.1 reads them
+    elif isinstance(value, bool) and "off" in rules["choices"] and not value:
+        value = "off"
+    elif isinstance(value, int) and rules["pattern"]:
+        value = str(value)
+    if not isinstance(value, str):
+        raise ConfigError(f"{where} must be text, got {shorten(value)}")
+    if rules["pattern"] and not re.fullmatch(rules["pattern"], value):
+        raise ConfigError(f"{where} must be {rules['metavar']}, got {shorten(value)}")
+    if rules["choices"] and value not in rules["choices"]:
+        raise ConfigError(f"{where} must be one of {', '.join(rules['choices'])}, got {shorten(value)}")
+    return value
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that raises ConfigError, so that one rank can print one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage on every rank."""
+        raise ConfigError(message)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build a parser with a flag for each field; one that isn't typed is absent from the result."""
+    parser = Parser(
+        prog="python -m launcher.trainer",
+        usage="%(prog)s [OPTIONS]",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    group = parser.add_argument_group("General")
+    group.add_argument("-h", "--help", action="help", help="show this message and exit")
+    group.add_argument("--config", metavar="FILE", help="YAML or JSON file with any of the options below")
+    for alias, name in ALIASES.items():
+        parser.add_argument(as_flag(alias), dest=name, help=argparse.SUPPRESS)
+    for name, described in FIELDS.items():
+        rules, default = described.metadata, described.default
+        group = parser.add_argument_group(rules["group"]) if rules["group"] else group
+        if isinstance(default, bool):
+            shown = f"{rules['help']} (default: {'on' if default else 'off'}; --no-{as_flag(name)[2:]}: off)"
+            group.add_argument(as_flag(name), dest=name, action="store_const", const=True, help=shown)
+            group.add_argument(f"--no-{as_flag(name)[2:]}", dest=name, action="store_const", const=False,
+                               help=argparse.SUPPRESS)  # fmt: skip
+            continue
+        shown = rules["help"] + (f" (default: {default})" if default != "" else "")
+        bare: dict[str, Any] = {"nargs": "?", "const": rules["bare"]} if rules["bare"] else {}
+        group.add_argument(as_flag(name), dest=name, metavar=rules["metavar"], help=shown, **bare)
+    return parser
+
+
+def as_flag(name: str) -> str:
+    """Spell a field as a flag: `batch_size` is `--batch-size`, and `batch_size=8` is `--batch-size=8`."""
+    name, equals, value = name.partition("=")
+    return f"--{name.replace('_', '-')}{equals}{value}"
+
+
+def guess(word: str, names: list[str]) -> str:
+    """Suggest the name that a word may be a typo of."""
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.8)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def shorten(value: object) -> str:
+    """Return a wrong value as Python writes it, if it isn't long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

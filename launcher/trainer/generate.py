@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import json
 import signal
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from launcher.trainer.config import TrainConfig
-from launcher.trainer.options import ConfigError
+from launcher.trainer.config import ConfigError, TrainConfig
 
 COMMAND = "python -m launcher.trainer.generate"
 NEWLINE = "\n"
@@ -153,73 +152,41 @@ def clean(text: str) -> str:
 
 
 def load_writer(path: Path) -> Writer:
-    """Read a model from model.pt, a run's directory or a checkpoint; raise ConfigError if it can't write text.
+    """Read a model from model.pt, a checkpoint or a run's directory; raise ConfigError if it can't write text.
 
-    Of a run that has not finished, the newest checkpoint.
+    Of a run that has not finished, the newest checkpoint. All are read as data, like a resume.
     """
     import torch
 
-    from launcher.trainer.checkpoints.reading import METADATA
-    from launcher.trainer.checkpoints.save_folder import explain, find_newest
+    from launcher.trainer.checkpoint import METADATA, PROGRESS, STATE, explain, find_whole, read_shards
+    from launcher.trainer.model import build_model
 
-    if path.is_dir() and not (path / METADATA).exists():
-        model = path / "model.pt"
-        path = (None if model.exists() else find_newest(path / "checkpoints")) or model
+    if path.is_dir() and not (path / PROGRESS).exists() and not (path / "model.pt").exists():
+        path = ([path / "model.pt", *find_whole(path / "checkpoints")])[-1]
+    elif path.is_dir() and not (path / PROGRESS).exists():
+        path = path / "model.pt"
     try:
-        model, vocabulary, config = (read_checkpoint if path.is_dir() else read_export)(path)
-    except ConfigError:
-        raise
+        is_export = not path.is_dir()
+        saved = torch.load(path, weights_only=True) if is_export else json.loads((path / PROGRESS).read_text())
+        names = {field.name for field in fields(TrainConfig)}  # another version may have others
+        config = TrainConfig(**{name: value for name, value in saved["config"].items() if name in names})
+        model = build_model(config, saved["vocabulary"]).to_empty(device="cpu")
+        if is_export:
+            weights = saved["model"]
+        elif (path / METADATA).exists():
+            weights = read_shards(path, model.state_dict())
+        else:
+            weights = torch.load(path / STATE, weights_only=True)["model"]
+        model.load_state_dict(weights)
     except OSError as error:
         fix = "name a model.pt, a run's directory or a checkpoint"
         raise ConfigError(f"{path}: {error.strerror}; fix: {fix}") from None
-    except Exception as error:  # noqa: BLE001  # a broken file can raise anything
+    except BaseException as error:  # noqa: BLE001  # a broken file can raise anything, and CheckpointException
         raise ConfigError(f"{path}: not a model of this trainer: {explain(error)}") from None
-    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    return Writer(model, vocabulary, config.context)
-
-
-def read_export(path: Path) -> tuple[Any, str, TrainConfig]:
-    """Return the model of a model.pt, with its vocabulary and options."""
-    from launcher.trainer.checkpoints.reading import read_plain
-
-    state = read_plain(path)
-    model, vocabulary, config = outline(path, state["config"], state.get("vocabulary", ""))
-    model.load_state_dict(state["model"])
-    return model, vocabulary, config
-
-
-def read_checkpoint(path: Path) -> tuple[Any, str, TrainConfig]:
-    """Return the model of a checkpoint, which many ranks may have written, with its vocabulary and options."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    from launcher.trainer.checkpoints.reading import PlainPlanner, PlainReader
-    from launcher.trainer.checkpoints.save_folder import explain, read_progress
-
-    progress = read_progress(path)
-    if progress is None:
-        raise ConfigError(f"{path}: not a complete checkpoint")
-    model, vocabulary, config = outline(path, progress["config"], progress.get("vocabulary", ""))
-    weights = {"model": model.state_dict()}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is one process only
-            load(weights, storage_reader=PlainReader(path), planner=PlainPlanner())
-    except CheckpointException as error:  # not an Exception
-        raise ConfigError(f"{path}: can't be read: {explain(error)}") from None
-    model.load_state_dict(weights["model"])
-    return model, vocabulary, config
-
-
-def outline(path: Path, options: dict[str, Any], vocabulary: str) -> tuple[Any, str, TrainConfig]:
-    """Return a model of the size that a file names, with memory for its weights."""
-    from launcher.trainer.model import outline_model
-
-    names = {field.name for field in fields(TrainConfig)}  # an earlier or later version may have others
-    config = TrainConfig(**{name: value for name, value in options.items() if name in names})
-    if config.kind != "text":
+    if config.is_regression:
         raise ConfigError(f"{path}: a model of the made-up regression can't write text; fix: train on a text")
-    return outline_model(config, vocabulary).to_empty(device="cpu"), vocabulary, config
+    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return Writer(model, saved["vocabulary"], config.context)
 
 
 if __name__ == "__main__":

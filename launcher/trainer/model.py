@@ -104,7 +104,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
-        self.embed_byte = make_embedding(tokens, dim)  # named before there were other tokens; checkpoints have it
+        self.embed_token = make_embedding(tokens, dim)
         self.embed_position = make_embedding(context, dim)
         self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(layers))
         self.norm = Norm(dim)
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
         """Return the logits of the next token after each position: (batch, length, number of tokens)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         # The residual stream stays fp32.
-        x = self.dropout((self.embed_byte(tokens) + self.embed_position(positions)).float())
+        x = self.dropout((self.embed_token(tokens) + self.embed_position(positions)).float())
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
@@ -172,54 +172,49 @@ class Perceptron(nn.Module):
         return F.mse_loss(self.head(x).squeeze(-1).float(), targets)
 
 
-Model = Union[Transformer, Perceptron]  # noqa: UP007  # Python 3.9 has no `|` for types
+Model = Union[Transformer, Perceptron]  # noqa: UP007  # Python 3.8 has no `|` for types
 
 
-def outline_model(config: TrainConfig, vocabulary: str = "") -> Model:
-    """Build the model for this kind of data on the meta device: with shapes, and without memory for its weights.
+def build_model(config: TrainConfig, vocabulary: str = "") -> Model:
+    """Build the model on the meta device: with shapes, and without memory for its weights.
 
     vocabulary: the characters that the tokens stand for; "": the tokens are bytes.
     """
     with torch.device("meta"):
-        if config.kind == "regression":
+        if config.is_regression:
             return Perceptron(config.layers, config.dim, config.dropout)
         tokens = len(vocabulary) or BYTES
         return Transformer(config.layers, config.heads, config.dim, config.context, config.dropout, tokens)
 
 
-def build_model(config: TrainConfig, vocabulary: str = "") -> Model:
-    """Build the whole model on the CPU, with its first weights; vocabulary: as for `outline_model`."""
-    return materialize(outline_model(config, vocabulary), config.seed, torch.device("cpu"), sharded=False)
+def init_weights(model: Model, seed: int, device: torch.device) -> Model:
+    """Give a model on the meta device memory on `device`, and the first weights of the seed; nothing is sent.
 
-
-def materialize(model: Model, seed: int, device: torch.device, *, sharded: bool) -> Model:
-    """Give a model on the meta device memory on `device`, and the first weights of the seed; nothing is sent."""
+    Biases are 0, norms 1, and matrices normally distributed. Of a DTensor a rank keeps only its shard.
+    """
     model.to_empty(device=device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            whole = draw(model, name, parameter.shape, seed)
-            if sharded:
-                copy_shard(whole, parameter)
-            else:
-                parameter.copy_(whole)
+            shape = parameter.shape
+            if len(shape) == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            whole = torch.empty(shape).normal_(std=model.weight_std(name, shape[1]), generator=generator)
+            copy_shard(whole, parameter)
     return model
 
 
-def draw(model: Model, name: str, shape: torch.Size, seed: int) -> Tensor:
-    """Return one parameter, whole and on the CPU: biases of 0, norms of 1, normally distributed matrices."""
-    if len(shape) == 1:
-        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-    return torch.empty(shape).normal_(std=model.weight_std(name, shape[1]), generator=generator)
-
-
 def copy_shard(whole: Tensor, parameter: Any) -> None:
-    """Copy this rank's shard of a whole tensor into a parameter, a DTensor of the same shape.
+    """Copy a whole tensor, or this rank's shard of it, into a parameter of the same shape.
 
     Torch computes where the shard is; it has no public function for that, but its checkpoints use this one, too.
     """
+    if not hasattr(parameter, "to_local"):
+        parameter.copy_(whole)
+        return
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(whole.shape, parameter.device_mesh, parameter.placements)
-    ranges = tuple(slice(first, first + size) for first, size in zip(offset, shape))  # noqa: B905  # Python 3.9
+    ranges = tuple(slice(first, first + size) for first, size in zip(offset, shape))  # noqa: B905  # Python 3.8
     parameter.to_local().copy_(whole[ranges])

@@ -1,4 +1,4 @@
-"""Give each rank its part of the model: DDP, FSDP2, tensor parallelism, or the last two combined.
+"""Which ranks share what, and how a model is split between them: DDP, FSDP2, HSDP, tensor parallelism, or both.
 
 FSDP and DTensor take a second to import, so they are imported where they are used.
 """
@@ -6,115 +6,184 @@ FSDP and DTensor take a second to import, so they are imported where they are us
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from launcher.distributed import World
-from launcher.trainer.config import TrainConfig
-from launcher.trainer.model import Dropout, Model, materialize
-from launcher.trainer.options import ConfigError
-from launcher.trainer.precision import AMP_TYPES
-from launcher.trainer.rank_table import FSDP_KINDS, TENSOR_KINDS, RankTable
+from launcher.trainer.config import ConfigError, RunError, TrainConfig
+from launcher.trainer.model import Dropout, Model, init_weights
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+AMP_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DISK_PATIENCE = 6  # times the time limit of a collective: one rank's disk may be slow
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True)
-class Replica:
-    """This rank's part of the model: `module` communicates with the other ranks, `model` has the plain names."""
+class ParallelDims:
+    """How many ranks replicate the model, shard it, and share its matrix products; their product is the world size.
 
-    model: nn.Module
-    module: nn.Module
-    table: RankTable
-    sync_every_pass: bool = False
+    Ranks that share matrix products (`tp`) are neighbours, and get the same data; then come the shards of a replica.
+    """
 
-    def gradient_sync(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return a context for one of several passes, in which `backward` averages the gradients over the ranks.
+    kind: str  # none, ddp, fsdp, tp or fsdp+tp
+    replicate: int
+    shard: int
+    tp: int
+    rank: int
 
-        Without `sync_every_pass` it does so in the last pass, and adds up this rank's whole gradients before.
-        """
-        sync = last or self.sync_every_pass
-        if isinstance(self.module, DistributedDataParallel) and not sync:
-            skipping: AbstractContextManager[None] = self.module.no_sync()
-            return skipping
-        if self.table.kind in FSDP_KINDS:
-            self.module.set_requires_gradient_sync(sync)  # type: ignore[operator]  # FSDP's own methods
-            self.module.set_requires_all_reduce(last)  # type: ignore[operator]  # between replicas, once is enough
-        return nullcontext()
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether no rank has the whole model."""
+        return self.kind in ("fsdp", "tp", "fsdp+tp")
+
+    @property
+    def dp_size(self) -> int:
+        """Return among how many ranks, or groups of them, the data are divided."""
+        return self.replicate * self.shard
+
+    @property
+    def dp_rank(self) -> int:
+        """Return which share of the data is this rank's."""
+        return self.rank // self.tp
+
+    def __str__(self) -> str:
+        kind = "" if self.kind == "none" else self.kind
+        return f"{kind} in {self.replicate} replicas" if self.is_sharded and self.replicate > 1 else kind
 
 
-def parallelize(model: Model, table: RankTable, config: TrainConfig, world: World) -> Replica:
-    """Turn an outline of the model into this rank's part of it, with the weights of the seed."""
-    sync = {"on": True, "off": False, "auto": table.kind in FSDP_KINDS}[config.sync_every_pass]
+def plan_dims(config: TrainConfig, world: World) -> ParallelDims:
+    """Return how the ranks are used; raise ConfigError if their number doesn't fit."""
+    size, tp, hsdp = world.world_size, config.tensor_parallel, config.hsdp
+    kind = config.parallel
+    if kind == "auto":
+        kind = "tp" if tp > 1 and tp == size and not hsdp else "fsdp+tp" if tp > 1 else "fsdp" if hsdp else "ddp"
+    if kind == "ddp" and size == 1:
+        kind = "none"
+    if kind == "tp":
+        tp = tp or size
+        if tp != size:
+            raise ConfigError(f"parallel tp uses all {size} ranks, got tensor_parallel {tp}; fix: use fsdp+tp")
+    elif kind == "fsdp+tp":
+        if not tp:
+            raise ConfigError("parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product")
+    elif tp > 1:
+        raise ConfigError(f"parallel {kind} has no tensor parallelism, got tensor_parallel {tp}; fix: use fsdp+tp")
+    tp = max(1, tp)
+    if hsdp and kind not in ("fsdp", "fsdp+tp"):
+        raise ConfigError(f"parallel {kind} has no shards to replicate, got hsdp {hsdp}; fix: use fsdp")
+    if size % (tp * max(1, hsdp)):
+        factors = [("hsdp", hsdp), ("tensor_parallel", tp if tp > 1 else 0)]
+        names, numbers = (" x ".join(str(one[place]) for one in factors if one[1]) for place in (0, 1))
+        raise ConfigError(f"the number of ranks must be a multiple of {names}, got {size} and {numbers}")
+    if tp > 1 and config.is_regression:
+        raise ConfigError(f"parallel {kind} splits the heads of a text model, but the regression has none")
+    for name in ("heads", "context"):
+        if getattr(config, name) % tp:
+            raise ConfigError(f"{name} must be a multiple of tensor_parallel, got {getattr(config, name)} and {tp}")
+    replicate = size // tp if kind in ("none", "ddp") else max(1, hsdp)
+    return ParallelDims(kind, replicate, size // tp // replicate, tp, world.rank)
+
+
+def plan_batch(config: TrainConfig, dims: ParallelDims) -> int:
+    """Return the number of samples in a pass of a rank; raise ConfigError if a global batch can't be divided so."""
+    if not config.global_batch:
+        return config.batch_size
+    each, rest = divmod(config.global_batch, dims.dp_size * config.accumulate)
+    if rest or not each:
+        passes = f" x {config.accumulate} passes" if config.accumulate > 1 else ""
+        raise ConfigError(f"a global batch of {config.global_batch} can't be split among {dims.dp_size} ranks{passes}")
+    return each
+
+
+# ---- what all ranks do together ----------------------------------------------------------------------------------
+
+
+def make_cpu_group(world: World) -> Any:
+    """Make a group of all ranks for what may wait for a disk, or must not wait for a GPU."""
+    return dist.new_group(timeout=timedelta(seconds=DISK_PATIENCE * world.timeout_s), backend="gloo")
+
+
+def on_main(run: Callable[[], Result], group: Any) -> Result:
+    """Run a function on rank 0, and return its result on every rank; ConfigError and RunError are raised on all."""
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome = [run(), None]
+        except (ConfigError, RunError) as error:
+            outcome = [None, error]
+    dist.broadcast_object_list(outcome, src=0, group=group)
+    result, failure = outcome
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[no-any-return]  # rank 0's
+
+
+def gather(value: Any, group: Any = None) -> list[Any]:
+    """Return the value of each rank, in their order, on every rank."""
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+# ---- the model -----------------------------------------------------------------------------------------------------
+
+
+def parallelize(model: Model, config: TrainConfig, dims: ParallelDims, world: World) -> nn.Module:
+    """Split a model on the meta device, and give it memory and the weights of the seed; return what a pass calls.
+
+    Under DDP that is a wrapper; otherwise it is the model.
+    """
     if config.activation_checkpointing:
-        checkpoint_activations(model)
-    if not table.sharded:
-        materialize(model, config.seed, world.device, sharded=False)
+        for block in model.blocks:  # what FSDP and torch.compile add around its forward stays outside
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if not dims.is_sharded:
+        init_weights(model, config.seed, world.device)
         if config.compile:
             model.compile()  # inside DDP, which can then still send gradients while it computes others
-        module = DistributedDataParallel(model) if table.kind == "ddp" else model
-        return Replica(model, module, table, sync)
-    mesh = make_mesh(table, world)
-    if table.kind in TENSOR_KINDS:
-        share_matrices(model, mesh["tensor"])
+        return DistributedDataParallel(model) if dims.kind == "ddp" else model
+    mesh = make_mesh(dims, world)
+    if "tp" in dims.kind:
+        apply_tp(model, mesh["tp"])
     if config.compile:
         for block in model.blocks:
             block.compile()  # block by block: FSDP fetches the parameters between blocks
-    if table.kind in FSDP_KINDS:
-        share_parameters(model, mesh["replicate", "shard"] if table.replicas > 1 else mesh["shard"], config)
-    return Replica(materialize(model, config.seed, world.device, sharded=True), model, table, sync)
+    if "fsdp" in dims.kind:
+        apply_fsdp(model, mesh["replicate", "shard"] if dims.replicate > 1 else mesh["shard"], config)
+    init_weights(model, config.seed, world.device)
+    return model
 
 
-def count_shard(replica: Replica) -> tuple[int, int] | None:
-    """Return how many parameters this rank has, and the model; None if it has them all."""
-    if not replica.table.sharded:
-        return None
-    parameters: list[Any] = list(replica.model.parameters())
-    own = (part.to_local() if hasattr(part, "to_local") else part for part in parameters)
-    return sum(part.numel() for part in own), sum(part.numel() for part in parameters)
-
-
-def make_whole(tensor: Any) -> Tensor:
-    """Return the whole of a tensor, which every rank must call for a DTensor; for others it is the tensor itself."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
-
-
-def make_mesh(table: RankTable, world: World) -> DeviceMesh:
-    """Build torch's mesh for the table of ranks, with the dimensions replicate (for several replicas), shard, tensor.
-
-    The ranks of a row are neighbours, and so are those of a replica, so they usually share a node.
-    """
+def make_mesh(dims: ParallelDims, world: World) -> DeviceMesh:
+    """Build torch's mesh, whose groups get the time limit of this run instead of torch's own."""
     from torch.distributed import distributed_c10d
     from torch.distributed.device_mesh import init_device_mesh
 
     # Torch 2.13 warns on each rank about each sum over several dimensions, which the gradient norm needs.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    sizes = {"shard": table.data_size // table.replicas, "tensor": table.tensor_size}
-    if table.replicas > 1:
-        sizes = {"replicate": table.replicas, **sizes}
-    mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    names = ("replicate", "shard", "tp") if dims.replicate > 1 else ("shard", "tp")
+    mesh = init_device_mesh(world.device.type, tuple(getattr(dims, name) for name in names), mesh_dim_names=names)
     # Torch 2.15 has the public name, and warns of the private one.
-    set_timeout = getattr(torch.distributed, "set_timeout", None) or distributed_c10d._set_pg_timeout
-    for name in sizes:  # a mesh gives its groups torch's own time limit
+    set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
+    for name in names:
         set_timeout(timedelta(seconds=world.timeout_s), mesh.get_group(name))
     return mesh
 
 
-def share_parameters(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
-    """Shard the parameters with FSDP: a block's parameters are gathered while it is used, then freed.
-
-    mesh: one dimension, the shards, or two, replicas by shards.
-    """
+def apply_fsdp(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
+    """Shard the parameters with FSDP2: a block's are gathered while it is used, then freed."""
     try:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:
@@ -128,8 +197,8 @@ def share_parameters(model: Model, mesh: DeviceMesh, config: TrainConfig) -> Non
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
 
 
-def share_matrices(model: Model, mesh: DeviceMesh) -> None:
-    """Split each matrix over the ranks of a row with torch's tensor parallelism and sequence parallel norms.
+def apply_tp(model: Model, mesh: DeviceMesh) -> None:
+    """Split each matrix over the ranks of the mesh, with sequence parallel norms.
 
     Between the blocks each rank holds a part of the sequence (`Shard(1)`), within them a part of the heads and of the
     hidden dimension: https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html
@@ -147,22 +216,22 @@ def share_matrices(model: Model, mesh: DeviceMesh) -> None:
         raise ConfigError(f"parallel tp needs torch 2.5 or newer, this is {torch.__version__}") from None
 
     sequence, whole = Shard(1), Replicate()
-    gather = PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,))
+    gather_sequence = PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,))
     outer: dict[str, Any] = {
-        "embed_byte": RowwiseParallel(input_layouts=whole, output_layouts=sequence),
+        "embed_token": RowwiseParallel(input_layouts=whole, output_layouts=sequence),
         "embed_position": RowwiseParallel(input_layouts=whole, output_layouts=Shard(0)),
         "norm": SequenceParallel(),
         "head": ColwiseParallel(input_layouts=sequence, output_layouts=whole),
     }
     inner: dict[str, Any] = {
         "attention_norm": SequenceParallel(),
-        "attention": gather,
+        "attention": gather_sequence,
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
         "attention.project": RowwiseParallel(output_layouts=sequence),
         "mlp_norm": SequenceParallel(),
-        "mlp": gather,
+        "mlp": gather_sequence,
         "mlp.0": ColwiseParallel(),
         "mlp.2": RowwiseParallel(output_layouts=sequence),
     }
@@ -174,11 +243,27 @@ def share_matrices(model: Model, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, inner)
 
 
-def checkpoint_activations(model: Model) -> None:
-    """Keep only the input of each block for the backward pass, which then computes the block's activations again.
+def gradient_sync(module: nn.Module, *, is_last: bool) -> AbstractContextManager[object]:
+    """Return the context of one of several passes: only the last one averages the gradients over the ranks of DDP.
 
-    The second computation draws the same random numbers as the first one, so dropout hits the same places. Blocks
-    keep their names, and what FSDP and torch.compile add around a block's `forward` stays outside of it.
+    FSDP reduces them to its shards in each pass, so that no rank keeps a whole gradient, but between its replicas in
+    the last one only.
     """
-    for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if isinstance(module, DistributedDataParallel) and not is_last:
+        return module.no_sync()
+    if hasattr(module, "set_requires_all_reduce"):
+        module.set_requires_all_reduce(is_last)  # type: ignore[operator]  # FSDP's own method
+    return nullcontext()
+
+
+def make_whole(tensor: Any) -> Tensor:
+    """Return the whole of a DTensor, for which every rank must call this; another tensor is whole."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def count_local(model: nn.Module) -> tuple[int, int]:
+    """Return how many parameters this rank has, and the whole model."""
+    parameters: list[Any] = list(model.parameters())
+    local = sum((one.to_local() if hasattr(one, "to_local") else one).numel() for one in parameters)
+    return local, sum(one.numel() for one in parameters)

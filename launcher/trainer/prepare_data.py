@@ -13,7 +13,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from launcher.trainer.options import ConfigError
+from launcher.trainer.config import ConfigError
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 NAME = "tinyshakespeare.txt"

@@ -1,92 +1,265 @@
-"""The start report: where the ranks run, how they split the work, and on which devices."""
+"""What rank 0 reports: the start, a line for each loss, metrics.jsonl and trackers, and how to continue the run."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
 import resource
+import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from launcher import distributed
-from launcher.distributed import World
-from launcher.trainer.config import TrainConfig
-from launcher.trainer.data import Task, short
-from launcher.trainer.options import ConfigError
-from launcher.trainer.rank_table import RankTable
+from launcher.distributed import SINGLE_PROCESS, TORCHRUN, World
+from launcher.trainer.checkpoint import Checkpoints, Position, find_best, find_whole
+from launcher.trainer.config import ConfigError, TrainConfig, as_flag
+from launcher.trainer.data import Data, short
+from launcher.trainer.parallel import ParallelDims, count_local, gather
 
-NAMES_SHOWN = 8
-RANKS_SHOWN = 16
-
-
-@dataclass(frozen=True)
-class Node:
-    """One node of the run, and the number of its ranks."""
-
-    host: str
-    ranks: int
+METRICS_FILE = "metrics.jsonl"
+NAMES_SHOWN, RANKS_SHOWN = 8, 16
+MOST_EXPONENT = 700.0  # e to the power of more isn't a float
 
 
-def gather_nodes(world: World) -> list[Node]:
-    """Ask every rank where it runs; return the same list on all of them, in rank order."""
-    places: list[tuple[int, str]] = [(0, "")] * world.world_size
-    dist.all_gather_object(places, (world.node_rank, world.host))
+def describe_start(
+    config: TrainConfig, world: World, dims: ParallelDims, data: Data, batch_size: int, model: nn.Module
+) -> list[str]:
+    """Return the lines of the start report; every rank must call this. Raise ConfigError for other nodes than asked."""
     ranks: dict[tuple[int, str], int] = {}
-    for place in places:
+    for place in gather((world.node_rank, world.host)):
         ranks[place] = ranks.get(place, 0) + 1
-    return [Node(host, count) for (_, host), count in ranks.items()]
-
-
-def check_nodes(nodes: Sequence[Node], config: TrainConfig) -> None:
-    """Raise ConfigError if the ranks don't match `--nodes` and `--gpus-per-node`."""
-    names = list_names([node.host for node in nodes])
-    if config.nodes and config.nodes != len(nodes):
-        raise ConfigError(f"--nodes {config.nodes}, but the ranks are on {count(len(nodes), 'node')}: {names}")
-    for node in nodes:
-        if config.gpus_per_node and config.gpus_per_node != node.ranks:
-            raise ConfigError(
-                f"--gpus-per-node {config.gpus_per_node}, but {node.host} has {count(node.ranks, 'rank')}: "
-                "there is one rank per GPU"
-            )
-
-
-def describe_start(world: World, nodes: Sequence[Node], table: RankTable, task: Task, model: nn.Module) -> str:
-    """Return the start report: a few aligned lines."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    per_node = {node.ranks for node in nodes}
-    each = f", {per_node.pop()} per node" if len(nodes) > 1 and len(per_node) == 1 else ""
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
-    kind = table.describe_kind()
+    hosts = [host for _, host in ranks]
+    more = f" and {len(hosts) - NAMES_SHOWN} more" if len(hosts) > NAMES_SHOWN else ""
+    named = ", ".join(hosts[:NAMES_SHOWN]) + more
+    if config.nodes and config.nodes != len(ranks):
+        raise ConfigError(f"--nodes {config.nodes}, but the ranks are on {count(len(ranks), 'node')}: {named}")
+    for (_, host), number in ranks.items():
+        if config.gpus_per_node not in (0, number):
+            asked = f"--gpus-per-node {config.gpus_per_node}"
+            raise ConfigError(f"{asked}, but {host} has {count(number, 'rank')}: there is one rank per GPU")
+    each = f", {min(ranks.values())} per node" if len(ranks) > 1 and len({*ranks.values()}) == 1 else ""
+    on_gpu = world.device.type == "cuda"
+    groups = "ranks" if dims.tp == 1 else f"groups of {dims.tp} ranks"
+    factors = [f"{dims.dp_size} {groups}"] if dims.dp_size > 1 else []
+    factors += [f"batch size {batch_size}", *([f"{config.accumulate} passes"] if config.accumulate > 1 else [])]
+    samples = f"{batch_size * dims.dp_size * config.accumulate} samples per step ({' x '.join(factors)})"
+    local, whole = count_local(model)
     lines = {
         "job": world.job_id or "",
-        "nodes": f"{len(nodes)}: {list_names([node.host for node in nodes])}" if len(nodes) > 1 else nodes[0].host,
+        "nodes": f"{len(ranks)}: {named}" if len(ranks) > 1 else named,
         "ranks": f"{world.world_size}{each}, from {world.launched_by}",
-        "device": f"{device}, {world.backend}",
-        "batch": f"{kind}{', ' if kind else ''}{table.global_batch} samples per step ({table.describe_batch()})",
-        "data": f"{task.source}, {short(task.train_size)} samples, {short(task.validation_size)} to validate",
-        "model": f"{short(parameters)} parameters",
+        "device": f"{torch.cuda.get_device_name(world.device) if on_gpu else world.device.type}, {world.backend}",
+        "batch": ", ".join(filter(None, [str(dims), samples])),
+        "data": f"{data.source}, {short(data.train_size)} samples, {short(data.validation_size)} to validate",
+        "model": f"{short(whole)} parameters",
+        "saves": "" if config.evaluate_only else config.save_dir,
     }
-    if any(node.ranks % table.tensor_size for node in nodes):
-        size = table.tensor_size
-        lines["warning"] = f"some groups of {size} ranks span two nodes, so each matrix product waits for the network"
-    return "\n".join(f"{name:<8}{said}" for name, said in lines.items() if said)
+    if any(number % dims.tp for number in ranks.values()):
+        spans = f"some groups of {dims.tp} ranks span two nodes, so each matrix product waits for the network"
+        lines["warning"] = spans
+    report = [f"{name:<8}{said}" for name, said in lines.items() if said]
+    if config.report_ranks == "on" or (config.report_ranks == "auto" and world.world_size <= RANKS_SHOWN):
+        shard = f", {short(local)} of {short(whole)} parameters" if dims.is_sharded else ""
+        parts = gather(shard)
+        report += [line + parts[rank] for rank, line in enumerate(distributed.gather_ranks(world))]
+    return report
 
 
-def describe_ranks(config: TrainConfig, world: World, shard: tuple[int, int] | None = None) -> str:
-    """Return a line per rank with where it runs, if --report-ranks asks for it; every rank must call this.
+class Reporter:
+    """Print and record what the steps yield, on rank 0; on the others nothing."""
 
-    shard: how many parameters this rank has, and the model; None if it has them all.
-    """
-    if config.report_ranks == "off" or (config.report_ranks == "auto" and world.world_size > RANKS_SHOWN):
-        return ""
-    shards = [shard] * world.world_size
-    if shard is not None and world.world_size > 1:
-        dist.all_gather_object(shards, shard)
-    parts = (f", {short(one[0])} of {short(one[1])} parameters" if one else "" for one in shards)
-    return "".join(f"\n{line}{part}" for line, part in zip(distributed.gather_ranks(world), parts))  # noqa: B905
+    def __init__(self, config: TrainConfig, world: World, data: Data, argv: Sequence[str], samples: int) -> None:
+        self._config, self._world, self._data, self._argv = config, world, data, argv
+        self._units_per_step = samples * data.units_per_sample
+        self._losses: list[float] = []
+        self._trackers: list[Any] = []
+        self._began_at = time.perf_counter()
+        self.restart_clock(0)
+
+    def open(self, step: int) -> None:
+        """Open metrics.jsonl and the trackers; ConfigError for one that isn't installed."""
+        if self._config.evaluate_only:
+            return
+        folder, names = Path(self._config.save_dir), self._config.track.split(",")
+        self._trackers = [JsonLines(folder, step)]
+        for name in filter(None, map(str.strip, names)):
+            if name not in TRACKERS:
+                raise ConfigError(f"--track: unknown tracker {name!r}, must be one of {', '.join(TRACKERS)}")
+            try:
+                self._trackers.append(TRACKERS[name](folder, step, asdict(self._config)))
+            except ImportError as error:
+                fix = f"run pip install {name}"
+                raise ConfigError(f"--track {name}: {error} on rank 0's host; fix: {fix}") from None
+            except Exception as error:  # noqa: BLE001  # a server can raise anything, and the training goes on
+                self._give_up(name, error)
+
+    def say(self, *lines: str) -> None:
+        """Print lines on rank 0."""
+        if self._world.is_main:
+            print("\n".join(lines), flush=True)
+
+    def restart_clock(self, step: int) -> None:
+        """Exclude the time before now from the speed, because it was not spent on training."""
+        self._last_step, self._last_time = step, time.perf_counter()
+
+    def record_step(self, position: Position, loss: float, norm: float, lr: float) -> None:
+        """Report a step's loss and gradient norm, and the speed of all ranks together since the last line."""
+        self._losses.append(loss)
+        units = (position.step - self._last_step) * self._units_per_step
+        speed = units / (time.perf_counter() - self._last_time)
+        self.restart_clock(position.step)
+        said = f"loss {loss:.3f} gradient norm {norm:.3g} {short(speed)} {self._data.unit}/s"
+        self.say(f"epoch {position.epoch} step {position.step} {said}")
+        peak_mb = peak_memory_bytes(self._world.device) >> 20
+        figures = {"loss": loss, "lr": lr, "gradient_norm": norm, f"{self._data.unit}_per_s": round(speed, 1)}
+        self._log(position, {**figures, "peak_memory_mb": peak_mb})
+
+    def record_validation(self, position: Position, loss: float) -> None:
+        """Report the validation loss, and for a text its perplexity: of how many tokens the model was left to guess."""
+        said, figures = f"validation loss {loss:.3f}", {"validation_loss": loss}
+        if self._data.unit == "tokens" and loss < MOST_EXPONENT:
+            figures["validation_perplexity"] = math.exp(loss)
+            said += f" perplexity {math.exp(loss):.4g}"
+        self.say(f"epoch {position.epoch} step {position.step} {said}")
+        self._log(position, figures)
+
+    def end(self, model: Path, peak: str) -> None:
+        """Print the final and the first loss, the path of the model, and the best checkpoint."""
+        if self._losses:
+            self.say(f"final loss {self._losses[-1]:.3f} (first {self._losses[0]:.3f}), {peak}, model in {model}")
+        else:
+            self.say(f"nothing left to train, model in {model}")
+        with contextlib.suppress(OSError):  # whatever fails here, the training itself has succeeded
+            if self._world.is_main and (best := find_best(find_whole(model.parent / "checkpoints"))):
+                self.say(f"best validation loss {best[1]:.3f} in {best[0]}")
+
+    def tell_how_to_continue(self, checkpoints: Checkpoints) -> None:
+        """Print the command that continues a run that was stopped or failed, if it has a checkpoint."""
+        with contextlib.suppress(OSError):  # the disk may be the cause of the failure
+            if self._world.is_main and not self._config.evaluate_only and checkpoints.newest() is not None:
+                self.say(f"to continue: {continue_command(self._argv, self._world, self._config.save_dir)}")
+
+    def close(self, exit_code: int) -> None:
+        """Finish the trackers; call it after saving, since one of them may be slow."""
+        for tracker in [*self._trackers]:
+            self._guard(tracker, partial(tracker.finish, exit_code))
+
+    def _log(self, position: Position, figures: Mapping[str, float]) -> None:
+        elapsed_s = round(time.perf_counter() - self._began_at, 3)
+        metrics = {"epoch": position.epoch, **figures, "elapsed_s": elapsed_s}
+        for tracker in [*self._trackers]:
+            self._guard(tracker, partial(tracker.log, position.step, metrics))
+
+    def _guard(self, tracker: Any, call: Callable[[], None]) -> None:
+        """Call a tracker, and never again once it has failed: a server or a disk can raise anything."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  # the training goes on
+            self._trackers.remove(tracker)
+            self._give_up(type(tracker).__name__, error)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        print(f"{name} gets no more metrics: {reason}"[:500], file=sys.stderr, flush=True)
+
+
+class JsonLines:
+    """One JSON object a line, in metrics.jsonl; a resumed run appends, so a step may occur twice."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self._path = folder / METRICS_FILE
+        with self._path.open("ab+") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":  # a crash cut the last line off
+                file.write(b"\n")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line; NaN and infinity, which JSON lacks, become null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **finite}) + "\n")
+
+    def finish(self, exit_code: int) -> None:
+        """Do nothing: every line is written already."""
+
+
+class TensorBoard:
+    """Event files in SAVE_DIR/tensorboard."""
+
+    def __init__(self, folder: Path, step: int, config: Mapping[str, object]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        first = step + 1 if step else 0  # what an earlier attempt wrote for the steps that are repeated is hidden
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first)
+        self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()), first)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one scalar per metric, and flush at once: a killed rank can't."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def finish(self, exit_code: int) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class MLflow:
+    """A run on the server or in the store that MLFLOW_TRACKING_URI names; a resumed run continues it."""
+
+    def __init__(self, folder: Path, step: int, config: Mapping[str, object]) -> None:
+        import mlflow
+
+        self._mlflow: Any = mlflow
+        known = folder / "mlflow_run_id"
+        earlier = known.read_text().strip() if step and known.exists() else None
+        known.write_text(mlflow.start_run(run_id=earlier).info.run_id)
+        if earlier is None:
+            mlflow.log_params(dict(config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send all metrics in one request."""
+        self._mlflow.log_metrics(dict(metrics), step=step)
+
+    def finish(self, exit_code: int) -> None:
+        """Record whether the run succeeded, was stopped by SIGTERM, or failed."""
+        self._mlflow.end_run({0: "FINISHED", 143: "KILLED"}.get(exit_code, "FAILED"))
+
+
+class WeightsAndBiases:
+    """A run at wandb.ai, or where WANDB_BASE_URL points; WANDB_MODE=offline keeps it in ./wandb."""
+
+    def __init__(self, folder: Path, step: int, config: Mapping[str, object]) -> None:
+        import wandb
+
+        known = folder / "wandb_run_id"
+        earlier: dict[str, Any] = (
+            {"id": known.read_text().strip(), "resume": "allow"} if step and known.exists() else {}
+        )
+        self._run: Any = wandb.init(config=dict(config), **earlier)
+        known.write_text(self._run.id)
+        # wandb's own step can't go back, and would drop the steps that a resumed run repeats.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Pass the metrics to wandb's own process, which sends them."""
+        self._run.log({"step": step, **metrics})
+
+    def finish(self, exit_code: int) -> None:
+        """Wait until everything is sent."""
+        self._run.finish(exit_code=exit_code)
+
+
+TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -97,25 +270,38 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def describe_peak_memory(world: World) -> str:
-    """Return the most memory that a rank has had; every rank must call this."""
-    peaks = [peak_memory_bytes(world.device)] * world.world_size
-    dist.all_gather_object(peaks, peaks[world.rank])
-    most, kind, of = max(peaks), "memory", ""
-    if world.device.type == "cuda":
-        kind, of = "GPU memory", f" of {gigabytes(torch.cuda.get_device_properties(world.device).total_memory)}"
-    where = f" on rank {peaks.index(most)} (the highest)" if world.world_size > 1 else ""
-    return f"peak {kind} {gigabytes(most)}{of}{where}"
+    """Return the most memory that a rank has had, of 2**30 bytes as nvidia-smi counts; every rank must call this."""
+    peaks = gather(peak_memory_bytes(world.device))
+    where = f" on rank {peaks.index(max(peaks))} (the highest)" if world.world_size > 1 else ""
+    said = f"{max(peaks) / 2**30:.3g} GB"
+    if world.device.type != "cuda":
+        return f"peak memory {said}{where}"
+    total = torch.cuda.get_device_properties(world.device).total_memory / 2**30
+    return f"peak GPU memory {said} of {total:.3g} GB{where}"
 
 
-def gigabytes(size_bytes: int) -> str:
-    """Return `0.81 GB` or `12.3 GB`, of 2**30 bytes, as `launch` and nvidia-smi count them."""
-    return f"{size_bytes / 2**30:.3g} GB"
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def continue_command(argv: Sequence[str], world: World, save_dir: str) -> str:
+    """Return the command that continues the run: what was typed, with its directory and --resume."""
+    kept: list[str] = []
+    is_value = False  # of an option that is left out
+    for word in argv:
+        name, equals, _ = as_flag(word[2:]).partition("=") if word.startswith("--") else ("", "", "")
+        if name in ("--save-dir", "--resume"):
+            is_value = not equals
+        elif name or not is_value:
+            kept.append(word)
+            is_value = False
+        else:
+            is_value = False
+    words = shlex.join([*kept, "--save-dir", save_dir, "--resume"])
+    command = distributed.find_attempt().command  # of `launch`
+    is_script = getattr(sys.modules["__main__"], "__spec__", None) is None and sys.argv[0].endswith(".py")
+    program = shlex.quote(sys.argv[0]) if is_script and list(argv) == sys.argv[1:] else "-m launcher.trainer"
+    if not command and world.launched_by == SINGLE_PROCESS:
+        command = f"{shlex.quote(sys.executable)} {program}"
+    if not command and world.launched_by == TORCHRUN and world.node_count == 1:
+        command = f"torchrun --nproc-per-node {world.world_size} {program}"
+    return f"{command or f'start it as before, with: {program}'} {words}"
 
 
 def count(number: int, noun: str) -> str:

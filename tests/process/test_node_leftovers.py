@@ -127,25 +127,17 @@ def test_what_dead_keepers_left_is_found_and_ended(nodes: Nodes, any_python: str
         end_of(lost)
 
 
-@pytest.mark.parametrize("has_agent", [False, True])
-def test_a_run_whose_helpers_are_all_suspended_is_found_and_ended(
-    nodes: Nodes, tmp_path: Path, has_agent: bool
-) -> None:
-    agent = tmp_path / "agent"  # what looks like one to the guardian that it starts
-    agent.write_text(f'#!/bin/sh\nprintf launch-agent >/proc/$$/comm\n{sys.executable} "$@"\n:\n')
-    agent.chmod(0o755)
-    lost = nodes.start(mark="20261120-091233.ab12.0", python=str(agent) if has_agent else sys.executable)
+def test_a_run_whose_helpers_are_all_suspended_is_found_and_ended(nodes: Nodes) -> None:
+    lost = nodes.start(mark="20261120-091233.ab12.0")
     lost.prepare()
     lost.start_ready(shell(IGNORES))
-    guardian = parent_of(lost.supervisor)
-    assert (guardian != lost.guardian.pid) is has_agent
-    keepers = [parent_of(lost.pid_of(0)), lost.supervisor, lost.guardian.pid, guardian]
-    for pid in keepers[:3] if has_agent else keepers[:2]:
+    keepers = [parent_of(lost.pid_of(0)), lost.supervisor, lost.guardian.pid]
+    for pid in keepers[:2]:
         os.kill(pid, signal.SIGSTOP)
     _, runs = found_by(nodes, of=lost.mark)
     assert {run["is_owned"] for run in runs} == {True}, "its guardian would end it"
-    os.kill(guardian, signal.SIGSTOP)
-    wait_until(lambda: read_state(guardian) == "T")
+    os.kill(lost.guardian.pid, signal.SIGSTOP)
+    wait_until(lambda: read_state(lost.guardian.pid) == "T")
     cleaner, runs = found_by(nodes, of=lost.mark, env={"TMPDIR": str(lost.tmpdir)})
     assert {run["is_owned"] for run in runs} == {False}
     folders = [folder["path"] for folder in cleaner.wait_for(messages.FACTS)["checks"]["folders"]]

@@ -100,18 +100,3 @@ def test_rank_zero_must_be_at_the_address(slurm: Slurm, tmp_path: Path, address:
     done = slurm.run(*srun, sys.executable, PLACE, str(tmp_path / "said"))
     assert (done.returncode == 0) is (not error), done.stderr
     assert f"WorldError: {error}\n" in done.stderr if error else (tmp_path / "said").exists()
-
-
-def test_the_line_that_continues_a_run_can_be_pasted(slurm: Slurm, python: Path, tmp_path: Path) -> None:
-    small = ("--steps-per-epoch=1", "--layers=1", "--dim=8", "--context=8", "--save-dir=out")
-    job = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1"]
-    first = slurm.run(*job, "srun", str(python), "-m", "launcher.trainer", *small, cwd=tmp_path)
-    line = re.search(r"^to train longer: (srun .*)$", first.stdout, re.MULTILINE)
-    assert line, first.stderr
-    assert "--nodes=2 --ntasks-per-node=1 " in line[1]
-    longer = slurm.run("sh", "-c", line[1], cwd=tmp_path)  # the job is over
-    assert (longer.returncode, "resume  out/checkpoints/step_1, step 1 of epoch 2" in longer.stdout) == (0, True), (
-        longer.stderr
-    )
-    within = slurm.run(*job, "sh", "-c", line[1], cwd=tmp_path)
-    assert within.returncode == 0, within.stderr

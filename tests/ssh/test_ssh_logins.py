@@ -316,16 +316,12 @@ def test_a_certificate_beside_its_key(log_in: LogIn, certified: Path) -> None:
 
 
 @every_transport
-def test_a_certificate_that_ssh_config_names(
-    log_in: LogIn, certified: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KEYS", str(tmp_path))
+def test_a_certificate_that_ssh_config_names(log_in: LogIn, certified: Path, tmp_path: Path) -> None:
     elsewhere = certified.with_name("key-cert.pub").rename(tmp_path / "elsewhere.pub")
     assert log_in(node2={"IdentityFile": certified}).kind is HostFailureKind.LOGIN_REFUSED
     assert log_in(node2={"IdentityFile": certified, "CertificateFile": elsewhere}) == "in\n"
     second = f"{tmp_path}/none\n  CertificateFile {elsewhere}"
     assert log_in(node2={"IdentityFile": certified, "CertificateFile": second}) == "in\n"
-    assert log_in(node2={"IdentityFile": certified, "CertificateFile": "${KEYS}/elsewhere.pub"}) == "in\n"
 
 
 @every_transport

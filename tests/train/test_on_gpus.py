@@ -12,7 +12,6 @@ import pytest
 from machines.patience import slowed
 
 from launcher.trainer import __main__ as trainer
-from launcher.trainer.curve import read_losses
 
 TESTS = Path(__file__).parents[1]
 ON_GPU = f"import sys\nsys.path.insert(0, {str(TESTS)!r})\nimport gpu_standin\ngpu_standin.enter()\n"
@@ -31,12 +30,18 @@ WAYS = {
 }
 
 
+def read_losses(folder: Path) -> list[tuple[int, float]]:
+    """Return the loss of each step, in order; where a run was resumed, those of the steps that it repeated."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return sorted({line["step"]: line["loss"] for line in lines if "loss" in line}.items())
+
+
 @pytest.fixture(scope="module")
 def losses_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
     """Return the losses of the first steps of a single process without a GPU."""
     folder = tmp_path_factory.mktemp("cpu")
     assert trainer.main([*SMALL, "--log-every", "1", "--save-dir", str(folder)]) == 0
-    return read_losses(folder / "metrics.jsonl")["loss"]
+    return read_losses(folder)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -57,7 +62,7 @@ def test_every_way_trains_saves_resumes_and_stops(
     assert [(rank.wait(), rank.stderr) for rank in ranks] == [(0, "")] * size
     assert f"resume  {found[2]}, step {found[1]} " in ranks[0].stdout
     assert "device  GPU stand-in, nccl\n" in ranks[0].stdout
-    losses = read_losses(tmp_path / "out" / "metrics.jsonl")["loss"]
+    losses = read_losses(tmp_path / "out")
     assert [step for step, _ in losses] == list(range(1, 4 * progress["epoch"] + 1))
     assert [loss for _, loss in losses[:4]] == pytest.approx([loss for _, loss in losses_on_cpu], rel=1e-3)
 
@@ -90,7 +95,7 @@ def test_sigterm_while_the_gpu_waits_for_a_dead_rank(
     ranks[1].process.kill()
     assert [rank.wait() for rank in ranks] == [143, -signal.SIGKILL], ranks[0].stderr
     line, again = ranks[0].stdout.splitlines()[-2:]
-    lost = "not saved: the GPU waits for a rank that has exited; newest checkpoint: out/checkpoints/step_4"
+    lost = "not saved, because a rank has ended; newest checkpoint: out/checkpoints/step_4"
     assert re.fullmatch(rf"SIGTERM: step \d+ {lost}", line)
     assert again.startswith("to continue: ")
 
@@ -108,7 +113,7 @@ torch.optim.AdamW.step = abort
 def test_nothing_is_saved_after_nccl_was_aborted(starter: Any) -> None:
     (rank,) = starter.start_ranks(1, lambda rank: ["-c", ON_GPU + ABORTED + TRAINER, *SMALL, "--save-dir", "out"])
     assert (rank.wait(), rank.stderr) == (143, "")
-    assert rank.stdout.splitlines()[-1].endswith(" not saved: NCCL was aborted; newest checkpoint: none")
+    assert rank.stdout.splitlines()[-1].endswith(" not saved, because a rank has ended; newest checkpoint: none")
 
 
 def test_a_rank_without_a_gpu_and_one_with_do_not_wait_for_each_other(starter: Any) -> None:

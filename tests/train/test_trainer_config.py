@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.trainer.config import FIELDS, TrainConfig, read_config
-from launcher.trainer.options import ConfigError, UnreadableFileError, flag
+from launcher.trainer.config import FIELDS, ConfigError, TrainConfig, as_flag, read_config
 
 SAMPLE = Path(__file__).parents[2] / "config" / "local3.yaml"
 
@@ -84,48 +83,10 @@ def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
     assert read_config(["--config", "c.yaml", "--epochs", "2"]) == TrainConfig(lr=3e-4, batch_size=8, epochs=2)
 
 
-def test_sections_and_names_of_others_are_read_and_one_line_tells_ours() -> None:
-    Path("c.yaml").write_text(
-        "train: {num_nodes: 2, batch_size: 32}\ndata: {num-workers: 4, data: a.txt}\nlr: 1e-4\nreport_ranks: off\n"
-    )
-    told: list[str] = []
-    config = read_config(["--config", "c.yaml", "--num_epochs", "3"], told.append)
-    expected = TrainConfig(nodes=2, batch_size=32, workers=4, data="a.txt", lr=1e-4, epochs=3, report_ranks="off")
-    assert config == expected
-    assert told == [
-        "read --num-epochs as --epochs",
-        "c.yaml: read train.num_nodes as nodes, train.batch_size as batch_size, data.num-workers as workers, "
-        "data.data as data",
-        "c.yaml: train.batch_size 32 is per rank here; if all ranks shared it in the trainer of this file, "
-        "write global_batch: 32",
-    ]
-    keys = ("lr", "seed", "epochs", "keep", "layers", "heads", "dim", "context", "amp", "data")
-    defaults = asdict(TrainConfig())
-    Path("all.json").write_text(json.dumps({"a": {"b": {key: defaults[key] for key in keys}}}))
-    assert read_config(["--config", "all.json"], told.append) == TrainConfig()
-    assert told[3].endswith(", a.b.context as context and 2 more")
-
-
-@pytest.mark.parametrize(
-    ("text", "argv", "is_told"),
-    [
-        ("batch_size: 8\nlearning_rate: 1", [], True),
-        ("batch_size: 8\nlr: 1", [], False),  # this trainer's own names: nothing shows that it was meant for another
-        ("train: {batch_size: 8}", ["--batch-size", "4"], False),
-        ("train: {batch_size: 8}", ["--global-batch", "16"], False),
-        ("train: {global_batch: 8}", [], False),
-    ],
-)
-def test_a_file_of_another_trainer_may_mean_the_batch_of_all_ranks(text: str, argv: list[str], is_told: bool) -> None:
-    Path("c.yaml").write_text(text)
-    told: list[str] = []
-    read_config(["--config", "c.yaml", *argv], told.append)
-    assert any(line.endswith("write global_batch: 8") for line in told) is is_told
-
-
-def test_a_section_of_validation_sets_its_own_options() -> None:
-    Path("c.yaml").write_text("eval: {evaluate_every: 5, validation_fraction: 0.2}\n")
-    assert read_config(["--config", "c.yaml"]) == TrainConfig(evaluate_every=5, validation_fraction=0.2)
+def test_names_of_others_are_read() -> None:
+    Path("c.yaml").write_text("num_nodes: 2\nnum-workers: 4\nlearning_rate: 1e-4\nreport_ranks: off\n")
+    config = read_config(["--config", "c.yaml", "--num_epochs", "3"])
+    assert config == TrainConfig(nodes=2, workers=4, lr=1e-4, epochs=3, report_ranks="off")
 
 
 def test_the_report_of_the_ranks_needs_no_word() -> None:
@@ -166,7 +127,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     words = shown.replace(",", " ").split()
-    assert [name for name in FIELDS if flag(name) not in words] == []
+    assert [name for name in FIELDS if as_flag(name) not in words] == []
     assert "folder" not in shown.lower()  # one term for each thing: a directory
 
 
@@ -199,9 +160,8 @@ def test_help_is_in_groups_with_examples_and_fits_80_columns(
         (["--lrr", "1"], "unknown option '--lrr', did you mean '--lr'?"),
         (["--batch_sise=1"], "unknown option '--batch-sise', did you mean '--batch-size'?"),
         (["--zzz"], "unknown option '--zzz'"),
-        (["--num-node", "2"], "unknown option '--num-node', did you mean '--nodes'?"),
         (["--num_workers", "x"], "--workers must be a whole number, got 'x'"),
-        (["input.txt"], "unexpected argument 'input.txt'"),
+        (["input.txt"], "unknown option 'input.txt'"),
         (["--lr"], "argument --lr: expected one argument"),
         (["--lr", "fast"], "--lr must be a number, got 'fast'"),
         (["--lr", "nan"], "--lr must be a number, got 'nan'"),
@@ -209,7 +169,7 @@ def test_help_is_in_groups_with_examples_and_fits_80_columns(
         (["--epochs", "2.5"], "--epochs must be a whole number, got '2.5'"),
         (["--epochs", "0"], "--epochs must be at least 1, got 0"),
         (["--validation-fraction", "1"], "--validation-fraction must be below 1, got 1"),
-        (["--compile=yes"], "argument --compile/--no-compile: ignored explicit argument 'yes'"),
+        (["--compile=yes"], "argument --compile: ignored explicit argument 'yes'"),
         (
             ["--batch-size", "8", "--global-batch", "64"],
             "batch_size and global_batch both set the batch; fix: give one of them",
@@ -226,43 +186,14 @@ def test_wrong_flags(argv: list[str], message: str) -> None:
     assert error_of(*argv) == message
 
 
-def laughs(first: str, open_line: str, close_line: str) -> str:
-    lines = [f"lr{n}: &a{n} {open_line}{','.join([f'*a{n - 1}'] * 9)}{close_line}" for n in range(1, 10)]
-    return "\n".join([f"lr: &a0 {first}", *lines])
-
-
-BILLION_LAUGHS = laughs("[x,x,x,x,x,x,x,x,x]", "[", "]")
-MERGED_LAUGHS = laughs("{x: 1}", "{<<: [", "]}")
-UNREAD = "a value in it can't be read: a wrong date, or too many digits or brackets"
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("c.yaml", "lrr: 1e-3", "c.yaml: unknown key 'lrr', did you mean 'lr'?"),
         ("c.yaml", "qqqq: 1", "c.yaml: unknown key 'qqqq'"),
-        ("c.yaml", "1: 1", "c.yaml: unknown key '1'"),
-        ("c.yaml", "train: 1", "c.yaml: unknown key 'train'"),  # like track, and not meant
-        ("c.yaml", "train: {shuffle: 1}", "c.yaml: unknown key 'train.shuffle'"),
-        *(
-            (
-                "c.yaml",
-                f"{name}: {{batch_size: 64}}",
-                f"c.yaml: {name}.batch_size would set batch_size for training; fix: move it out of '{name}'",
-            )
-            for name in ("val", "validation", "eval", "evaluation", "test")
-        ),
-        ("c.yaml", "train:", "c.yaml: the section 'train' is empty; fix: remove it, or indent its keys below it"),
-        (
-            "c.json",
-            '{"train": {}}',
-            "c.json: the section 'train' is empty; fix: remove it, or indent its keys below it",
-        ),
-        ("c.yaml", "lr: 1\nseed: 2\nlr: 3", "c.yaml:3: the key 'lr' is given twice; fix: remove one of them"),
-        ("c.yaml", "train: {batch_size: 0}", "c.yaml: train.batch_size must be at least 1, got 0"),
-        ("c.yaml", "lr: 1\ntrain: {lr: 2}", "c.yaml: lr and train.lr are the same option; fix: give one of them"),
-        ("c.yaml", "nodes: 1\nnum_nodes: 2", "c.yaml: nodes and num_nodes are the same option; fix: give one of them"),
-        ("c.json", '{"a":' * 900 + "1" + "}" * 900, f"c.json: unknown key '{'a.' * 48}..."),
+        ("c.yaml", "1: 1", "c.yaml: unknown key 1"),
+        ("c.yaml", "train: {lr: 1}", "c.yaml: 'train' is a section; fix: write its keys at the left margin"),
+        ("c.yaml", "nodes: 1\nnum_nodes: 2", "c.yaml: num_nodes is given twice; fix: remove one of them"),
         ("c.yaml", "lr: fast", "c.yaml: lr must be a number, got 'fast'"),
         ("c.yaml", "lr: [1]", "c.yaml: lr must be a number, got [1]"),
         ("c.yaml", "lr:", "c.yaml: lr must be a number, got None"),
@@ -272,19 +203,14 @@ UNREAD = "a value in it can't be read: a wrong date, or too many digits or brack
         ("c.yaml", "data: 5", "c.yaml: data must be text, got 5"),
         ("c.yaml", "compile: 1", "c.yaml: compile must be true or false, got 1"),
         ("c.yaml", "- lr", "c.yaml: expected lines like 'lr: 0.003', got a list"),
-        ("c.yaml", "lr: 1\nepochs: [1", "c.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("c.yaml", "lr: \x00", "c.yaml: not YAML: it holds characters that YAML doesn't allow"),
-        # Aliases: each line holds nine of the one above, and a merge key copies them.
-        ("c.yaml", BILLION_LAUGHS, "c.yaml:2: aliases (*a0) aren't supported; fix: write the value out"),
-        ("c.yaml", MERGED_LAUGHS, "c.yaml:2: aliases (*a0) aren't supported; fix: write the value out"),
-        ("c.yaml", "lr: &x 1\nseed: *x", "c.yaml:2: aliases (*x) aren't supported; fix: write the value out"),
+        ("c.yaml", "lr: 1\nepochs: [1", "c.yaml:2: not YAML"),
+        ("c.yaml", "lr: \x00", "c.yaml:1: not YAML"),
         ("c.yaml", "x" * 200 + ": 1", f"c.yaml: unknown key '{'x' * 96}..."),
         ("c.yaml", f"lr: {'x' * 200}", f"c.yaml: lr must be a number, got '{'x' * 96}..."),
-        ("c.yaml", "#" * (128 << 10) + "\nlr: 1", "c.yaml: larger than 128 KiB, too large for a configuration file"),
-        ("c.json", '{\n"lr": }', "c.json:2: not JSON: Expecting value"),
-        ("c.yaml", "lr: 2024-13-45", f"c.yaml: {UNREAD}"),
-        ("c.yaml", "a: " + "[" * 5000, f"c.yaml: {UNREAD}"),
-        ("c.json", "[" * 100_000, f"c.json: {UNREAD}"),
+        ("c.json", '{\n"lr": }', "c.json:2: not JSON"),
+        ("c.yaml", "lr: 2024-13-45", "c.yaml:1: not YAML"),
+        ("c.yaml", "a: " + "[" * 5000, "c.yaml:1: not YAML"),
+        ("c.json", "[" * 100_000, "c.json:1: not JSON"),
         ("c.yaml", "seed: 18446744073709551616", "c.yaml: seed must be below 2147483648, got 18446744073709551616"),
     ],
 )
@@ -301,7 +227,7 @@ def test_a_file_that_is_no_text() -> None:
 def test_yaml_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     Path("c.yaml").write_text("lr: 1")
-    with pytest.raises(UnreadableFileError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read_config(["--config", "c.yaml"])
     assert str(caught.value) == (
         "c.yaml: this Python has no PyYAML; fix: run `pip install pyyaml`, or write the file as JSON (.json)"
@@ -342,8 +268,8 @@ BOOLEANS = {name for name, field in FIELDS.items() if isinstance(field.default, 
 @given(st.sampled_from(sorted(FIELDS.keys() - TEXTS - BOOLEANS)), st.text())
 def test_any_text_behind_a_flag_is_a_config_or_an_error(name: str, text: str) -> None:
     try:
-        config = read_config([f"{flag(name)}={text}"])
+        config = read_config([f"{as_flag(name)}={text}"])
     except ConfigError as error:
-        assert str(error).startswith((f"{flag(name)} must be", "dim must be"))
+        assert str(error).startswith((f"{as_flag(name)} must be", "dim must be"))
     else:
         assert type(getattr(config, name)) is type(FIELDS[name].default)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.trainer import prepare_data
-from launcher.trainer.options import ConfigError
+from launcher.trainer.config import ConfigError
 from launcher.trainer.prepare_data import download, find_shakespeare, main
 from tests.train.conftest import free_port
 

@@ -1,22 +1,22 @@
-"""The first weights, which of them decay, activation checkpointing, precision, and how often the ranks vote."""
+"""The first weights, which of them decay, what the model sees, and the learning rate."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.model import build_model, outline_model
-from launcher.trainer.optimization import group_parameters
-from launcher.trainer.parallel import checkpoint_activations
-from launcher.trainer.precision import choose_tf32
-from launcher.trainer.stopping import MOST_STEPS, VOTE_EVERY_S, count_steps
+from launcher.trainer.model import Model, init_weights
+from launcher.trainer.model import build_model as outline_model
+from launcher.trainer.train import group_parameters, learning_rate
 
 CPU = torch.device("cpu")
+
+
+def build_model(config: TrainConfig) -> Model:
+    return init_weights(outline_model(config), config.seed, CPU)
 
 
 def test_an_outline_has_shapes_and_no_memory() -> None:
@@ -67,56 +67,29 @@ def test_norms_biases_and_embeddings_do_not_decay(data: str) -> None:
     assert len(decayed["params"]) + len(others["params"]) == len(names)
 
 
-class DropoutModel(nn.Module):
-    """Blocks with dropout, which count their computations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(2))
-        self.count = 0
-        for block in self.blocks:
-            block[0].register_forward_hook(self.add)
-
-    def add(self, *seen: Any) -> None:
-        self.count += 1
-
-    def learn(self) -> tuple[int, list[str], list[Tensor]]:
-        """Return the number of computations, the names of the parameters, and their gradients."""
-        torch.manual_seed(1)
-        x = torch.ones(4, 8)
-        for block in self.blocks:
-            x = block(x)
-        x.square().sum().backward()
-        names, weights = zip(*self.named_parameters(), strict=True)
-        return self.count, list(names), [weight.grad for weight in weights]
+def test_the_first_guess_is_even_and_the_seed_decides_it() -> None:
+    tokens = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0))
+    loss = build_model(TrainConfig())(tokens, tokens)
+    assert loss.item() == pytest.approx(math.log(256), abs=0.2)
+    assert build_model(TrainConfig())(tokens, tokens).item() == loss.item()
+    assert build_model(TrainConfig(seed=2))(tokens, tokens).item() != loss.item()
 
 
-def test_activation_checkpointing_computes_twice_and_drops_the_same() -> None:
-    torch.manual_seed(0)
-    plain, saving = DropoutModel(), DropoutModel()
-    saving.load_state_dict(plain.state_dict())
-    checkpoint_activations(saving)  # type: ignore[arg-type]
-    (once, names, gradients), (twice, same_names, same_gradients) = plain.learn(), saving.learn()
-    assert (once, twice) == (2, 4)
-    assert same_names == names
-    assert all(torch.equal(*pair) for pair in zip(gradients, same_gradients, strict=True))
+def test_the_model_sees_no_later_byte() -> None:
+    model = build_model(TrainConfig())
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    changed = tokens.clone()
+    changed[0, 5:] = 7
+    seen, other = model.predict(tokens), model.predict(changed)
+    assert torch.equal(seen[0, :5], other[0, :5])
+    assert not torch.equal(seen[0, 5:], other[0, 5:])
 
 
-def test_tf32_is_a_choice_of_the_gpu_alone() -> None:
-    before = torch.get_float32_matmul_precision()
-    try:
-        choose_tf32(TrainConfig(), CPU)
-        assert torch.get_float32_matmul_precision() == before
-        for tf32, precision in ((True, "high"), (False, "highest")):
-            choose_tf32(TrainConfig(tf32=tf32), torch.device("cuda"))
-            assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@pytest.mark.parametrize(
-    ("step_s", "steps"),
-    [(0, MOST_STEPS), (1e-4, MOST_STEPS), (VOTE_EVERY_S / 4.5, 4), (VOTE_EVERY_S, 1), (10, 1)],
-)
-def test_long_steps_have_a_vote_each(step_s: float, steps: int) -> None:
-    assert count_steps(step_s) == steps
+def test_the_learning_rate_rises_and_falls() -> None:
+    config = TrainConfig(lr=1.0, warmup_steps=4, final_lr_fraction=0.1)
+    rates = [learning_rate(step, 24, config) for step in range(1, 25)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[13] == pytest.approx(0.55)
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+    assert learning_rate(3, 3, TrainConfig(lr=1.0, warmup_steps=9)) == 1.0

@@ -27,7 +27,6 @@ ALLOWED = {
     ("launcher/distributed.py", "'/proc/self/cgroup'"): "where it can't be read, there is no quota",
     ("launcher/distributed.py", "'/sys/fs/cgroup'"): "where it can't be read, there is no quota",
     ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
-    ("launcher/trainer/checkpoints/replacement.py", "os.strerror"): "an error that this very process got",
 }
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LOADER = b'print("~launch '  # part of the command line of every program that launch sends
-_PLANTED = ("launch", proc.AGENT, "launch-guardian")  # what such a program may call itself
+_PLANTED = ("launch", "launch-agent", "launch-guardian")  # what such a program may call itself
 START_S = 2.0  # from the login of any command until its code has come
 
 
@@ -58,9 +58,7 @@ def find_planted() -> list[list[Any]]:
         [each.pid, each.name]
         for each in found
         # Guardian and supervisor are parent and child; each host's begin as one process that waits for its code.
-        # A suspended agent with a guardian ends with what that has left.
-        if (each.name in _PLANTED and not (each.pid in parents and each.state in proc.SUSPENDED))
-        or (each.pid not in parents and each.ppid not in pids and _age_s(each) > START_S)
+        if each.name in _PLANTED or (each.pid not in parents and each.ppid not in pids and _age_s(each) > START_S)
     ]
 
 

@@ -108,10 +108,6 @@ def read_public(path: Path) -> bytes | None:
     return message.get_binary() if message.get_int() == 1 else None
 
 
-def _paths(names: Sequence[str]) -> list[Path]:
-    return [Path(os.path.expandvars(name)).expanduser() for name in names if name != "none"]
-
-
 def _public_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.pub")
 
@@ -281,11 +277,13 @@ class Login:
     def _named(self) -> list[Path]:
         """Return these, and those of which only the public half is in a file, beside them: an agent may hold them."""
         names = self._settings.get("identityfile") or _DEFAULT_FILES
-        return [path for path in dict.fromkeys(_paths(names)) if path.is_file() or _public_of(path).is_file()]
+        paths = [Path(os.path.expandvars(name)).expanduser() for name in names if name != "none"]
+        return [path for path in dict.fromkeys(paths) if path.is_file() or _public_of(path).is_file()]
 
     def _certificates(self) -> dict[bytes, list[PublicBlob]]:
         """Return certificates by their public key: those that ssh_config names, and those in files beside the keys."""
-        paths = _paths(self._settings.get("certificatefile", ()))
+        named = self._settings.get("certificatefile", ())
+        paths = [Path(name).expanduser() for name in named if name != "none"]
         paths += [path.with_name(f"{path.name}-cert.pub") for path in self._named]
         found: dict[bytes, list[PublicBlob]] = {}
         for path in dict.fromkeys(paths):

@@ -18,10 +18,9 @@ from bench.gpu.faults import GPU_FULL, HOST_FULL, SHARED
 from bench.gpu.hardware import Gpu, Hardware, parse_hardware
 from bench.gpu.one_gpu import judge_spread
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
-from bench.gpu.steps import estimate_flops, judge_losses, judge_mfu, judge_speed
+from bench.gpu.steps import judge_losses, judge_speed
 from bench.gpu.table import PARTS, main, report_part, run_part
 from bench.gpu.trial import AS_HOST, Trial
-from bench.training import ON_A_GPU
 from launcher.diagnosis.signatures import explain_lines
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +60,7 @@ def fail(error: Exception) -> Callable[[Trial], Outcome]:
 
 
 def test_the_help_names_the_parts_and_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["mfu", "--help"]) == 0
+    assert main(["resume", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Usage: python -m bench gpu [PART]..."
     assert [line.split()[0] for line in lines[-len(PARTS) :]] == [part.name for part in PARTS]
@@ -145,24 +144,6 @@ def test_each_rank_on_a_shared_gpu_is_a_host_of_its_own() -> None:
 )
 def test_the_explanations_that_the_parts_look_for(line: str, pattern: str) -> None:
     assert re.search(pattern, next(explain_lines([line])).cause)
-
-
-def test_the_estimate_of_the_operations_is_the_models() -> None:
-    work = ON_A_GPU
-    block = 12 * work.dim**2 + 13 * work.dim  # with biases and norms, which the estimate leaves out
-    weights = work.layers * block + 256 * work.dim + 2 * work.dim
-    exact = 6 * weights + 12 * work.layers * work.dim * work.context
-    assert estimate_flops(work.layers, work.dim, work.context) == pytest.approx(exact, rel=0.01)
-
-
-def test_mfu_must_follow_from_the_speed() -> None:
-    metrics = [{"step": 1, "loss": 5.5, "tokens_per_s": 9e4, "mfu": 0.0567}, {"step": 2, "validation_loss": 3.0},
-               {"step": 20, "loss": 5.0, "tokens_per_s": 6.5e5, "mfu": 0.41}]  # fmt: skip
-    assert judge_mfu(metrics, 989.4e12) == Outcome("41.0%", "650000 tokens/s with a peak of 989 TFLOPS")
-    with pytest.raises(PartError, match=r"MFU 41\.0%, but the shape gives 82\.0%"):
-        judge_mfu(metrics, 494.7e12)
-    with pytest.raises(PartError, match="no line"):
-        judge_mfu(metrics[1:2], 989.4e12)
 
 
 def test_the_speed_of_the_plain_loop_is_a_limit_on_gpus_alone() -> None:

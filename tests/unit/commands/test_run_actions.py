@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from machines.example_run import ExampleRun
 
-from launcher.commands.run_actions import LogsRequest, attach, choose_last, refuse_unknown, wait
+from launcher.commands.run_actions import LogsRequest, attach, choose_last, refuse_unknown
 from launcher.errors import UsageError
 from launcher.output.log_reader import LogLine
-from launcher.output.log_writer import TRANSCRIPT
 from launcher.output.output_streams import OutputStreams
 
 
@@ -93,12 +92,3 @@ def test_attach_names_the_controller_as_the_user_does(tmp_path: Path, capfd: pyt
     attach(run, streams, host="gpu7")
     title = f"run {run.id} ({run.name})" if run.name else f"run {run.id}"
     assert f"launch: {title}, which gpu7 controlled, has ended" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("first", ["the run could not start:", "its time in the queue (--queue-timeout) is over"])
-def test_wait_says_why_a_run_never_started(tmp_path: Path, capfd: pytest.CaptureFixture[str], first: str) -> None:
-    run = ExampleRun().write(tmp_path)
-    texts = ["launch: its turn on gpu1", f"launch: {first}", "  gpu1: no GPU", "launch: exit code 70"]
-    (run.folder / TRANSCRIPT).write_text("".join(f"2026-11-27 22:30:57.000 {text}\n" for text in texts))
-    wait(run, OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None))
-    assert capfd.readouterr().err.splitlines() == texts[1:]

@@ -1,1 +1,0 @@
-"""Checkpoints: their way to the disk and back, whole at every instant."""
