@@ -37,7 +37,8 @@ from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
 from launcher.output.write_queue import STALLED_S
 from launcher.preflight.claims import ClaimOrder, refuse_claimed
-from launcher.preflight.findings import WARNING
+from launcher.preflight.findings import WARNING, CheckedHost
+from launcher.preflight.gpus import name_user
 from launcher.preflight.summary import summarize
 from launcher.runs import report
 from launcher.runs.hangs import HangWatch, StackTaker
@@ -174,7 +175,8 @@ class Attempt:
         if inspection.failures:
             raise HostsUnreachable(list(inspection.failures))
         use = measure_use(job, inspection.hosts, inspection.facts)
-        refuse_unfreed(self._carried.gpu_memory, use)
+        nodes = [CheckedHost(job, *pair) for pair in zip(inspection.hosts, inspection.facts, strict=True)]
+        refuse_unfreed(self._carried.gpu_memory, use, {node.name: name_user(node) for node in nodes})
         refuse_claimed(inspection.findings, inspection.claimed)
         self._carried.gpu_memory = use | self._carried.gpu_memory
         is_moved, self._job = inspector.job != job, inspector.job

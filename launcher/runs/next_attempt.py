@@ -63,8 +63,11 @@ def measure_use(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> 
     }
 
 
-def refuse_unfreed(before: Use, use: Use) -> None:
-    """Raise GpusInUseError for GPUs with more memory in use than before, except for what a driver may keep."""
+def refuse_unfreed(before: Use, use: Use, users: Mapping[str, str]) -> None:
+    """Raise GpusInUseError for GPUs with more memory in use than before, except for what a driver may keep.
+
+    users: whose process uses most of a GPU, by host; empty if that is not known.
+    """
     texts = {}
     for host in before.keys() & use.keys():
         more = [
@@ -76,6 +79,7 @@ def refuse_unfreed(before: Use, use: Use) -> None:
             size = sum(use[host][gpu] - before[host][gpu] for gpu in more)
             texts[host] = f"{host}: GPU {listed(more)} still {'has' if len(more) == 1 else 'have'} "
             texts[host] += f"{gigabytes(size)} more in use than before the first attempt"
+            texts[host] += f", by {users[host]}" if users.get(host) else ""
     if texts:
         hosts = sorted(texts)
         raise GpusInUseError(hosts, "\n".join(texts[host] for host in hosts))

@@ -53,20 +53,22 @@ def use(*free_mib: int | None) -> dict[str, dict[int, int]]:
 
 
 def test_a_driver_may_keep_some() -> None:
-    refuse_unfreed(use(143000, 100000), use(143000 - 512, 100001))
+    refuse_unfreed(use(143000, 100000), use(143000 - 512, 100001), {})
 
 
 def test_a_gpu_that_is_not_free_is_named() -> None:
     with pytest.raises(GpusInUseError) as caught:
-        refuse_unfreed(use(143000, 143000, 90000), use(142000, 143000, 10000))
+        refuse_unfreed(use(143000, 143000, 90000), use(142000, 143000, 10000), {"gpu2": "pid 42 (python) of bob"})
     assert caught.value.hosts == ("gpu2",)
-    assert caught.value.message == "gpu2: GPU 0 and 2 still have 79 GB more in use than before the first attempt"
+    assert caught.value.message == (
+        "gpu2: GPU 0 and 2 still have 79 GB more in use than before the first attempt, by pid 42 (python) of bob"
+    )
 
 
 def test_what_is_not_known_is_not_compared() -> None:
-    refuse_unfreed(use(None, 143000), use(0, None))
-    refuse_unfreed({}, use(0))
+    refuse_unfreed(use(None, 143000), use(0, None), {})
+    refuse_unfreed({}, use(0), {})
 
 
 def test_a_gpu_of_others_is_theirs() -> None:
-    refuse_unfreed(use(100, 100, 100, 143000), use(100, 100, 100, 0))
+    refuse_unfreed(use(100, 100, 100, 143000), use(100, 100, 100, 0), {})
