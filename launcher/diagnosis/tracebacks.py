@@ -26,8 +26,9 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _HEADER = re.compile(
     r"(?P<prefix>.*?)(?P<header>(?:Original |Exception Group )?Traceback \(most recent call last\)):?\W*$"
 )
-_BOXED_FRAME = re.compile(r"[│|] (?P<file>\S.*):(?P<line>\d+) in (?P<function>\S+) *[│|]$")
-_BOXED_CODE = re.compile(r"[│|] (?:❱|\\u2771) +\d+ [│| ]*(?P<code>.*?) *[│|]$")
+_BOXED_FRAME = re.compile(r"[│|] (?P<file>\S.*):(?P<line>\d+) in (?P<function>\S+)$")
+_BOXED_CODE = re.compile(r"[│|] (?:❱|\\u2771) {1,9}\d{1,9} ")
+_BOX = " │|"
 # torch prints every line of an exception twice if torch.distributed is initialised: plain and with `[rank0]:`.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 # How faulthandler reports a crash, the innermost frame first; the other threads come before.
@@ -167,7 +168,9 @@ def _without_prefixes(lines: Sequence[str]) -> list[str]:
         if "Traceback (" in text and (header := _HEADER.match(text)):
             text = f"{header['header']}:"
             is_boxed = header["prefix"].startswith(("╭", "+-"))
-            prefix = re.compile(_NUMBER.sub(r"\\w+", re.escape(header["prefix"]))) if header["prefix"].strip() else None
+            prefix = (
+                re.compile(re.sub(r"\d+", r"\\d+", re.escape(header["prefix"]))) if header["prefix"].strip() else None
+            )
         elif is_boxed:
             is_boxed = not text.startswith(("╰", "+-"))
             text = _unboxed(text)
@@ -181,10 +184,11 @@ def _without_prefixes(lines: Sequence[str]) -> list[str]:
 
 def _unboxed(line: str) -> str:
     """Return a line of rich's box as Python prints it; empty for what Python doesn't print."""
-    if frame := _BOXED_FRAME.match(line):
+    text = line.rstrip(_BOX)
+    if frame := _BOXED_FRAME.match(text):
         return f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}'
-    code = _BOXED_CODE.match(line)
-    return f"    {code['code']}" if code else ""
+    code = _BOXED_CODE.match(text)
+    return f"    {text[code.end() :].lstrip(_BOX)}" if code else ""
 
 
 def gather_traceback(stdout: str, stderr: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,23 @@ def test_a_traceback_need_not_begin_a_line(printed):
     assert shorten_traceback(extract_traceback("a\n" + CHAINED + printed)) == short
     assert extract_errors(printed)[0] == short[-1]
     assert not [line for line in cut_tracebacks(printed.splitlines()) if "rain.py" in line or "Error" in line]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        f"{'1a' * 40}{SIMPLE.splitlines()[0]}\n{'1a' * 39}{'1' * 8000}",
+        f"{RICH.splitlines()[0]}\n│ ❱ 5 {' ' * 16000}x",
+        f"{RICH.splitlines()[0]}\n│ {':1 in x' * 2000} y",
+        f"{RICH.splitlines()[0]}\n│ x:{'1' * 16000} in",
+        SIMPLE.splitlines()[0] * 400 + "x",
+    ],
+)
+def test_no_line_takes_long_to_read(hostile):
+    """A rank may print anything, and the launcher reads it while the run is to be stopped."""
+    start = time.process_time()
+    extract_traceback(hostile)
+    assert time.process_time() - start < 5
 
 
 def test_words_about_a_traceback_are_none():
