@@ -38,7 +38,7 @@ test-quick: $(VENV)/installed-quick  ## run the tests that need no host, in unde
 	$(IN_VENV) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) tests/unit $(PYTEST_ARGS)
 
 test-pythons:  ## run the unit tests with each Python that is found
-	PYTEST_WORKERS=$(PYTEST_WORKERS) .ci/pythons
+	.ci/pythons
 
 lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
 	$(BIN)/python -m ruff check .
