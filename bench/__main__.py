@@ -2,6 +2,7 @@
 
 `python -m bench soak` is something else: a run that is made to fail many times.
 `python -m bench gpu` is too: everything that needs a GPU.
+`python -m bench mutants` breaks the trainer on purpose, and sees that its tests notice.
 `python -m bench record` keeps some results in record.json, and `compare` finds what is worse than they are.
 """
 
@@ -13,19 +14,21 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from bench import record, soak
+from bench import mutants, record, soak
 from bench.gpu.table import main as run_gpu_parts
 from bench.measures import MEASURES, missing_programs, parse_names
 
 
 def main() -> int:
-    """Run the measures that were requested, the soak, the parts that need a GPU, or a comparison with the record."""
+    """Run what was requested: measures, the soak, the GPU parts, the mutants, or a comparison with the record."""
     # A launcher that is installed has its bytecode; without, most of a start is compiling.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if sys.argv[1:2] == ["soak"]:
         return soak.main(sys.argv[2:])
     if sys.argv[1:2] == ["gpu"]:
         return run_gpu_parts(sys.argv[2:])
+    if sys.argv[1:2] == ["mutants"]:
+        return mutants.main(sys.argv[2:])
     if {"-h", "--help"} & {*sys.argv[1:]}:
         print(f"{__doc__}\nMeasures: {', '.join(MEASURES)}.")
         return 0

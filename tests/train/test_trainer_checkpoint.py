@@ -386,3 +386,31 @@ def test_the_metadata_of_shards_holds_records_and_nothing_else(
         fix = "fix: name another one with --resume PATH"
         assert str(caught.value) == f"{tmp_path}/step: can't be read: UnpicklingError: {said}; {fix}"
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(("words", "step"), [(["--log-every", "1"], 2), (["--log-every", "20"], 3)])
+def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
+    words: list[str], step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the step that logs, or that would save."""
+    monkeypatch.chdir(tmp_path)
+    words += ["--steps-per-epoch", "9", "--save-every", "3", "--lr", "1e30", "--warmup-steps", "0", "--clip-norm", "0"]
+    assert run(capsys, *words)[::2] == (1, f"step {step}: the loss is not finite\n")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock", "metrics.jsonl"]
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss of that step is finite, and the checkpoint before it is the newest."""
+    monkeypatch.chdir(tmp_path)
+    clip, calls = torch.nn.utils.clip_grad_norm_, []
+
+    def spoil(parameters: Any, most: float) -> torch.Tensor:
+        calls.append(most)
+        return clip(parameters, most) if len(calls) < 4 else torch.tensor(float("nan"))
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", spoil)
+    words = ["--steps-per-epoch", "9", "--save-every", "2"]
+    assert run(capsys, *words)[::2] == (1, "step 4: the gradient is not finite\n")
+    assert [path.name for path in find_whole(tmp_path / "out/checkpoints")] == ["step_2"]
