@@ -27,6 +27,7 @@ from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.transports.base import Transport
 
 NOTICE_S = 20.0  # what a node is doing is printed by then
+FACTS_NOTICE_S = 5.0  # the first time, while GPUs are looked for: a driver that has to load takes up to a minute
 SWEEP_CONNECT_S = 5.0
 HANG_UP_S = 1.0
 FILES_S = 30.0  # the files that the ranks left are small, and nobody waits longer for them
@@ -201,7 +202,7 @@ class Session:
         Raise Interrupted for a signal that `catch_signals` catches, and what a task of `watch` raised.
         """
         while not is_done():
-            ends = [self._noticed_at + NOTICE_S] + ([deadline] if deadline is not None else [])
+            ends = [self._noticed_at + self._notice_s()] + ([deadline] if deadline is not None else [])
             try:
                 event = await asyncio.wait_for(self._pool.events.get(), max(0.0, min(ends) - time.monotonic()))
             except asyncio.TimeoutError:
@@ -258,6 +259,11 @@ class Session:
             self._progress(f"{len(self.states) - len(waiting)} of {len(self.states)} hosts have responded")
         else:
             self._progress(self.doing)
+
+    def _notice_s(self) -> float:
+        """Return how long to wait before what the nodes do is printed."""
+        is_first = not self._noticed and any(state.stage is Stage.GATHERING_FACTS for state in self.states)
+        return FACTS_NOTICE_S if is_first else NOTICE_S
 
     def _notice(self) -> None:
         """Print which nodes have shown nothing yet, and what they are doing; each stage of a node once.
