@@ -164,7 +164,7 @@ class Checkpoints:
             token.touch()
             return str(token)
 
-        token = Path(on_main(touch, self._group))
+        token = Path(on_main(partial(told, Path(self._config.save_dir), touch), self._group))
         is_shared = all(gather(token.exists(), self._group))
         if self._world.is_main:
             token.unlink()

@@ -175,3 +175,5 @@ def single_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
+    if "launcher.distributed" in sys.modules:  # a trainer that failed leaves its process group
+        sys.modules["launcher.distributed"].shutdown()
