@@ -6,7 +6,7 @@
     SAVE_DIR/checkpoints/step_120/*.distcp         model on a shared file system, each rank's part of them
     SAVE_DIR/model.pt                              the weights alone, at the end, for torch.load
     SAVE_DIR/metrics.jsonl                         the losses and other metrics
-    SAVE_DIR/.lock                                 locked while a run saves there
+    SAVE_DIR/.lock                                 locked while a run saves there; the id of its Slurm job
 
 A checkpoint is written under a name that begins with a dot. When all of it is on the disk, it gets its own name, which
 no other checkpoint has had: so whatever dies, and wherever the power fails, a checkpoint is whole or none.
@@ -39,7 +39,7 @@ from launcher.trainer.config import AUTO, LAST, NONE, SHAPE, ConfigError, RunErr
 from launcher.trainer.data import Data
 from launcher.trainer.parallel import ParallelDims, gather, make_cpu_group, on_main
 
-PROGRESS, RANDOM, STATE, METADATA = "progress.json", "random.pt", "state.pt", ".metadata"
+PROGRESS, RANDOM, STATE, METADATA, LOCK = "progress.json", "random.pt", "state.pt", ".metadata", ".lock"
 Result = TypeVar("Result")
 SAMPLED_FROM = ("seed", "validation_fraction", "tokens", "data_size")  # what decides which samples there are
 
@@ -66,6 +66,9 @@ def choose_folder(config: TrainConfig) -> tuple[str, str]:
     is_again = bool(attempt.restarts or attempt.requeues)
     resume = AUTO if config.resume == NONE and is_again else config.resume
     path = Path(config.save_dir or Path("outputs", attempt.name or time.strftime("%Y%m%d-%H%M%S")))
+    if attempt.requeues and not config.save_dir:  # `launch` gives a requeued job another id, but Slurm doesn't
+        earlier = [lock for lock in Path("outputs").glob(f"*/{LOCK}") if lock.read_text() == attempt.job_id]
+        path = max(earlier, key=lambda lock: lock.stat().st_mtime, default=path / LOCK).parent
     if resume in (AUTO, LAST) and not config.save_dir and not (is_again and attempt.name):
         if config.resume != NONE:
             raise ConfigError(f"--resume {resume} needs --save-dir DIR, because each run has its own directory")
@@ -93,7 +96,7 @@ def claim_folder(path: Path) -> TextIO:
     """Make the directory, and lock it for this run until the file is closed or the process ends."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file = (path / ".lock").open("a")
+        file = (path / LOCK).open("a+")
     except OSError as error:
         raise ConfigError(f"{path}: can't save there: {error.strerror}") from None
     try:
@@ -102,6 +105,9 @@ def claim_folder(path: Path) -> TextIO:
         raise ConfigError(f"{path}: another run is saving there") from None
     except OSError:
         pass  # the file system has no locks
+    file.truncate(0)
+    file.write(distributed.find_attempt().job_id or "")
+    file.flush()
     return file
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -206,6 +207,7 @@ class Loader:
             num_workers=self._workers,
             pin_memory=self._device.type == "cuda",
             collate_fn=keep,
+            worker_init_fn=ignore_sigterm,
             generator=torch.Generator(),  # or it would draw from the one that dropout continues on resume
         )
         for inputs, targets in batches:
@@ -231,6 +233,11 @@ class Loader:
 def keep(batch: Any) -> Any:
     """Return what `__getitems__` has put together already."""
     return batch
+
+
+def ignore_sigterm(worker: int) -> None:
+    """Let a worker live on after SIGTERM, which Slurm sends to all processes: its rank ends it, after it has saved."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def short(number: float) -> str:

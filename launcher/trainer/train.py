@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
     except Exception:  # noqa: BLE001  # any error must show its traceback and end with exit code 1
         traceback.print_exc()
         exit_code = 1
-    if exit_code == 0:  # after anything else the other ranks may be gone, and NCCL would wait for them
+    if exit_code in (0, 2):  # after anything else the other ranks may be gone, and NCCL would wait for them
         distributed.shutdown()
     return exit_code
 

@@ -62,15 +62,16 @@ def test_one_host(launch: Launch) -> None:
     assert json.loads(line)["hosts"]["node1"]["route"]["probe_port"] is None  # a torchrun by hand may wait for node 0
 
 
-def test_one_machine_under_two_names_says_nothing_of_itself(launch: Launch, cluster: Cluster, train: str) -> None:
+def test_one_machine_under_two_names_is_a_warning_on_cpus(launch: Launch, cluster: Cluster, train: str) -> None:
     """Each name has a supervisor of its own, and a Python that imports torch meanwhile."""
     names = launch.folder / "ssh_config"
     names.write_text(cluster.ssh_config.read_text().replace("Host node1\n", "Host node1 twin\n"))
     done = launch.check("--ssh-config", str(names), "--cpu", "--nproc", "1", train, hosts="node1,twin")
     assert done.exit_code == 0
-    first, traits, last = done.table
-    assert (first, last) == ("2 hosts responded (N s)", "nothing would break a run")
+    first, traits, *warnings, last = done.table
+    assert (first, last) == ("2 hosts responded (N s)", "nothing would break a run, 1 warning")
     assert ", data over data1, train.py " in traits
+    assert any("node1" in line and "twin" in line for line in warnings), warnings
 
 
 def test_json_has_all_facts_and_findings(launch: Launch, cluster: Cluster) -> None:

@@ -261,6 +261,23 @@ def test_a_run_that_is_started_again_continues_in_its_directory(
     assert choose_folder(TrainConfig()) == ("outputs/20261127-100000", step)
 
 
+def test_a_requeued_job_continues_where_it_saved_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `launch` its runs have other ids."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"SLURM_JOB_ID": "7", "LAUNCH_SLURM_JOB": "7", "LAUNCH_MARK": "first.0.0"}.items():
+        monkeypatch.setenv(name, value)
+    assert choose_folder(TrainConfig()) == ("outputs/first", "")
+    claim_folder(tmp_path / "outputs/first").close()
+    step = str(make_checkpoint(tmp_path / "outputs/first/checkpoints", "step_1", 1.0).relative_to(tmp_path))
+    monkeypatch.setenv("LAUNCH_MARK", "second.0.0")
+    assert choose_folder(TrainConfig()) == ("outputs/second", "")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert choose_folder(TrainConfig()) == ("outputs/first", step)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.setenv("LAUNCH_SLURM_JOB", "8")
+    assert choose_folder(TrainConfig()) == ("outputs/second", "")
+
+
 def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
     lock = claim_folder(tmp_path)
     with pytest.raises(ConfigError) as caught:

@@ -61,7 +61,7 @@ class Ranks:
         self._on_started: Callable[[], object] = lambda: None  # for each rank that torchrun has started
         self._told: dict[int, int] = {}  # process id -> wait(2) status of what torchrun has reaped
         self._exited: set[int] = set()
-        self._inherited: dict[int, tuple[int, float]] = {}  # process id -> how and when it ended
+        self._ended: dict[int, tuple[int, float]] = {}  # process id of a child, or the starter's -> how and when
         self._others: dict[int, Callable[[int], object]] = {}  # children that aren't ranks
         self._kills: OomKills | None = None  # set once a rank runs
 
@@ -144,14 +144,15 @@ class Ranks:
                 self._meet_ends()
                 self._send_queue.drain()
                 self._send_queue.send(messages.ENDED, **workers.describe_status(status))
-            self._inherited[pid] = status, time.monotonic()  # from a starter that was killed
-            self._take_end(pid, status, time.monotonic())
+            self._take_end(pid, status, time.monotonic())  # of a starter that was killed, too
             if self._reports is not None and self._owned.starter is not None and pid == self._owned.starter.pid:
                 while self._read_starter():
                     pass
                 self._end_reports()  # a successor has them open, so they don't come to their end
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
+        """Report a rank's end; it is kept for one whose start is read only later, as while another's is taken in."""
+        self._ended[pid] = status, ended_at
         for local_rank, process in self._owned.ranks.items():
             if process.pid == pid and local_rank not in self._exited:  # as it is if the starter died before it reaped
                 self._report_exit(local_rank, status, ended_at)
@@ -183,8 +184,8 @@ class Ranks:
                 self.seen.add(report["rank"])
                 process = proc.parse_stat(report["stat"])
                 self._own(report["rank"], process)
-                if process.pid in self._inherited:  # the starter and the rank were killed before this was read
-                    self._take_end(process.pid, *self._inherited[process.pid])
+                if process.pid in self._ended:  # its end was read before, or it was inherited from a killed starter
+                    self._take_end(process.pid, *self._ended[process.pid])
             else:
                 self._take_end(report["pid"], report["status"], report["ended_at"])
         if not data:
