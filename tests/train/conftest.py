@@ -175,5 +175,6 @@ def single_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
+    monkeypatch.undo()
     if "launcher.distributed" in sys.modules:  # a trainer that failed leaves its process group
         sys.modules["launcher.distributed"].shutdown()
