@@ -78,6 +78,8 @@ def test_every_way_learns_what_a_plain_loop_learns(starter: Any, tmp_path: Path)
         steps = read_steps(tmp_path / name)
         assert [line["loss"] for line in steps] == pytest.approx(losses, rel=row.tolerance), name
         assert [line["gradient_norm"] for line in steps] == pytest.approx(norms, rel=30 * row.tolerance), name
+        progress = json.loads((tmp_path / name / f"checkpoints/step_{STEPS}/progress.json").read_text())
+        assert bool(progress["scaler"]) is (row.options.get("amp") == "fp16"), "with fp16 alone the loss is scaled"
         saved = torch.load(tmp_path / name / "model.pt", weights_only=True)["model"]
         for key in weights.keys() - {
             f"blocks.{number}.attention.key.bias" for number in range(2)
