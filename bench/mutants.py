@@ -50,7 +50,7 @@ MUTANTS = {
     "other-random-numbers": Mutant(SAVED, 'torch.set_rng_state(states["cpu"])', "pass", PARALLEL),
     "optimizer-not-resumed": Mutant(SAVED, 'known["state"] = saved["optimizer"]', "pass", PARALLEL),
     "nan-gradient-saved": Mutant(TRAIN, "if not self.scaler.is_enabled():", "if False:", CHECKPOINT),
-    "fused-fails": Mutant(TRAIN, "fused=True if", 'fused="mutant" if', ON_GPUS),
+    "fused-fails": Mutant(TRAIN, "fused=True if", 'fused=int("mutant") if', ON_GPUS),
     "cuda-random-fails": Mutant(SAVED, 'torch.cuda.set_rng_state(states["cuda"], device)', FAULT, ON_GPUS),
     "scaler-not-resumed": Mutant(SAVED, 'self._scaler.load_state_dict(progress["scaler"])', FAULT, ON_GPUS),
     "no-set-device": Mutant(JOINED, "torch.cuda.set_device(device)", "pass", ON_GPUS),
