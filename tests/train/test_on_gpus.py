@@ -138,7 +138,7 @@ import os, torch, torch.distributed as dist
 from launcher import distributed
 torch.__version__ = "2.7.0+cu126"
 world = distributed.init(timeout_s=float(sys.argv[1]))
-print(os.environ["TORCH_NCCL_USE_COMM_NONBLOCKING"], dist.group.WORLD.bound_device_id)
+print(os.environ["TORCH_NCCL_USE_COMM_NONBLOCKING"], dist.group.WORLD.bound_device_id, torch.cuda.current_device())
 try:
     dist.all_reduce(torch.ones(1))
 except RuntimeError as error:
@@ -161,6 +161,7 @@ def test_a_dead_rank_lets_the_others_hang_until_the_watchdog_aborts_them(starter
     ranks = starter.start_ranks(2, lambda rank: ["-c", ON_GPU + COLLECTIVES, str(limit_s)])
     assert [rank.wait() for rank in ranks] == [-signal.SIGABRT, 0], ranks[1].stderr
     refused = "No backend type associated with device type cpu"
-    assert ranks[0].stdout.splitlines()[:4] == ["0 cuda:0", refused, "2.0 cuda:0 cpu", "queued"]
+    assert ranks[0].stdout.splitlines()[:4] == ["0 cuda:0 0", refused, "2.0 cuda:0 cpu", "queued"]
+    assert ranks[1].stdout.splitlines()[0] == "0 cuda:1 1"
     timeout = r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=ALLREDUCE, "
     assert re.search(timeout, ranks[0].stderr)
