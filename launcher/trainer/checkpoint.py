@@ -463,14 +463,21 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the few classes that such a file needs."""
-        kind = getattr(torch, name, None) if module == "torch" else None
-        is_record = module == "torch.distributed.checkpoint.metadata" or (module, name) in (
-            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-            ("torch.serialization", "_get_layout"),
-            ("pathlib", "PosixPath"),
-            ("pathlib._local", "PosixPath"),
-        )
-        if not (is_record and "." not in name) and kind is not torch.Size and not isinstance(kind, torch.dtype):
+        from torch.distributed.checkpoint import metadata
+
+        kind = getattr(torch if module == "torch" else metadata, name, None)
+        if module == metadata.__name__:  # what it defines, and nothing that it imports
+            is_plain = isinstance(kind, type) and kind.__module__ == module
+        elif module == "torch":
+            is_plain = kind is torch.Size or isinstance(kind, torch.dtype)
+        else:
+            is_plain = (module, name) in (
+                ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+                ("torch.serialization", "_get_layout"),
+                ("pathlib", "PosixPath"),
+                ("pathlib._local", "PosixPath"),
+            )
+        if not is_plain:
             raise pickle.UnpicklingError(f"{METADATA} holds {module}.{name}, which no checkpoint needs")
         return super().find_class(module, name)
 

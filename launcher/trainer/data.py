@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import mmap
 import signal
@@ -166,7 +167,7 @@ def as_tensor(content: Any) -> Tensor:
 def number_characters(text: Tensor, name: str) -> tuple[str, Tensor]:
     """Return the different characters of a text in UTF-8, sorted, and for each character its number among them."""
     try:
-        characters = bytes(text.numpy()).decode("utf-8")
+        characters = ctypes.string_at(text.data_ptr(), len(text)).decode("utf-8")  # numpy may be missing
     except UnicodeDecodeError as error:
         fix = "use --tokens bytes"
         raise ConfigError(f"{name}: byte {error.start} isn't UTF-8 text, so it has no characters; fix: {fix}") from None

@@ -117,13 +117,18 @@ def make_cpu_group(world: World) -> Any:
 
 
 def on_main(run: Callable[[], Result], group: Any) -> Result:
-    """Run a function on rank 0, and return its result on every rank; ConfigError and RunError are raised on all."""
+    """Run a function on rank 0, and return its result on every rank.
+
+    ConfigError and RunError are raised on all of them, and ConfigError for an OSError.
+    """
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
             outcome = [run(), None]
         except (ConfigError, RunError) as error:
             outcome = [None, error]
+        except OSError as error:  # such as a save directory that is a file
+            outcome = [None, ConfigError(f"{error.filename or 'rank 0'}: {error.strerror or error}")]
     dist.broadcast_object_list(outcome, src=0, group=group)
     result, failure = outcome
     if failure is not None:

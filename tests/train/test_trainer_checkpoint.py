@@ -291,6 +291,14 @@ def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}/file/b: can't save there: Not a directory"
 
 
+def test_a_save_directory_that_is_a_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").touch()
+    assert run(capsys) == (2, "", "out: Not a directory\n")
+
+
 def test_the_reason_is_the_innermost() -> None:
     try:
         try:
@@ -402,6 +410,10 @@ def test_the_metadata_of_shards_holds_records_and_nothing_else(
             read_metadata(tmp_path / "step")
         fix = "fix: name another one with --resume PATH"
         assert str(caught.value) == f"{tmp_path}/step: can't be read: UnpicklingError: {said}; {fix}"
+    # A name that the module of the records has only imported.
+    (tmp_path / "step" / ".metadata").write_bytes(b"\x80\x02ctorch.distributed.checkpoint.metadata\ndataclass\n.")
+    with pytest.raises(ConfigError, match=r"holds torch\.distributed\.checkpoint\.metadata\.dataclass, which no"):
+        read_metadata(tmp_path / "step")
     assert not (tmp_path / "pwned").exists()
 
 
