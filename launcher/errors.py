@@ -37,11 +37,11 @@ if a supervisor reports that it has failed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from launcher.escapes import one_line
-from launcher.lazy_dataclass import dataclass
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

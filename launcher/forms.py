@@ -9,13 +9,12 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from launcher.escapes import one_line
-from launcher.lazy_dataclass import dataclass
 
 MOST_LETTERS = 4096  # no path is longer
 MOST_VALUES = 20_000  # of a list without another limit: more processes than most systems let a user have

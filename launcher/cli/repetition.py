@@ -12,7 +12,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ from launcher.hosts.ranges import fold_names, shown
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job
 from launcher.job.tree import NAME_CHARACTERS
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import count, listed
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 
 import click
@@ -26,7 +26,6 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folder
 from launcher.job.variables import is_secret, parse_settings
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.registry import SRUN
 
 _JOB = reword(

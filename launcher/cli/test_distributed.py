@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, LOAD, OUTPU
 from launcher.cli.options.values import HostChoice, OutputOptions, PythonEnvironment, gather
 from launcher.cli.typed_command import find_reach
 from launcher.job.job import Timeouts
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.commands.free import ask_claims
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.job.facts import BootUnit, Checks, RunFolder, RunProcess
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.session.connection import Event
 from launcher.session.node_state import Census

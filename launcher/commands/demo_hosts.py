@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +32,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from paramiko import common
 
 from launcher.concurrency import start_thread
-from launcher.lazy_dataclass import dataclass
 from launcher.private_files import lock_directory
 
 CHUNK_BYTES = 65536

@@ -17,7 +17,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,7 +26,6 @@ from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.escapes import one_line
 from launcher.forms import FormError, load_json
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.node.file_sender import matches, split_path
 from launcher.private_files import make_private, open_private

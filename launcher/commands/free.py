@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.clock import iso_time, wall_clock
@@ -13,7 +13,6 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, fold_numbers, fold_runs
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.preflight.claims import describe_claim
 from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib, users_of

@@ -11,12 +11,12 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import LauncherError, UsageError
 from launcher.forms import load_json
-from launcher.lazy_dataclass import dataclass
 
 SUFFIXES = (".png", ".svg")
 NUMBERS_UP_TO = 16  # hosts; a larger picture has colors alone

@@ -15,12 +15,12 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
-from launcher.lazy_dataclass import dataclass
 from launcher.output.lines import STDERR
 from launcher.output.log_reader import (
     LOOK_S,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from launcher.hosts.ranges import fold_names, fold_numbers
 from launcher.job.facts import FAULTS, GpuSample, describe_reasons
-from launcher.lazy_dataclass import dataclass
 from launcher.output.style import Line, Style, break_line
 from launcher.runs.samples import HostNow, RunNow
 from launcher.wording import count, duration, fold_ranks

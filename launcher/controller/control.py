@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from launcher.controller.orders import HUNG_UP, LEFT, LEFT_QUEUED, Control, Last
 from launcher.controller.rejoin import watch_agents
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.hosts.ranges import fold_names
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.node.facts import network
 from launcher.node.logind import is_shutting_down

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -24,7 +25,6 @@ from launcher.concurrency import start_thread
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams

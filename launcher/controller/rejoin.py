@@ -10,7 +10,7 @@ import functools
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from launcher.controller.agent_start import Order, make_order, start_again
 from launcher.controller.orders import Control
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.runs.run_list import RunListEntry
 from launcher.session.settings import loader_pythons
 from launcher.transports.agents.hub import Absence, Hub, Return

@@ -12,10 +12,10 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.bootstrap import write_archive
 
 _STAYING = (

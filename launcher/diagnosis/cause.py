@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from launcher.diagnosis.collective_timeouts import explain_wait
 from launcher.diagnosis.exit_codes import ENDING, describe_ending, explain_ending, explain_loss
@@ -26,7 +27,6 @@ from launcher.diagnosis.tracebacks import (
     mask,
     shorten_traceback,
 )
-from launcher.lazy_dataclass import dataclass
 
 LAST_LINES = 10
 SETTLE_S = 2.0  # how long a failure that looks like a consequence waits for its cause to show up

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.diagnosis.signatures import Explanation, Kind
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import fold_ranks
 
 # `[PG ID 0 PG GUID 0(default_pg) Rank 1]` or `[Rank 14]`, depending on torch's version.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 from launcher.diagnosis.exit_codes import CANCELLED, describe_ending
 from launcher.diagnosis.signatures import Kind, explain_lines
 from launcher.diagnosis.tracebacks import ends_in_traceback, extract_traceback, is_same_error, last_said, mask
 from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
-from launcher.lazy_dataclass import dataclass
 from launcher.node.messages import TERMINATED
 
 _RECENT_S = 10.0  # the rank survived a traceback that it printed longer before its end

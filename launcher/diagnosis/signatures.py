@@ -12,9 +12,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
-
-from launcher.lazy_dataclass import dataclass
 
 # Double bit and row-remap errors, NVLink (144 to 150 of its fifth generation, if they are fatal), off the bus, ECC
 # rates, GSP, initialization, timeouts (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html);

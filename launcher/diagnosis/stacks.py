@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from launcher.diagnosis.collective_timeouts import name_ranks
 from launcher.hosts.ranges import fold_names
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import count, fold_ranks, listed
 
 MAX_FRAMES = 8  # of a group, on the screen

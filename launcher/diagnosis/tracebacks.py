@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, takewhile
-
-from launcher.lazy_dataclass import dataclass
 
 _TRACEBACK = "Traceback (most recent call last):"
 # Also those of a data loader worker and of an exception group.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from launcher.errors import UsageError
 from launcher.hosts.ranges import (
@@ -16,7 +16,6 @@ from launcher.hosts.ranges import (
     shown,
     split_list,
 )
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import count, nearest
 
 _LISTED_LENGTH = 300  # a fix with more names than that hides what it points at

@@ -5,11 +5,10 @@ limits of lists are longer than any real machine's; a host that sends more fails
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from launcher.forms import MOST_VALUES, NOT_SENT, Address, Count, FormError, Most, SentAs, Within
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 
 SLOW_DNS_S = 0.5

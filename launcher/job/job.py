@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
 from launcher.job.tree import Tree
-from launcher.lazy_dataclass import dataclass
 
 TRAINER_MODULE = "launcher.trainer"
 COLLECTIVES_MODULE = "launcher.collectives"

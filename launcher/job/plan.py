@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import UsageError
@@ -14,7 +14,6 @@ from launcher.job.activation import quote_path, setup_by_hand
 from launcher.job.facts import Gpu, NodeFacts, Route
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.variables import shell_assignments
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 
 ARCHIVE_NAME = "launcher.pyz"

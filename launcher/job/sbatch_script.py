@@ -9,9 +9,9 @@ import math
 import re
 import shlex
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from launcher.errors import UsageError
-from launcher.lazy_dataclass import dataclass
 
 # Added to the time that ranks have to save, for launch to stop the rest and check what is left. Slurm sends its signal
 # up to a minute early, and never late.

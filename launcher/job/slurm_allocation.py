@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import expand_names, fold_names, split_list
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import count, listed
 
 # Steps that are shells and no tasks (batch, interactive, extern): Slurm counts them down from 0xffffffff (slurm.h).

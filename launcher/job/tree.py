@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
-
-from launcher.lazy_dataclass import dataclass
+from dataclasses import dataclass, field
 
 NAME_CHARACTERS = 7  # of a hash, in messages
 _NAMES_IN_USE = ("name", "listing", "listing.part", "links", "lock")  # launcher/node/code/folders.py

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import stat
 import struct
 import time
 
-from launcher.node import fast_json, messages
+from launcher.node import messages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class OwnClaim:
         return is_late or time.clock_gettime_ns(_COARSE_CLOCK) > self.order[0]
 
     def _write(self, values: dict[str, Any]) -> None:
-        data = fast_json.dumps(values).encode()
+        data = json.dumps(values).encode()
         if len(data) > _MOST_BYTES:
             raise OSError(errno.EFBIG, "a claim of %d bytes" % len(data), self.path)
         os.pwrite(self._fd, data, 0)  # all at once, and it only grows: nobody reads half of it
@@ -412,7 +413,7 @@ def _is_left(values: dict[str, Any], status: os.stat_result, path: str, kept: Ma
 
 def _parse(data: bytes) -> dict[str, Any] | None:
     try:
-        values = fast_json.loads(data.decode())
+        values = json.loads(data.decode())
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

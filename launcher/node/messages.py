@@ -6,7 +6,7 @@ So output is sent in pieces without escaping, and damage to the stream is detect
 
 from __future__ import annotations
 
-from launcher.node import fast_json
+import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def encode(kind: str, payload: bytes = b"", **fields: object) -> bytes:
 
 def encode_again(header: Header, payload: bytes) -> bytes:
     """Return a message that was decoded as the bytes that it came from, to pass it on."""
-    return fast_json.dumps(header).encode() + b"\n" + payload
+    return json.dumps(header).encode() + b"\n" + payload
 
 
 class Decoder:
@@ -217,7 +217,7 @@ class Decoder:
             return None
         line = bytes(self._buffer[:end])
         try:
-            header = fast_json.loads(line.decode())
+            header = json.loads(line.decode())
         except (ValueError, RecursionError):
             raise MalformedMessage("not JSON: %r" % line[:80]) from None
         if not isinstance(header, dict) or not isinstance(header.get("type"), str):

@@ -7,11 +7,12 @@ writes. So the run neither waits for it nor counts it as a process of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import time
 
-from launcher.node import clock, fast_json, messages
+from launcher.node import clock, messages
 from launcher.node.facts.gpus import GpuTool, follow_xids
 from launcher.node.processes import proc, workers
 
@@ -76,7 +77,7 @@ class Sampler:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            values = fast_json.loads(line.decode())
+            values = json.loads(line.decode())
             self._why_ended = values["error"] if values["host"] is None else None
             self._send(messages.SAMPLED, **values)
         if lines:
@@ -116,14 +117,14 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
             if with_processes and due >= processes_due and error is None:
                 values["processes"] = _find_processes(tool)
                 processes_due = due + _PROCESSES_S
-            line = fast_json.dumps(values)
+            line = json.dumps(values)
             os.write(fd, line.encode() + b"\n")
             due = max(due + period_s, time.monotonic())
             if unread.poll(max(0.0, due - time.monotonic()) * 1000):
                 break
     except BaseException as error:  # noqa: BLE001 - whatever it is, only this child ends
         text = "what reads its GPUs failed: %.200r" % error
-        os.write(fd, fast_json.dumps({"host": None, "gpus": [], "error": text}).encode() + b"\n")
+        os.write(fd, json.dumps({"host": None, "gpus": [], "error": text}).encode() + b"\n")
     finally:
         os._exit(0)
 

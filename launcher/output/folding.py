@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import count
 
 MOST_BYTES = 64 << 20  # of all hosts together

@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from heapq import merge
 from operator import attrgetter
@@ -18,7 +19,6 @@ from typing import BinaryIO
 
 from launcher.clock import wall_clock
 from launcher.escapes import clean
-from launcher.lazy_dataclass import dataclass
 from launcher.output.display import PrefixDisplay, json_lines
 from launcher.output.lines import STDERR, STDOUT, BarTurn, is_state
 from launcher.output.log_writer import TRANSCRIPT

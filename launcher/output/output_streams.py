@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from launcher.lazy_dataclass import dataclass
 from launcher.output.lines import STDERR, STDOUT
 
 

@@ -7,9 +7,8 @@ does I/O.
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from enum import Enum
-
-from launcher.lazy_dataclass import dataclass
 
 _LEAST_COLUMNS = 40  # a narrower terminal breaks the lines itself
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from launcher.concurrency import start_timer
-from launcher.lazy_dataclass import dataclass
 from launcher.output.lines import STDERR
 
 HOLD_S = 5.0  # a run that continues for this long after a traceback has survived it

@@ -11,9 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from launcher.concurrency import start_thread
-from launcher.lazy_dataclass import dataclass
 
 # Of a disk; all hosts share the bound.
 QUEUE_BYTES = 4 << 20  # an hour of what most runs print

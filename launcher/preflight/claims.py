@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.clock import short_time
 from launcher.errors import ChecksFailed
 from launcher.hosts.ranges import fold_numbers
 from launcher.job.facts import BoxClaim
-from launcher.lazy_dataclass import dataclass
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, refuse_problems
 from launcher.wording import age
 

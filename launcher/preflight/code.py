@@ -7,9 +7,9 @@ itself is compared in `comparison`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.hosts.ranges import fold_names
-from launcher.lazy_dataclass import dataclass
 from launcher.preflight.comparison import group_hosts, has_majority
 from launcher.preflight.findings import NOTE, WARNING, CheckedHost, Finding
 from launcher.wording import listed

@@ -6,13 +6,13 @@ A node that differs from most is named; if no value has a majority, the finding 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import Checks, Network
 from launcher.job.plan import count_processes, used_gpus
-from launcher.lazy_dataclass import dataclass
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.wording import count, listed
 

@@ -7,7 +7,7 @@ to the screen.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -16,7 +16,6 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
-from launcher.lazy_dataclass import dataclass
 
 
 class Severity(Enum):

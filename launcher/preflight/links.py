@@ -10,11 +10,11 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median_low
 
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import LinkQuality
-from launcher.lazy_dataclass import dataclass
 from launcher.preflight.findings import WARNING, CheckedHost, Finding
 from launcher.wording import count
 

@@ -4,7 +4,7 @@ The ranks of `launcher.collectives` measure; rank 0 sends what all of them have 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import median_high
 from typing import Annotated, Any
 
@@ -12,7 +12,6 @@ from launcher.forms import Count, Most, Within
 from launcher.hosts.ranges import fold_numbers
 from launcher.job.facts import FAULTS, describe_reasons
 from launcher.job.plan import used_gpus
-from launcher.lazy_dataclass import dataclass
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.preflight.gpus import hidden_mib, users_of
 from launcher.wording import count

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -29,7 +29,6 @@ from launcher.job.plan import (
     start_fields,
 )
 from launcher.job.plan_record import as_dry_record, as_record, by_hand_records, code_record, host_records
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
 from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput

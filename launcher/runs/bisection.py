@@ -8,10 +8,10 @@ The second part is Zeller's ddmin (Simplifying and Isolating Failure-Inducing In
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from launcher.hosts.ranges import fold_names
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import listed
 
 Group = tuple[str, ...]

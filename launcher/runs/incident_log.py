@@ -16,12 +16,12 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from launcher.errors import LauncherError
 from launcher.forms import FormError, load_json
-from launcher.lazy_dataclass import dataclass
 from launcher.private_files import open_private, replace_private
 from launcher.runs.state_home import find_state, own_state
 from launcher.wording import count

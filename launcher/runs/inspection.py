@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -20,7 +20,6 @@ from launcher.job.activation import setup_order
 from launcher.job.facts import LinkQuality, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device, used_gpus, warm_fields
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.preflight import code
 from launcher.preflight.checks import find_all, find_busy, find_problems, warn_of_checkpoints, warn_of_incidents

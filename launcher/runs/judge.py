@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from launcher.clock import wall_clock
 from launcher.diagnosis.cause import Cause, find_cause, find_signature
@@ -20,7 +20,6 @@ from launcher.errors import ChecksFailed, HostFailure, HostFailureKind, HostsUnr
 from launcher.escapes import without_controls
 from launcher.job.job import Job
 from launcher.job.plan import LaunchPlan, NodePlan
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_output import NodeOutput

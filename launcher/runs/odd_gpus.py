@@ -18,13 +18,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median
 
 from launcher.diagnosis.signatures import HARDWARE_XIDS
 from launcher.hosts.ranges import fold_numbers
 from launcher.job.facts import FAULTS, GpuSample, HostSample, describe_reasons
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import count, duration, fold_ranks, span
 
 INTERVAL_S = 15.0

@@ -8,11 +8,10 @@ docs/decisions/0016-restarts.md; the table of tests/unit/runs/test_policy.py has
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from launcher.hosts.ranges import fold_names
-from launcher.lazy_dataclass import dataclass
 from launcher.runs.bisection import Verdict
 from launcher.runs.run_state import RestartCount
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from launcher.errors import EXIT_PREFLIGHT, HostsUnreachable, LauncherError
 from launcher.hosts.host import Host
 from launcher.job.facts import BoxClaim
 from launcher.job.job import Job
 from launcher.job.plan import used_gpus
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.preflight.claims import ClaimOrder
 from launcher.preflight.findings import CheckedHost

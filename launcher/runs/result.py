@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.clock import iso_time
-from launcher.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:  # launch ps and others of a list of runs need neither
     from launcher.diagnosis.cause import Cause

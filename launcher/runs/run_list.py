@@ -24,7 +24,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -32,7 +32,6 @@ from typing import IO, Any, TypeVar
 from launcher.errors import LauncherError, UsageError
 from launcher.forms import load_json
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_durably, replace_private, write_private

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job
-from launcher.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
     from launcher.output.console import RunConsole

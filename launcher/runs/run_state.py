@@ -10,13 +10,12 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
 from launcher.escapes import one_line
 from launcher.hosts.ranges import fold_names
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import age, count, listed, ordinal
 
 _MOST_HOSTS = 10_000

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,6 @@ from launcher.clock import wall_clock
 from launcher.forms import AS_ROW, FormError, Most, Within, load_json, reader_of
 from launcher.job.facts import GpuSample, HostSample, NodeFacts
 from launcher.job.plan import LaunchPlan
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.output.console import RunConsole
 from launcher.output.run_folder import RunRecord

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from launcher.lazy_dataclass import dataclass
 from launcher.runs.attempt import CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
 from launcher.runs.policy import Ending

@@ -7,12 +7,12 @@ that it was not given, can't end a run, and can't flood `launch` with messages.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from launcher.forms import AS_ROW, Address, Count, FormError, Most, Within, fields_reader
 from launcher.job.facts import BoxClaim, GpuSample, GpuUse, HostSample
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 
 LocalRank = Annotated[int, Within(0, 4095)]

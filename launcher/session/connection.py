@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -20,7 +21,6 @@ from launcher.clock import wall_clock
 from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.session.allowed_messages import AllowedMessages, UnaskedMessage
 from launcher.session.settings import Settings

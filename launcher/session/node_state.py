@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.forms import FormError, reader_of
 from launcher.job.facts import NodeFacts, Route
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.session.allowed_messages import KeeperEnding
 from launcher.session.connection import LOST, READY, Event

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from launcher.job.job import Timeouts
-from launcher.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.escapes import shown
-from launcher.lazy_dataclass import dataclass
 from launcher.node.code.listing import parents
 from launcher.sync import launchignore
 from launcher.sync.default_exclusions import (

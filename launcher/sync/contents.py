@@ -11,12 +11,12 @@ import io
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.tree import Tree
-from launcher.lazy_dataclass import dataclass
 from launcher.node.code import folders
 from launcher.node.code.listing import LINK, Entry, decode
 from launcher.node.code.store import Store, find_base

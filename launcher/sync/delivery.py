@@ -8,13 +8,12 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from launcher.job.tree import Tree
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.node.code import listing
 from launcher.preflight.findings import WARNING, Finding, fold

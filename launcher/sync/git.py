@@ -12,12 +12,12 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.escapes import one_line, shown
-from launcher.lazy_dataclass import dataclass
 
 # Set by a git that started `launch` through a hook or an alias: they name its repository, not the code's.
 _OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX")

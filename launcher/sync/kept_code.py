@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import LauncherError, UsageError
 from launcher.escapes import listed_names
 from launcher.job.tree import Tree
-from launcher.lazy_dataclass import dataclass
 from launcher.node.code.listing import LINK, PROGRAM, Entry, decode, hash_listing
 from launcher.node.code.store import Store, find_base
 from launcher.node.messages import PIECE_BYTES

@@ -13,11 +13,11 @@ import stat
 import time
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.escapes import listed_names, shown
-from launcher.lazy_dataclass import dataclass
 from launcher.node.code.listing import is_inside, parents
 from launcher.sync.candidates import Candidates, find_candidates, find_named_folders
 from launcher.sync.default_exclusions import CACHE, ENVIRONMENT, IGNORED, LAUNCHIGNORE, SECRETS, STAYING, classify

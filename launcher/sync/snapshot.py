@@ -11,11 +11,11 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.escapes import listed_names, shown
-from launcher.lazy_dataclass import dataclass
 from launcher.node.code import listing
 from launcher.node.code.listing import Entry
 from launcher.sync.contents import SmallFiles

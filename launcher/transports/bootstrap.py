@@ -21,6 +21,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from importlib.abc import InspectLoader
 from importlib.util import MAGIC_NUMBER, find_spec
@@ -30,7 +31,6 @@ from typing import TYPE_CHECKING, Any, cast
 from launcher.concurrency import start_timer
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
@@ -48,7 +48,7 @@ _NOT_RUN = 126  # a shell's, for what it finds and can't run
 _RC_FILES = "~/.bashrc (bash), ~/.zshenv (zsh) or ~/.config/fish/config.fish"  # which these read without a terminal
 # Of launcher.node: what every session needs, and what may have to end a run when the connection is gone.
 _FIRST_MODULES = (
-    "clock", "fast_json", "guardian", "kernel_log", "loop", "messages", "own_folders", "send_queue", "signals",
+    "clock", "guardian", "kernel_log", "loop", "messages", "own_folders", "send_queue", "signals",
     "supervisor", "facts.responder", "facts.shared_directory",
     *(f"processes.{name}" for name in (
         "handover_log", "oom_kills", "proc", "ranks", "run_owner", "run_processes", "shim", "stop_steps", "workers",
@@ -81,7 +81,7 @@ _LOCK = threading.Lock()
 _HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
 _NO_COLUMNS, _NO_LINE = 13, 15
 _AGENT_MODULES = (
-    "boot_units", "clock", "fast_json", "logind", "messages", "own_folders", "signals", "relays.relayed_process",
+    "boot_units", "clock", "logind", "messages", "own_folders", "signals", "relays.relayed_process",
     *(f"agents.{name}" for name in ("agent", "agent_lock", "agent_unit", "children", "controller_link", "notice")),
 )  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")

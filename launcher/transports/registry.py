@@ -9,12 +9,12 @@ alone takes a quarter of a second.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.slurm_allocation import Allocation, srun_environment
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.base import Transport
 from launcher.transports.settings import TransportSettings
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 from launcher.job.job import Timeouts
 from launcher.job.slurm_allocation import Allocation
-from launcher.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from launcher.transports.ssh.identities import Secrets  # imports paramiko, which takes its time

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # The floors of launcher/, from the ground up: a room imports from the floors below its own, and what it is built of
 # itself.
 FLOORS = (
-    "escapes private_files open_files clock wording lazy_dataclass",
+    "escapes private_files open_files clock wording",
     "errors forms",
     "concurrency hosts",
     "job diagnosis output",
@@ -56,9 +56,6 @@ REACHES_OUT = {"subprocess", "socket", "select", "threading", "asyncio", "multip
 STARTERS = {"Thread", "Timer", "create_task", "ensure_future", "run_coroutine_threadsafe", "start_new_thread"}
 # On a node few imports matter, and a rank's threads are its own.
 START_UNSEEN = {"concurrency", "node", *" ".join(RANK_FLOORS).split()}
-
-# Ranks import torch, which takes seconds; of what users see, `help` shows the signature.
-EAGER = {"lazy_dataclass", "api", *" ".join(RANK_FLOORS).split()}
 
 NODE_PYTHON = (3, 8)
 STANDARD_SINCE_NODE_PYTHON = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
@@ -227,20 +224,9 @@ def find_node_faults(module: Module) -> list[str]:
     ]
 
 
-def find_eager_dataclasses(module: Module) -> list[str]:
-    """Say where a class is compiled at each start of `launch` (docs/decisions/0029-lazy-dataclass.md)."""
-    if module.part in EAGER:
-        return []
-    return [
-        f"{module.path}:{found.line}: take dataclass from launcher.lazy_dataclass"
-        for found in module.imports()
-        if found.name == "dataclasses.dataclass"
-    ]
-
-
 FIND_FAULTS = (
     find_layer_faults, find_library_faults, find_environment_faults, find_impurities,
-    find_unseen_starts, find_node_faults, find_eager_dataclasses,
+    find_unseen_starts, find_node_faults,
 )  # fmt: skip
 
 

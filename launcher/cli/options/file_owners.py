@@ -16,12 +16,12 @@ import pwd
 import shlex
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from launcher.errors import UsageError
 from launcher.escapes import one_line
-from launcher.lazy_dataclass import dataclass
 
 Entry = TypeVar("Entry", pwd.struct_passwd, grp.struct_group)
 _MAX_NAME = 100  # characters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from launcher.cli.options.table import FILE, KEYS, SCRIPT, Option, Place
 from launcher.cli.options.toml_files import TomlFile, current_directory, find_files, read_named
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import nearest
 
 _META = "launcher.defaults"

@@ -12,12 +12,12 @@ import re
 import reprlib
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.cli.options.file_owners import Doubt, find_home, find_other_writer, show_path
 from launcher.errors import UsageError
-from launcher.lazy_dataclass import dataclass
 
 OWN_FILE = "launcher.toml"
 PYPROJECT = "pyproject.toml"

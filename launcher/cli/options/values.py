@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.cli.options.sources import settle
-from launcher.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from launcher.hosts.hostfiles import Colon

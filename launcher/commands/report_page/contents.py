@@ -7,7 +7,7 @@ postponed here; only run.json is looked at by the page itself.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -17,7 +17,6 @@ from launcher.commands.report_page.samples import Sample, SampleFinding, read_sa
 from launcher.errors import UsageError
 from launcher.escapes import without_controls
 from launcher.forms import NOT_SENT, FormError, Most, Within, reader_of
-from launcher.lazy_dataclass import dataclass
 from launcher.output.log_reader import Choice, RunLogs
 from launcher.runs.run_list import ListedRun
 from launcher.runs.run_rows import as_row, describe_row

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from html import escape
 
 from launcher.escapes import without_controls
-from launcher.lazy_dataclass import dataclass
 
 _VOID = frozenset({"meta", "link", "br"})  # elements without an end
 _MOST_LETTERS = 20_000  # of one text

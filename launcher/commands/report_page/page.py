@@ -11,6 +11,7 @@ import hashlib
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from importlib import resources
 from typing import Any
@@ -23,7 +24,6 @@ from launcher.commands.report_page.markup import Html, draw_swatch, element, pag
 from launcher.commands.report_page.plot import Bin, Plot, TimeRange, show_number
 from launcher.commands.report_page.timeline import Attempt, name_culprit, read_attempts, show_time, write_attempts
 from launcher.hosts.ranges import fold_names
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import count, duration
 
 _MOST_ROWS = 24  # of the numbers of a plot

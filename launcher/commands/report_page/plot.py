@@ -4,11 +4,11 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated
 
 from launcher.forms import Most
-from launcher.lazy_dataclass import dataclass
 
 MOST_LINES = 5  # over the band of a plot
 MOST_BINS = 200  # of a line; a plot is a few hundred pixels wide

@@ -9,11 +9,11 @@ comes from hosts: what has another form is left out.
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.forms import FormError, load_json
-from launcher.lazy_dataclass import dataclass
 from launcher.runs.samples import FILE
 
 _READ_BYTES = 20_000_000  # about a day of 64 GPUs; of a longer file, lines that are spread over all of it

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from itertools import zip_longest
 from typing import Any
 
 from launcher.commands.report_page.markup import Html, draw_swatch, element, table
 from launcher.commands.report_page.plot import TimeRange
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import count, duration
 
 _WIDTH = 1000

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
-from launcher.lazy_dataclass import dataclass
 from launcher.wording import nearest
 
 Colon = Literal["slots", "port"]  # how --colon reads the 8 of host:8

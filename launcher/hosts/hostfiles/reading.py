@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from launcher.errors import HostfileError, UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.hostfiles.lines import SPELLINGS, Colon, HostfileEntry, Item, parse_item, parse_list
 from launcher.hosts.ranges import MAX_HOSTS, name_key, shown
-from launcher.lazy_dataclass import dataclass
 
 MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of MAX_HOSTS; /dev/zero has no end
 MAX_LINE_LENGTH = 65536  # enough for a Slurm list of several thousand names

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, fold_runs, shown
-from launcher.lazy_dataclass import dataclass
 
 _FIELDS = {
     "slots": "slots=", "gpus": "the chosen GPUs", "user": "user=", "port": "port=", "address": "addr=",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import struct
 import time
 
-from launcher.node import fast_json, signals
+from launcher.node import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def write_and_exit(output_fd: int, find: Callable[[], dict[str, Any]]) -> NoRetu
             found = find()
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             found = {"error": describe_error(error)}
-        os.write(output_fd, fast_json.dumps(found).encode() + b"\n")
+        os.write(output_fd, json.dumps(found).encode() + b"\n")
     finally:
         os._exit(0)
 

@@ -5,11 +5,10 @@ importlib.metadata would read a file of each package, and its import alone takes
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-
-from launcher.node import fast_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def _find_source(info: str) -> str | None:
     """Return the directory from which an editable package is imported (PEP 610); None if it isn't editable."""
     text = _read(os.path.join(info, "direct_url.json"))
     try:
-        origin = fast_json.loads(text or "{}")
+        origin = json.loads(text or "{}")
         url = origin["url"] if origin["dir_info"]["editable"] is True else ""
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -8,11 +8,12 @@ A child that is killed, even in the middle of its answer, counts as one that gav
 from __future__ import annotations
 
 import errno
+import json
 import os
 import select
 import time
 
-from launcher.node import fast_json, messages
+from launcher.node import messages
 from launcher.node.processes import workers
 
 TYPE_CHECKING = False
@@ -472,7 +473,7 @@ def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
 def _read_answer(data: bytes) -> dict[str, Any] | None:
     """Return what a child wrote, or None if it was killed before that or in the middle of it."""
     try:
-        found: dict[str, Any] = fast_json.loads(data.decode())
+        found: dict[str, Any] = json.loads(data.decode())
         return found
     except ValueError:
         return None

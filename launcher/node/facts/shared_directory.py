@@ -6,11 +6,11 @@ its guardian. If the supervisor alone was killed, its guardian may kill the chil
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 
-from launcher.node import fast_json
 from launcher.node.processes import workers
 
 TYPE_CHECKING = False
@@ -68,7 +68,7 @@ def _hold_and_exit(answer_fd: int, life_fd: int, done_fd: int, folder: str, name
         except OSError:  # nobody may write there yet: nothing is known
             os._exit(0)
         try:
-            os.write(answer_fd, fast_json.dumps({"up": up, "is_there": True, "path": path}).encode())
+            os.write(answer_fd, json.dumps({"up": up, "is_there": True, "path": path}).encode())
             os.close(answer_fd)
             while os.read(life_fd, 1):
                 pass

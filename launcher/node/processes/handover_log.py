@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-
-from launcher.node import fast_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ class HandoverLog:
     def note(self, **entry: object) -> None:
         """Write one entry, a line of JSON, without waiting."""
         try:
-            os.write(self._fd, fast_json.dumps(entry).encode() + b"\n")
+            os.write(self._fd, json.dumps(entry).encode() + b"\n")
         except OSError:
             pass  # the guardian is dead, which the supervisor is about to notice
 
@@ -45,7 +44,7 @@ def read_notes(fd: int) -> dict[str, Any]:
         text += data
     handover_log: dict[str, Any] = {"processes": []}
     for line in text.splitlines():
-        entry = fast_json.loads(line.decode())
+        entry = json.loads(line.decode())
         if "pid" in entry:
             handover_log["processes"].append(entry)
         else:

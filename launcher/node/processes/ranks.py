@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
-from launcher.node import fast_json, messages, signals
+from launcher.node import messages, signals
 from launcher.node.processes import proc, workers
 
 TYPE_CHECKING = False
@@ -175,7 +176,7 @@ class Ranks:
         except BlockingIOError:
             return False
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        for report in map(fast_json.loads, [line.decode() for line in lines]):
+        for report in map(json.loads, [line.decode() for line in lines]):
             if "failure" in report:
                 self._send_queue.send(messages.FAILED, text=report["failure"])
             elif "successor" in report:

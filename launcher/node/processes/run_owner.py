@@ -16,9 +16,10 @@ note is on the disk, or its disk is full or has no locks, the directory is never
 
 from __future__ import annotations
 
+import json
 import os
 
-from launcher.node import clock, fast_json
+from launcher.node import clock
 from launcher.node.processes import proc
 
 TYPE_CHECKING = False
@@ -39,7 +40,7 @@ def sign(folder: str, keepers: Iterable[int]) -> None:
     }
     try:
         with open(os.path.join(folder, OWNER), "w") as file:
-            file.write(fast_json.dumps(note))
+            file.write(json.dumps(note))
     except OSError:
         pass  # the run works without it; but if no process is left to remove its directory, that stays
 
@@ -76,7 +77,7 @@ def _read_note(folder: str) -> dict[str, Any] | None:
     """Return the note, or None if it is missing or incomplete, as after a loss of power."""
     try:
         with open(os.path.join(folder, OWNER)) as file:
-            note = fast_json.loads(file.read())
+            note = json.loads(file.read())
         keepers = [[int(pid), int(started)] for pid, started in note["keepers"]]
         return {**{name: note[name] for name in _FIELDS}, "keepers": keepers}
     except (OSError, ValueError, TypeError, KeyError):

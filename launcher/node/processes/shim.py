@@ -15,10 +15,11 @@ and reaps them.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
-from launcher.node import fast_json, signals
+from launcher.node import signals
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, stop_steps, workers
 from launcher.node.processes.run_processes import RunProcesses, become_subreaper
@@ -138,7 +139,7 @@ class _Shim:
 
     def _report(self, **fields: object) -> None:
         try:
-            os.write(self._report_fd, fast_json.dumps(fields).encode() + b"\n")
+            os.write(self._report_fd, json.dumps(fields).encode() + b"\n")
         except OSError:
             pass  # the supervisor is gone, and the guardian doesn't need exit codes
 

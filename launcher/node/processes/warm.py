@@ -17,9 +17,10 @@ same pipes. That one ends when its order's pipe closes.
 
 from __future__ import annotations
 
+import json
 import os
 
-from launcher.node import fast_json, signals
+from launcher.node import signals
 from launcher.node.processes import proc, sitecustomize, torchrun, workers
 
 TYPE_CHECKING = False
@@ -406,7 +407,7 @@ class WarmPython:
             if data and not report.endswith(b"\n"):
                 return
             loop.forget(self.report_fd)
-            answer = fast_json.loads(report.decode()) if data else {"reason": "the Python that imports torch has ended"}
+            answer = json.loads(report.decode()) if data else {"reason": "the Python that imports torch has ended"}
             if answer.get("is_ready"):
                 on_ready()
             else:
@@ -414,7 +415,7 @@ class WarmPython:
                 on_refusal(answer.get("reason") or answer["failure"])
 
         loop.watch(self.report_fd, take)
-        loop.write_all(os.dup(self.order_fd), fast_json.dumps(order).encode() + b"\n")
+        loop.write_all(os.dup(self.order_fd), json.dumps(order).encode() + b"\n")
 
     def go(self) -> None:
         """Let it start the ranks; it reports them on `report_fd`."""

@@ -7,9 +7,7 @@ import hashlib
 import secrets
 import ssl
 import tempfile
-from dataclasses import field
-
-from launcher.lazy_dataclass import dataclass
+from dataclasses import dataclass, field
 
 _NAME = "launch"
 

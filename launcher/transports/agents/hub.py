@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from launcher.concurrency import start_task, start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.escapes import one_line
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.transports.agents.agent_listener import MOST_GUESTS, MOST_STRANGERS, AgentListener, open_port

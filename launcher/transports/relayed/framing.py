@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.base import STDERR, STDOUT
 
 # srun sends every line to every node, so what several nodes get (the node's code, above all) is sent once: data is cut

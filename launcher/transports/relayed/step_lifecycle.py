@@ -11,13 +11,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.base import STDERR
 from launcher.transports.relayed.channel import RelayChannel, RelayLink
 from launcher.transports.relayed.framing import Exit, ProcessOutput, RelayStarted

@@ -10,11 +10,10 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.ssh.config_lines import OPTIONS, ConfigLine, LeftToSsh, WrongLine, every_line
 from launcher.transports.ssh.known_hosts import matches
 from launcher.transports.ssh.openssh_config import read_seconds, split_jump

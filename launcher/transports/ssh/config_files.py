@@ -12,13 +12,12 @@ import pwd
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.settings import check_config_file
 from launcher.transports.ssh.config_blocks import COLLECTED, Blocks, Groups, HostGroup, Options
 from launcher.transports.ssh.config_lines import (

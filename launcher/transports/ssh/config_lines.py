@@ -11,10 +11,8 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from launcher.lazy_dataclass import dataclass
 
 USER_FILE = Path("~/.ssh/config")
 SYSTEM_FILE = Path("/etc/ssh/ssh_config")

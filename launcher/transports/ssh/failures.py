@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import HostFailure, HostFailureKind
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.ssh.known_hosts import lacks_newline
 
 # An agent would not sign with a key: its user said no, or the smart card was removed.

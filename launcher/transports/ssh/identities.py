@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from cryptography.hazmat.primitives import serialization
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.ssh.failures import WOULD_NOT_SIGN
 from launcher.transports.ssh.mute_agents import find_socket
 

@@ -14,10 +14,8 @@ import re
 import stat
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from launcher.lazy_dataclass import dataclass
 
 AUTHORITY = "@cert-authority"
 REVOKED = "@revoked"

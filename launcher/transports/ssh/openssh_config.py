@@ -6,12 +6,12 @@ import re
 import shlex
 import subprocess
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.known_hosts import end_last_line
 from launcher.transports.ssh.known_hosts_paths import first_path

@@ -13,10 +13,10 @@ import math
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.hosts.host import Host
-from launcher.lazy_dataclass import dataclass
 from launcher.transports.base import Channel
 from launcher.transports.process_channel import LocalTransport
 from launcher.transports.settings import TransportSettings

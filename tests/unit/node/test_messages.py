@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.node import fast_json, messages
+from launcher.node import messages
 from launcher.node.messages import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Decoder, MalformedMessage, encode
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -57,7 +55,7 @@ def test_a_message_comes_with_its_last_byte_and_not_before():
 
 
 def test_a_message_on_the_wire():
-    assert encode(messages.OUTPUT, b"a\xff\n", rank=0) == b'{"type":"output","rank":0,"size":3}\na\xff\n'
+    assert encode(messages.OUTPUT, b"a\xff\n", rank=0) == b'{"type": "output", "rank": 0, "size": 3}\na\xff\n'
     assert encode(messages.BEAT) == b'{"type":"beat"}\n'
     assert encode(messages.FAILED, text="ä\n\udcff") == b'{"type":"failed","text":"\\u00e4\\n\\udcff"}\n'
 
@@ -154,34 +152,3 @@ def test_a_header_that_is_too_long_is_refused_in_one_piece_as_well():
     line = json.dumps({"type": "facts", "text": "x" * MAX_HEADER_BYTES}).encode() + b"\n"
     with pytest.raises(MalformedMessage):
         Decoder().feed(line)
-
-
-@given(values)
-def test_our_notation_is_json(value):
-    assert json.loads(fast_json.dumps(value)) == value == fast_json.loads(json.dumps(value))
-
-
-@pytest.mark.parametrize("text", ["", "{", "nothing", '{"a":1} 2', '"\n"'])
-def test_what_is_no_json_is_a_value_error(text):
-    with pytest.raises(ValueError, match=r".*"):
-        fast_json.loads(text)
-
-
-def test_what_is_no_json_is_a_value_error_on_a_host_where_json_is_not_imported():
-    """Its exception is missing there, so that the functions in C fail without one."""
-    lines = (
-        "import sys",
-        "from launcher.node import fast_json",
-        "assert 'json' not in sys.modules",
-        "for text in ('{', '{\"run\": \"x', '\"\\\\u12', '{1:2}', '\"\\n\"'):",
-        "    try: fast_json.loads(text)",
-        "    except ValueError: print('refused')",
-    )
-    checked = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
-    assert checked.stdout.split() == ["refused"] * 5
-
-
-@pytest.mark.parametrize("value", [{1, 2}, b"x", object()])
-def test_what_json_can_not_hold_is_refused(value):
-    with pytest.raises(TypeError):
-        fast_json.dumps(value)
