@@ -56,8 +56,8 @@ def test_a_message_comes_with_its_last_byte_and_not_before():
 
 def test_a_message_on_the_wire():
     assert encode(messages.OUTPUT, b"a\xff\n", rank=0) == b'{"type": "output", "rank": 0, "size": 3}\na\xff\n'
-    assert encode(messages.BEAT) == b'{"type":"beat"}\n'
-    assert encode(messages.FAILED, text="ä\n\udcff") == b'{"type":"failed","text":"\\u00e4\\n\\udcff"}\n'
+    assert encode(messages.BEAT) == b'{"type": "beat"}\n'
+    assert encode(messages.FAILED, text="ä\n\udcff") == b'{"type": "failed", "text": "\\u00e4\\n\\udcff"}\n'
 
 
 def test_a_flood_is_cut_without_copying_it_again_and_again():
