@@ -73,7 +73,7 @@ def check_broadcast(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def check_all_gather(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Gather a different row from each rank on all ranks; the rows must arrive in rank order."""
-    expected = torch.stack([_row(world, rank, dtype) for rank in range(world.world_size)])
+    expected = _rows(torch.arange(world.world_size, device=world.device), dtype)
     rows = [torch.zeros_like(expected[0]) for _ in range(world.world_size)]
     dist.all_gather(rows, expected[world.rank])
     return torch.stack(rows), expected
@@ -94,9 +94,9 @@ def check_reduce_scatter(world: World, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 def check_all_to_all(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Send each rank a different part; the values identify sender and receiver."""
-    everyone = range(world.world_size)
-    sent = torch.stack([_row(world, 16 * world.rank + receiver, dtype) for receiver in everyone])
-    expected = torch.stack([_row(world, 16 * sender + world.rank, dtype) for sender in everyone])
+    everyone = torch.arange(world.world_size, device=world.device)
+    sent = _rows(world.rank * world.world_size + everyone, dtype)
+    expected = _rows(everyone * world.world_size + world.rank, dtype)
     values = torch.zeros_like(sent)
     all_to_all(values, sent)
     return values, expected
@@ -106,9 +106,11 @@ def check_send_recv(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Send to the next rank and receive from the previous one, all at once."""
     if world.world_size == 1:
         raise SkippedError("it needs two ranks")
-    values = torch.zeros(ELEMENTS, dtype=dtype, device=world.device)
-    shift(world, values, _row(world, world.rank, dtype))
-    return values, _row(world, (world.rank - 1) % world.world_size, dtype)
+    ranks = torch.tensor([world.rank, (world.rank - 1) % world.world_size], device=world.device)
+    sent, expected = _rows(ranks, dtype)
+    values = torch.zeros_like(sent)
+    shift(world, values, sent)
+    return values, expected
 
 
 def check_barrier(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -199,6 +201,8 @@ def _count(world: World) -> Tensor:
     return torch.arange(ELEMENTS, device=world.device)
 
 
-def _row(world: World, number: int, dtype: torch.dtype) -> Tensor:
-    """Return a row that differs for each number up to 250."""
-    return ((_count(world) + number) % 251).to(dtype)
+def _rows(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a row for each number, all different up to 251 ** 4: four elements hold the digits to base 251."""
+    count = torch.arange(ELEMENTS, device=numbers.device)
+    digits = torch.div(numbers[:, None], 251 ** (count % 4), rounding_mode="floor")
+    return ((count + digits) % 251).to(dtype)

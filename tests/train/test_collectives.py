@@ -191,6 +191,22 @@ def test_the_expected_sums_hold_in_any_world_and_miss_no_rank(
             assert all(torch.equal(total, one) for one in expected)
 
 
+def test_what_goes_from_each_rank_to_each_rank_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in bf16, which holds whole numbers up to 256, with more ranks and pairs of ranks than that."""
+    sent: list[Tensor] = []
+    monkeypatch.setattr(checks, "ELEMENTS", 8)
+    monkeypatch.setattr(dist, "all_to_all_single", lambda values, parts: sent.append(parts))
+    monkeypatch.setattr(dist, "all_gather", lambda rows, row: None)
+
+    def expect(check: checks.Check, rank: int, size: int) -> Tensor:
+        return check(World(rank, size, rank, size, torch.device("cpu"), "gloo", "torchrun"), torch.bfloat16)[1]
+
+    received = torch.stack([expect(checks.check_all_to_all, rank, 24) for rank in range(24)])
+    assert torch.equal(torch.stack(sent).transpose(0, 1), received)
+    assert len(received.flatten(0, 1).float().unique(dim=0)) == 24 * 24
+    assert len(expect(checks.check_all_gather, 0, 300).float().unique(dim=0)) == 300
+
+
 @pytest.mark.parametrize(
     ("comparison", "is_equal"),
     [
