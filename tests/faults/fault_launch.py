@@ -53,7 +53,7 @@ def ranks(default: str = OBEYS, **others: str) -> list[str]:
 
 def short_silence() -> tuple[str, str]:
     """Return the words for a --silence that the test waits for."""
-    return "--silence", f"{slowed(1.5):g}"
+    return "--silence", f"{slowed(3.0):g}"
 
 
 def short_connect() -> tuple[str, str]:
