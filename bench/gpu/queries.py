@@ -10,9 +10,8 @@ from typing import Any
 from bench.gpu.hardware import Gpu
 from bench.gpu.part import Outcome, require
 from bench.gpu.trial import ROOT, Trial
-from launcher.collectives.nvml import find_gpu
 from launcher.node.facts.gpus import query_gpus
-from launcher.node.nvml import Nvml, NvmlError
+from launcher.node.nvml import NvmlError, find_gpu, list_gpus
 from launcher.wording import count
 
 KEPT = ROOT / "outputs" / "gpu"
@@ -61,7 +60,7 @@ def keep_queries(trial: Trial) -> Outcome:
 def read_nvml() -> list[Any] | str:
     """Return what the hosts' reader samples of each GPU, or why it can't."""
     try:
-        return Nvml().read()
+        return [gpu.sample(index) for index, gpu in enumerate(list_gpus())]
     except NvmlError as error:
         return str(error)
 
@@ -71,5 +70,5 @@ def read_sensors(gpu: Gpu) -> list[int | None] | None:
     found = find_gpu(gpu.uuid, None)
     if found is None:
         return None
-    values = [found.read_number(), found.read_temperature(), found.read_clock(), found.read_power()]
-    return [*values, found.count_errors(corrected=False), found.count_errors(corrected=True)]
+    names = ("index", "temperature_c", "clock_mhz", "power_mw", "uncorrected_errors", "corrected_errors")
+    return [found.read(name) for name in names]

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.collectives import nvml
 from launcher.collectives.bandwidth import MIB, synchronize
 from launcher.collectives.pairs import Hosts
 from launcher.collectives.watch import Watch
 from launcher.distributed import World
+from launcher.node import nvml
 
 LOAD_S = {"cpu": 1.0, "cuda": 10.0}
 ROUND_S = 2.0
@@ -38,6 +38,7 @@ SIDE = {"cpu": 512, "cuda": 8192}  # of the square matrices
 COPY_BYTES = {"cpu": 32 * MIB, "cuda": 256 * MIB}  # more than the caches hold
 TRANSFER_BYTES = 64 * MIB
 PCI = Path("/sys/bus/pci/devices")
+ERRORS = ("corrected_errors", "uncorrected_errors")  # of a GPU's memory
 AMPERE = 8  # the first generation whose tensor cores know bf16
 
 
@@ -232,8 +233,7 @@ class Sampler:
         self._clocks: list[int] = []
         self._powers: list[int] = []
         self._reasons = 0
-        self._corrected_before = gpu.count_errors(corrected=True) if gpu is not None else None
-        self._uncorrected_before = gpu.count_errors(corrected=False) if gpu is not None else None
+        self._errors_before = {name: gpu.read(name) for name in ERRORS} if gpu is not None else {}
 
     def __enter__(self) -> Sampler:
         self._thread.start()
@@ -249,25 +249,27 @@ class Sampler:
         """Return what was read, after the block."""
         if self._gpu is None:
             return None
+        errors = [subtract(self._gpu.read(name), self._errors_before[name]) for name in ERRORS]
         return Sensors(
-            number=self._gpu.read_number(),
+            number=self._gpu.read("index"),
             temperature_c=self._temperatures[-1] if self._temperatures else None,
             hottest_c=max(self._temperatures, default=None),
             clock_mhz=median(self._clocks) if self._clocks else None,
             power_w=median(self._powers) / 1000 if self._powers else None,
             reasons=self._reasons,
-            corrected_errors=subtract(self._gpu.count_errors(corrected=True), self._corrected_before),
-            uncorrected_errors=subtract(self._gpu.count_errors(corrected=False), self._uncorrected_before),
+            corrected_errors=errors[0],
+            uncorrected_errors=errors[1],
         )
 
     def _sample(self) -> None:
         while self._gpu is not None and not self._is_over.wait(SAMPLE_S):
-            self._reasons |= self._gpu.read_reasons()
-            for found, value in (
-                (self._temperatures, self._gpu.read_temperature()),
-                (self._clocks, self._gpu.read_clock()),
-                (self._powers, self._gpu.read_power()),
+            self._reasons |= self._gpu.read("reasons") or 0
+            for found, name in (
+                (self._temperatures, "temperature_c"),
+                (self._clocks, "clock_mhz"),
+                (self._powers, "power_mw"),
             ):
+                value = self._gpu.read(name)
                 found += [value] if value is not None else []
 
 

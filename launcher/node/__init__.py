@@ -4,6 +4,6 @@ Nothing is installed on the nodes: `launcher.transports.bootstrap` sends these m
 The launcher waits until every host has started, so modules import little; what is seldom needed is imported where used.
 
 The launcher imports a few of them too: `messages` and `clock` anywhere, what describes code and directories in `sync`
-and `runs`, and `facts.network` in `controller` (tests/unit/test_house.py lists them). `controller_code`, `relays/` and
-`agents/` are sent separately from the rest.
+and `runs`, and `facts.network` in `controller` (tests/unit/test_house.py lists them); ranks have `nvml` in their
+archive. `controller_code`, `relays/` and `agents/` are sent separately from the rest.
 """

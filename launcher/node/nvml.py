@@ -1,6 +1,7 @@
 """GPUs as NVML shows them, NVIDIA's library, through ctypes: a look costs no process, unlike nvidia-smi.
 
-Only functions that return numbers are called, and three whose structures have never changed: NVIDIA has changed others
+A host's sampler reads with it, and the ranks of the load test (launcher/collectives/load.py).
+Only functions that return numbers are called, and four whose structures have never changed: NVIDIA has changed others
 without a new name (github.com/XuehaiPan/nvitop/issues/75). Their meaning is in NVIDIA's NVML API reference.
 """
 
@@ -12,13 +13,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_LIBRARY = "libnvidia-ml.so.1"
-_SM = 1  # the clock of the multiprocessors, in nvmlClockType_t
-_CORE = 0  # the sensor of the GPU itself, in nvmlTemperatureSensors_t
+LIBRARY = "libnvidia-ml.so.1"
 _UNKNOWN = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # what some drivers answer for what they can't tell
-_UNCORRECTED, _SINCE_THE_DRIVER_CAME = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+_SENSOR, _SM = 0, 1  # NVML_TEMPERATURE_GPU, NVML_CLOCK_SM
+_CORRECTED, _UNCORRECTED, _SINCE_THE_DRIVER_CAME = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 _NVLINK_RECOVERIES = 59  # NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL
 _UNSIGNED = (1, 2, 3)  # of nvmlValueType_t: int, long and long long
+_NAME_BYTES = 96
+
+# Of each reading: the function, the type of its number, and which one of several is asked for.
+_READINGS: dict[str, Any] = {
+    "index": ("nvmlDeviceGetIndex", ctypes.c_uint),
+    "power_mw": ("nvmlDeviceGetPowerUsage", ctypes.c_uint),
+    "power_limit_mw": ("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint),
+    "temperature_c": ("nvmlDeviceGetTemperature", ctypes.c_uint, _SENSOR),
+    "clock_mhz": ("nvmlDeviceGetClockInfo", ctypes.c_uint, _SM),
+    "max_clock_mhz": ("nvmlDeviceGetMaxClockInfo", ctypes.c_uint, _SM),
+    "reasons": ("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong),  # why its clock is held down
+    "corrected_errors": ("nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, _CORRECTED, _SINCE_THE_DRIVER_CAME),
+    "uncorrected_errors": ("nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, _UNCORRECTED, _SINCE_THE_DRIVER_CAME),
+    "pcie_replays": ("nvmlDeviceGetPcieReplayCounter", ctypes.c_uint),
+}
 
 
 class _Utilization(ctypes.Structure):
@@ -27,6 +42,12 @@ class _Utilization(ctypes.Structure):
 
 class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class _Memory2(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint)] + [
+        (name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")
+    ]
 
 
 class _FieldValue(ctypes.Structure):
@@ -41,76 +62,102 @@ class NvmlError(OSError):
     """NVML isn't there, or can't be used."""
 
 
-class Nvml:
-    """The GPUs of this machine, in NVML's order, which is nvidia-smi's."""
+class Gpu:
+    """One GPU; what its driver doesn't tell, or tells no more as of a lost one, is None."""
 
-    def __init__(self) -> None:
-        """Raise NvmlError if there is no NVML that can be used."""
-        try:
-            self._library = ctypes.CDLL(_LIBRARY)
-            status = self._library.nvmlInit_v2()
-        except (OSError, AttributeError) as error:
-            raise NvmlError(str(error)) from None
-        if status:
-            raise NvmlError("nvmlInit_v2 returned %d" % status)
-        self._gpus = [self._open(index) for index in range(self._ask("nvmlDeviceGetCount_v2", ctypes.c_uint) or 0)]
-        self._fixed = [self._read_fixed(gpu) for gpu in self._gpus]
+    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p | None) -> None:
+        self._library = library
+        self._handle = handle
+        name = ctypes.create_string_buffer(_NAME_BYTES)
+        self._call("nvmlDeviceGetName", name, _NAME_BYTES)
+        self._name = name.value.decode("utf-8", "replace")
+        self._max_clock_mhz = self.read("max_clock_mhz")
 
-    def read(self) -> list[list[Any]]:
-        """Return the values of each GPU, in the order of `GpuSample`; None for what it doesn't tell."""
-        rows = []
-        for index, (gpu, (name, max_clock)) in enumerate(zip(self._gpus, self._fixed)):
-            utilization = self._ask("nvmlDeviceGetUtilizationRates", _Utilization, gpu, is_structure=True)
-            memory = self._ask("nvmlDeviceGetMemoryInfo", _Memory, gpu, is_structure=True)
-            rows.append([
-                index,
-                name,
-                utilization.gpu if utilization else None,
-                memory.used >> 20 if memory else None,
-                memory.total >> 20 if memory else None,
-                _thousandth(self._ask("nvmlDeviceGetPowerUsage", ctypes.c_uint, gpu)),
-                _thousandth(self._ask("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint, gpu)),
-                self._ask("nvmlDeviceGetTemperature", ctypes.c_uint, gpu, _CORE),
-                self._ask("nvmlDeviceGetClockInfo", ctypes.c_uint, gpu, _SM),
-                max_clock,
-                self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong, gpu),
-                self._ask(
-                    "nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, gpu, _UNCORRECTED, _SINCE_THE_DRIVER_CAME
-                ),
-                self._ask("nvmlDeviceGetPcieReplayCounter", ctypes.c_uint, gpu),
-                self._read_field(gpu, _NVLINK_RECOVERIES),
-            ])  # fmt: skip
-        return rows
+    def read(self, reading: str) -> int | None:
+        """Return one number; `_READINGS` names them all. `index` is nvidia-smi's, which is often not CUDA's."""
+        name, kind, *which = _READINGS[reading]
+        found: Any = kind()
+        is_known = self._call(name, *which, ctypes.byref(found)) and found.value not in _UNKNOWN
+        return int(found.value) if is_known else None
 
-    def _open(self, index: int) -> ctypes.c_void_p | None:
-        gpu = ctypes.c_void_p()
-        return None if self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu)) else gpu
+    def read_memory(self) -> tuple[int | None, int | None]:
+        """Return used and total MiB. As used, the older function also counts what the driver reserves for itself."""
+        found: Any
+        for name, found in (
+            ("nvmlDeviceGetMemoryInfo_v2", _Memory2(ctypes.sizeof(_Memory2) | 2 << 24)),
+            ("nvmlDeviceGetMemoryInfo", _Memory()),
+        ):
+            if self._call(name, ctypes.byref(found)):
+                return found.used >> 20, found.total >> 20
+        return None, None
 
-    def _read_fixed(self, gpu: ctypes.c_void_p | None) -> tuple[str, int | None]:
-        """Return the name of a GPU, and the most that its clock can be, in MHz."""
-        name = ctypes.create_string_buffer(96)
-        has_name = gpu is not None and not self._library.nvmlDeviceGetName(gpu, name, 96)
-        return name.value.decode("utf-8", "replace") if has_name else "", self._ask(
-            "nvmlDeviceGetMaxClockInfo", ctypes.c_uint, gpu, _SM
-        )
+    def sample(self, index: int) -> list[Any]:
+        """Return the values of a `GpuSample`, in its order."""
+        use, recoveries = _Utilization(), _FieldValue(_NVLINK_RECOVERIES)
+        is_used = self._call("nvmlDeviceGetUtilizationRates", ctypes.byref(use))
+        has_links = self._call("nvmlDeviceGetFieldValues", 1, ctypes.byref(recoveries)) and not recoveries.status
+        is_number = has_links and recoveries.kind in _UNSIGNED and recoveries.value not in _UNKNOWN
+        return [
+            index,
+            self._name,
+            use.gpu if is_used else None,
+            *self.read_memory(),
+            *(_thousandth(self.read(name)) for name in ("power_mw", "power_limit_mw")),
+            self.read("temperature_c"),
+            self.read("clock_mhz"),
+            self._max_clock_mhz,
+            *(self.read(name) for name in ("reasons", "uncorrected_errors", "pcie_replays")),
+            int(recoveries.value) if is_number else None,
+        ]
 
-    def _read_field(self, gpu: ctypes.c_void_p | None, field: int) -> int | None:
-        """Return one of the values that NVML has by number; None if this GPU doesn't have it."""
-        read = getattr(self._library, "nvmlDeviceGetFieldValues", None)
-        found = _FieldValue(field)
-        if read is None or gpu is None or read(gpu, 1, ctypes.byref(found)) or found.status:
-            return None
-        return int(found.value) if found.kind in _UNSIGNED and found.value not in _UNKNOWN else None
+    def _call(self, name: str, *arguments: Any) -> bool:
+        return self._handle is not None and _call(self._library, name, self._handle, *arguments)
 
-    def _ask(self, name: str, kind: Any, *arguments: Any, is_structure: bool = False) -> Any:
-        """Return what a function of NVML puts where its last argument points; None if it fails, or isn't there."""
-        function = getattr(self._library, name, None)
-        if function is None or None in arguments:
-            return None
-        found = kind()
-        if function(*arguments, ctypes.byref(found)):
-            return None
-        return found if is_structure else None if found.value in _UNKNOWN else found.value
+
+def list_gpus() -> list[Gpu]:
+    """Return the GPUs of this machine, in the order of nvidia-smi; raise NvmlError if there is no NVML to ask."""
+    library, count = _open_library(), ctypes.c_uint()
+    _call(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    return [Gpu(library, _find(library, "nvmlDeviceGetHandleByIndex_v2", index)) for index in range(count.value)]
+
+
+def find_gpu(uuid: str | None, address: str | None) -> Gpu | None:
+    """Return the GPU with this UUID, else the one at this PCI address; None without NVML, or if it knows neither.
+
+    CUDA numbers GPUs by speed and by CUDA_VISIBLE_DEVICES, NVML by PCI address. A MIG device has a UUID of its own, and
+    the address of the GPU that it is part of, whose sensors it shares.
+    """
+    try:
+        library = _open_library()
+    except NvmlError:
+        return None
+    for name, word in (("nvmlDeviceGetHandleByUUID", uuid), ("nvmlDeviceGetHandleByPciBusId_v2", address)):
+        handle = _find(library, name, word.encode()) if word else None
+        if handle is not None:
+            return Gpu(library, handle)
+    return None
+
+
+def _open_library() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(LIBRARY)
+        status = library.nvmlInit_v2()
+    except (OSError, AttributeError) as error:
+        raise NvmlError(str(error)) from None
+    if status:
+        raise NvmlError("nvmlInit_v2 returned %d" % status)
+    return library
+
+
+def _find(library: ctypes.CDLL, name: str, which: int | bytes) -> ctypes.c_void_p | None:
+    handle = ctypes.c_void_p()
+    return handle if _call(library, name, which, ctypes.byref(handle)) else None
+
+
+def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> bool:
+    """Tell whether a call succeeded; an older driver lacks some."""
+    function = getattr(library, name, None)
+    return function is not None and function(*arguments) == 0
 
 
 def _thousandth(value: int | None) -> float | None:

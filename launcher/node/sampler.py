@@ -131,13 +131,13 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
 
 def find_reader() -> Callable[[], tuple[list[list[Any]], str | None]]:
     """Return what reads the GPUs: NVML, else a program; it returns their values and an error of the tool, if any."""
-    from launcher.node.nvml import Nvml, NvmlError
+    from launcher.node import nvml
 
     try:
-        nvml = Nvml()
-    except NvmlError:
+        found = nvml.list_gpus()
+    except nvml.NvmlError:
         return GpuTool().read
-    return lambda: (nvml.read(), None)
+    return lambda: ([gpu.sample(index) for index, gpu in enumerate(found)], None)
 
 
 def _find_processes(tool: GpuTool) -> list[dict[str, Any]] | None:

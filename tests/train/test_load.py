@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from machines import fake_nvml
-from machines.patience import DEADLINE_S
+from machines.driven_nvml import DrivenNvml
+from machines.processes import wait_until
 from machines.slowness import slowed_process
 
-from launcher.collectives import load, nvml
+from launcher.collectives import load
 from launcher.preflight.load import check
 from launcher.runs.load_test import RESULTS, read_loads
 
@@ -45,6 +44,11 @@ def test_no_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert "loading" not in capsys.readouterr().out
 
 
+def has_read(sampler: load.Sampler, temperature_c: int) -> bool:
+    sensors = sampler.summarize()
+    return sensors is not None and sensors.temperature_c == temperature_c
+
+
 @pytest.mark.linux
 @pytest.mark.parametrize(
     "known",
@@ -55,21 +59,27 @@ def test_no_load(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_gpu_that_gets_hot(known: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fake driver, and what a torch for CUDA says of the GPU."""
+    warm, hot = (
+        (99, 71000, 81559, 700, 700, heat, clock, reasons, errors, 0, 255)
+        for heat, clock, reasons, errors in ((80, 1980, 0x04, 1), (84, 800, 0x48, 2))
+    )
     monkeypatch.setattr(load, "SAMPLE_S", 0.001)
-    monkeypatch.setattr(nvml, "LIBRARY", str(fake_nvml.build(tmp_path)))
+    driver = DrivenNvml(tmp_path)
+    driver.stand_in(monkeypatch)
+    driver.drive(warm, warm)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known))
     gpu = load.find_gpu(torch.device("cuda", 0))
     assert gpu is not None
-    deadline = time.monotonic() + DEADLINE_S
     with load.Sampler(gpu) as sampler:
-        while gpu.read_clock() != 800 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        for state, heat_c in ((warm, 80), (hot, 84), (warm, 80)):
+            driver.drive(warm, state)
+            assert wait_until(lambda wanted_c=heat_c: has_read(sampler, wanted_c))
+        driver.drive(warm, hot)
     sensors = sampler.summarize()
     assert sensors is not None
     assert (sensors.number, sensors.power_w, sensors.corrected_errors, sensors.uncorrected_errors) == (1, 700, 0, 1)
     assert sensors.reasons == 0x48 | 0x04
-    assert sensors.temperature_c == sensors.hottest_c
-    assert (sensors.hottest_c or 0) >= fake_nvml.HOT_C
+    assert sensors.hottest_c == 84
 
 
 @pytest.mark.linux

@@ -152,7 +152,8 @@ def _may_import(module: Module, name: str) -> bool:
     if mine == "node":
         return False
     if mine in RANK_LEVELS:
-        return other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
+        is_lower = other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
+        return is_lower or (mine == "collectives" and name.startswith("launcher.node.nvml"))
     if other == "node":
         on_a_node = ("launcher.node.facts.network", "launcher.node.boot_units", "launcher.node.logind")
         is_on_a_node = mine == "controller" and name.startswith(on_a_node)
