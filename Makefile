@@ -20,7 +20,7 @@ IN_VENV = PATH="$(CURDIR)/$(BIN):$$PATH"
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # program:package, for the tests; sshd is in a directory that is often not on PATH.
-DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh crontab:cron cc:gcc dh_bash-completion:bash-completion zsh:zsh fish:fish chromium:chromium
+DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh crontab:cron cc:gcc zsh:zsh fish:fish chromium:chromium
 
 .PHONY: help demo test test-quick test-pythons lint bench clean debian
 .DELETE_ON_ERROR:
@@ -44,7 +44,7 @@ lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(IN_VENV) shellcheck .ci/run .ci/pythons docker/entrypoint.sh launcher/cli/completion/launch.bash $$(find scripts examples -name '*.sh')
+	$(IN_VENV) shellcheck .ci/run .ci/pythons docker/entrypoint.sh $$(find scripts examples -name '*.sh')
 
 bench: $(VENV)/installed-dev  ## measure what README promises
 	$(IN_VENV) $(BIN)/python -m bench $(BENCH_ARGS)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.completion import completion
 from bench.detached import detached
 from bench.ends import ends
 from bench.farm import farm
@@ -115,7 +114,6 @@ def many_hosts() -> list[Row]:
 
 MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "help": (help_time, ()),
-    "completion": (completion, ()),
     "first-all-reduce": (first_all_reduce, ("sshd", "ssh")),
     "checks": (checks, ("sshd",)),
     "start": (warm_start, ("sshd", "ssh")),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import DRY_RUN, option
 from launcher.cli.options.values import gather
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command("again", cls=Command, context_settings={"ignore_unknown_options": True}, params=[DRY_RUN])
-@click.argument("words", metavar="[RUN] [OPTION]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument("words", metavar="[RUN] [OPTION]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_runs)
 @option("--same-code", is_flag=True, help="Send the code that RUN sent with --sync, not that of now.", heading="Code")
 @gather
 def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:

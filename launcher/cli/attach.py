@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
+from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import option
 from launcher.cli.options.values import gather
@@ -17,7 +18,7 @@ from launcher.runs.run_list import RemoteRun
 
 
 @click.command("attach", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
 @controller_options
 @option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.", heading="Output")
 @gather

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 
 import click
+from click.shell_completion import CompletionItem
 
 from launcher import __version__
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, EXAMPLES, GROUPS
@@ -46,6 +47,15 @@ class CommandGroup(click.Group):
         path = ctx.command_path
         formatter.write_usage(path, f"[OPTIONS] SCRIPT [ARGS]...  or  {path} COMMAND [OPTIONS] ...")
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands, without importing them, and files or options of the default command."""
+        if incomplete.startswith("-") and (default := self.get_command(ctx, DEFAULT_COMMAND)) is not None:
+            own = click.Command.shell_complete(self, ctx, incomplete)
+            return own + default.shell_complete(click.Context(default, ctx, resilient_parsing=True), incomplete)
+        found = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)}
+        files = [CompletionItem(incomplete, type="file")]  # first: the script for bash drops what it has got till then
+        return files + [CompletionItem(name, help=text) for name, text in found.items()]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = ("--help", "-h", "--version")
         if args[:1] == ["help"]:
@@ -53,7 +63,7 @@ class CommandGroup(click.Group):
                 raise UsageError(f"no command {args[1]!r}", "see launch --help for the commands")
             args = [*args[1:2], "--help"]
         if not args:
-            args = [DEFAULT_COMMAND]
+            args = [] if ctx.resilient_parsing else [DEFAULT_COMMAND]  # a Tab: the word that is typed may be a command
         elif args[0] not in own and args[0] not in COMMANDS:
             if not args[0].startswith("-"):
                 from launcher.cli.misplaced_words import refuse_first_word

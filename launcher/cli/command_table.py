@@ -43,7 +43,7 @@ GROUPS = {
         "sbatch": ("launcher.cli.sbatch", "Print or submit a Slurm batch script that runs SCRIPT."),
         "rejoin": ("launcher.cli.rejoin", "Let hosts that a run has lost rejoin it, as after a reboot."),
         "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
-        "completion": ("launcher.cli.completion.command", "Print the script that completes command lines in a shell."),
+        "completion": ("launcher.cli.completion", "Print the script that completes command lines in a shell."),
     },
 }
 COMMANDS = {name: entry for entries in GROUPS.values() for name, entry in entries.items()}

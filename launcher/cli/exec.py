@@ -13,6 +13,7 @@ import click
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import resolve_workdir
 from launcher.cli.misplaced_words import refuse_trailing
+from launcher.cli.options.completion import complete_files
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         ["-b", "--fold"], is_flag=True, help="Show identical output of several hosts once, at the end.",
         heading="Output",
     ),
-    click.Argument(["words"], metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED),
+    click.Argument(["words"], metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files),
 ])  # fmt: skip
 @gather
 def command(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
+from launcher.cli.options.completion import complete_files, complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import FILE, SIZE, option
 from launcher.cli.options.values import gather
@@ -16,8 +17,8 @@ from launcher.runs.run_list import RemoteRun, UnknownRunError
 
 
 @click.command("fetch", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False)
-@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
+@click.argument("paths", metavar="[PATH]...", nargs=-1, shell_complete=complete_files)
 @option("--code", is_flag=True, help="Copy the code of RUN to PATH instead.  [default PATH: RUN-code]", heading="Code")
 @option(
     "--all",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.options.completion import complete_hosts
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.table import FILE, option
 from launcher.concurrency import start_thread
@@ -70,6 +71,7 @@ _OPTIONS = (
     option(
         "--controller",
         metavar="HOST",
+        shell_complete=complete_hosts,
         help="Controller host of the run.  [default: as in launch ps]",
         heading="Hosts",
     ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.host_choice import read_hosts
+from launcher.cli.options.completion import complete_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.sources import refuse_others
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         help=f"Print a hostfile for {' or '.join(', '.join(TARGETS).rsplit(', ', 1))}.",
     ),
     Option(
-        ["--forget"], metavar="LIST", lists="hosts",
+        ["--forget"], metavar="LIST", shell_complete=complete_hosts,
         help="Clear the record of these hosts' failures, here and on the controller hosts.",
         heading="Hosts",
     ),

@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
+from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import AGO, option
 from launcher.cli.options.values import gather
 
 
 @click.command("logs", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
 @controller_options
 @option("-f", "--follow", is_flag=True, help="Continue until the run ends.", heading="Output")
 @option("--node", metavar="N", type=click.IntRange(min=0), help="Only the host with this node rank.", heading="Output")

@@ -1,26 +1,22 @@
-"""The entry points of `launch` and `test-distributed`.
-
-A shell asks for completions at each Tab, and to import click would double the time of an answer. So all imports wait
-until it is known what is asked for.
-"""
+"""The entry points of `launch` and `test-distributed`."""
 
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import pwd
 import signal
 import sys
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from launcher.cli.completion import QUESTION
+import click
 
-if TYPE_CHECKING:
-    import click
-
-    from launcher.errors import LauncherError
+from launcher.cli.command_group import launch
+from launcher.cli.error_lines import show_error
+from launcher.cli.owner import end_with, find_owner, report_error
+from launcher.cli.usage_errors import explain
+from launcher.errors import LauncherError
 
 # Where getpass.getuser looks, before it asks passwd.
 _USER_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
@@ -28,15 +24,7 @@ _USER_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 def main(argv: list[str] | None = None) -> None:
     """Run `launch`; this is its entry point."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == [QUESTION]:
-        gc.disable()  # it would take a twentieth of the time
-        from launcher.cli.completion.answer import answer
-
-        answer(arguments[1:])
-    from launcher.cli.command_group import launch
-
-    _call(launch, "launch", arguments)
+    _call(launch, "launch", sys.argv[1:] if argv is None else argv)
 
 
 def main_test_distributed(argv: list[str] | None = None) -> None:
@@ -48,15 +36,11 @@ def main_test_distributed(argv: list[str] | None = None) -> None:
 
 def _call(command: click.Command, name: str, arguments: list[str]) -> None:
     """Run a command and exit with its code; print an error of `launch` as one line and its fix."""
-    import click
-
-    from launcher.cli.owner import end_with, find_owner
-    from launcher.cli.usage_errors import explain
-    from launcher.errors import LauncherError
-
     # A server that waits for its signals with sigwait has blocked them, and what it starts inherits that.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     open_closed_streams()
+    if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:  # a Tab: errors would be printed into the line
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
     complete_environment(os.environ)
     owner = find_owner(os.environ)
     if owner is not None:
@@ -80,11 +64,7 @@ def _call(command: click.Command, name: str, arguments: list[str]) -> None:
 
 
 def _end_with_error(error: LauncherError, owner: int | None) -> NoReturn:
-    from launcher.cli.error_lines import show_error
-
     if owner is not None:
-        from launcher.cli.owner import report_error
-
         report_error(error)
     show_error(error)
     sys.exit(error.exit_code)

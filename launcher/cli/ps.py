@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.options.completion import complete_hosts, complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.sources import refuse_others
 from launcher.cli.options.table import FILE, option
@@ -42,7 +43,7 @@ _LEAST_COLUMNS = 10  # for the last line
     "--hosts",
     metavar="LIST",
     help="List the runs that these hosts control, wherever they were started.",
-    lists="hosts",
+    shell_complete=complete_hosts,
     heading="Hosts",
 )
 @option(
@@ -63,6 +64,7 @@ _LEAST_COLUMNS = 10  # for the last line
 @option(
     "--forget",
     metavar="RUN",
+    shell_complete=complete_runs,
     help="Remove RUN from the list, if it has ended or its controller host doesn't know it.",
     heading="Output",
 )

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from launcher.cli.find_run import controller_options
+from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.values import gather
 from launcher.concurrency import start_thread
@@ -28,7 +29,7 @@ Outcome = tuple[str, HostFailure | None]  # of a host: its name, and why it has 
 
 
 @click.command("rejoin", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
 @controller_options
 @gather
 def command(*, run: str | None, controller: str | None, ssh_config: Path | None) -> int:

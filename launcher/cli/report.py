@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
+from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import FILE, option
 from launcher.cli.options.values import gather
@@ -16,7 +17,7 @@ from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError
 
 
 @click.command("report", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
 @option("-o", "--output", metavar="FILE", type=FILE, help="Write the page to FILE.", heading="Output")
 @controller_options
 @gather

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
+from launcher.cli.options.completion import complete_hosts, complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import option
 from launcher.cli.options.values import gather
@@ -18,7 +19,7 @@ from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
 
 
 @click.command("stop", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
 @option(
     "--now",
     is_flag=True,
@@ -35,7 +36,7 @@ from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
     "--hosts",
     metavar="LIST",
     help="With --ask, the hosts that RUN uses, or some of them.",
-    lists="hosts",
+    shell_complete=complete_hosts,
     heading="Stopping and restarts",
 )
 @controller_options

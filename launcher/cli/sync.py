@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.host_choice import choose_opener, read_hosts
+from launcher.cli.options.completion import complete_files
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.table import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     ENV.but(help="Set XDG_CACHE_HOME=DIR, to keep the code below DIR on the hosts."),
     CHECK.but(help="Send nothing; compare the code that was sent last with the code here."),
     AS_JSON.but(help="Print the result as one JSON object."),
-    click.Argument(["folder"], metavar="[DIR]", required=False),
+    click.Argument(["folder"], metavar="[DIR]", required=False, shell_complete=complete_files),
 ])  # fmt: skip
 @gather
 def command(

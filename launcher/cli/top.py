@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.error_lines import tell
+from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.sources import is_on_command_line
@@ -41,7 +42,7 @@ _KEYS_LINES = 1  # below the table
 @click.command("top", cls=Command, params=[
     CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON, AS_JSON.but(help="Print one JSON object per sample of a host."),
 ])  # fmt: skip
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
 @option("--controller", metavar="HOST", help="Controller host of the run.  [default: as in launch ps]", heading="Hosts")
 @option("--once", is_flag=True, help="Print the table once.", heading="Output")
 @gather

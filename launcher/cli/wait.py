@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
+from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.values import gather
 
 
 @click.command("wait", cls=Command)
-@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_runs)
 @controller_options
 @gather
 def command(*, runs: tuple[str, ...], controller: str | None, ssh_config: Path | None) -> int:

@@ -22,7 +22,7 @@ _STAYING = (
     "api/", "cli/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py", "commands/plots.py",
     *(f"commands/report_page/{name}" for name in ("drawing.py", "markup.py", "page.py", "timeline.py")),
     *(f"transports/ssh/{name}" for name in (
-        "config_", "fabric", "host_keys.py", "identities.py", "named_hosts.py", "packet_limits.py",
+        "config_", "fabric", "host_keys.py", "identities.py", "packet_limits.py",
     )),
 )  # fmt: skip
 _FOR_RANKS = ("launcher/trainer/", "launcher/collectives/", "launcher/distributed.py")  # where they are compiled

@@ -36,7 +36,6 @@ from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_durably, replace_private, write_private
 from launcher.runs.result import Result
-from launcher.runs.run_names import CONTROLLER, WAY
 from launcher.runs.run_rows import read_row
 from launcher.runs.run_state import Doing, RunState, parse_state
 from launcher.runs.state_home import find_state, own_state
@@ -44,6 +43,8 @@ from launcher.runs.state_home import find_state, own_state
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
+CONTROLLER = "controller.json"  # of a run that this machine controls
+WAY = "planted.json"  # of a run elsewhere
 CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 LOCK = "lock"  # the file that the process which controls a run keeps locked

@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 SOURCE = f"ssh_torch_launcher-{__version__}"
 # As `pip install .` finds it: the build takes the installed hatchling, so nothing is downloaded.
 BUILD = ["build", "--no-isolation", "--outdir"]
-SCRIPTS = [f"launcher/cli/completion/launch.{shell}" for shell in ("bash", "zsh", "fish")]
 USE = """
 import sys
 from importlib.metadata import version
@@ -80,13 +79,13 @@ def test_the_source_has_what_the_wheel_needs_and_no_tests_or_documents(built: Pa
     others = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
     assert {name for name in names if not name.startswith("launcher/")} == others
     kept = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.py")}
-    assert names - others == kept | {"launcher/py.typed", "launcher/commands/report_page/style.css", *SCRIPTS}
+    assert names - others == kept | {"launcher/py.typed", "launcher/commands/report_page/style.css"}
 
 
 def test_the_wheel_is_used_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     program = f"import sys; sys.path.insert(0, {str(installed)!r})\n{USE}"
     assert python("-c", program, str(installed), cwd=tmp_path) == f"launch, version {__version__}\n"
-    assert all((installed / name).is_file() for name in ("launcher/py.typed", *SCRIPTS))
+    assert (installed / "launcher/py.typed").is_file()
     (info,) = installed.glob("*.dist-info")
     programs = {entry.name: entry.value for entry in PathDistribution(info).entry_points}
     assert programs.keys() == {"launch", "test-distributed"} == {path.name for path in (installed / "bin").iterdir()}

@@ -82,8 +82,7 @@ def installed(environment: Path, tmp_path: Path) -> Run:
 def test_the_wheel_is_the_package_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.py")}
-    scripts = {f"launcher/cli/completion/launch.{shell}" for shell in ("bash", "fish", "zsh")}
-    assert names == code | scripts | {"launcher/py.typed", "launcher/commands/report_page/style.css"}
+    assert names == code | {"launcher/py.typed", "launcher/commands/report_page/style.css"}
 
 
 def test_it_is_the_installed_one_and_can_t_be_written(installed: Run, environment: Path) -> None:

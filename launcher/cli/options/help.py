@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import click
+from click.shell_completion import CompletionItem
 
 from launcher.cli.command_table import write_examples
 from launcher.cli.options.table import HEADINGS, Option, settle_folders
@@ -38,6 +39,10 @@ class Command(click.Command):
         args = settle_folders(args, [each for each in self.params if isinstance(each, click.Option)])
         ctx.meta[TYPED_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        is_of_script = not ctx.allow_interspersed_args and ctx.params.get("words")
+        return [] if is_of_script else super().shell_complete(ctx, incomplete)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *params, help_option = super().get_params(ctx)

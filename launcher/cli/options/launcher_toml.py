@@ -37,8 +37,6 @@ def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> 
     """Set a command's defaults, as the callback of --config, and print which file they come from."""
     from launcher.cli.error_lines import tell
 
-    if ctx.resilient_parsing:
-        return named
     found = [_check_all(read_named(named))] if named is not None else _find_defaults()
     found = [defaults for defaults in found if defaults.values]
     files = []

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from launcher.cli.options.completion import complete_files, complete_hosts
 from launcher.escapes import one_line
 from launcher.hosts.ranges import shown
 from launcher.job.job import OnHang, Start, Timeouts
@@ -54,7 +55,6 @@ class Option(click.Option):
     is_action: it changes what is done, not how; after the script it is refused.
     is_rare: a script is unlikely to have an option of this name; after the script it is reported.
     is_secret: its value is shown nowhere.
-    lists: what its value is a list of, for completion: hosts, or hosts of the run.
     A switch that launcher.toml may set has a second form, which turns it off: `--no-detach`. Help doesn't show it.
     known_as: its names in torchrun, DeepSpeed, mpirun, pdsh and similar programs.
     """
@@ -65,7 +65,7 @@ class Option(click.Option):
         self, names: Sequence[str], *, heading: str = "General", is_common: bool = False,
         in_file: bool = False, place: Place | None = None,
         rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
-        is_secret: bool = False, lists: str = "", known_as: Sequence[str] = (), **attributes: Any,
+        is_secret: bool = False, known_as: Sequence[str] = (), **attributes: Any,
     ) -> None:  # fmt: skip
         has_off = in_file and attributes.get("is_flag", False)
         super().__init__([*names[:-1], f"{names[-1]}/{_turn_off(names[-1])}"] if has_off else names, **attributes)
@@ -79,7 +79,6 @@ class Option(click.Option):
         self.is_action = is_action
         self.is_rare = is_rare
         self.is_secret = is_secret
-        self.lists = lists
         self.known_as = known_as
 
     @property
@@ -228,7 +227,7 @@ def _check_note(ctx: click.Context, param: click.Parameter, note: str | None) ->
 HOSTS = (
     Option(
         ["--hosts"], metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
-        heading="Hosts", is_common=True, in_file=True, rivals=["hostfile"], lists="hosts",
+        heading="Hosts", is_common=True, in_file=True, rivals=["hostfile"], shell_complete=complete_hosts,
         known_as=["host", "H", "w", "nodelist"],
     ),
     Option(
@@ -241,11 +240,11 @@ HOSTS = (
     ),
     Option(
         ["--include"], metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.",
-        heading="Hosts", in_file=True, rivals=["exclude"], lists="hosts of the run",
+        heading="Hosts", in_file=True, rivals=["exclude"], shell_complete=complete_hosts,
     ),
     Option(
         ["--exclude"], metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.",
-        heading="Hosts", is_common=True, in_file=True, lists="hosts of the run",
+        heading="Hosts", is_common=True, in_file=True, shell_complete=complete_hosts,
     ),
     Option(
         ["--num-nodes"], metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]",
@@ -328,7 +327,7 @@ HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [defa
 # The environment that a node enters before it looks for a Python.
 ACTIVATION = (
     Option(
-        ["--venv"], metavar="DIR", help="Use this virtual environment on the hosts.",
+        ["--venv"], metavar="DIR", shell_complete=complete_files, help="Use this virtual environment on the hosts.",
         heading="Environment", is_common=True, in_file=True, place=Place.HOSTS, rivals=["conda"], is_rare=True,
     ),
     Option(
@@ -541,7 +540,7 @@ DETACH = Option(
     in_file=True,
 )  # fmt: skip
 CONTROLLER = Option(
-    ["--controller"], metavar="HOST|here",
+    ["--controller"], metavar="HOST|here", shell_complete=complete_hosts,
     help="With --detach, the controller host (here: this machine).  [default: the last spare, or node 0]",
     heading="Background", in_file=True, needs="detach", is_rare=True,
 )  # fmt: skip
@@ -610,7 +609,9 @@ BATCH = (
         heading="Slurm", is_common=True,
     ),
 )  # fmt: skip
-WORDS = click.Argument(["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+WORDS = click.Argument(
+    ["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files
+)
 # In launcher.toml, the words of a command that has none.
 SCRIPT = Option(["--script"], in_file=True)
 

@@ -1,6 +1,6 @@
 """Find the files that may set defaults, launcher.toml and pyproject.toml, and read them without knowing the options.
 
-Without click, which a shell that completes a line can't wait for; launcher_toml.py makes options of what is read here.
+launcher_toml.py makes options of what is read here.
 The file is in the current directory or above it, up to the root of the repository or the home directory. Any of these
 directories may be under another user's control: /tmp, a shared directory, a cloned repository.
 """

@@ -1,4 +1,4 @@
-"""launch completion: print the script that completes command lines in a shell."""
+"""launch completion: print the script with which a shell asks click at each Tab."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
-from launcher.cli.completion.vocabulary import read_vocabulary
 from launcher.cli.options.help import Command
 from launcher.cli.options.values import gather
 from launcher.errors import UsageError
@@ -19,6 +19,7 @@ INSTALL = {
     "zsh": "launch completion zsh >~/.launch.zsh && echo '. ~/.launch.zsh' >>~/.zshrc",
     "fish": "launch completion fish >$__fish_config_dir/conf.d/launch.fish",
 }
+_ZSH_SETUP = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"  # which click's script needs
 _HELP = f"""Print the script that completes command lines in a shell.  [default: that of $SHELL]
 
 Install it with the line of your shell, and open another one:
@@ -26,8 +27,8 @@ Install it with the line of your shell, and open another one:
 \b
 {chr(10).join(INSTALL.values())}
 
-It completes commands, options, their values, runs, and the hosts of the hostfile, ssh_config and known_hosts. It
-contacts no host.
+It completes commands, options, their choices, files, runs, and hosts: those of the hostfile, or else those that
+~/.ssh/config names. It contacts no host.
 """
 
 
@@ -35,16 +36,16 @@ contacts no host.
 @click.argument("shell", metavar="[bash|zsh|fish]", type=click.Choice([*INSTALL]), required=False)
 @gather
 def command(*, shell: str | None) -> int:
-    """Print the script of a shell, with the line that installs it as a comment."""
-    shell = shell or _find_shell(os.environ.get("SHELL", ""))
-    script = Path(__file__).with_name(f"launch.{shell}").read_text("utf-8")
-    click.echo(script.replace("{install}", INSTALL[shell]), nl=False)
-    read_vocabulary()  # so that the first Tab needn't make it
-    return 0
-
-
-def _find_shell(path: str) -> str:
-    name = Path(path).name
-    if name not in INSTALL:
+    """Print the scripts of both programs."""
+    path = os.environ.get("SHELL", "")
+    shell = shell or Path(path).name
+    kind = get_completion_class(shell) if shell in INSTALL else None
+    if kind is None:
         raise UsageError(f"SHELL is {shown(path)}, which has no completion", "name one: launch completion bash")
-    return name
+    click.echo(f"# To install it: {INSTALL[str(shell)]}")
+    if shell == "zsh":
+        click.echo(_ZSH_SETUP)
+    for program in ("launch", "test-distributed"):
+        script = kind(command, {}, program, f"_{program.replace('-', '_').upper()}_COMPLETE").source()
+        click.echo(script.replace('string split ","', 'string split -m 1 ","'))  # in fish, a list is one word
+    return 0
