@@ -20,6 +20,7 @@ import click
 
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.error_lines import tell
+from launcher.cli.options.gone import renew
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.table import FILE, KEYS, Option, Place, settle_folders
 from launcher.cli.options.toml_files import current_directory
@@ -249,7 +250,8 @@ def read_json(runs: RunList, run_id: str, name: str) -> dict[str, Any]:
 
 def typed_of(origin: Mapping[str, Any]) -> Typed:
     """Return the words of a kept command line; raise KeyError, TypeError or ValueError if it is damaged."""
-    options = tuple(tuple(map(str, group)) for group in origin["options"])
+    kept = (renew([*map(str, group)]) for group in origin["options"])
+    options = tuple(group for group in kept if group)
     words = tuple(map(str, origin["words"]))
     return Typed(str(origin["command"]), options, words, bool(origin["has_dashes"]), bool(origin["notified"]))
 

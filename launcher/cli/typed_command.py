@@ -29,7 +29,6 @@ def describe_origin(output: OutputOptions) -> dict[str, Any]:
     repetition = find_repetition()
     return {
         "name": output.name,
-        "note": output.note,
         "command": shlex.join([*name_program(), *hide_typed(sys.argv[1:])]),
         "directory": str(current_directory()),
         "user": _user(),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import click
 from click.core import ParameterSource
 
+from launcher.cli.options.gone import replacement
 from launcher.errors import UsageError
 from launcher.job.job import TRAINER_MODULE
 from launcher.wording import nearest
@@ -95,6 +96,8 @@ def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -
     if not name.startswith("--"):  # click reads -hosts as the letters h, o, s, t and s
         whole = [word.partition("=")[0] for word in words if re.match(r"-[A-Za-z]{2}", word) and name[1] in word]
         name = next((word for word in whole if _find_flag(word[1:], names) or word[1:] in fixes), name)
+    if gone := replacement(error.ctx.info_name if error.ctx is not None else None, name):
+        return UsageError(f"no option {name!r}; did you mean {gone}?", fix)
     meant = name.lstrip("-").replace("_", "-")
     guess = _find_flag(meant, names)
     if guess is None and meant in fixes:

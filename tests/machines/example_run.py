@@ -70,7 +70,7 @@ class ExampleRun:
         hosts[-1]["driver"] = "570.124.06"
         command = "env NCCL_SOCKET_IFNAME==bond0 /opt/venv/bin/python -m torch.distributed.run --nnodes 8 -- train.py"
         return {
-            "run_id": RUN_ID, "name": self.name, "note": "warmup of 2000 steps, new tokenizer", "user": "ann",
+            "run_id": RUN_ID, "name": self.name, "user": "ann",
             "command": f"launch --hosts 'gpu[1-{self.hosts}]' --sync --restarts 10 --detach train.py --lr 3e-4",
             "directory": "/home/ann/project", "launch_host": "laptop", "again_of": None,
             "git": {"commit": "4f1c2a9be4c64cbf4b0b1c19d3f0a5a4cf0a3c51", "dirty": True, "changed_files": 3,

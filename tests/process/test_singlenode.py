@@ -68,7 +68,7 @@ def test_without_a_script_and_without_gpus_the_trainer_runs_on_cpus(launch: Laun
 
 def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
     """Its first line, its logs with their times, and what was typed, in which no secret is left."""
-    words = ("--nproc", "1", "--cpu", "--no-check", "--name", "base-1", "--note", "lr x 2", "--env", "MY_KEY=geheim")
+    words = ("--nproc", "1", "--cpu", "--no-check", "--name", "base-1", "--env", "MY_KEY=geheim")
     script = ("--no-python", "sh", "-c", "echo $MY_KEY | wc -c; echo oops >&2", "sh", "--api-key", "geheim")
     done = launch("singlenode", *words, *script, PATH=f"{PROGRAM.parent}:{os.environ['PATH']}")
     name = os.uname().nodename.split(".")[0]
@@ -79,10 +79,9 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
     text = (tmp_path / "logs" / "latest" / "run.json").read_text()
     record = json.loads(text)
     assert "geheim" not in text
-    assert {key: record[key] for key in ("name", "note", "command", "directory", "user", "git")} == {
+    assert {key: record[key] for key in ("name", "command", "directory", "user", "git")} == {
         "name": "base-1",
-        "note": "lr x 2",
-        "command": "launch singlenode --nproc 1 --cpu --no-check --name base-1 --note 'lr x 2' --env 'MY_KEY=***' "
+        "command": "launch singlenode --nproc 1 --cpu --no-check --name base-1 --env 'MY_KEY=***' "
         "--no-python sh -c 'echo $MY_KEY | wc -c; echo oops >&2' sh --api-key '***'",
         "directory": str(tmp_path),
         "user": pwd.getpwuid(os.geteuid()).pw_name,
@@ -98,8 +97,6 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
         (("--name", "a b"), "--name: 'a b': must be 1 to 64 letters, digits, '.', '-' and '_'"),
         (("--name", ""), "--name: '': must be 1 to 64 letters, digits, '.', '-' and '_'"),
         (("--name", "a\n"), "--name: 'a\\n': must be 1 to 64 letters, digits, '.', '-' and '_'"),
-        (("--note", "a\nb"), "--note: 'a\\nb': must be one line of text"),
-        (("--note", "\x1b[2J"), "--note: '\\x1b[2J': must be one line of text"),
     ],
 )
 def test_a_name_that_is_none(launch: Launch, tmp_path: Path, words: tuple[str, ...], error: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from launcher.cli.options.gone import replacement
 from launcher.cli.options.table import FILE, KEYS, SCRIPT, Option, Place
 from launcher.cli.options.toml_files import TomlFile, current_directory, find_files, read_named
 from launcher.errors import UsageError
@@ -93,6 +94,8 @@ def _check(file: str, name: str, value: Any) -> Any:
     if option is None and isinstance(value, dict):
         raise UsageError(f"{file}: no option {shown(name)}", "write the options at the top level, without a table")
     if option is None:
+        if gone := replacement("sbatch", f"--{name.replace('_', '-')}"):
+            raise UsageError(f"{file}: no option {shown(name)}; did you mean {gone}?")
         turned_off = name.removeprefix("no_")
         near = f"{turned_off} = false" if turned_off in KEYS else nearest(name, KEYS)
         guess = f"; did you mean {near!r}?" if near else ""

@@ -18,7 +18,6 @@ from typing import Any, TypeVar, get_args
 import click
 
 from launcher.cli.options.completion import complete_files, complete_hosts
-from launcher.escapes import one_line
 from launcher.hosts.ranges import shown
 from launcher.job.job import OnHang, Start, Timeouts
 from launcher.transports.registry import TRANSPORTS
@@ -216,12 +215,6 @@ def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) ->
     if name is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) is None:
         raise click.BadParameter(f"{shown(name)}: must be 1 to 64 letters, digits, '.', '-' and '_'.", ctx, param)
     return name
-
-
-def _check_note(ctx: click.Context, param: click.Parameter, note: str | None) -> str | None:
-    if note is not None and one_line(note, len(note)) != note:
-        raise click.BadParameter(f"{shown(note)}: must be one line of text.", ctx, param)
-    return note
 
 
 HOSTS = (
@@ -528,9 +521,6 @@ OUTPUT = (
     Option(
         ["--no-samples"], is_flag=True, help="Don't watch the GPUs for one that stands out.",
         heading="Output", in_file=True, is_rare=True,
-    ),
-    Option(
-        ["--note"], metavar="TEXT", callback=_check_note, help="Write a one-line note to run.json.", heading="Output",
     ),
     VERBOSE,
 )  # fmt: skip

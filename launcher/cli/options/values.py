@@ -108,7 +108,7 @@ class ClaimOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the console shows of a run, where its logs go, its name and note, and what happens without a console."""
+    """What the console shows of a run, where its logs go, its name, and what happens without a console."""
 
     quiet: bool
     ranks: str | None  # the ranks whose output is shown, separated by commas; None: all
@@ -117,7 +117,6 @@ class OutputOptions:
     verbose: bool
     no_samples: bool = False  # of what the GPUs do
     name: str | None = None
-    note: str | None = None
     detach: bool = False  # leave the terminal once all ranks run
     controller: str | None = None  # the host that then controls the run; "here": this machine; None: one of the hosts
     survive_reboots: bool = False  # let each host start what it has of the run after a boot

@@ -116,8 +116,6 @@ def _write_header(contents: Contents, view: _View) -> Iterator[Html]:
     yield element("h1", f"Run {contents.run}", name)
     yield element("p", " · ".join(filter(None, [ranks, f"began {view.show(view.times.begin)}", took, code, who])),
                   class_="soft")  # fmt: skip
-    if record.get("note"):
-        yield element("p", str(record["note"]), class_="note")
 
 
 def _write_cause(contents: Contents) -> Iterator[Html]:

@@ -657,7 +657,6 @@ def test_every_option_of_a_run_can_have_a_default():
         "check",
         "verbose",
         "name",
-        "note",
         "share",
     }
     of_one_call |= {"job_name", "directive", "output", "submit", "no_sync", "sync_secrets"}

@@ -260,7 +260,6 @@ Output:
   --log-dir DIR  Directory for the logs.  [default: logs]
   --name NAME    Name of the run, shown in messages and run.json.
   --no-samples   Don't watch the GPUs for one that stands out.
-  --note TEXT    Write a one-line note to run.json.
   -v, --verbose  Show the command, and where values come from.
   --fetch PATH   After the run, copy PATH to logs/RUN-fetched.
 

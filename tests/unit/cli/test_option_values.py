@@ -81,9 +81,9 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
         "--hostfile f --colon port --exclude b --num-nodes 2 --transport ssh --ssh-config c --ask-password "
         "--connect-timeout 2 --gpus 4 -m --start warm --workdir /w --env A=1 --env B --env-file e --rdzv-timeout 7 "
         "--venv d --setup s --silence 3s --hang-timeout 10m --no-stacks -q --ranks 0,8 --json --log-dir l "
-        "--name base.line-1_2 -v --note"
+        "--name base.line-1_2 -v"
     )
-    assert read(line, words=["a note"]) == Everything(
+    assert read(line) == Everything(
         HostChoice(hostfile=Path("f"), colon="port", exclude="b", num_nodes=2),
         TransportSettings("ssh", Path("c"), ask_password=True, silence_s=3.0),
         Timeouts(2.0, 3.0),
@@ -94,7 +94,7 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
             stacks=False, hang_timeout_s=600.0,
         ),
         OutputOptions(
-            quiet=True, ranks="0,8", as_json=True, log_dir=Path("l"), verbose=True, name="base.line-1_2", note="a note",
+            quiet=True, ranks="0,8", as_json=True, log_dir=Path("l"), verbose=True, name="base.line-1_2",
         ),
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ def test_no_option_is_lost_on_the_way(module: str) -> None:
     declared = {parameter.name for parameter in command.params}
     # sbatch writes the others into its script as they were typed.
     restarts = {"restarts", "progress_dir", "spares", "min_nodes"}
-    written = {"no_check", "quiet", "ranks", "as_json", "verbose", "name", "note", "no_samples"} | restarts
+    written = {"no_check", "quiet", "ranks", "as_json", "verbose", "name", "no_samples"} | restarts
     others = written if module.endswith("sbatch") else set()
     config = {"config"} & declared
     assert declared - options_of(command.callback) == config | others

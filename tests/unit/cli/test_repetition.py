@@ -34,7 +34,7 @@ FREE = st.text(st.characters(codec="utf-8", exclude_characters="\0")).filter(lam
 OPTIONS = st.lists(
     st.sampled_from([
         ["--hosts", "a,gpu[1-4]"], ["--hosts=a"], ["--gpus", "8"], ["-q"], ["-m"], ["--restarts", "3"], ["--detach"],
-        ["--env", "A=1"], ["--env=B"], ["--setup", "--notify x"], ["--note", "--env"], ["--no-stacks"], ["--sync="],
+        ["--env", "A=1"], ["--env=B"], ["--setup", "--notify x"], ["--name", "--env"], ["--no-stacks"], ["--sync="],
         ["--sync", "sub"], ["--hang-timeout", "off"], ["--log-dir", "my logs"],
     ])
 )  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_script_that_is_called_like_a_command() -> None:
     ("typed", "given", "line"),
     [
         ("--restarts 3 t.py", "--restarts 10", "--restarts 10 t.py"),
-        ("--hosts a t.py --x", "-q --note 'a b'", "--hosts a -q --note 'a b' t.py --x"),
+        ("--hosts a t.py --x", "-q --name a", "--hosts a -q --name a t.py --x"),
         ("--hostfile h t.py", "--hosts=a", "--hosts=a t.py"),
         ("--gpus 8 t.py", "--nproc 2 --cpu", "--nproc 2 --cpu t.py"),
         ("--env A=1 --env B=2 t.py", "--env A=3 --env C=4", "--env B=2 --env A=3 --env C=4 t.py"),
@@ -233,7 +233,7 @@ def test_a_secret_that_is_not_kept(sent: Path) -> None:
     secret = {**origin, "options": [*origin["options"], ["--setup", "export API_TOKEN=***"]]}
     runs.keep("20261120-091233", ORIGIN, json.dumps(secret).encode())
     with pytest.raises(UsageError, match="had a secret in its command line") as raised:
-        call("again", "--note", "export B_TOKEN=hunter2", "--dry-run")
+        call("again", "--venv", "export B_TOKEN=hunter2", "--dry-run")
     assert f"cd {sent} && launch --hosts a" in raised.value.fix and "hunter2" not in raised.value.fix
     call("again", "--setup", "export API_TOKEN=hunter2", "--dry-run")
 

@@ -278,7 +278,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     record = example.record()
     more = {
         "hosts": [{**host, "torch_version": HOSTILE} for host in record["hosts"]], "warnings": [HOSTILE] * 2,
-        "by_hand": [{"host": HOSTILE, "command": HOSTILE}] * 8, "note": HOSTILE, "command": HOSTILE,
+        "by_hand": [{"host": HOSTILE, "command": HOSTILE}] * 8, "command": HOSTILE,
         "directory": HOSTILE,
     }  # fmt: skip
     said = "x" * 1_000_000 + "<script>"

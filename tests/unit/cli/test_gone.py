@@ -1,0 +1,63 @@
+"""What earlier versions had: refused with what takes its place, and still understood in runs that they kept."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.main import main
+from launcher.cli.options.gone import GONE, renew
+from launcher.errors import EXIT_USAGE
+
+# What was typed, and what is offered instead.
+TYPED = {
+    "run --hosts a --note x t.py": "--name NAME",
+}
+PAGE = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {"HOME": str(tmp_path)})
+    return tmp_path
+
+
+def refuse(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the first line of the error with which a command line is refused."""
+    with pytest.raises(SystemExit) as end:
+        main(shlex.split(line))
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (EXIT_USAGE, "")
+    return err.splitlines()[0]
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_what_is_gone_names_what_takes_its_place(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flag = next(word for gone in GONE for word in shlex.split(line) if word == gone.split()[-1])
+    assert refuse(line, capsys) == f"launch: no option {flag!r}; did you mean {TYPED[line]}?"
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_each_is_tried_and_documented(gone: str) -> None:
+    assert any({*gone.split()} <= {*shlex.split(line)} for line in TYPED)
+    assert f"| `{gone}" in PAGE or f"| `launch {gone}" in PAGE
+
+
+def test_a_key_of_launcher_toml_that_is_gone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "launcher.toml").write_text('note = "x"\n')
+    assert refuse("--hosts a t.py", capsys) == "launch: launcher.toml: no option 'note'; did you mean --name NAME?"
+
+
+@pytest.mark.parametrize(
+    ("kept", "now"),
+    [
+        (["--note", "a b"], ()),
+        (["--note=--x"], ()),
+        (["--name", "--note"], ("--name", "--note")),
+    ],
+)
+def test_a_kept_command_line_is_translated(kept: list[str], now: tuple[str, ...]) -> None:
+    assert renew(kept) == now
