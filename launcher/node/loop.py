@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import time
 
+from launcher.node.processes import workers
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Tuple
+    from typing import Any, Callable, NoReturn, Tuple
 
     Timer = Tuple[float, Callable[[], object]]
 
@@ -119,6 +122,46 @@ class Loop:
         self.watch(fd, write, WRITABLE)
         write()
 
+    def ask(self, find: Callable[[], Any], timeout_s: float, default: Any, on_answer: Callable[[Any], object]) -> None:
+        """Call `find`, which may block, in a fork; `on_answer` gets the JSON value that it returned, or `default`.
+
+        That is the answer if it takes longer or raises an exception, if its process is killed, be it in the middle of
+        its answer, and if none can be started. The process has no descriptor of this one: with a hung driver or disk
+        it can't even be killed, and would hold a port or a connection.
+        """
+        answer_read = answer_write = -1
+        try:
+            answer_read, answer_write = os.pipe()
+            pid = workers.fork()
+            if pid == 0:
+                _answer_and_exit(answer_write, find)
+        except OSError as error:
+            if answer_read >= 0:
+                os.close(answer_read)
+            workers.complain("a process can't be started: %s" % error.strerror)
+            on_answer(default)
+            return
+        finally:
+            if answer_write >= 0:
+                os.close(answer_write)
+        child = workers.Child(pid)
+        self.read_answer(answer_read, timeout_s, default, on_answer, lambda: workers.kill(child))
+
+    def read_answer(
+        self, fd: int, timeout_s: float, default: Any, on_answer: Callable[[Any], object],
+        on_timeout: Callable[[], object],
+    ) -> None:  # fmt: skip
+        """Read a JSON value from `fd`, as `read_all` does; `on_answer` gets that, or `default` if it doesn't come."""
+
+        def take(data: bytes) -> None:
+            try:
+                answer = json.loads(data.decode())
+            except ValueError:  # its writer has written nothing, or half of it
+                answer = default
+            on_answer(answer)
+
+        self.read_all(fd, take, timeout_s, on_timeout)
+
     def run_once(self) -> None:
         """Wait for the next event or timer, and call its callback."""
         wait_ms = None
@@ -134,3 +177,12 @@ class Loop:
             if timer in self._timers:  # an earlier callback of this turn may have cancelled it
                 self.cancel(timer)
                 timer[1]()
+
+
+def _answer_and_exit(fd: int, find: Callable[[], Any]) -> NoReturn:
+    try:
+        workers.drop_descriptors(fd)
+        with os.fdopen(fd, "w") as file:
+            file.write(json.dumps(find()))
+    finally:
+        os._exit(0)

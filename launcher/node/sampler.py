@@ -102,10 +102,7 @@ class Sampler:
 def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_processes: bool) -> None:
     """Write a line of JSON for each look, the first one at once; this never returns."""
     try:
-        null = os.open(os.devnull, os.O_RDWR)
-        for standard in range(3):  # the guardian knows by the end of stdout that the supervisor is gone
-            os.dup2(null, standard)
-        workers.close_all_but((0, 1, 2, fd))
+        workers.drop_descriptors(fd)
         unread = select.poll()
         unread.register(fd, 0)  # POLLERR when no reader is left
         read_gpus, tool = find_reader(), GpuTool()

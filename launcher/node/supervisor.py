@@ -12,7 +12,7 @@ import sys
 import time
 
 from launcher.node import clock, messages, signals
-from launcher.node.facts.responder import Responder, ask_child
+from launcher.node.facts.responder import Responder
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, run_owner, stop_steps, workers
 from launcher.node.processes.handover_log import HandoverLog
@@ -47,7 +47,7 @@ class Supervisor:
     served here; if a Python that has imported torch waits for the next attempt, `serve` makes the supervisor of that.
 
     Everything is a callback of one loop, on one thread, and none of them may wait: a blocked supervisor sends no
-    heartbeats, and does not notice that its own lease has expired. What can block runs in a forked child. Only the end
+    heartbeats, and does not notice that its own lease has expired. What can block is asked by `Loop.ask`. Only the end
     may take its time: reading the files that ranks left, removing directories, and sending the last messages.
 
     Do not assume that the launcher received what was sent, that the guardian lives, or that there are a directory and a
@@ -585,7 +585,7 @@ class Supervisor:
             return
         folders, units = self._leftover_folders, self._leftover_units
 
-        def remove() -> dict[str, Any]:
+        def remove() -> list[list[str]]:
             from launcher.node.processes import run_folders
 
             remaining = run_folders.remove_folders(folders)
@@ -594,13 +594,10 @@ class Supervisor:
 
                 reasons = [[name, boot_units.end(name)] for name in units]
                 remaining += [[name, reason] for name, reason in reasons if reason]
-            return {"folders": remaining}
+            return remaining
 
-        def report(found: dict[str, Any] | None) -> None:
-            why = (found or {}).get("error", "it takes too long")
-            self._report_census(left, {"folders": [[name, why] for name in [*folders, *units]], **(found or {})})
-
-        ask_child(self._loop, remove, report, REMOVAL_TIMEOUT_S)
+        late = [[name, "it could not be removed in %g s" % REMOVAL_TIMEOUT_S] for name in [*folders, *units]]
+        self._loop.ask(remove, REMOVAL_TIMEOUT_S, late, lambda found: self._report_census(left, {"folders": found}))
 
     def _report_census(self, left: list[proc.Process], cleaned: dict[str, Any]) -> None:
         self._end_claim(is_over=not self._stays or bool(left) or self.reason is not None)

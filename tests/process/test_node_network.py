@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from launcher.node.loop import Loop
 from launcher.node.processes import proc
 
 HERE = "127.0.0.1"
-MANY = 100
+MANY, FEW = 100, 10
 
 
 # ---- what is there --------------------------------------------------------------------------------------------------
@@ -155,54 +155,51 @@ def open_sockets() -> int:
         return sum(Path(entry.path).is_socket() for entry in entries)
 
 
+def try_target(address: str, port: int, *, is_measured: bool = True) -> tuple[str | None, network.Link | None]:
+    return network.try_target(address, port, is_measured=is_measured)
+
+
 def test_what_became_of_each_target() -> None:
     before = open_sockets()
     with listening(network.TOKEN) as ours, listening(b"SSH-2.0-OpenSSH\r\n") as others, listening(b"") as mute:
-        places = [(HERE, ours), (HERE, free_port()), (HERE, others), (HERE, mute), ("256.1.1.1", 1), ("x" * 64, 1)]
-        found = network.try_targets([[*place, True] for place in places], HERE)
-    errors = found["errors"]
-    assert errors[:4] == [None, "Connection refused", "another program answers", "another program answers"]
-    assert all(errors[4:])
+        errors = [try_target(HERE, port)[0] for port in (ours, free_port(), others, mute)]
+    assert errors == [None, "Connection refused", "another program answers", "another program answers"]
+    assert try_target("256.1.1.1", 1)[0]
+    assert try_target("x" * 64, 1)[0]
     assert open_sockets() == before
 
 
 def test_a_link_is_measured_where_that_was_asked_for_and_while_the_other_side_stays() -> None:
     with listening(network.TOKEN) as port:  # it hangs up at once
-        found = network.try_targets([[HERE, port, False], *[[HERE, port, True]] * MANY], None)
-    assert found["errors"] == [None] * (MANY + 1)
-    assert found["links"][0] is None
+        assert try_target(HERE, port, is_measured=False) == (None, None)
+        assert [try_target(HERE, port)[0] for _ in range(MANY)] == [None] * MANY
 
 
-def test_a_silent_listener_and_an_address_that_nobody_has_cost_one_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_listeners_and_an_address_that_nobody_has_cost_one_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     timeout_s = slowed(1)
     monkeypatch.setattr(network, "CONNECT_TIMEOUT_S", timeout_s)
     with listening(None) as silent:
         began_at = time.monotonic()
-        found = network.try_targets([[HERE, silent, True]] * MANY + [["240.0.0.1", 1, True]], None)
-        assert time.monotonic() - began_at < timeout_s * MANY
-    assert found["errors"][:-1] == [f"no answer in {timeout_s:g} s"] * MANY
-    assert found["errors"][-1]  # "Network is unreachable", or silence behind a default route
+        answer = probe_here(*[(HERE, silent)] * FEW, ("240.0.0.1", 1))
+        assert time.monotonic() - began_at < timeout_s * FEW
+    assert answer["errors"][:-1] == [f"no answer in {timeout_s:g} s"] * FEW
+    assert answer["errors"][-1]  # "Network is unreachable", or silence behind a default route
 
 
 def test_a_peer_without_a_name_is_looked_up_quickly_or_told() -> None:
-    found = network.try_targets([], HERE)
-    assert found["errors"] == []
-    assert 0 <= found["reverse_dns_s"] < DEADLINE_S
-    assert network.try_targets([], None)["reverse_dns_s"] is None
+    answer = probe_here(peer=HERE)
+    assert (answer["errors"], answer["links"]) == ([], [])
+    assert 0 <= answer["reverse_dns_s"] < DEADLINE_S
+    assert probe_here()["reverse_dns_s"] is None
 
 
 def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow_getnameinfo(place: object, flags: int) -> tuple[str, str]:  # a fake: a resolver that does not answer
-        signal.pause()  # until it is killed: it has a process of its own
-        raise OSError
-
-    monkeypatch.setattr(network.socket, "getnameinfo", slow_getnameinfo)
-    monkeypatch.setattr(network, "DNS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(network.socket, "getnameinfo", hang)
+    monkeypatch.setattr(network.socket, "gethostbyname", hang)
+    monkeypatch.setattr(responder, "DNS_TIMEOUT_S", 0.2)
     with listening(network.TOKEN) as port:
-        found = network.try_targets([[HERE, port, True]], HERE)
-    assert found["errors"] == [None]
-    assert 0.2 <= found["reverse_dns_s"] < DEADLINE_S
-    assert found["own_address"] is None
+        answer = probe_here((HERE, port), peer=HERE)
+    assert (answer["errors"], answer["reverse_dns_s"], answer["own_address"]) == ([None], 0.2, None)
 
 
 # ---- a node's listeners ---------------------------------------------------------------------------------------------
@@ -397,6 +394,17 @@ def ask_here(**fields: Any) -> tuple[Message, int]:
     return answer, turns
 
 
+def probe_here(*targets: tuple[str, int], peer: str | None = None) -> Message:
+    """Let a responder in this process probe; return its answer."""
+    heard, loop = Heard(), Loop()
+    asked = responder.Responder(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
+    asked.probe({"targets": [[*target, True] for target in targets], "peer": peer})
+    while not heard.sent:
+        loop.run_once()
+    (answer,) = heard.sent
+    return answer
+
+
 def children_here() -> set[int]:
     return {process.pid for process in proc.read_all().values() if process.ppid == os.getpid()}
 
@@ -421,11 +429,6 @@ def test_an_address_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (answer["interface"], answer["address"], answer["error"]) == ("lo", HERE, None)
 
 
-def test_a_child_that_cannot_be_forked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fork", refuse)
-    assert ask_here(master="localhost")[0]["error"] == os.strerror(errno.EAGAIN)
-
-
 def test_a_holder_that_takes_too_long_to_find_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     here, list_directory = os.getpid(), os.listdir
 
@@ -440,34 +443,6 @@ def test_a_holder_that_takes_too_long_to_find_is_not_named(monkeypatch: pytest.M
         answer, turns = ask_here(port=port)
     assert answer["error"] == os.strerror(errno.EADDRINUSE)
     assert turns > 1
-
-
-def test_a_child_that_is_cut_off_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, write = os.getpid(), os.write
-
-    def cut_off(call: Callable[..., Any]) -> Callable[..., Any]:  # a fake: a child that is killed while it writes
-        def write_half(fd: int, *rest: object) -> Any:
-            if os.getpid() == here:
-                return call(fd, *rest)
-            write(fd, b'{"error": nul')
-            os._exit(0)
-
-        return write_half
-
-    monkeypatch.setattr(os, "write", cut_off(os.write))
-    monkeypatch.setattr(os, "fdopen", cut_off(os.fdopen))
-    heard, loop = Heard(), Loop()
-    asked = responder.Responder(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
-    asked.gather_facts({"pythons": []}, {}, "")
-    asked.find_route({"master": "localhost"})
-    asked.probe({"targets": [[HERE, 1, True]]})
-    while len(heard.sent) < 3:
-        loop.run_once()
-    errors = {sent["type"]: sent.get("errors") or sent["error"] for sent in heard.sent}
-    assert errors[messages.FACTS].startswith("its checks did not finish")
-    assert errors[messages.ROUTED].startswith("the name localhost did not resolve")
-    assert errors[messages.PROBED] == [messages.NOT_TRIED]
-    assert [sent["links"] for sent in heard.sent if sent["type"] == messages.PROBED] == [[None]]
 
 
 def test_a_name_is_looked_up(node: Node) -> None:

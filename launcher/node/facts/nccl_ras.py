@@ -10,7 +10,7 @@ import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Dict
 
 ADDRESS = "NCCL_RAS_ADDR"
 _ENABLE = "NCCL_RAS_ENABLE"
@@ -30,11 +30,11 @@ def give_address(env: Dict[str, str], chosen: Dict[str, str]) -> None:
             env[ADDRESS] = "127.0.0.1:%d" % sock.getsockname()[1]
 
 
-def ask(env: Dict[str, str]) -> Dict[str, Any]:
-    """Return the answer as `text`; it is empty if nobody listens there, as without NCCL."""
+def ask(env: Dict[str, str]) -> str:
+    """Return the answer; it is empty if nobody listens there, as without NCCL."""
     host, _, port = env.get(ADDRESS, "").rpartition(":")
     if not port.isdigit() or env.get(_ENABLE) == "0":
-        return {"text": ""}
+        return ""
     text = b""
     try:
         with socket.create_connection((host.strip("[]") or "localhost", int(port)), _QUIET_S) as sock:
@@ -46,4 +46,4 @@ def ask(env: Dict[str, str]) -> Dict[str, Any]:
                 text += data
     except OSError:
         pass  # what came before is an answer too
-    return {"text": text[:_MOST_BYTES].decode("utf-8", "replace")}
+    return text[:_MOST_BYTES].decode("utf-8", "replace")

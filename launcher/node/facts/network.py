@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import struct
 import time
 
-from launcher.node import signals
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, List, NoReturn, Tuple
+    from typing import Any, List, Tuple
 
     Link = List[float]  # fastest round trip in seconds, packets sent, packets lost
 
 CONNECT_TIMEOUT_S = 3.0
 RETRY_S = 0.5
-DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection, so a slower lookup is worth a warning
 TOKEN = b"launch\n"  # what the listeners send, so that a probe can tell them from other programs
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux
@@ -140,11 +136,14 @@ def is_address(text: str) -> bool:
 
 
 def find_route(master: str) -> dict[str, str | None]:
-    """Return this node's interface and address on the route to `master`; a connected UDP socket shows it."""
-    family, kind, protocol, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as sock:
-        sock.connect(place)
-        source = sock.getsockname()[0].split("%")[0]
+    """Return this node's interface and address on the route to `master`, as a UDP socket shows them, or `error`."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(place)
+            source = sock.getsockname()[0].split("%")[0]
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
+        return {"error": describe_error(error)}
     for interface, address in list_addresses():
         if address == source:
             return {"interface": interface, "address": source}
@@ -208,102 +207,33 @@ def _read_link(path: str) -> str:
         return ""
 
 
-def write_and_exit(output_fd: int, find: Callable[[], dict[str, Any]]) -> NoReturn:
-    """In a fork: write what `find` returns, or the error that it raises, as one line of JSON, and exit."""
-    try:
-        try:
-            found = find()
-        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-            found = {"error": describe_error(error)}
-        os.write(output_fd, json.dumps(found).encode() + b"\n")
-    finally:
-        os._exit(0)
-
-
 def describe_error(error: Exception) -> str:
     """Return the text of a system or resolver error, without its number."""
     return getattr(error, "strerror", None) or str(error)
 
 
-def try_targets(targets: list[list[Any]], peer: str | None) -> dict[str, Any]:
-    """Connect to each [address, port, is_measured]; return an error or None, and a link or None, for each.
-
-    Also return how long it took to look up the name of `peer`, an address, as TCPStore does for each connection.
-    """
-    import threading
-    import time
-
+def time_look_up(peer: str | None) -> float | None:
+    """Return how many seconds it takes to look up the name of an address, as TCPStore does for each connection."""
     began_at = time.monotonic()
-    looker, answers = _begin_look_up(peer)
-    errors: list[str | None] = ["no answer"] * len(targets)
-    found: list[Link | None] = [None] * len(targets)
-
-    def try_one(index: int) -> None:
-        address, port, is_measured = targets[index]
-        errors[index], found[index] = _try_target(address, port, is_measured=is_measured)
-
-    threads = [threading.Thread(target=try_one, args=(index,), daemon=True) for index in range(len(targets))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, began_at + CONNECT_TIMEOUT_S + 1 - time.monotonic()))
-    names = _read_look_up(answers, began_at + DNS_TIMEOUT_S)
-    os.kill(looker, signals.SIGKILL)  # while it waits for a resolver, it holds this process's output open
-    reverse_dns_s = float(names[0]) if names else time.monotonic() - began_at  # it is not over: at least this long
-    return {
-        "errors": list(errors),  # a thread that is late may still change its own entry
-        "links": list(found),
-        "reverse_dns_s": reverse_dns_s if peer is not None else None,
-        "own_address": names[1] if len(names) > 1 else None,
-    }
-
-
-def _begin_look_up(peer: str | None) -> tuple[int, int]:
-    """Look names up in a child process; return its id, and the descriptor from which to read its two lines.
-
-    A slow resolver blocks a lookup, and Python's getnameinfo holds the GIL meanwhile.
-    """
-    import time
-
-    answers_read, answers_write = os.pipe()
-    looker = os.fork()
-    if looker:
-        os.close(answers_write)
-        return looker, answers_read
+    if peer is None:
+        return None
     try:
-        began_at = time.monotonic()
-        if peer is not None:
-            try:
-                socket.getnameinfo((peer, 0), 0)
-            except OSError:
-                pass  # an address without a name is fine; only the time counts
-        os.write(answers_write, b"%.4f\n" % (time.monotonic() - began_at))
-        try:
-            own_address = socket.gethostbyname(socket.gethostname())
-        except (OSError, UnicodeError):
-            own_address = ""
-        os.write(answers_write, own_address.encode() + b"\n")
-    finally:
-        os._exit(0)
+        socket.getnameinfo((peer, 0), 0)
+    except OSError:
+        pass  # an address without a name is fine; only the time counts
+    return time.monotonic() - began_at
 
 
-def _read_look_up(fd: int, deadline: float) -> list[str]:
-    """Return the lines that came until the deadline (monotonic seconds)."""
-    import select
-    import time
-
-    text = b""
-    while select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        data = os.read(fd, 4096)
-        if not data:
-            break
-        text += data
-    return text.decode("utf-8", "replace").split("\n")[:-1]
+def find_own_address() -> str | None:
+    """Return the address that this machine's name has for itself."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except (OSError, UnicodeError):
+        return None
 
 
-def _try_target(address: str, port: int, *, is_measured: bool) -> tuple[str | None, Link | None]:
-    import time
-
+def try_target(address: str, port: int, *, is_measured: bool) -> tuple[str | None, Link | None]:
+    """Connect; return an error or None, and a link or None."""
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     before: str | None = None  # the first try's error: routers limit how often they repeat it
     while True:

@@ -1,17 +1,16 @@
 """What the launcher asks: before a run facts, a Python with torch, the route to node 0, whether its port is open and
 whether all see the same checkpoints, and when it has failed whether the ranks have saved.
 
-Nothing here blocks the supervisor: what may block runs in a forked child, and the loop reads its answer with a timeout.
-A child that is killed, even in the middle of its answer, counts as one that gave none.
+Nothing here blocks the supervisor: what may block is asked through `Loop.ask`.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import select
 import time
+from functools import partial
 
 from launcher.node import messages
 from launcher.node.processes import workers
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
     from launcher.node.send_queue import SendQueue
 
 FACTS_TIMEOUT_S = 15.0
-GPUS_TIMEOUT_S = 70.0  # for the child that asks the GPUs' tool, which has a shorter timeout
-PROBE_TIMEOUT_S = 6.0  # for the child that tries the targets, which has shorter timeouts of its own
+GPUS_TIMEOUT_S = 70.0  # for what asks the GPUs' tool, which has a shorter timeout
+PROBE_TIMEOUT_S = 6.0  # for what tries a target, which has shorter timeouts of its own
+UNTRIED = messages.NOT_TRIED, None
+DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection, so a slower lookup is worth a warning
 LOOK_UP_TIMEOUT_S = 8.0  # for node 0's name: a dead DNS server takes 5 s, and then the next one may respond
 MAX_ANSWERED = 64  # connections kept open: a prober closes its own at once, a stranger may not
 LOOK_TIMEOUT_S = 2.0  # the launcher waits a little longer before it stops a run that has failed
@@ -88,10 +89,11 @@ class Responder:
 
         self._env = env
         self._sum_up_code(wanted)
-        # With a hung file system or GPU driver, the child stays in state D and can't even be killed.
-        self._ask_child(lambda: gathering.gather_facts(wanted), self._keep_facts, FACTS_TIMEOUT_S)
+        late = {"error": "its checks did not finish in %g s: a file system may be hung" % FACTS_TIMEOUT_S}
+        self._ask(lambda: gathering.gather_facts(wanted), FACTS_TIMEOUT_S, late, self._keep_facts)
         if wanted.get("gpus", True):
-            self._ask_child(gathering.find_gpus, self._keep_gpus, GPUS_TIMEOUT_S)
+            silence = {"gpus": [], "gpu_error": "what asks its GPUs gave no answer"}
+            self._ask(gathering.find_gpus, GPUS_TIMEOUT_S, silence, self._keep_gpus)
         else:
             self._gpus = {"gpus": [], "gpu_error": "not requested"}
         if not wanted.get("setup"):
@@ -151,14 +153,16 @@ class Responder:
             write_ends.append(write_end)
         return write_ends
 
-    def _keep_facts(self, found: dict[str, Any] | None) -> None:
-        text = "its checks did not finish in %g s: a file system may be hung" % FACTS_TIMEOUT_S
-        self._facts = found or {"error": text}
+    def _keep_facts(self, found: dict[str, Any]) -> None:
+        self._facts = found
         self._send_facts()
 
-    def _keep_gpus(self, found: dict[str, Any] | None) -> None:
-        is_known = found is not None and "gpus" in found
-        self._gpus = found if is_known else {"gpus": [], "gpu_error": "what asks its GPUs gave no answer"}
+    def _keep_gpus(self, found: dict[str, Any]) -> None:
+        self._gpus = found
+        self._send_facts()
+
+    def _keep_code(self, found: dict[str, Any]) -> None:
+        self._code = found
         self._send_facts()
 
     def _keep_python(self, status: dict[str, Any] | None) -> None:
@@ -174,24 +178,20 @@ class Responder:
         # Not in that Python: its import of torchrun would wait, which a run waits for.
         from launcher.node.facts import packages
 
-        def keep(found: dict[str, Any] | None) -> None:
-            self._python = dict(python, **(found if found and "packages" in found else packages.UNKNOWN))
+        def keep(found: dict[str, Any]) -> None:
+            self._python = dict(python, **found)
             self._send_facts()
 
-        self._ask_child(lambda: packages.list_packages(site), keep, packages.TIMEOUT_S)
+        self._ask(lambda: packages.list_packages(site), packages.TIMEOUT_S, packages.UNKNOWN, keep)
 
     def _sum_up_code(self, wanted: dict[str, Any]) -> None:
-        """Start a child that hashes the files of the run: the walk of a hung file system must delay no other fact."""
+        """Ask for a hash over the files of the run, apart: the walk of a hung file system must delay no other fact."""
         if wanted.get("code") is None:
             self._code = {}
             return
         from launcher.node.facts import code
 
-        def keep(found: dict[str, Any] | None) -> None:
-            self._code = found if found and "code_hash" in found else code.UNKNOWN
-            self._send_facts()
-
-        self._ask_child(lambda: code.sum_up(_find_code(wanted)), keep, code.TIMEOUT_S)
+        self._ask(lambda: code.sum_up(_find_code(wanted)), code.TIMEOUT_S, code.UNKNOWN, self._keep_code)
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
@@ -202,10 +202,11 @@ class Responder:
         """Answer a LIST_CODE with path and hash of each file; None: they could not all be read."""
         from launcher.node.facts import code
 
-        self._ask_child(
+        self._ask(
             lambda: code.list_files(_find_code(header)),
-            lambda found: self._send_queue.send(messages.CODE, files=(found or {}).get("files")),
             code.TIMEOUT_S,
+            {"files": None},
+            lambda found: self._send_queue.send(messages.CODE, **found),
         )
 
     def _send_facts(self) -> None:
@@ -235,16 +236,14 @@ class Responder:
         self._route_asked_at = time.monotonic()
         master = header["master"]
         if network.is_address(master):
-            try:
-                self._go_route(header, network.find_route(master))
-            except OSError as error:
-                self._go_route(header, {"error": network.describe_error(error)})
+            self._go_route(header, network.find_route(master))
             return
         silence = {"error": "the name %s did not resolve in %g s" % (master, LOOK_UP_TIMEOUT_S)}
-        self._ask_child(
+        self._ask(
             lambda: network.find_route(master),
-            lambda found: self._go_route(header, found or silence),
             LOOK_UP_TIMEOUT_S,
+            silence,
+            lambda found: self._go_route(header, found),
         )
 
     def _go_route(self, header: dict[str, Any], found: dict[str, Any]) -> None:
@@ -281,29 +280,23 @@ class Responder:
         """Send an answer whose error is that `port` is taken, and name the process that has it if possible."""
         from launcher.node.facts import network
 
-        def send(found: dict[str, Any] | None) -> None:
-            holder = (found or {}).get("holder")
+        def send(holder: str | None) -> None:
             self._send_route(dict(answer, error=answer["error"] + (" by %s" % holder if holder else "")))
 
-        self._ask_child(lambda: {"holder": network.find_holder(port)}, send, HOLDER_TIMEOUT_S)
+        self._ask(lambda: network.find_holder(port), HOLDER_TIMEOUT_S, None, send)
 
     def _send_route(self, answer: dict[str, Any]) -> None:
         held_s = round(time.monotonic() - self._route_asked_at, 4)
         self._send_queue.send(messages.ROUTED, clock=time.time(), held_s=held_s, **answer)
 
-    def _ask_child(
-        self, find: Callable[[], dict[str, Any]], on_found: Callable[[dict[str, Any] | None], object], timeout_s: float
-    ) -> None:
-        """Run `find`, which may block, in a fork; `on_found` gets what it returned, or None if nothing came in time.
+    def _ask(self, find: Callable[[], Any], timeout_s: float, default: Any, on_answer: Callable[[Any], object]) -> None:
+        """Ask as `Loop.ask` does; if the run is being stopped by the time of the answer, it is dropped."""
 
-        If the run is being stopped by then, `on_found` is not called.
-        """
-
-        def take(found: dict[str, Any] | None) -> None:
+        def take(answer: Any) -> None:
             if not self._is_over:
-                on_found(found)
+                on_answer(answer)
 
-        ask_child(self._loop, find, take, timeout_s)
+        self._loop.ask(find, timeout_s, default, take)
 
     def _listen(self, listener: socket) -> int:
         """Send the token to everyone who connects, until the run starts; return the port."""
@@ -342,16 +335,26 @@ class Responder:
         """Answer a PROBE: whether and how well each of `targets` can be reached, and how long a DNS lookup takes."""
         from launcher.node.facts import network
 
-        targets = header["targets"]
-        silence = {
-            "errors": [messages.NOT_TRIED] * len(targets), "links": [None] * len(targets), "reverse_dns_s": None,
-            "own_address": None,
-        }  # fmt: skip
-        self._ask_child(
-            lambda: network.try_targets(targets, header.get("peer")),
-            lambda found: self._send_queue.send(messages.PROBED, **(found if found and "errors" in found else silence)),
-            PROBE_TIMEOUT_S,
-        )
+        questions: list[tuple[Callable[[], Any], float, Any]] = [
+            (partial(network.try_target, host, port, is_measured=is_measured), PROBE_TIMEOUT_S, UNTRIED)
+            for host, port, is_measured in header["targets"]
+        ]
+        questions.append((partial(network.time_look_up, header.get("peer")), DNS_TIMEOUT_S, DNS_TIMEOUT_S))
+        questions.append((network.find_own_address, DNS_TIMEOUT_S, None))
+        answers: dict[int, Any] = {}
+
+        def keep(place: int, answer: Any) -> None:
+            answers[place] = answer
+            if len(answers) < len(questions):
+                return
+            *reached, reverse_dns_s, own_address = (answers[place] for place in range(len(questions)))
+            self._send_queue.send(
+                messages.PROBED, errors=[error for error, _ in reached], links=[link for _, link in reached],
+                reverse_dns_s=reverse_dns_s, own_address=own_address,
+            )  # fmt: skip
+
+        for place, (find, timeout_s, default) in enumerate(questions):
+            self._ask(find, timeout_s, default, partial(keep, place))
 
     def share(self, header: dict[str, Any], note_token: Callable[[str | None], object]) -> None:
         """Answer a SHARE: node 0 puts a file into the directory until `end_share`; the others look for it.
@@ -364,26 +367,23 @@ class Responder:
         folder, name, up = os.path.normpath(folder), header["name"], header["up"]
         unknown = {"up": None, "is_there": None}
 
-        def send(found: dict[str, Any] | None) -> None:
-            self._send_queue.send(messages.SHARED, **(found if found and "is_there" in found else unknown))
+        def send(found: dict[str, Any]) -> None:
+            path = found.pop("path", None)
+            if path is not None:
+                note_token(path)
+            self._send_queue.send(messages.SHARED, **found)
 
         if up is not None:
-            self._ask_child(lambda: shared_directory.look_for_token(folder, up, name), send, LOOK_TIMEOUT_S)
+            self._ask(lambda: shared_directory.look_for_token(folder, up, name), LOOK_TIMEOUT_S, unknown, send)
             return
-
-        def note(found: dict[str, Any] | None) -> None:
-            if found and "path" in found:
-                note_token(found.pop("path"))
-            send(found)
-
         token = shared_directory.Token(folder, name, lambda: note_token(None))
         try:
             answer_fd = token.start()
         except OSError:  # no more processes: the run itself will say so, or do without
-            send(None)
+            send(unknown)
             return
         self._token = token
-        self._loop.read_all(answer_fd, lambda data: note(_read_answer(data)), LOOK_TIMEOUT_S, token.release)
+        self._loop.read_answer(answer_fd, LOOK_TIMEOUT_S, unknown, send, token.release)
 
     def end_share(self) -> None:
         """Remove the file, if this node has put one."""
@@ -395,23 +395,22 @@ class Responder:
         """Answer a LOOK: whether a file in `folder` was last written after `since`, and at least `least_s` ago."""
         from launcher.node.facts import saves
 
-        silence = {"has_saved": None, "is_missing": False}
-        self._ask_child(
+        self._ask(
             lambda: saves.look(folder, since, least_s),
-            lambda found: self._send_queue.send(
-                messages.SEEN, **(found if found and "has_saved" in found else silence)
-            ),
             LOOK_TIMEOUT_S,
+            {"has_saved": None, "is_missing": False},
+            lambda found: self._send_queue.send(messages.SEEN, **found),
         )
 
     def ask_ras(self, env: dict[str, str]) -> None:
         """Answer a RAS with what NCCL says; empty if nobody listens."""
         from launcher.node.facts import nccl_ras
 
-        self._ask_child(
+        self._ask(
             lambda: nccl_ras.ask(env),
-            lambda found: self._send_queue.send(messages.RAS_STATUS, (found or {}).get("text", "").encode()),
             RAS_TIMEOUT_S,
+            "",
+            lambda text: self._send_queue.send(messages.RAS_STATUS, text.encode()),
         )
 
     def stop_listening(self) -> None:
@@ -433,47 +432,3 @@ def _find_code(wanted: dict[str, Any]) -> dict[str, Any]:
     """Return the place of the run's code on this node; the launcher names it relative to the working directory."""
     workdir = os.path.expanduser(wanted.get("workdir") or "~")
     return dict(wanted["code"], folder=os.path.join(workdir, wanted["code"]["folder"]))
-
-
-def ask_child(
-    loop: Loop, find: Callable[[], dict[str, Any]], on_found: Callable[[dict[str, Any] | None], object],
-    timeout_s: float,
-) -> None:  # fmt: skip
-    """Run `find`, which may block, in a fork; `on_found` gets what it returned, or None if nothing came in time.
-
-    If nothing can be forked, it gets the reason as an `error`.
-    """
-    from launcher.node.facts import network
-
-    try:
-        child, answer_fd = _fork(find)
-    except OSError as error:
-        on_found({"error": network.describe_error(error)})
-        return
-    loop.read_all(answer_fd, lambda data: on_found(_read_answer(data)), timeout_s, lambda: workers.kill(child))
-
-
-def _fork(find: Callable[[], dict[str, Any]]) -> tuple[workers.Child, int]:
-    """Start `find` in a child; return it and the descriptor from which its answer is read."""
-    from launcher.node.facts import network
-
-    answer_read, answer_write = os.pipe()
-    try:
-        pid = workers.fork()
-        if pid == 0:
-            network.write_and_exit(answer_write, find)
-    except OSError:
-        os.close(answer_read)
-        raise
-    finally:
-        os.close(answer_write)
-    return workers.Child(pid), answer_read
-
-
-def _read_answer(data: bytes) -> dict[str, Any] | None:
-    """Return what a child wrote, or None if it was killed before that or in the middle of it."""
-    try:
-        found: dict[str, Any] = json.loads(data.decode())
-        return found
-    except ValueError:
-        return None

@@ -60,7 +60,7 @@ def _hold_and_exit(answer_fd: int, life_fd: int, done_fd: int, folder: str, name
     """In a fork: make the file in `folder`, or in the first directory above it that exists, and keep it."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the pipe comes first, or at once
-        _close_others(answer_fd, life_fd, done_fd)
+        workers.drop_descriptors(answer_fd, life_fd, done_fd)  # one of the others may hold the port of node 0
         existing, up = find_existing(folder)
         path = os.path.join(existing, name)
         try:
@@ -99,13 +99,3 @@ def remove_token(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
-
-
-def _close_others(*kept: int) -> None:
-    """Close all other descriptors: one of them may hold the port of node 0."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:  # that of the listing itself
-                pass

@@ -43,7 +43,4 @@ def find_ends() -> tuple[str | None, str | None]:
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") if is_in_job() else None
     if launcher is None:
         return None, None
-    try:
-        return launcher, network.find_route(launcher)["address"]
-    except OSError:
-        return launcher, None
+    return launcher, network.find_route(launcher).get("address")

@@ -61,25 +61,13 @@ def start(
         os.close(report_write)
         return workers.Child(pid), report_read
     try:
-        _leave(keepers_fd, report_write, *readers, *(fd for fds in streams.values() for fd in fds.values()))
+        kept = {fd for fds in streams.values() for fd in fds.values()}
+        workers.drop_descriptors(keepers_fd, report_write, *readers, *kept)
+        for number in (signals.SIGTERM, signals.SIGHUP, signals.SIGINT, signals.HOLD):  # stopping is for the keepers
+            signals.signal(number, signals.SIG_IGN)
         _Shim(order, streams, keepers_fd, report_write).run()
     finally:
         os._exit(1)
-
-
-def _leave(*kept: int) -> None:
-    """Close the supervisor's descriptors, since its connection must end with it, and ignore signals that mean stop."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(null, fd)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the descriptor of the listing itself
-    for number in (signals.SIGTERM, signals.SIGHUP, signals.SIGINT, signals.HOLD):
-        signals.signal(number, signals.SIG_IGN)
 
 
 class _Shim:

@@ -261,6 +261,14 @@ def close_all_but(used: Iterable[int]) -> None:
             pass
 
 
+def drop_descriptors(*kept: int) -> None:
+    """Close all descriptors of this fork but these: the connection to the launcher must be able to end without it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    close_all_but({0, 1, 2, *kept})
+
+
 def _lock_folder(path: str) -> None:
     """Lock a directory, so that systemd-tmpfiles doesn't remove it from /tmp when it is ten days old.
 
