@@ -235,12 +235,16 @@ def test_the_shim_is_killed(nodes: Nodes) -> None:
     assert [message["was_stopping"] for message in node.find(messages.EXIT)] == [True, True]
 
 
+# In a rank: wait until the shim has reported it, and waits itself.
+TOLD = "until [ $(cut -d' ' -f3 /proc/$PPID/stat) = S ]; do :; done"
+
+
 @pytest.mark.parametrize("end", ["exit 3", "kill -SEGV $$"])
 def test_a_rank_ends_while_the_shim_is_suspended(nodes: Nodes, end: str) -> None:
     """Nobody reports it, so the supervisor looks itself."""
     node = nodes.start()
     node.prepare()
-    node.start_ready(shell(WAITS), shell(f"kill -STOP $PPID; echo ready pids $$; ulimit -c 0; {end}"))
+    node.start_ready(shell(WAITS), shell(f"{TOLD}; kill -STOP $PPID; echo ready pids $$; ulimit -c 0; {end}"))
     assert node.wait_for_exits(1) == {1: (3, None) if end == "exit 3" else (None, signal.SIGSEGV)}
     assert not node.find(messages.FAILED)
     assert node.stop() == []
@@ -250,8 +254,7 @@ def test_a_rank_ends_while_the_shim_is_suspended(nodes: Nodes, end: str) -> None
 def test_the_shim_is_killed_before_its_report_is_read(nodes: Nodes) -> None:
     node = nodes.start()
     node.prepare()
-    told = "until [ $(cut -d' ' -f3 /proc/$PPID/stat) = S ]; do :; done"  # the shim has reported, and waits
-    argv = shell(f"kill -STOP $1; echo pids $$; {told}; kill -KILL $PPID; exec sleep 300", str(node.supervisor))
+    argv = shell(f"kill -STOP $1; echo pids $$; {TOLD}; kill -KILL $PPID; exec sleep 300", str(node.supervisor))
     node.send(messages.START, processes=[{"rank": 0, "argv": argv, "env": {}}], cwd=None)
     wait_until(lambda: read_state(node.supervisor) == "T")
     wait_until(lambda: not find_marked(node.mark))
