@@ -4,6 +4,7 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --output=train_distributed_%j.out
+#SBATCH --signal=TERM@60
 ##SBATCH --gpus-per-node=4
 ##SBATCH --partition=gpu
 ##SBATCH --time=1:00:00

@@ -30,17 +30,17 @@ def test_the_example_trains_alone_with_a_copy_of_distributed_py(tmp_path: Path) 
     (tmp_path / "mine" / "launcher").mkdir(parents=True)
     shutil.copy(ROOT / "examples" / "train_distributed_example.py", tmp_path / "mine" / "train.py")
     shutil.copy(ROOT / "launcher" / "distributed.py", tmp_path / "mine" / "launcher")
-    words = ("--epochs", "1", "--data_size", "64", "--save", "out/model.pt")
+    words = ("--epochs", "1", "--data_size", "64", "--save", "out/saved")
     packages = os.pathsep.join(path for path in sys.path if not (Path(path) / "launcher").exists())
     done = subprocess.run(
         [sys.executable, "-S", "mine/train.py", *words],  # -S: without the launcher that is installed here
         env={**os.environ, "PYTHONPATH": packages}, cwd=tmp_path, capture_output=True, text=True,
         timeout=DEADLINE_S, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["saved out/model.pt"]), done.stderr
-    assert "batch size 32 per rank, 32 in all, learning rate 0.05, epochs 1" in done.stdout.splitlines()
-    saved = pytest.importorskip("torch").load(tmp_path / "out" / "model.pt", weights_only=True)
-    assert {*saved} == {"model", "optimizer", "epoch"}
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["saved out/saved/step_00000002.pt"]), done.stderr
+    assert "batch size 32 per rank, 32 in all, learning rate 0.001, epochs 1" in done.stdout.splitlines()
+    saved = pytest.importorskip("torch").load(tmp_path / "out" / "saved" / "step_00000002.pt", weights_only=True)
+    assert {*saved} == {"model", "optimizer", "position"}
 
 
 def test_requirements_point_at_what_is_there() -> None:
@@ -54,7 +54,8 @@ def test_requirements_point_at_what_is_there() -> None:
 def test_git_ignores_what_training_writes_in_a_checkout(tmp_path: Path) -> None:
     make_repository(tmp_path, ignore=(ROOT / ".gitignore").read_text())
     written = [
-        "data/tinyshakespeare.txt", "outputs/model.pt", "logs/node_0.log", "example.pt", "examples/example.pt",
+        "data/tinyshakespeare.txt", "outputs/model.pt", "logs/node_0.log", "checkpoints/step_00000384.pt",
+        "examples/checkpoints/step_00000384.pt",
         "examples/train_distributed_7.out", "scripts/slurm/logs/slurm-7.out",
     ]  # fmt: skip
     done = subprocess.run(

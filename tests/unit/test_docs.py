@@ -197,6 +197,16 @@ def test_all_keys_of_launcher_toml_are_listed() -> None:
     assert sorted(re.findall("`([a-z-]+)`", line)) == sorted(name.replace("_", "-") for name in KEYS)
 
 
+def test_the_lines_to_resume_with_are_those_of_the_example() -> None:
+    text = (ROOT / "docs" / "training-script.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for line in block.splitlines() if line]
+    script = (ROOT / "examples" / "train_distributed_example.py").read_text("utf-8").splitlines()
+    rest = (line.strip() for line in script)
+    assert [line for line in lines if line not in rest] == []  # they are in the same order
+    assert len(lines) < 16
+
+
 def test_troubleshooting_lists_its_topics() -> None:
     text = (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
     _, *topics = re.findall(r"^## (.*)$", text, re.MULTILINE)
