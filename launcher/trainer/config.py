@@ -10,7 +10,8 @@ import difflib
 import json
 import math
 import re
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,6 @@ SHAPE = ("layers", "heads", "dim", "context")
 AMP = ("off", "bf16", "fp16")
 ALIASES = {"num_nodes": "nodes", "num_workers": "workers", "num_epochs": "epochs", "learning_rate": "lr"}
 INT_LIMIT = 2**31  # far beyond any sensible count; sums of such numbers still fit into torch's 64 bits
-SHOWN = 100  # characters of a wrong value
 ABOUT = "Train a small model: in one process, or in many under launch, torchrun or srun."
 EXAMPLES = """\
 Examples:
@@ -40,23 +40,38 @@ class RunError(Exception):
 
 
 def option(
-    default: Any,
-    text: str,
-    *,
-    group: str = "",
-    metavar: str = "",
-    choices: tuple[str, ...] = (),
-    minimum: float = 0,
-    below: float = math.inf,
-    pattern: str = "",
-    bare: str = "",
+    default: Any, text: str, *, group: str = "", minimum: float = 0, below: float = math.inf, **words: Any
 ) -> Any:
-    """Describe a field, whose type is that of its default; a flag without a value means `bare`, if there is one."""
-    if isinstance(default, int) and not isinstance(default, bool):
-        below = min(below, INT_LIMIT)
-    metavar = metavar or ("N" if isinstance(default, int) else "X")
-    rules = {"choices": choices, "minimum": minimum, "below": below, "pattern": pattern, "bare": bare}
-    return field(default=default, metadata={"help": text, "group": group, "metavar": metavar, **rules})
+    """Describe a field, whose type is that of its default; words: of argparse's `add_argument`."""
+    if type(default) in (int, float):
+        words.setdefault("metavar", "N" if isinstance(default, int) else "X")
+        words["type"] = number_type(type(default), minimum, below)
+    return field(default=default, metadata={"help": text, "group": group, "words": words})
+
+
+def number_type(kind: type, minimum: float, below: float) -> Callable[[str], Any]:
+    """Return what reads a number within limits for argparse."""
+    below = min(below, INT_LIMIT) if kind is int else below
+
+    def read(text: str) -> Any:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if minimum <= number < below:
+            return number
+        name = "a whole number" if kind is int else "a number"
+        limit = f" and below {below:g}" if below < INT_LIMIT else ""
+        raise argparse.ArgumentTypeError(f"must be {name}, at least {minimum:g}{limit}, got {text!r}")
+
+    return read
+
+
+def read_save_every(text: str) -> str:
+    """Check the value of --save-every for argparse."""
+    if not re.fullmatch(r"\d{1,9}|[1-9]\d{0,8} ?epochs?", text):
+        raise argparse.ArgumentTypeError(f"must be N or Nepochs, got {text!r}")
+    return text
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,6 @@ class TrainConfig:
     tokens: str = option(
         "bytes",
         "what the model reads and writes: bytes, which fit any file, or the characters that occur in the text",
-        metavar="KIND",
         choices=("bytes", "characters"),
     )
     validation_fraction: float = option(0.1, "share of the data kept for validation; 0: none", below=1)
@@ -92,14 +106,15 @@ class TrainConfig:
         "last, or no value: continue from the newest checkpoint in --save-dir; auto: the same, or start from scratch "
         "if there is none; none: start from scratch; PATH: continue from this checkpoint",
         metavar="last|auto|none|PATH",
-        bare=LAST,
+        nargs="?",
+        const=LAST,
     )
     save_every: str = option(
         "0",
         "save a checkpoint every N steps too, or, as in 5epochs, after every fifth epoch instead of each one; 0: after "
         "each epoch only",
         metavar="N|Nepochs",
-        pattern=r"\d{1,9}|[1-9]\d{0,8} ?epochs?",
+        type=read_save_every,
     )
     async_save: bool = option(
         False, "save checkpoints while the training continues, one at a time; takes a copy of the state in memory"
@@ -124,7 +139,6 @@ class TrainConfig:
     evaluate_on: str = option(
         "all",
         "all: each rank validates a share of the samples; main: rank 0 validates all of them",
-        metavar="RANKS",
         choices=("all", "main"),
     )
     evaluate_only: bool = option(
@@ -134,9 +148,9 @@ class TrainConfig:
         "auto",
         "on, or no value: print at the start where each rank runs (host, GPU and its UUID, pid), a line per rank; "
         "auto: with at most 16 ranks",
-        metavar="on|off|auto",
         choices=("auto", "on", "off"),
-        bare="on",
+        nargs="?",
+        const="on",
     )
     track: str = option(
         "", "send the metrics to tensorboard, mlflow or wandb too, or to several: a,b (default: none)", metavar="NAMES"
@@ -153,7 +167,6 @@ class TrainConfig:
     amp: str = option(
         "off",
         "mixed precision: off, bf16, or fp16 with a scaled loss",
-        metavar="TYPE",
         choices=AMP,
         group="Precision and parallelism",
     )
@@ -168,7 +181,6 @@ class TrainConfig:
         "auto",
         "ddp: each rank has the whole model; fsdp: each rank has a part of the parameters; tp: ranks share each "
         "matrix product; fsdp+tp: both; auto: ddp, or tp or fsdp+tp with --tensor-parallel",
-        metavar="KIND",
         choices=("auto", "ddp", "fsdp", "tp", "fsdp+tp"),
     )
     tensor_parallel: int = option(0, "ranks that share each matrix product; 0: all of them with tp, else 1")
@@ -183,7 +195,6 @@ class TrainConfig:
     distributed_backend: str = option(
         "auto",
         "nccl, gloo, or auto: nccl if there are GPUs, else gloo",
-        metavar="NAME",
         choices=("auto", "nccl", "gloo"),
     )
     timeout: float = option(
@@ -215,124 +226,87 @@ class TrainConfig:
 FIELDS = {one.name: one for one in fields(TrainConfig)}
 
 
-def read_config(argv: list[str]) -> TrainConfig:
+def read_config(argv: Sequence[str]) -> TrainConfig:
     """Return the options of a command line; raise ConfigError with one line that says what is wrong."""
-    typed, others = build_parser().parse_known_args([as_flag(word[2:]) if word[:2] == "--" else word for word in argv])
-    if others:
-        word = others[0].partition("=")[0]
-        raise ConfigError(f"unknown option {word!r}{guess(word, [as_flag(name) for name in FIELDS])}")
-    flags = vars(typed)
-    values = read_file(flags.pop("config")) if "config" in flags else {}
-    for name, value in flags.items():
-        values[name] = convert(name, as_flag(name), value)
-        # A flag for one of the two ways to give the batch replaces the other in the file.
-        other = {"batch_size": "global_batch", "global_batch": "batch_size"}.get(name, "")
-        if other not in flags:
+    flags = parse(argv)
+    path = flags.pop("config", "")
+    values = parse(read_file(path), f"{path}: ") if path else {}
+    # A flag for one of the two ways to give the batch replaces the other in the file.
+    for one, other in (("batch_size", "global_batch"), ("global_batch", "batch_size")):
+        if one in flags:
             values.pop(other, None)
+    values.update(flags)
+    if "config" in values:
+        raise ConfigError(f"{path}: a file can't name another one; fix: remove the key config")
+    if "batch_size" in values and "global_batch" in values:
+        raise ConfigError("batch_size and global_batch both set the batch; fix: give one of them")
     config = TrainConfig(**values)
     if config.dim % config.heads:
         raise ConfigError(f"dim must be a multiple of heads, got dim {config.dim} and heads {config.heads}")
-    if config.global_batch and "batch_size" in values:
-        raise ConfigError("batch_size and global_batch both set the batch; fix: give one of them")
     return config
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """Return the values in a YAML or JSON file of `key: value` lines."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    content = parse(path, text)
+def parse(words: Sequence[str], where: str = "") -> dict[str, Any]:
+    """Return the values that were given; an error begins with `where`."""
+    parser = build_parser()
+    parser.where = where
+    typed, others = parser.parse_known_args([as_flag(word[2:]) if word[:2] == "--" else word for word in words])
+    if others:
+        word = others[0].partition("=")[0]
+        close = difflib.get_close_matches(word, map(as_flag, FIELDS), n=1, cutoff=0.8)
+        raise ConfigError(f"{where}unknown option {word!r}" + (f", did you mean {close[0]!r}?" if close else ""))
+    return vars(typed)
+
+
+def read_file(path: str) -> list[str]:
+    """Return the flags that mean the same as the `key: value` lines of a YAML or JSON file."""
+    content = load_file(path)
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected lines like 'lr: 0.003', got a {type(content).__name__}")
-    values: dict[str, Any] = {}
+    words = []
     for key, value in content.items():
-        name = str(key).replace("-", "_")
-        name = ALIASES.get(name, name)
-        if isinstance(value, dict):
-            raise ConfigError(f"{path}: {shorten(key)} is a section; fix: write its keys at the left margin")
-        if name not in FIELDS:
-            raise ConfigError(f"{path}: unknown key {shorten(key)}{guess(name, list(FIELDS))}")
-        if name in values:
-            raise ConfigError(f"{path}: {key} is given twice; fix: remove one of them")
-        values[name] = convert(name, f"{path}: {key}", value)
-    return values
+        if value is None or isinstance(value, (dict, list)):
+            raise ConfigError(f"{path}: {key!r} must have one value, got {value!r}")
+        flag = as_flag(str(key))
+        if isinstance(value, bool) and isinstance(getattr(TrainConfig, str(key).replace("-", "_"), None), bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, bool):
+            words.append(f"{flag}={'on' if value else 'off'}")  # as booleans YAML 1.1 reads them
+        else:
+            words.append(f"{flag}={value}")
+    return words
 
 
-def parse(path: str, text: str) -> Any:
+def load_file(path: str) -> Any:
     """Return the content of a JSON file, if its name ends so, else of a YAML file."""
-    if path.endswith(".json"):
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}:{getattr(error, 'lineno', 1)}: not JSON") from None
+    is_json = path.endswith(".json")
     try:
+        text = Path(path).read_text("utf-8")
+        if is_json:
+            return json.loads(text)
         import yaml
+
+        return yaml.safe_load(text) or {}
     except ImportError:
         fix = "run `pip install pyyaml`, or write the file as JSON (.json)"
         raise ConfigError(f"{path}: this Python has no PyYAML; fix: {fix}") from None
-    try:
-        return yaml.safe_load(text) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: not YAML") from None
-
-
-def convert(name: str, where: str, value: Any) -> Any:
-    """Return a value in the type of the option, or raise ConfigError, which begins with `where`.
-
-    Text is converted to a number if the option is one: flags are text, and so is `3e-3` to YAML 1.1.
-    """
-    default, rules = FIELDS[name].default, FIELDS[name].metadata
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{where} must be true or false, got {shorten(value)}")
-        return value
-    if isinstance(default, str):
-        return convert_text(where, value, FIELDS[name])
-    try:
-        number: float = (int if isinstance(default, int) else float)(value)
-        is_right = not isinstance(value, bool) and (isinstance(value, str) or number == value) and math.isfinite(number)
-    except (TypeError, ValueError, OverflowError):
-        is_right = False
-    if not is_right:
-        kind = "a whole number" if isinstance(default, int) else "a number"
-        raise ConfigError(f"{where} must be {kind}, got {shorten(value)}")
-    if number < rules["minimum"]:
-        raise ConfigError(f"{where} must be at least {rules['minimum']}, got {value}")
-    if number >= rules["below"]:
-        raise ConfigError(f"{where} must be below {rules['below']}, got {value}")
-    return number
-
-
-def convert_text(where: str, value: object, described: Field[Any]) -> str:
-    """Return the value of an option that is text."""
-    rules = described.metadata
-    if isinstance(value, bool) and "on" in rules["choices"]:
-        value = "on" if value else "off"  # as booleans YAML 1.1 reads them
-    elif isinstance(value, bool) and "off" in rules["choices"] and not value:
-        value = "off"
-    elif isinstance(value, int) and rules["pattern"]:
-        value = str(value)
-    if not isinstance(value, str):
-        raise ConfigError(f"{where} must be text, got {shorten(value)}")
-    if rules["pattern"] and not re.fullmatch(rules["pattern"], value):
-        raise ConfigError(f"{where} must be {rules['metavar']}, got {shorten(value)}")
-    if rules["choices"] and value not in rules["choices"]:
-        raise ConfigError(f"{where} must be one of {', '.join(rules['choices'])}, got {shorten(value)}")
-    return value
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except Exception as error:  # noqa: BLE001  # a broken file can raise anything
+        raise ConfigError(f"{path}: not {'JSON' if is_json else 'YAML'}: {' '.join(str(error).split())}") from None
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises ConfigError, so that one rank can print one line."""
 
+    where = ""
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage on every rank."""
-        raise ConfigError(message)
+        raise ConfigError(self.where + re.sub("^argument ", "", message))
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Build a parser with a flag for each field; one that isn't typed is absent from the result."""
     parser = Parser(
         prog="python -m launcher.trainer",
@@ -347,36 +321,21 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("General")
     group.add_argument("-h", "--help", action="help", help="show this message and exit")
     group.add_argument("--config", metavar="FILE", help="YAML or JSON file with any of the options below")
-    for alias, name in ALIASES.items():
-        parser.add_argument(as_flag(alias), dest=name, help=argparse.SUPPRESS)
     for name, described in FIELDS.items():
-        rules, default = described.metadata, described.default
+        rules, default, flag = described.metadata, described.default, as_flag(name)
         group = parser.add_argument_group(rules["group"]) if rules["group"] else group
         if isinstance(default, bool):
-            shown = f"{rules['help']} (default: {'on' if default else 'off'}; --no-{as_flag(name)[2:]}: off)"
-            group.add_argument(as_flag(name), dest=name, action="store_const", const=True, help=shown)
-            group.add_argument(f"--no-{as_flag(name)[2:]}", dest=name, action="store_const", const=False,
-                               help=argparse.SUPPRESS)  # fmt: skip
-            continue
-        shown = rules["help"] + (f" (default: {default})" if default != "" else "")
-        bare: dict[str, Any] = {"nargs": "?", "const": rules["bare"]} if rules["bare"] else {}
-        group.add_argument(as_flag(name), dest=name, metavar=rules["metavar"], help=shown, **bare)
+            shown = f"{rules['help']} (default: {'on' if default else 'off'}; --no-{flag[2:]}: off)"
+            group.add_argument(flag, action="store_const", const=True, help=shown)
+            group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
+        else:
+            shown = rules["help"] + (f" (default: {default})" if default != "" else "")
+            group.add_argument(flag, help=shown, **rules["words"])
     return parser
 
 
 def as_flag(name: str) -> str:
     """Spell a field as a flag: `batch_size` is `--batch-size`, and `batch_size=8` is `--batch-size=8`."""
     name, equals, value = name.partition("=")
-    return f"--{name.replace('_', '-')}{equals}{value}"
-
-
-def guess(word: str, names: list[str]) -> str:
-    """Suggest the name that a word may be a typo of."""
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.8)
-    return f", did you mean {close[0]!r}?" if close else ""
-
-
-def shorten(value: object) -> str:
-    """Return a wrong value as Python writes it, if it isn't long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    name = name.replace("-", "_")
+    return f"--{ALIASES.get(name, name).replace('_', '-')}{equals}{value}"
