@@ -26,24 +26,26 @@ COMMAND = "python -m launcher.trainer.prepare_data"
 def main(argv: list[str] | None = None) -> int:
     """Put the text in the directory, or print in one line why that isn't possible."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Download Tiny Shakespeare, or copy it from a file.")
-    parser.add_argument(
-        "--folder", metavar="DIR", type=Path, default=Path("data"), help="directory to put the text in (default: data)"
-    )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--file", type=Path, help="copy this file instead of downloading")
-    source.add_argument("--url", default=URL, help=f"download this URL (default: {URL})")
+    add = parser.add_argument
+    add("--folder", metavar="DIR", type=Path, default=Path("data"), help="directory to put it in (default: data)")
+    add("--file", type=Path, help="copy this file instead of downloading")
     options = parser.parse_args(argv)
-    path = options.folder / NAME
-    if is_whole(path):
-        print(f"{path} already exists")
-        return 0
+    path, source = options.folder / NAME, options.file or URL
+    temporary = path.with_name(f"{NAME}.{os.getpid()}.tmp")
     try:
-        text = read_file(options.file) if options.file else download(options.url)
-        check(text, str(options.file or options.url))
-        refuse_other(path, text)
-        write(path, text)
+        if path.exists():
+            print(f"{find_shakespeare(options.folder)} already exists")
+            return 0
+        text = options.file.read_bytes() if options.file else download()
+        check(text, f"{source} is not Tiny Shakespeare: {len(text)} bytes, expected {SIZE_BYTES} with SHA-256 {SHA256}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(text)
+        temporary.replace(path)  # so it is complete or absent
     except ConfigError as error:
         print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     print(f"{path} written, {len(text)} bytes; train on it with --data {path}")
     return 0
@@ -52,69 +54,27 @@ def main(argv: list[str] | None = None) -> int:
 def find_shakespeare(folder: Path) -> Path:
     """Return the path of the text in `folder`; without it raise ConfigError with the command that downloads it."""
     path = folder / NAME
-    if not is_whole(path):
-        state = "is not complete" if path.exists() else "is missing"
-        raise ConfigError(f"{path} {state} on rank 0's host; fix: run {COMMAND} --folder {folder}")
+    if not path.exists():
+        raise ConfigError(f"{path} is missing on rank 0's host; fix: run {COMMAND} --folder {folder}")
+    fix = f"fix: remove it, and run {COMMAND} --folder {folder}"
+    check(path.read_bytes(), f"{path} on rank 0's host is not Tiny Shakespeare; {fix}")
     return path
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether the file exists and holds the right text."""
+def download() -> bytes:
+    """Download the text, at most one byte more than its size."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == SHA256
-    except OSError:
-        return False
+        with urllib.request.urlopen(URL, timeout=SILENCE_TIMEOUT_S) as answer:
+            return answer.read(SIZE_BYTES + 1)  # type: ignore[no-any-return]  # bytes
+    except (OSError, http.client.HTTPException) as error:
+        fix = f"download it on another machine, then run {COMMAND} --file FILE"
+        raise ConfigError(f"can't download {URL}: {error}; fix: {fix}") from None
 
 
-def read_file(path: Path) -> bytes:
-    """Read a copy of the text; raise ConfigError if that fails."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-
-
-def download(url: str) -> bytes:
-    """Download `url`, at most one byte more than the size of the right text."""
-    try:
-        with urllib.request.urlopen(url, timeout=SILENCE_TIMEOUT_S) as answer:
-            content: bytes = answer.read(SIZE_BYTES + 1)
-            return content
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ConfigError(
-            f"can't download {url}: {error}; fix: download it on another machine, then run {COMMAND} --file FILE"
-        ) from None
-
-
-def check(text: bytes, source: str) -> None:
+def check(text: bytes, complaint: str) -> None:
     """Raise ConfigError unless `text` is Tiny Shakespeare to the last byte."""
-    found = hashlib.sha256(text).hexdigest()
-    if found != SHA256:
-        size = f"{len(text)} bytes" if len(text) <= SIZE_BYTES else f"more than {SIZE_BYTES} bytes"
-        raise ConfigError(
-            f"{source} is not Tiny Shakespeare: {size}, SHA-256 {found}, "
-            f"expected {SIZE_BYTES} bytes, SHA-256 {SHA256}; nothing was written"
-        )
-
-
-def refuse_other(path: Path, text: bytes) -> None:
-    """Raise ConfigError for a file at `path` that isn't a truncated copy of the text, so it may be the user's own."""
-    if path.exists() and not text.startswith(read_file(path)):
-        raise ConfigError(f"{path} already exists and is another text; fix: move it, or name another --folder")
-
-
-def write(path: Path, text: bytes) -> None:
-    """Make the directory and write the file, which is complete or absent."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(text)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: can't write it: {error.strerror}") from None
+    if hashlib.sha256(text).hexdigest() != SHA256:
+        raise ConfigError(complaint)
 
 
 if __name__ == "__main__":
