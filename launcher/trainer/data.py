@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import mmap
 import signal
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from launcher.distributed import World
 from launcher.trainer.config import ConfigError, TrainConfig
 from launcher.trainer.model import FEATURES
-from launcher.trainer.parallel import ParallelDims, gather, on_main
+from launcher.trainer.parallel import ParallelDims, gather
 from launcher.trainer.prepare_data import find_shakespeare
 
 HELP_TOPICS = "the topics of Python's help()"
 REGRESSION_SAMPLES = 10_000
 
 
-class Samples(Protocol):
-    """Numbered samples, any of which can be taken together."""
-
-    def __len__(self) -> int: ...
-
-    def __getitems__(self, numbers: list[int]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets; a DataLoader calls this for a whole batch."""
-
-
 class TokenSequences(Dataset[Any]):
-    """Cut tokens into sequences of length `context`; the targets are the same sequence shifted by one token."""
+    """Cut tokens into sequences of length `context`; the targets are the same sequence shifted by one token.
+
+    A DataLoader calls `__getitems__` for a whole batch.
+    """
 
     def __init__(self, tokens: Tensor, context: int) -> None:
         length = context + 1
@@ -77,7 +68,7 @@ class Data:
     identity: of the text, to be compared on resume.
     """
 
-    samples: Samples
+    samples: TokenSequences | Points
     train_size: int
     source: str
     unit: str
@@ -91,54 +82,48 @@ class Data:
         return len(self.samples) - self.train_size
 
 
-def load_data(config: TrainConfig, world: World, group: Any) -> Data:
+def load_data(config: TrainConfig, group: Any) -> Data:
     """Return what the config describes, the same on every rank; group: of all ranks, on the CPU."""
     vocabulary = ""
     if config.is_regression:
         size = config.data_size or REGRESSION_SAMPLES
-        samples: Samples = Points(size, config.seed)
+        samples: TokenSequences | Points = Points(size, config.seed)
         source, identity, unit, units = "a made-up regression", f"regression {size}", "samples", 1
     else:
-        text, identity = load_text(config.data, world, group)
-        most = config.data_size * config.context + 1 if config.data_size else len(text)
-        name = config.data or HELP_TOPICS
+        text, identity = load_text(config.data, group)
+        name, what = config.data or HELP_TOPICS, "bytes"
         if config.tokens == "characters":
             vocabulary, tokens = number_characters(text, name)
-            tokens = tokens[:most]
-            source = f"{short(len(tokens))} characters of {name}, {len(vocabulary)} different ones"
+            name, what = f"{name}, {len(vocabulary)} different ones", "characters"
         else:
-            tokens = text[:most]
-            source = f"{short(len(tokens))} bytes of {name}"
+            tokens = torch.frombuffer(text, dtype=torch.uint8)
+        tokens = tokens[: config.data_size * config.context + 1] if config.data_size else tokens
+        source = f"{short(len(tokens))} {what} of {name}"
         samples, unit, units = TokenSequences(tokens, config.context), "tokens", config.context
     size = len(samples)
     validation_size = min(size, max(1, round(size * config.validation_fraction))) if config.validation_fraction else 0
     return Data(samples, size - validation_size, source, unit, units, identity, vocabulary)
 
 
-def load_text(path: str, world: World, group: Any) -> tuple[Tensor, str]:
-    """Return the text as a tensor of bytes, which must not be changed, and its SHA-256.
+def load_text(path: str, group: Any) -> tuple[Any, str]:
+    """Return the bytes of the text, which must not be changed, and their SHA-256.
 
     A rank whose host has the same file maps it into memory. If one hasn't, all get the text from rank 0.
     """
     content: Any = None
-
-    def read() -> tuple[int, str]:
-        nonlocal content
+    try:
         content = open_text(path)
-        return len(content), hashlib.sha256(content).hexdigest()
-
-    size, identity = on_main(read, group)
-    if not world.is_main and path and path != "shakespeare":
-        try:
-            own = open_text(path)
-            content = own if len(own) == size and hashlib.sha256(own).hexdigest() == identity else None
-        except ConfigError:
-            pass
-    if size and not all(gather(content is not None, group)):
-        received = as_tensor(content) if world.is_main else torch.empty(size, dtype=torch.uint8)
-        dist.broadcast(received, 0, group=group)
-        return received, identity
-    return as_tensor(content), identity
+        found: Any = hashlib.sha256(content).hexdigest()
+    except ConfigError as error:
+        found = error
+    identities = gather(found, group)
+    if isinstance(identities[0], ConfigError):
+        raise identities[0]
+    if set(identities) != {identities[0]}:
+        sent = [bytearray(content) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(sent, src=0, group=group)
+        content = sent[0]
+    return content, identities[0]
 
 
 def open_text(path: str) -> Any:
@@ -146,28 +131,21 @@ def open_text(path: str) -> Any:
     if not path:
         from pydoc_data.topics import topics
 
-        return "".join(topics[name] for name in sorted(topics)).encode()
+        return bytearray("".join(topics[name] for name in sorted(topics)).encode())
     file_path = find_shakespeare(Path("data")) if path == "shakespeare" else Path(path)
     try:
         with file_path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:  # an empty file
-        return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of what can't be written to
+    except ValueError:
+        raise ConfigError(f"{path}: an empty file") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror} on rank 0's host") from None
 
 
-def as_tensor(content: Any) -> Tensor:
-    """Return bytes as a tensor without copying them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that they can't be written to
-        return torch.frombuffer(content, dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
-
-
-def number_characters(text: Tensor, name: str) -> tuple[str, Tensor]:
+def number_characters(text: Any, name: str) -> tuple[str, Tensor]:
     """Return the different characters of a text in UTF-8, sorted, and for each character its number among them."""
     try:
-        characters = ctypes.string_at(text.data_ptr(), len(text)).decode("utf-8")  # numpy may be missing
+        characters = bytes(text).decode("utf-8")
     except UnicodeDecodeError as error:
         fix = "use --tokens bytes"
         raise ConfigError(f"{name}: byte {error.start} isn't UTF-8 text, so it has no characters; fix: {fix}") from None
@@ -201,7 +179,7 @@ class Loader:
         self._sampler.set_epoch(epoch)
         numbers = list(self._sampler)[skip:]
         batches: DataLoader[Any] = DataLoader(
-            self._data.samples,  # type: ignore[arg-type]  # it has what a DataLoader calls
+            self._data.samples,
             self._batch_size,
             sampler=numbers,
             drop_last=True,

@@ -6,90 +6,21 @@ The model is a model.pt, or a checkpoint with the weights of any number of ranks
 from __future__ import annotations
 
 import argparse
-import codecs
 import json
+import math
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from launcher.trainer.config import ConfigError, TrainConfig
 
 COMMAND = "python -m launcher.trainer.generate"
-NEWLINE = "\n"
-
-
-@dataclass(frozen=True)
-class Writer:
-    """A model that continues a text, and what its tokens stand for: these characters, or bytes if there are none."""
-
-    model: Any
-    vocabulary: str
-    context: int
-
-    def read(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt; raise ConfigError for a character that the model has never seen."""
-        if not self.vocabulary:
-            return list(prompt.encode("utf-8", "surrogateescape"))
-        numbers = {character: number for number, character in enumerate(self.vocabulary)}
-        unknown = "".join(dict.fromkeys(character for character in prompt if character not in numbers))
-        if unknown:
-            known = "".join(filter(str.isprintable, self.vocabulary))
-            raise ConfigError(f"--prompt: the model doesn't know {unknown!r}; fix: use only characters of {known!r}")
-        return [numbers[character] for character in prompt]
-
-    def spell(self, tokens: Iterator[int]) -> Iterator[str]:
-        """Yield the text of the tokens as soon as it is complete: a character may take several bytes."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token in tokens:
-            yield self.vocabulary[token] if self.vocabulary else decoder.decode(bytes([token]))
-        yield decoder.decode(b"", final=True)
-
-    def continue_tokens(
-        self, prompt: Sequence[int], length: int, *, temperature: float, top_k: int, seed: int | None
-    ) -> Iterator[int]:
-        """Yield `length` more tokens; the same ones for the same seed, on a CPU and nearly always on a GPU."""
-        import torch
-
-        generator = torch.Generator()
-        if seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(seed % 2**63)
-        device = next(self.model.parameters()).device
-        tokens = list(prompt)
-        for _ in range(length):
-            with torch.no_grad():
-                seen = torch.tensor([tokens[-self.context :]], device=device)
-                logits = self.model.predict(seen)[0, -1].float().cpu()
-            tokens.append(choose(logits, temperature, top_k, generator))
-            yield tokens[-1]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the prompt and what the model makes of it; return 2, with one line on stderr, if that isn't possible."""
-    parser = build_parser()
-    options = parser.parse_args(argv)
-    try:
-        writer = load_writer(Path(options.model))
-        prompt = writer.read(options.prompt or NEWLINE)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(clean(options.prompt), end="", flush=True)
-    tokens = writer.continue_tokens(
-        prompt, options.length, temperature=options.temperature, top_k=options.top_k, seed=options.seed
-    )
-    for text in writer.spell(tokens):
-        print(clean(text), end="", flush=True)
-    print()
-    return 0
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=COMMAND,
         description="Write text with a model that the built-in trainer has trained.",
@@ -99,38 +30,43 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", metavar="PATH", required=True, help="model.pt, the directory of a run, or a checkpoint of it")
     add("--prompt", metavar="TEXT", default="", help="text to continue (default: a new line)")
-    add("--length", metavar="N", type=count_of(1), default=500, help="tokens to write (default: 500)")
-    add(
-        "--temperature",
-        metavar="X",
-        type=temperature,
-        default=1.0,
-        help="0: the likeliest token; more: bolder (default: 1)",
-    )
-    add("--top-k", metavar="K", type=count_of(0), default=0, help="choose from the K likeliest tokens (default: all)")
+    add("--length", metavar="N", type=int, default=500, help="tokens to write (default: 500)")
+    add("--temperature", metavar="X", type=float, default=1.0, help="0: the likeliest token; more: bolder (default: 1)")
+    add("--top-k", metavar="K", type=int, default=0, help="choose from the K likeliest tokens (default: all)")
     add("--seed", metavar="N", type=int, help="write the same text each time (default: another one)")
-    return parser
+    options = parser.parse_args(argv)
+    if min(options.length, options.top_k) < 0 or not 0 <= options.temperature < math.inf:
+        parser.error("--length, --top-k and --temperature must be at least 0")
+    import torch
+
+    try:
+        model, vocabulary, context = load_model(Path(options.model))
+        tokens = encode(options.prompt or "\n", vocabulary)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    generator = torch.Generator()
+    generator.manual_seed(generator.seed() if options.seed is None else options.seed % 2**63)
+    prompt_length, device = len(tokens), next(model.parameters()).device
+    for _ in range(options.length):
+        with torch.no_grad():
+            logits = model.predict(torch.tensor([tokens[-context:]], device=device))[0, -1]
+        tokens.append(choose(logits.float().cpu(), options.temperature, options.top_k, generator))
+    written = tokens[prompt_length:]
+    text = "".join(vocabulary[token] for token in written) if vocabulary else bytes(written).decode("utf-8", "replace")
+    print(clean(options.prompt + text))
+    return 0
 
 
-def count_of(least: int) -> Any:
-    """Return what reads a whole number of at least that."""
-
-    def read(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
-        return number
-
-    read.__name__ = "whole number"  # argparse puts it into its errors
-    return read
-
-
-def temperature(text: str) -> float:
-    """Read a temperature."""
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
-    return number
+def encode(prompt: str, vocabulary: str) -> list[int]:
+    """Return the tokens of a prompt; raise ConfigError for a character that the model has never seen."""
+    if not vocabulary:
+        return list(prompt.encode("utf-8", "surrogateescape"))
+    unknown = "".join(dict.fromkeys(character for character in prompt if character not in vocabulary))
+    if unknown:
+        known = "".join(filter(str.isprintable, vocabulary))
+        raise ConfigError(f"--prompt: the model doesn't know {unknown!r}; fix: use only characters of {known!r}")
+    return [vocabulary.index(character) for character in prompt]
 
 
 def choose(logits: Any, temperature: float, top_k: int, generator: Any) -> int:
@@ -138,7 +74,7 @@ def choose(logits: Any, temperature: float, top_k: int, generator: Any) -> int:
     import torch
 
     if top_k and top_k < len(logits):
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -math.inf)
     if not temperature:
         return int(logits.argmax())
     # In this form no temperature overflows: the largest exponent is 0.
@@ -151,20 +87,19 @@ def clean(text: str) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
-def load_writer(path: Path) -> Writer:
-    """Read a model from model.pt, a checkpoint or a run's directory; raise ConfigError if it can't write text.
+def load_model(path: Path) -> tuple[Any, str, int]:
+    """Return a model that writes text, the characters that its tokens stand for, and how many of them it looks back.
 
-    Of a run that has not finished, the newest checkpoint. All are read as data, like a resume.
+    The directory of a run that has not finished stands for its newest checkpoint. Raise ConfigError for another file.
     """
     import torch
 
     from launcher.trainer.checkpoint import METADATA, PROGRESS, STATE, explain, find_whole, read_shards
     from launcher.trainer.model import build_model
 
-    if path.is_dir() and not (path / PROGRESS).exists() and not (path / "model.pt").exists():
-        path = ([path / "model.pt", *find_whole(path / "checkpoints")])[-1]
-    elif path.is_dir() and not (path / PROGRESS).exists():
-        path = path / "model.pt"
+    if path.is_dir() and not (path / PROGRESS).exists():
+        is_over = (path / "model.pt").exists()
+        path = path / "model.pt" if is_over else [path / "model.pt", *find_whole(path / "checkpoints")][-1]
     try:
         is_export = not path.is_dir()
         saved = torch.load(path, weights_only=True) if is_export else json.loads((path / PROGRESS).read_text())
@@ -174,19 +109,19 @@ def load_writer(path: Path) -> Writer:
         if is_export:
             weights = saved["model"]
         elif (path / METADATA).exists():
-            weights = read_shards(path, model.state_dict())
+            weights = read_shards(path, {"model": model.state_dict()})["model"]
         else:
             weights = torch.load(path / STATE, weights_only=True)["model"]
         model.load_state_dict(weights)
     except OSError as error:
         fix = "name a model.pt, a run's directory or a checkpoint"
         raise ConfigError(f"{path}: {error.strerror}; fix: {fix}") from None
-    except BaseException as error:  # noqa: BLE001  # a broken file can raise anything, and CheckpointException
+    except Exception as error:  # noqa: BLE001  # a broken file can raise anything
         raise ConfigError(f"{path}: not a model of this trainer: {explain(error)}") from None
     if config.is_regression:
         raise ConfigError(f"{path}: a model of the made-up regression can't write text; fix: train on a text")
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    return Writer(model, saved["vocabulary"], config.context)
+    return model, saved["vocabulary"], config.context
 
 
 if __name__ == "__main__":

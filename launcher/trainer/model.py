@@ -104,8 +104,9 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
-        self.embed_token = make_embedding(tokens, dim)
-        self.embed_position = make_embedding(context, dim)
+        # Without first weights: to draw some on the meta device, torch imports its compiler for 1 s.
+        self.embed_token = nn.Embedding.from_pretrained(torch.empty(tokens, dim), freeze=False)  # type: ignore[no-untyped-call]
+        self.embed_position = nn.Embedding.from_pretrained(torch.empty(context, dim), freeze=False)  # type: ignore[no-untyped-call]
         self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(layers))
         self.norm = Norm(dim)
         self.head = nn.Linear(dim, tokens, bias=False)
@@ -134,14 +135,6 @@ class Transformer(nn.Module):
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
         return logits
-
-
-def make_embedding(size: int, dim: int) -> nn.Embedding:
-    """Build an embedding without first weights; to draw some on the meta device, torch imports its compiler for 1 s."""
-    embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
-        torch.empty(size, dim), freeze=False
-    )
-    return embedding
 
 
 class Perceptron(nn.Module):

@@ -66,28 +66,24 @@ class ParallelDims:
 
 def plan_dims(config: TrainConfig, world: World) -> ParallelDims:
     """Return how the ranks are used; raise ConfigError if their number doesn't fit."""
-    size, tp, hsdp = world.world_size, config.tensor_parallel, config.hsdp
-    kind = config.parallel
+    size, tp, hsdp, kind = world.world_size, config.tensor_parallel, config.hsdp, config.parallel
     if kind == "auto":
         kind = "tp" if tp > 1 and tp == size and not hsdp else "fsdp+tp" if tp > 1 else "fsdp" if hsdp else "ddp"
     if kind == "ddp" and size == 1:
         kind = "none"
-    if kind == "tp":
-        tp = tp or size
-        if tp != size:
-            raise ConfigError(f"parallel tp uses all {size} ranks, got tensor_parallel {tp}; fix: use fsdp+tp")
-    elif kind == "fsdp+tp":
-        if not tp:
-            raise ConfigError("parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product")
-    elif tp > 1:
+    tp = tp or (size if kind == "tp" else 1)
+    if "tp" not in kind and tp > 1:
         raise ConfigError(f"parallel {kind} has no tensor parallelism, got tensor_parallel {tp}; fix: use fsdp+tp")
-    tp = max(1, tp)
-    if hsdp and kind not in ("fsdp", "fsdp+tp"):
+    if kind == "tp" and tp != size:
+        raise ConfigError(f"parallel tp uses all {size} ranks, got tensor_parallel {tp}; fix: use fsdp+tp")
+    if kind == "fsdp+tp" and not config.tensor_parallel:
+        raise ConfigError("parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product")
+    if "fsdp" not in kind and hsdp:
         raise ConfigError(f"parallel {kind} has no shards to replicate, got hsdp {hsdp}; fix: use fsdp")
+    if kind not in ("none", "ddp") and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        raise ConfigError(f"parallel {kind} needs torch 2.6 or newer, this is {torch.__version__}")
     if size % (tp * max(1, hsdp)):
-        factors = [("hsdp", hsdp), ("tensor_parallel", tp if tp > 1 else 0)]
-        names, numbers = (" x ".join(str(one[place]) for one in factors if one[1]) for place in (0, 1))
-        raise ConfigError(f"the number of ranks must be a multiple of {names}, got {size} and {numbers}")
+        raise ConfigError(f"{size} ranks can't be divided by hsdp {max(1, hsdp)} x tensor_parallel {tp}")
     if tp > 1 and config.is_regression:
         raise ConfigError(f"parallel {kind} splits the heads of a text model, but the regression has none")
     for name in ("heads", "context"):
@@ -102,9 +98,9 @@ def plan_batch(config: TrainConfig, dims: ParallelDims) -> int:
     if not config.global_batch:
         return config.batch_size
     each, rest = divmod(config.global_batch, dims.dp_size * config.accumulate)
-    if rest or not each:
-        passes = f" x {config.accumulate} passes" if config.accumulate > 1 else ""
-        raise ConfigError(f"a global batch of {config.global_batch} can't be split among {dims.dp_size} ranks{passes}")
+    if rest:
+        among = f"{dims.dp_size} ranks x {config.accumulate} passes"
+        raise ConfigError(f"a global batch of {config.global_batch} can't be split among {among}")
     return each
 
 
@@ -119,7 +115,7 @@ def make_cpu_group(world: World) -> Any:
 def on_main(run: Callable[[], Result], group: Any) -> Result:
     """Run a function on rank 0, and return its result on every rank.
 
-    ConfigError and RunError are raised on all of them, and ConfigError for an OSError.
+    ConfigError and RunError are raised on all of them, and RunError for an OSError.
     """
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
@@ -127,8 +123,8 @@ def on_main(run: Callable[[], Result], group: Any) -> Result:
             outcome = [run(), None]
         except (ConfigError, RunError) as error:
             outcome = [None, error]
-        except OSError as error:  # such as a save directory that is a file
-            outcome = [None, ConfigError(f"{error.filename or 'rank 0'}: {error.strerror or error}")]
+        except OSError as error:
+            outcome = [None, RunError(f"{error.filename or 'rank 0'}: {error.strerror or error}")]
     dist.broadcast_object_list(outcome, src=0, group=group)
     result, failure = outcome
     if failure is not None:
@@ -189,10 +185,7 @@ def make_mesh(dims: ParallelDims, world: World) -> DeviceMesh:
 
 def apply_fsdp(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
     """Shard the parameters with FSDP2: a block's are gathered while it is used, then freed."""
-    try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    except ImportError:
-        raise ConfigError(f"parallel fsdp needs torch 2.6 or newer, this is {torch.__version__}") from None
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     # A block's parameters are sent in the type of its matrix products; gradients are summed in fp32. Autocast casts
     # what is left, as it does under DDP: the embeddings and what the blocks add up stay fp32.
@@ -208,17 +201,14 @@ def apply_tp(model: Model, mesh: DeviceMesh) -> None:
     Between the blocks each rank holds a part of the sequence (`Shard(1)`), within them a part of the heads and of the
     hidden dimension: https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html
     """
-    try:
-        from torch.distributed.tensor import Replicate, Shard
-        from torch.distributed.tensor.parallel import (
-            ColwiseParallel,
-            PrepareModuleInput,
-            RowwiseParallel,
-            SequenceParallel,
-            parallelize_module,
-        )
-    except ImportError:
-        raise ConfigError(f"parallel tp needs torch 2.5 or newer, this is {torch.__version__}") from None
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
 
     sequence, whole = Shard(1), Replicate()
     gather_sequence = PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,))

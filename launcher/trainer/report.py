@@ -12,9 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from torch import nn
 from launcher import distributed
 from launcher.distributed import SINGLE_PROCESS, TORCHRUN, World
 from launcher.trainer.checkpoint import Checkpoints, Position, find_best, find_whole
-from launcher.trainer.config import ConfigError, TrainConfig, as_flag
+from launcher.trainer.config import ConfigError, TrainConfig
 from launcher.trainer.data import Data, short
 from launcher.trainer.parallel import ParallelDims, count_local, gather
 
@@ -42,11 +41,10 @@ def describe_start(
     more = f" and {len(hosts) - NAMES_SHOWN} more" if len(hosts) > NAMES_SHOWN else ""
     named = ", ".join(hosts[:NAMES_SHOWN]) + more
     if config.nodes and config.nodes != len(ranks):
-        raise ConfigError(f"--nodes {config.nodes}, but the ranks are on {count(len(ranks), 'node')}: {named}")
+        raise ConfigError(f"--nodes {config.nodes}, but the ranks are on {len(ranks)}: {named}")
     for (_, host), number in ranks.items():
         if config.gpus_per_node not in (0, number):
-            asked = f"--gpus-per-node {config.gpus_per_node}"
-            raise ConfigError(f"{asked}, but {host} has {count(number, 'rank')}: there is one rank per GPU")
+            raise ConfigError(f"--gpus-per-node {config.gpus_per_node}, but the ranks on {host} are {number}")
     each = f", {min(ranks.values())} per node" if len(ranks) > 1 and len({*ranks.values()}) == 1 else ""
     on_gpu = world.device.type == "cuda"
     groups = "ranks" if dims.tp == 1 else f"groups of {dims.tp} ranks"
@@ -82,7 +80,7 @@ class Reporter:
         self._config, self._world, self._data, self._argv = config, world, data, argv
         self._units_per_step = samples * data.units_per_sample
         self._losses: list[float] = []
-        self._trackers: list[Any] = []
+        self._trackers: dict[str, Tracker] = {}
         self._began_at = time.perf_counter()
         self.restart_clock(0)
 
@@ -90,13 +88,13 @@ class Reporter:
         """Open metrics.jsonl and the trackers; ConfigError for one that isn't installed."""
         if self._config.evaluate_only:
             return
-        folder, names = Path(self._config.save_dir), self._config.track.split(",")
-        self._trackers = [JsonLines(folder, step)]
-        for name in filter(None, map(str.strip, names)):
+        folder, config = Path(self._config.save_dir), asdict(self._config)
+        self._trackers = {METRICS_FILE: open_json_lines(folder, step, config)}
+        for name in filter(None, map(str.strip, self._config.track.split(","))):
             if name not in TRACKERS:
                 raise ConfigError(f"--track: unknown tracker {name!r}, must be one of {', '.join(TRACKERS)}")
             try:
-                self._trackers.append(TRACKERS[name](folder, step, asdict(self._config)))
+                self._trackers[name] = TRACKERS[name](folder, step, config)
             except ImportError as error:
                 fix = f"run pip install {name}"
                 raise ConfigError(f"--track {name}: {error} on rank 0's host; fix: {fix}") from None
@@ -146,120 +144,105 @@ class Reporter:
     def tell_how_to_continue(self, checkpoints: Checkpoints) -> None:
         """Print the command that continues a run that was stopped or failed, if it has a checkpoint."""
         with contextlib.suppress(OSError):  # the disk may be the cause of the failure
-            if self._world.is_main and not self._config.evaluate_only and checkpoints.newest() is not None:
+            if self._world.is_main and not self._config.evaluate_only and checkpoints.find_newest() is not None:
                 self.say(f"to continue: {continue_command(self._argv, self._world, self._config.save_dir)}")
 
     def close(self, exit_code: int) -> None:
         """Finish the trackers; call it after saving, since one of them may be slow."""
-        for tracker in [*self._trackers]:
-            self._guard(tracker, partial(tracker.finish, exit_code))
+        self._call_trackers(lambda tracker: tracker.finish(exit_code))
 
     def _log(self, position: Position, figures: Mapping[str, float]) -> None:
         elapsed_s = round(time.perf_counter() - self._began_at, 3)
         metrics = {"epoch": position.epoch, **figures, "elapsed_s": elapsed_s}
-        for tracker in [*self._trackers]:
-            self._guard(tracker, partial(tracker.log, position.step, metrics))
+        self._call_trackers(lambda tracker: tracker.log(position.step, metrics))
 
-    def _guard(self, tracker: Any, call: Callable[[], None]) -> None:
-        """Call a tracker, and never again once it has failed: a server or a disk can raise anything."""
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001  # the training goes on
-            self._trackers.remove(tracker)
-            self._give_up(type(tracker).__name__, error)
+    def _call_trackers(self, call: Callable[[Tracker], None]) -> None:
+        """Call each tracker, and never again once it has failed: a server or a disk can raise anything."""
+        for name, tracker in [*self._trackers.items()]:
+            try:
+                call(tracker)
+            except Exception as error:  # noqa: BLE001, PERF203  # the training goes on
+                del self._trackers[name]
+                self._give_up(name, error)
 
     def _give_up(self, name: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         print(f"{name} gets no more metrics: {reason}"[:500], file=sys.stderr, flush=True)
 
 
-class JsonLines:
-    """One JSON object a line, in metrics.jsonl; a resumed run appends, so a step may occur twice."""
+# ---- where metrics go --------------------------------------------------------------------------------------------
 
-    def __init__(self, folder: Path, step: int) -> None:
-        self._path = folder / METRICS_FILE
-        with self._path.open("ab+") as file:
-            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":  # a crash cut the last line off
-                file.write(b"\n")
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one line; NaN and infinity, which JSON lacks, become null."""
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        with self._path.open("a", encoding="utf-8") as file:
+class Tracker(NamedTuple):
+    """What logs the metrics of a step, and what ends the run there with its exit code."""
+
+    log: Callable[[int, Mapping[str, float]], Any]
+    finish: Callable[[int], Any]
+
+
+def open_json_lines(folder: Path, step: int, config: Mapping[str, object]) -> Tracker:
+    """Append one JSON object a line to metrics.jsonl; a resumed run repeats steps, so a step may occur twice."""
+    path = folder / METRICS_FILE
+    with path.open("ab+") as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":  # a crash cut the last line off
+            file.write(b"\n")
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # JSON has no NaN
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **finite}) + "\n")
 
-    def finish(self, exit_code: int) -> None:
-        """Do nothing: every line is written already."""
+    return Tracker(log, lambda exit_code: None)
 
 
-class TensorBoard:
-    """Event files in SAVE_DIR/tensorboard."""
+def open_tensorboard(folder: Path, step: int, config: Mapping[str, object]) -> Tracker:
+    """Write event files in SAVE_DIR/tensorboard."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, step: int, config: Mapping[str, object]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    first = step + 1 if step else 0  # what an earlier attempt wrote for the steps that are repeated is hidden
+    writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first)
+    writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()), first)
 
-        first = step + 1 if step else 0  # what an earlier attempt wrote for the steps that are repeated is hidden
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first)
-        self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()), first)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one scalar per metric, and flush at once: a killed rank can't."""
+    def log(step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            writer.add_scalar(name, value, step)
+        writer.flush()  # a killed rank can't
 
-    def finish(self, exit_code: int) -> None:
-        """Close the event file."""
-        self._writer.close()
+    return Tracker(log, lambda exit_code: writer.close())
 
 
-class MLflow:
-    """A run on the server or in the store that MLFLOW_TRACKING_URI names; a resumed run continues it."""
+def open_mlflow(folder: Path, step: int, config: Mapping[str, object]) -> Tracker:
+    """Start a run where MLFLOW_TRACKING_URI points; a resumed run continues it."""
+    import mlflow
 
-    def __init__(self, folder: Path, step: int, config: Mapping[str, object]) -> None:
-        import mlflow
-
-        self._mlflow: Any = mlflow
-        known = folder / "mlflow_run_id"
-        earlier = known.read_text().strip() if step and known.exists() else None
-        known.write_text(mlflow.start_run(run_id=earlier).info.run_id)
-        if earlier is None:
-            mlflow.log_params(dict(config))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send all metrics in one request."""
-        self._mlflow.log_metrics(dict(metrics), step=step)
-
-    def finish(self, exit_code: int) -> None:
-        """Record whether the run succeeded, was stopped by SIGTERM, or failed."""
-        self._mlflow.end_run({0: "FINISHED", 143: "KILLED"}.get(exit_code, "FAILED"))
+    known, states = folder / "mlflow_run_id", {0: "FINISHED", 143: "KILLED"}
+    earlier = known.read_text().strip() if step and known.exists() else None
+    known.write_text(mlflow.start_run(run_id=earlier).info.run_id)
+    if earlier is None:
+        mlflow.log_params(dict(config))
+    return Tracker(
+        lambda step, metrics: mlflow.log_metrics(dict(metrics), step=step),
+        lambda exit_code: mlflow.end_run(states.get(exit_code, "FAILED")),
+    )
 
 
-class WeightsAndBiases:
-    """A run at wandb.ai, or where WANDB_BASE_URL points; WANDB_MODE=offline keeps it in ./wandb."""
+def open_wandb(folder: Path, step: int, config: Mapping[str, object]) -> Tracker:
+    """Start a run at wandb.ai, or where WANDB_BASE_URL points; WANDB_MODE=offline keeps it in ./wandb."""
+    import wandb
 
-    def __init__(self, folder: Path, step: int, config: Mapping[str, object]) -> None:
-        import wandb
-
-        known = folder / "wandb_run_id"
-        earlier: dict[str, Any] = (
-            {"id": known.read_text().strip(), "resume": "allow"} if step and known.exists() else {}
-        )
-        self._run: Any = wandb.init(config=dict(config), **earlier)
-        known.write_text(self._run.id)
-        # wandb's own step can't go back, and would drop the steps that a resumed run repeats.
-        self._run.define_metric("*", step_metric="step")
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Pass the metrics to wandb's own process, which sends them."""
-        self._run.log({"step": step, **metrics})
-
-    def finish(self, exit_code: int) -> None:
-        """Wait until everything is sent."""
-        self._run.finish(exit_code=exit_code)
+    known = folder / "wandb_run_id"
+    earlier: dict[str, Any] = {"id": known.read_text().strip(), "resume": "allow"} if step and known.exists() else {}
+    run: Any = wandb.init(config=dict(config), **earlier)
+    known.write_text(run.id)
+    # wandb's own step can't go back, and would drop the steps that a resumed run repeats.
+    run.define_metric("*", step_metric="step")
+    return Tracker(
+        lambda step, metrics: run.log({"step": step, **metrics}),
+        lambda exit_code: run.finish(exit_code=exit_code),
+    )
 
 
-TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
+TRACKERS = {"tensorboard": open_tensorboard, "mlflow": open_mlflow, "wandb": open_wandb}
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -281,29 +264,13 @@ def describe_peak_memory(world: World) -> str:
 
 
 def continue_command(argv: Sequence[str], world: World, save_dir: str) -> str:
-    """Return the command that continues the run: what was typed, with its directory and --resume."""
-    kept: list[str] = []
-    is_value = False  # of an option that is left out
-    for word in argv:
-        name, equals, _ = as_flag(word[2:]).partition("=") if word.startswith("--") else ("", "", "")
-        if name in ("--save-dir", "--resume"):
-            is_value = not equals
-        elif name or not is_value:
-            kept.append(word)
-            is_value = False
-        else:
-            is_value = False
-    words = shlex.join([*kept, "--save-dir", save_dir, "--resume"])
+    """Return the command that continues the run: what was typed, with its directory and --resume, which win."""
+    more = ["--save-dir", save_dir, "--resume"]
+    words = shlex.join(argv if [*argv[-3:]] == more else [*argv, *more])
+    program = shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "train.py" else "-m launcher.trainer"
     command = distributed.find_attempt().command  # of `launch`
-    is_script = getattr(sys.modules["__main__"], "__spec__", None) is None and sys.argv[0].endswith(".py")
-    program = shlex.quote(sys.argv[0]) if is_script and list(argv) == sys.argv[1:] else "-m launcher.trainer"
     if not command and world.launched_by == SINGLE_PROCESS:
         command = f"{shlex.quote(sys.executable)} {program}"
     if not command and world.launched_by == TORCHRUN and world.node_count == 1:
         command = f"torchrun --nproc-per-node {world.world_size} {program}"
     return f"{command or f'start it as before, with: {program}'} {words}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 node` or `2 nodes`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -82,7 +82,7 @@ class Trainer:
         if not config.evaluate_only:
             # The lock is held until the process ends.
             on_main(lambda: setattr(self, "lock", claim_folder(Path(save_dir))), group)
-        self.data = data = load_data(config, world, group)
+        self.data = data = load_data(config, group)
         self.loader = Loader(data, config, dims, batch_size, world.device)
 
         if self.device.type == "cuda":
@@ -137,7 +137,9 @@ class Trainer:
             # A collective failed: another rank has exited after SIGTERM too, or it died.
             if not self.stop.received:
                 raise
-            self.leave_alone()
+            newest = self.checkpoints.find_newest()
+            lost = f"not saved, because a rank has ended; newest checkpoint: {newest or 'none'}"
+            self.reporter.say(f"SIGTERM: step {self.position.step} {lost}")
             exit_code = EXIT_SIGTERM
         finally:
             if exit_code:
@@ -270,13 +272,6 @@ class Trainer:
             self.checkpoints.finish()
             self.reporter.say(f"SIGTERM: step {self.position.step} saved in {path}")
         distributed.barrier()
-
-    def leave_alone(self) -> None:
-        """Save on rank 0 what it can without the others, which are gone."""
-        if self.world.is_main and not self.config.evaluate_only:
-            saved = self.checkpoints.save_alone(self.position)
-            lost = f"not saved, because a rank has ended; newest checkpoint: {self.checkpoints.newest() or 'none'}"
-            self.reporter.say(f"SIGTERM: step {self.position.step} {f'saved in {saved}' if saved else lost}")
 
 
 def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

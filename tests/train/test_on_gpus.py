@@ -100,22 +100,6 @@ def test_sigterm_while_the_gpu_waits_for_a_dead_rank(
     assert again.startswith("to continue: ")
 
 
-# What NCCL raises where something else than the watchdog aborts it.
-ABORTED = """
-import os, signal, torch
-def abort(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGTERM)
-    raise torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0.")
-torch.optim.AdamW.step = abort
-"""
-
-
-def test_nothing_is_saved_after_nccl_was_aborted(starter: Any) -> None:
-    (rank,) = starter.start_ranks(1, lambda rank: ["-c", ON_GPU + ABORTED + TRAINER, *SMALL, "--save-dir", "out"])
-    assert (rank.wait(), rank.stderr) == (143, "")
-    assert rank.stdout.splitlines()[-1].endswith(" not saved, because a rank has ended; newest checkpoint: none")
-
-
 def test_a_rank_without_a_gpu_and_one_with_do_not_wait_for_each_other(starter: Any) -> None:
     code = {0: ON_GPU + TRAINER, 1: TRAINER}
     ranks = starter.start_ranks(2, lambda rank: ["-c", code[rank], *SMALL], {"SLURMD_NODENAME": "gpu2"})

@@ -33,8 +33,8 @@ from launcher.trainer.checkpoint import (
     find_best,
     find_whole,
     prune,
-    read_metadata,
     read_progress,
+    read_shards,
 )
 from launcher.trainer.config import ConfigError, RunError, TrainConfig
 from launcher.trainer.data import Data, TokenSequences
@@ -131,7 +131,7 @@ def test_a_save_in_flight_is_no_checkpoint_until_it_is_whole(
         weight.fill_(7)
     checkpoints.save(Position(1, 1, 7))
     assert writing.wait(DEADLINE_S)
-    assert checkpoints.newest() is None
+    assert find_whole(tmp_path / "checkpoints") == []
     for weight in weights:
         weight.fill_(8)  # the training continues
     may_write.set()
@@ -144,9 +144,9 @@ def test_what_is_in_flight_and_fails_is_told_by_whoever_waits(single_rank: World
     for end in (lambda: checkpoints.save(Position(9)), checkpoints.finish, checkpoints.export):
         with limited_files(100):
             checkpoints.save(Position(2, 1, 8))
-            with pytest.raises(RunError, match="step_2: not saved: File too large"):
+            with pytest.raises(RunError, match=r"step_2: not saved: progress\.json: File too large"):
                 end()
-    assert checkpoints.newest() is None
+    assert checkpoints.find_newest() is None
 
 
 @contextmanager
@@ -162,12 +162,15 @@ def limited_files(most_bytes: int) -> Iterator[None]:
 
 def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> None:
     _, checkpoints = open_run(config_of(tmp_path), single_rank)
-    for most_bytes in (100, 2 << 10):  # less than progress.json has, and less than the model has
+    for most_bytes, name in ((100, "progress.json"), (2 << 10, "random.pt"), (8 << 10, "state.pt")):
         with limited_files(most_bytes), pytest.raises(RunError) as caught:
             checkpoints.save(Position(3))
-        assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: File too large"
+        assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: {name}: File too large"
+    with limited_files(100), pytest.raises(RunError) as caught:
+        checkpoints.export()
+    assert str(caught.value) == f"{tmp_path}/.model.pt: File too large"
     (tmp_path / "model.pt").mkdir()
-    with pytest.raises(RunError, match=r"model\.pt: not saved: .*Is a directory"):
+    with pytest.raises(RunError, match=r"model\.pt: Is a directory"):
         checkpoints.export()
 
 
@@ -241,7 +244,7 @@ def test_where_a_run_saves_and_continues(tmp_path: Path, monkeypatch: pytest.Mon
         ("new", "last", "new: no complete checkpoint to resume; fix: pass --save-dir DIR of a run, or --resume "
                         "DIR/checkpoints/step_N"),
         ("new", "used", "used: not a complete checkpoint (a directory such as outputs/RUN/checkpoints/step_60)"),
-        ("", "last", "--resume last needs --save-dir DIR, because each run has its own directory"),
+        ("", "last", "--resume and --evaluate-only need --save-dir DIR, because each run has its own directory"),
     ):  # fmt: skip
         with pytest.raises(ConfigError) as caught:
             choose_folder(TrainConfig(save_dir=folder, resume=resume))
@@ -296,7 +299,7 @@ def test_a_save_directory_that_is_a_file_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").touch()
-    assert run(capsys) == (2, "", "out: Not a directory\n")
+    assert run(capsys) == (2, "", "out: can't save there: File exists\n")
 
 
 def test_the_reason_is_the_innermost() -> None:
@@ -373,7 +376,7 @@ def test_code_in_a_checkpoint_does_not_run_and_a_hole_is_one_line(
     exit_code, _, said = run(capsys, "--epochs", "2", "--resume", "auto")
     assert (exit_code, said.count("\n")) == (2, 1)
     assert said.startswith("out/checkpoints/step_2: can't be read: ")
-    assert said.endswith("; fix: name another one with --resume PATH\n")
+    assert said.endswith("; fix: name another checkpoint\n")
     assert not (tmp_path / "pwned").exists()
 
 
@@ -385,35 +388,32 @@ def test_the_metadata_of_shards_holds_records_and_nothing_else(
 
     monkeypatch.chdir(tmp_path)
     save({"weight": torch.ones(4, 4)}, checkpoint_id=tmp_path / "step")
-    assert list(read_metadata(tmp_path / "step").state_dict_metadata) == ["weight"]
+    state = read_shards(tmp_path / "step", {"weight": torch.zeros(4, 4)})
+    assert state["weight"].sum() == 16
     whole = pickle.loads((tmp_path / "step" / ".metadata").read_bytes())
 
     def hide(metadata: Any) -> None:
         metadata.planner_data = {"x": Trap()}
 
-    def point_elsewhere(metadata: Any) -> None:
-        for place in metadata.storage_data.values():
-            place.relative_path = "../other/__0_0.distcp"
-
     def hold_bytes(metadata: Any) -> None:
         metadata.state_dict_metadata["weight"] = dcp.BytesStorageMetadata()
 
-    for spoil, said in (
-        (hide, f"{METADATA} holds posix.mkdir, which no checkpoint needs"),
-        (point_elsewhere, f"{METADATA} names more than tensors in this directory"),
-        (hold_bytes, f"{METADATA} names more than tensors in this directory"),
+    for spoil, name in (
+        (hide, "posix.mkdir"),
+        (hold_bytes, "torch.distributed.checkpoint.metadata.BytesStorageMetadata"),  # torch would unpickle its content
     ):
         metadata = pickle.loads(pickle.dumps(whole))
         spoil(metadata)
         (tmp_path / "step" / ".metadata").write_bytes(pickle.dumps(metadata))
         with pytest.raises(ConfigError) as caught:
-            read_metadata(tmp_path / "step")
-        fix = "fix: name another one with --resume PATH"
-        assert str(caught.value) == f"{tmp_path}/step: can't be read: UnpicklingError: {said}; {fix}"
+            read_shards(tmp_path / "step", state)
+        fix = "fix: name another checkpoint"
+        said = f"UnpicklingError: {METADATA} holds {name}, which no checkpoint needs"
+        assert str(caught.value) == f"{tmp_path}/step: can't be read: {said}; {fix}"
     # A name that the module of the records has only imported.
     (tmp_path / "step" / ".metadata").write_bytes(b"\x80\x02ctorch.distributed.checkpoint.metadata\ndataclass\n.")
     with pytest.raises(ConfigError, match=r"holds torch\.distributed\.checkpoint\.metadata\.dataclass, which no"):
-        read_metadata(tmp_path / "step")
+        read_shards(tmp_path / "step", state)
     assert not (tmp_path / "pwned").exists()
 
 

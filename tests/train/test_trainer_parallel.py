@@ -57,7 +57,7 @@ def test_how_ranks_are_used(world_size: int, argv: list[str], dims: tuple[object
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tensor-parallel", "3"], "the number of ranks must be a multiple of tensor_parallel, got 4 and 3"),
+        (["--tensor-parallel", "3"], "4 ranks can't be divided by hsdp 1 x tensor_parallel 3"),
         (["--tensor-parallel", "4", "--parallel", "tp"], "heads must be a multiple of tensor_parallel, got 2 and 4"),
         (
             ["--parallel", "tp", "--heads", "4", "--context", "7"],
@@ -79,13 +79,9 @@ def test_how_ranks_are_used(world_size: int, argv: list[str], dims: tuple[object
             ["--tensor-parallel", "2", "--data-size", "9"],
             "parallel fsdp+tp splits the heads of a text model, but the regression has none",
         ),
-        (["--hsdp", "3"], "the number of ranks must be a multiple of hsdp, got 4 and 3"),
-        (
-            ["--hsdp", "4", "--tensor-parallel", "2"],
-            "the number of ranks must be a multiple of hsdp x tensor_parallel, got 4 and 4 x 2",
-        ),
+        (["--hsdp", "4", "--tensor-parallel", "2"], "4 ranks can't be divided by hsdp 4 x tensor_parallel 2"),
         (["--hsdp", "2", "--parallel", "ddp"], "parallel ddp has no shards to replicate, got hsdp 2; fix: use fsdp"),
-        (["--global-batch", "6"], "a global batch of 6 can't be split among 4 ranks"),
+        (["--global-batch", "6"], "a global batch of 6 can't be split among 4 ranks x 1 passes"),
         (["--global-batch", "12", "--accumulate", "2"], "a global batch of 12 can't be split among 4 ranks x 2 passes"),
     ],
 )
@@ -93,6 +89,14 @@ def test_ranks_that_can_not_be_used_so_are_one_line(argv: list[str], message: st
     with pytest.raises(ConfigError) as caught:
         dims_of(4, *argv)
     assert str(caught.value) == message
+
+
+def test_shards_need_a_newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cu121")
+    assert dims_of(4)[0] == "ddp"
+    with pytest.raises(ConfigError) as caught:
+        dims_of(4, "--parallel", "fsdp")
+    assert str(caught.value) == "parallel fsdp needs torch 2.6 or newer, this is 2.5.1+cu121"
 
 
 def test_the_report_names_the_replicas() -> None:

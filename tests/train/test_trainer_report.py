@@ -23,7 +23,7 @@ from machines.patience import DEADLINE_S
 from launcher import distributed
 from launcher.distributed import World
 from launcher.trainer.checkpoint import Position
-from launcher.trainer.config import ConfigError, TrainConfig
+from launcher.trainer.config import ConfigError, TrainConfig, read_config
 from launcher.trainer.data import Data, TokenSequences
 from launcher.trainer.model import build_model
 from launcher.trainer.parallel import ParallelDims
@@ -74,7 +74,9 @@ def test_a_full_disk_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     for step in (1, 2):
         reporter.record_step(Position(step), 1.0, 1.0, 0.1)
     reporter.close(0)
-    assert capsys.readouterr().err == "JsonLines gets no more metrics: OSError: [Errno 28] No space left on device\n"
+    assert (
+        capsys.readouterr().err == "metrics.jsonl gets no more metrics: OSError: [Errno 28] No space left on device\n"
+    )
 
 
 def test_a_tracker_that_is_unknown_or_not_installed_is_one_line(
@@ -238,8 +240,8 @@ def test_the_start_report(single_rank: World) -> None:
         "warning some groups of 4 ranks span two nodes, so each matrix product waits for the network",
     ]
     for option, said in (
-        ({"nodes": 3}, "--nodes 3, but the ranks are on 1 node: gpu1"),
-        ({"gpus_per_node": 8}, "--gpus-per-node 8, but gpu1 has 1 rank: there is one rank per GPU"),
+        ({"nodes": 3}, "--nodes 3, but the ranks are on 1: gpu1"),
+        ({"gpus_per_node": 8}, "--gpus-per-node 8, but the ranks on gpu1 are 1"),
     ):
         with pytest.raises(ConfigError) as caught:
             describe_start(TrainConfig(**option), world, dims, DATA, 3, model)
@@ -252,10 +254,12 @@ def test_the_peak_of_the_memory_in_words(single_rank: World) -> None:
 
 
 def test_the_command_that_continues_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["--lr", "1", "--save_dir", "old", "--resume", "none", "--save-dir=older", "--resume", "--epochs", "2"]
-    words = "--lr 1 --epochs 2 --save-dir 'a b' --resume"
+    argv = ["--lr", "1", "--resume", "none"]
+    words = "--lr 1 --resume none --save-dir 'a b' --resume"
+    assert read_config(shlex.split(words)) == TrainConfig(lr=1.0, save_dir="a b", resume="last")
     python = shlex.quote(sys.executable)
     assert continue_command(argv, WORLD, "a b") == f"{python} -m launcher.trainer {words}"
+    assert continue_command(shlex.split(words), WORLD, "a b") == f"{python} -m launcher.trainer {words}"
     torchrun = replace(WORLD, launched_by="torchrun", world_size=4, node_count=1)
     assert continue_command(argv, torchrun, "a b") == f"torchrun --nproc-per-node 4 -m launcher.trainer {words}"
     srun = replace(WORLD, launched_by="srun", world_size=4, node_count=2)

@@ -33,6 +33,7 @@ ROWS = {
     "unclipped": Row({"clip_norm": 0.0}),
     "schedule": Row({"lr": 3e-2, "warmup_steps": 5, "final_lr_fraction": 0.3}),
     "no-warmup": Row({"warmup_steps": 0, "final_lr_fraction": 1.0}),
+    "all-warmup": Row({"warmup_steps": 2 * STEPS}),
     "decay": Row({"weight_decay": 3.0}),
     "seed": Row({"seed": 5, "validation_fraction": 0.3}),
     "passes": Row(flags=TWO_PASSES),
