@@ -33,68 +33,74 @@ class KeeperEnding:
     signal: Signal | None = None
 
 
-_FORMS: Mapping[str, Mapping[str, Any]] = {  # a field that may be None may be missing
-    messages.BEAT: {"echo": Clock | None, "held_s": Age | None},
-    messages.HELLO: {"folder": str, "keepers": Annotated[list[tuple[Count, Count]], Most(2)],
-                     "sleeps_along": bool | None},
-    messages.ROUTED: {"interface": str | None, "address": Address | None, "port": Port | None, "error": str | None,
-                      "probe_port": Port | None, "clock": Clock, "held_s": Age | None},
-    messages.PROBED: {"errors": list[str | None], "links": list[Link | None], "reverse_dns_s": Age | None,
-                      "own_address": str | None},
-    messages.SHARED: {"up": Annotated[int, Within(0, 4096)] | None, "is_there": bool | None},  # levels of a path
-    messages.WANTED: {"group": str, "needs_listing": bool},
-    messages.TOOK: {},
-    messages.MET: {"port": Port | None, "addresses": Annotated[list[Address], Most(messages.MOST_NAMES)]},
-    messages.JOINED: {"is_complete": bool},
-    messages.PLACED: {"path": str, "hash": str, "wrong_count": Count,
-                      **dict.fromkeys(("wrong", "extras", "repaired", "empty", "moved", "unmade"), FewTexts)},
-    messages.UNPLACED: {"text": str, "is_disk": bool, "is_full": bool},
-    messages.PRUNED: {"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts},
-    messages.CODE: {"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},
-    messages.CLAIMED: {"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None,
-                       "waits": bool, "taken": Annotated[list[Count], Most(messages.MAX_CLAIMED_GPUS)]},
-    messages.NEIGHBOUR: {"claim": BoxClaim},
-    messages.COLD: {"reason": str},
-    messages.STARTED: {"local_rank": LocalRank, "pid": Count},
-    messages.OUTPUT: {"local_rank": LocalRank | None, "stream": Literal[1, 2]},
-    messages.EXIT: {"local_rank": LocalRank, "age_s": Age, "was_stopping": bool,
-                    "oom": Literal["certain", "probable", None], "code": ExitCode | None, "signal": Signal | None},
-    messages.ENDED: {"code": ExitCode | None, "signal": Signal | None},
-    messages.CENSUS: {"left": list[tuple[Count, str, str]], "reason": str | None, "supervisor": KeeperEnding | None,
-                      "files": Annotated[int, Within(0, messages.MAX_FILES)] | None,
-                      "uncopied": Annotated[list[tuple[str, str]], Most(messages.MOST_NAMES)] | None,
-                      "uncopied_count": Count | None,
-                      "folders": list[tuple[str, str]] | None, "tree": str | None, "written": FewTexts | None,
-                      "unfinished": Annotated[list[tuple[Count | None, str]], Most(messages.MOST_NAMES)] | None},
-    messages.SAMPLED: {"host": HostSample | None, "error": str | None, "processes": list[GpuUse] | None,
-                       "gpus": Annotated[list[Annotated[GpuSample, AS_ROW]], Most(messages.MAX_SAMPLED_GPUS)]},
-    messages.SEEN: {"has_saved": bool | None, "is_missing": bool | None},
-    messages.RAS_STATUS: {},
-    messages.STACK: {"number": Count, "local_rank": LocalRank, "pid": Count,
-                     "source": Literal["py-spy", "faulthandler", None], "state": Literal["D", "T", None],
-                     "wchan": str | None, "reason": str | None, "starter": Count | None},
-    messages.FILE: {"name": Annotated[str, messages.is_file_name]},
-    messages.IDLE: {},
-    messages.FAILED: {"text": str, "supervisor": KeeperEnding | None},
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a host may say with a message of one type, and when; its effect here is in `node_state`."""
+
+    fields: Mapping[str, Any]  # one that may be None may be missing
+    answers: str = ""  # the message that asks for one of these; what else allows one is in AllowedMessages
+    most_bytes: int = 0  # of its payload
+    is_early: bool = False  # it may come before the run's directory there is known
+    is_guardians: bool = False  # a guardian may send it, on stderr
+
+
+_ROWS: Mapping[str, _Row] = {
+    messages.BEAT: _Row({"echo": Clock | None, "held_s": Age | None}, is_early=True, is_guardians=True),
+    messages.HELLO: _Row({"folder": str, "keepers": Annotated[list[tuple[Count, Count]], Most(2)],
+                          "sleeps_along": bool | None}, messages.PREPARE, is_early=True),
+    messages.FACTS: _Row({}),  # `node_state` reads them: what is wrong with them ends no connection
+    messages.ROUTED: _Row({"interface": str | None, "address": Address | None, "port": Port | None,
+                           "error": str | None, "probe_port": Port | None, "clock": Clock, "held_s": Age | None},
+                          messages.ROUTE),
+    messages.PROBED: _Row({"errors": list[str | None], "links": list[Link | None], "reverse_dns_s": Age | None,
+                           "own_address": str | None}, messages.PROBE),
+    messages.SHARED: _Row({"up": Annotated[int, Within(0, 4096)] | None,  # levels of a path
+                           "is_there": bool | None}, messages.SHARE),
+    messages.WANTED: _Row({"group": str, "needs_listing": bool}, messages.LISTING, messages.MAX_WANTED_BYTES),
+    messages.TOOK: _Row({}, messages.PIECE),
+    messages.MET: _Row({"port": Port | None, "addresses": Annotated[list[Address], Most(messages.MOST_NAMES)]},
+                       messages.MEET),
+    messages.JOINED: _Row({"is_complete": bool}, messages.JOIN),
+    messages.PLACED: _Row({"path": str, "hash": str, "wrong_count": Count,
+                           **dict.fromkeys(("wrong", "extras", "repaired", "empty", "moved", "unmade"), FewTexts)}),
+    messages.UNPLACED: _Row({"text": str, "is_disk": bool, "is_full": bool}),
+    messages.PRUNED: _Row({"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts}),
+    messages.CODE: _Row({"files": Annotated[list[tuple[str, str]], Most(messages.MAX_CODE_FILES)] | None},
+                        messages.LIST_CODE),
+    messages.CLAIMED: _Row({"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None,
+                            "waits": bool, "taken": Annotated[list[Count], Most(messages.MAX_CLAIMED_GPUS)]},
+                           messages.CLAIM),
+    messages.NEIGHBOUR: _Row({"claim": BoxClaim}),
+    messages.COLD: _Row({"reason": str}, messages.START),
+    messages.STARTED: _Row({"local_rank": LocalRank, "pid": Count}),
+    messages.OUTPUT: _Row({"local_rank": LocalRank | None, "stream": Literal[1, 2]},
+                          most_bytes=messages.MAX_OUTPUT_BYTES),
+    messages.EXIT: _Row({"local_rank": LocalRank, "age_s": Age, "was_stopping": bool,
+                         "oom": Literal["certain", "probable", None], "code": ExitCode | None,
+                         "signal": Signal | None}),
+    messages.ENDED: _Row({"code": ExitCode | None, "signal": Signal | None}),
+    messages.CENSUS: _Row({"left": list[tuple[Count, str, str]], "reason": str | None,
+                           "supervisor": KeeperEnding | None,
+                           "files": Annotated[int, Within(0, messages.MAX_FILES)] | None,
+                           "uncopied": Annotated[list[tuple[str, str]], Most(messages.MOST_NAMES)] | None,
+                           "uncopied_count": Count | None,
+                           "folders": list[tuple[str, str]] | None, "tree": str | None, "written": FewTexts | None,
+                           "unfinished": Annotated[list[tuple[Count | None, str]], Most(messages.MOST_NAMES)] | None},
+                          is_early=True, is_guardians=True),
+    messages.SAMPLED: _Row({"host": HostSample | None, "error": str | None, "processes": list[GpuUse] | None,
+                            "gpus": Annotated[list[Annotated[GpuSample, AS_ROW]], Most(messages.MAX_SAMPLED_GPUS)]}),
+    messages.SEEN: _Row({"has_saved": bool | None, "is_missing": bool | None}, messages.LOOK),
+    messages.RAS_STATUS: _Row({}, messages.RAS, messages.MAX_RAS_BYTES),
+    messages.STACK: _Row({"number": Count, "local_rank": LocalRank, "pid": Count,
+                          "source": Literal["py-spy", "faulthandler", None], "state": Literal["D", "T", None],
+                          "wchan": str | None, "reason": str | None, "starter": Count | None},
+                         most_bytes=messages.MAX_STACK_BYTES),
+    messages.FILE: _Row({"name": Annotated[str, messages.is_file_name]}, most_bytes=messages.MAX_FILES_BYTES),
+    messages.IDLE: _Row({}),
+    messages.FAILED: _Row({"text": str, "supervisor": KeeperEnding | None}, is_early=True, is_guardians=True),
 }  # fmt: skip
-_ANSWERS = {
-    messages.PREPARE: messages.HELLO, messages.ROUTE: messages.ROUTED, messages.PROBE: messages.PROBED,
-    messages.MEET: messages.MET, messages.JOIN: messages.JOINED,
-    messages.LISTING: messages.WANTED, messages.PIECE: messages.TOOK,
-    messages.LOOK: messages.SEEN, messages.SHARE: messages.SHARED, messages.RAS: messages.RAS_STATUS,
-    messages.LIST_CODE: messages.CODE, messages.CLAIM: messages.CLAIMED,
-}  # fmt: skip
+_ANSWERS = {row.answers: kind for kind, row in _ROWS.items()}
 _OF_TREE = (messages.WANTED, messages.PLACED, messages.UNPLACED, messages.PRUNED)  # the answers to a `tree` in PREPARE
-# What may come before the run's directory there is known.
-_BEFORE_HELLO = (messages.HELLO, messages.BEAT, messages.FAILED, messages.CENSUS)
-_GUARDIAN_SAYS = (messages.FAILED, messages.CENSUS, messages.BEAT)
-_MAX_SIZES = {
-    messages.WANTED: messages.MAX_WANTED_BYTES,
-    messages.OUTPUT: messages.MAX_OUTPUT_BYTES,
-    messages.STACK: messages.MAX_STACK_BYTES,
-    messages.RAS_STATUS: messages.MAX_RAS_BYTES,
-    messages.FILE: messages.MAX_FILES_BYTES,
-}
 
 _MANY = 1 << 62  # of what a node tells for as long as a run lasts
 
@@ -103,15 +109,15 @@ Header = dict[str, Any]
 
 @cache
 def _reader_of(kind: str) -> Callable[[Any], Header]:
-    return fields_reader(_FORMS[kind])
+    return fields_reader(_ROWS[kind].fields)
 
 
 def read_message(header: Header) -> Header:
     """Return the fields that a message may have, with cleaned texts; raise MalformedMessage for another form."""
     kind = header["type"]
-    if kind == messages.FACTS:  # `node_state` reads them: what is wrong with them ends no connection
+    if kind == messages.FACTS:
         return header
-    if kind not in _FORMS:
+    if kind not in _ROWS:
         raise messages.MalformedMessage(f"unknown type {kind!r:.80}")
     try:
         return {"type": kind, "size": header.get("size", 0), **_reader_of(kind)(header)}
@@ -186,7 +192,6 @@ class AllowedMessages:
             self._is_short = header.get("is_short", False)
             self._asked[messages.SAMPLED] = _MANY if header.get("samples_s") else 0
             processes = header.get("processes", ())
-            self._asked[messages.COLD] += 1
             self._ranks = {*header.get("local_ranks", ()), *(process["rank"] for process in processes)}
         elif kind == messages.STACKS:
             self._numbers.add(header["number"])
@@ -203,15 +208,17 @@ class AllowedMessages:
 
     def accept_from_guardian(self, header: Header) -> Header:
         """Do the same as `accept` for a message from stderr, where only a guardian may send one."""
-        if header["type"] not in _GUARDIAN_SAYS:
+        row = _ROWS.get(header["type"])
+        if row is None or not row.is_guardians:
             raise messages.MalformedMessage(f"not allowed on stderr: {header['type']!r:.80}")
         return self.accept(header)
 
     def _check(self, header: Header) -> None:
         kind, size = header["type"], header.get("size", 0)
-        if size > _MAX_SIZES.get(kind, 0):
+        row = _ROWS[kind]
+        if size > row.most_bytes:
             raise messages.MalformedMessage(f"{kind} with {size} bytes")
-        if kind not in _BEFORE_HELLO and not self._said[messages.HELLO]:
+        if not row.is_early and not self._said[messages.HELLO]:
             raise UnaskedMessage(f"{kind} before {messages.HELLO}")
         check = self._checks.get(kind)
         if check is not None:
