@@ -49,9 +49,10 @@ _RC_FILES = "~/.bashrc (bash), ~/.zshenv (zsh) or ~/.config/fish/config.fish"  #
 # Of launcher.node: what every session needs, and what may have to end a run when the connection is gone.
 _FIRST_MODULES = (
     "clock", "guardian", "kernel_log", "loop", "messages", "own_folders", "send_queue", "signals",
-    "supervisor", "facts.responder", "facts.shared_directory",
+    "ending", "lease", "supervisor", "facts.responder", "facts.shared_directory",
     *(f"processes.{name}" for name in (
-        "handover_log", "oom_kills", "proc", "ranks", "run_owner", "run_processes", "shim", "stop_steps", "workers",
+        "handover_log", "oom_kills", "proc", "rank_start", "ranks", "run_folders", "run_owner", "run_processes", "shim",
+        "stop_steps", "workers",
     )),
 )  # fmt: skip
 # The rest goes with the first message that needs it (see find_parts), and the parts of one message together.
@@ -62,7 +63,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
             "code", "gathering", "gpus", "leftovers", "machine", "nccl_ras", "packages", "pythons", "saves",
             "slurm", "visible_gpus",
         )),
-        "processes.numa", "processes.run_folders", "processes.torchrun",
+        "processes.numa", "processes.torchrun",
     ),
     "setup": ("facts.setup",),
     "code": tuple(f"code.{name}" for name in (

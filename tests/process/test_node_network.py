@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines.patience import DEADLINE_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.ports import free_port
 from node_process import WAITS, Message, Node, Nodes, shell
 
@@ -178,6 +178,7 @@ def test_a_link_is_measured_where_that_was_asked_for_and_while_the_other_side_st
 def test_silent_listeners_and_an_address_that_nobody_has_cost_one_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     timeout_s = slowed(1)
     monkeypatch.setattr(network, "CONNECT_TIMEOUT_S", timeout_s)
+    monkeypatch.setattr(responder, "PROBE_TIMEOUT_S", NEVER_S)
     with listening(None) as silent:
         began_at = time.monotonic()
         answer = probe_here(*[(HERE, silent)] * FEW, ("240.0.0.1", 1))

@@ -1,0 +1,76 @@
+"""The lease on which a run lives on this node, and the heartbeats in both directions."""
+
+from __future__ import annotations
+
+import time
+
+from launcher.node import clock, messages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from launcher.node.loop import Loop, Timer
+    from launcher.node.send_queue import SendQueue
+
+
+class Lease:
+    """The time for which a run continues without anything from the launcher; all that arrives renews it.
+
+    `on_expired` is called once, with the number of seconds since the end of the lease: this machine may have been
+    suspended. `clock` counts such times unless the launcher is suspended with it, on the same machine.
+    """
+
+    def __init__(self, loop: Loop, send_queue: SendQueue, on_expired: Callable[[float], object]) -> None:
+        """Begin the lease of a launcher that has not said yet how long it is."""
+        self.clock = clock.boottime  # the launcher keeps running while this machine is suspended
+        self.silence_s = 15.0
+        self._loop = loop
+        self._send_queue = send_queue
+        self._on_expired = on_expired
+        self._hears_beats = True  # otherwise only the end of stdin shows that the launcher is gone
+        self._heard_at = self.clock()
+        self._timer: Timer | None = None
+        self._echo: tuple[float, float] | None = None  # of the launcher's last beat: its time, and when it came
+        self._check()
+
+    def renew(self) -> None:
+        """Note that something has come."""
+        self._heard_at = self.clock()
+
+    def grant(self, header: dict[str, Any]) -> bool:
+        """Take what PREPARE says of the lease, and begin to send beats; tell whether both machines sleep as one."""
+        self.silence_s = header["silence_s"]
+        self._hears_beats = header.get("beats", True)
+        sleeps_along = header.get("boot_id") is not None and header["boot_id"] == clock.boot_id()
+        if sleeps_along:  # time in which both are suspended is not silence
+            self.clock = time.monotonic
+            self.renew()
+        self._loop.cancel(self._timer)
+        self._check()
+        self._beat()
+        return sleeps_along
+
+    def hear(self, header: dict[str, Any], _: bytes) -> None:
+        """Take a BEAT, which the next one from here echoes if it has a time."""
+        self._echo = (header["at"], time.monotonic()) if "at" in header else None
+
+    def _check(self) -> None:
+        if not self._hears_beats:
+            return
+        left = self._heard_at + self.silence_s - self.clock()
+        if left <= 0:
+            self._on_expired(-left)
+        else:
+            # The loop's timers stop while this machine is suspended, so check more than once per lease.
+            pause = min(left, self.silence_s / messages.BEATS_PER_SILENCE)
+            self._timer = self._loop.call_later(pause, self._check)
+
+    def _beat(self) -> None:
+        period = self.silence_s / messages.BEATS_PER_SILENCE
+        if self._echo is not None:  # shows how long a message takes, whatever the clocks here and there say
+            (at, came_at), self._echo = self._echo, None
+            self._send_queue.send(messages.BEAT, echo=at, held_s=round(time.monotonic() - came_at, 4))
+        elif time.monotonic() - self._send_queue.sent_at >= period * 0.9:
+            self._send_queue.send(messages.BEAT)
+        self._loop.call_later(period, self._beat)

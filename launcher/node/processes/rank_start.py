@@ -1,0 +1,205 @@
+"""The start of an attempt's ranks: by torchrun, by a Python that has imported torch, or as plain commands."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from launcher.node import messages, signals
+from launcher.node.processes import proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from launcher.node.ending import Ending
+    from launcher.node.facts.responder import Responder
+    from launcher.node.loop import Loop
+    from launcher.node.processes.ranks import Ranks
+    from launcher.node.processes.run_processes import RunProcesses
+    from launcher.node.processes.warm import WarmPython
+    from launcher.node.send_queue import SendQueue
+
+
+class RankStart:
+    """Starts the ranks as WARM and START say, in the environment that PREPARE and the setup have made.
+
+    A warm Python begins to import torch before it is known that it can start the ranks. If it can't, a shim does, and
+    the launcher is told why; and so is the Python that the attempt before this one has left, which is used or ended.
+    Once the attempt is being stopped, nothing is started any more.
+    """
+
+    def __init__(
+        self, loop: Loop, send_queue: SendQueue, ranks: Ranks, owned: RunProcesses, responder: Responder,
+        ending: Ending, keepers_fd: int, inherited: WarmPython | None,
+    ) -> None:  # fmt: skip
+        """keepers_fd: closes when guardian and supervisor are gone; inherited: of the attempt before."""
+        self._loop = loop
+        self._send_queue = send_queue
+        self._ranks = ranks
+        self._owned = owned
+        self._responder = responder
+        self._keepers_fd = keepers_fd
+        self._inherited = inherited
+        self._ending = ending
+        self.env = dict(os.environ)  # of this node, the setup and --env; of each rank comes more
+        self.find_lock: Callable[[], str | None] = lambda: None  # of the directory of the code, for the ranks
+        self.cwd = "."  # of the ranks
+        self.began_at = time.time()
+        self.ranks_env: dict[str, str] = {}  # what they got beside `env`
+        self.is_short = False  # the run is a command, at whose end the connection is over
+        self.warm: WarmPython | None = None  # if it is to start the ranks
+        self._why_cold = "its Python ignores PYTHONPATH"  # if a run that starts warm has none
+        self._stacks_folder: str | None = None  # where the ranks' sitecustomize is
+
+    def warm_up(self, header: dict[str, Any], _: bytes) -> None:
+        """Import torch in the Python that was found, in the environment of the ranks as far as it is known."""
+        from launcher.node.processes.warm import WarmPython
+
+        search, folder = self._responder.search, self._responder.warm_folder
+        if self._ending.has_begun or search is None or folder is None:
+            return
+        self._enter_code(header)
+        argv, env = header["argv"], dict(self.env, **header["env"])
+        if self._inherited is not None and self._inherited.is_for(argv, env, self.cwd):
+            self.warm, self._inherited = self._inherited, None
+        else:
+            self.end_inherited()
+            try:
+                self.warm = WarmPython(argv, env, self.cwd, search.output_fds, self._keepers_fd, folder)
+            except OSError as error:  # such as no more processes
+                self._why_cold = str(error)
+                return
+        self._ranks.await_warm(self.warm)
+
+    def end_inherited(self) -> None:
+        """End the Python that the attempt before this one has left, if this one doesn't use it."""
+        if self._inherited is not None:
+            self._inherited.end()
+            self._inherited = None
+
+    def start(self, header: dict[str, Any], payload: bytes) -> None:
+        """Serve a START; payload: of a file in the run's directory."""
+        self.began_at = time.time()
+        self._responder.stop_listening()
+        if payload:
+            with open(os.path.join(self._ending.folder, header["payload_name"]), "wb") as file:
+                file.write(payload)
+        self._enter_code(header)
+        self.end_inherited()
+        if header.get("with_stacks"):
+            from launcher.node.processes import faulthandler_stacks
+
+            self._stacks_folder = faulthandler_stacks.arm(self._ending.folder, self.env)
+        processes = header.get("processes") or [{}]
+        self._owned.global_ranks = {each["rank"]: each["env"].get("RANK") for each in header.get("processes", ())}
+        self.ranks_env = dict(header.get("env") or {}, **processes[0].get("env", {}))
+        if not header.get("is_short"):
+            from launcher.node.facts import nccl_ras  # it imports socket, which takes 6 ms
+
+            nccl_ras.give_address(self.env, self.ranks_env)
+        if any(gpu is not None for gpu in header.get("near_gpus") or ()):
+            from launcher.node.processes import numa
+
+            self._ranks.bind = numa.Binding(header["near_gpus"], self._responder.gpus).bind
+        if not header.get("processes"):
+            self._start_torchrun(header)
+            return
+        self.is_short = header.get("is_short", False)
+        if self.warm is not None:
+            self._start_warm(self.warm, header)
+        elif self._responder.warm_folder is not None:
+            self._start_cold(header, self._why_cold)
+        else:
+            self._start_processes(header)
+
+    def _enter_code(self, header: dict[str, Any]) -> None:
+        """Take the directory of the ranks (and its name, as a shell does), and Python's path for the code of --sync."""
+        if header.get("python_path"):
+            self.env["PYTHONPATH"] = header["python_path"]  # what is armed puts its own directory before it
+        if header["cwd"] is not None:
+            self.cwd = self.env["PWD"] = header["cwd"] = os.path.expanduser(header["cwd"])
+
+    def _start_warm(self, python: WarmPython, header: dict[str, Any]) -> None:
+        """Let the Python that has imported torch start the ranks; if it can't, say why, and let a shim start them."""
+        processes = header["processes"]
+        difference = python.find_difference(processes, self.env, self.cwd)
+        if difference is not None:
+            python.end()
+            self._start_cold(header, difference)
+            return
+
+        timeout_s = header["import_timeout_s"]
+
+        def give_up() -> None:
+            if not self._ending.has_begun:
+                text = "the Python that imports torch has not answered for %g s (--rdzv-timeout)" % timeout_s
+                self._send_queue.send(messages.FAILED, text=text)
+
+        timer = self._loop.call_later(timeout_s, give_up)
+
+        def start() -> None:
+            self._loop.cancel(timer)
+            if not self._ending.has_begun:
+                self._responder.release_port()
+                self._ranks.start_warm(python, self._ending.folder, header["local_ranks"])
+
+        envs = [dict(self.env, **each["env"]) for each in processes]
+        order = {
+            "ranks": [
+                {"rank": each["rank"], "env": python.find_changes(env)} for each, env in zip(processes, envs)
+            ],
+            "world": {name: envs[0][name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")},
+            "folder": self._ending.folder, "stop_timeout_s": self._ending.stop_timeout_s, "hold_signal": signals.HOLD,
+            "lock": self.find_lock(), "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
+            "wants_successor": header.get("keeps_python", False),
+        }  # fmt: skip
+
+        def start_cold(reason: str) -> None:
+            self._loop.cancel(timer)
+            self._start_cold(header, reason)
+
+        python.give_order(self._loop, order, start, start_cold)
+
+    def _start_cold(self, header: dict[str, Any], reason: str) -> None:
+        if not self._ending.has_begun:
+            self._send_queue.send(messages.COLD, reason=reason)
+            self._start_processes(header)
+
+    def _start_processes(self, header: dict[str, Any]) -> None:
+        from launcher.node.processes import shim
+
+        self._responder.release_port()
+        order = shim.ShimSpec(
+            header["processes"], self.env, header["cwd"],
+            marks=self._owned.marks, folder=self._ending.folder, stop_timeout_s=self._ending.stop_timeout_s,
+        )  # fmt: skip
+        self._ranks.start_processes(order, self._keepers_fd)
+
+    def _start_torchrun(self, header: dict[str, Any]) -> None:
+        assert self._responder.search is not None  # the plan names the Python, which waits
+        self._ranks.await_torchrun(self._ending.folder, header["local_ranks"], self._responder.release_port)
+        order = {"argv": header["torchrun_args"], "env": dict(self.env, **header["env"]), "cwd": header["cwd"]}
+        self._responder.search.give_order({**order, "lock": self.find_lock()})
+
+    def send_stacks(self, header: dict[str, Any], _: bytes) -> None:
+        """Answer a STACKS."""
+        from launcher.node.processes import stacks
+
+        if self._ending.has_begun:
+            return
+        folder = "" if header.get("is_gentle") and self._stacks_folder else self._stacks_folder
+        starter = self._owned.find_starter()
+        suspended = starter.pid if starter is not None and starter.state in proc.SUSPENDED else None
+        stacks.send_stacks(
+            self._loop, self._send_queue, header["number"], self._owned.ranks, self.env, folder, suspended
+        )
+
+    def look_for_save(self, header: dict[str, Any], _: bytes) -> None:
+        """Answer a LOOK: whether the ranks have saved since they were started."""
+        folder = os.path.join(self.cwd, os.path.expanduser(header["folder"]))
+        self._responder.look_for_save(folder, self.began_at, header["least_s"])
+
+    def ask_ras(self, header: dict[str, Any], _: bytes) -> None:
+        """Answer a RAS: what NCCL says of the ranks."""
+        self._responder.ask_ras(dict(self.env, **self.ranks_env))
