@@ -47,7 +47,9 @@ def _open_srun(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
 def _open_fabric(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
     from launcher.transports.ssh.fabric import FabricTransport
 
-    return FabricTransport(settings)
+    transport = FabricTransport(settings)
+    transport.ask_first(hosts)
+    return transport
 
 
 def _open_ssh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:

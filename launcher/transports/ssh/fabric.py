@@ -5,7 +5,7 @@ times a second per host. Fabric also accepts any host key. So commands are start
 transport, and host keys are checked by launcher.transports.ssh.host_keys.
 
 Each hop on the way to a host has one Fabric connection, whose `gateway` is that of the hop before it. What ssh_config
-sets for a hop comes from launcher.transports.ssh.config_files.
+sets for a hop comes from `ssh -G`: paramiko's parser ignores `Include`, and applies some `Match` blocks to every host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,13 @@ from launcher.errors import LauncherError
 from launcher.hosts.host import Host
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
 from launcher.transports.process_channel import end_process
-from launcher.transports.settings import TransportSettings
+from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh import fabric_failures
-from launcher.transports.ssh.config_files import ConfigFiles, Hop
 from launcher.transports.ssh.host_keys import KnownHosts
 from launcher.transports.ssh.identities import Login, Secrets, locked_keys
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.mute_agents import is_mute
-from launcher.transports.ssh.openssh_config import read_seconds
+from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, find_ssh, login_args, read_seconds
 from launcher.transports.ssh.packet_limits import BoundedPipe
 from launcher.transports.ssh.this_machine import ThisMachine
 
@@ -100,24 +98,28 @@ class FabricTransport:
     is_terse = False
 
     def __init__(self, settings: TransportSettings) -> None:
-        """Read ssh_config once for all hosts; raise UsageError if a named file is missing."""
+        """Raise UsageError if a named file is missing."""
+        check_config_file(settings.ssh_config)
         self._may_boot = settings.may_boot
         self._secrets = settings.secrets or Secrets()
         self._on_mute = settings.on_mute
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
-        self._files = ConfigFiles(settings.ssh_config)
+        self._configs = HostConfigs(find_ssh(), settings.ssh_config)
         self._known_hosts = KnownHosts(accept_new=settings.accept_new_host_keys)
 
+    def ask_first(self, hosts: Sequence[Host]) -> None:
+        """Raise UsageError for an ssh_config that ssh would refuse for every host."""
+        self._configs.ask_first((host.name, login_args(host)) for host in hosts)
+
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        hops = self._find_hops(host)
+        hops = self._configs.on_the_way(host)
         hop = hops[-1]
-        is_direct = len(hops) == 1 and "proxycommand" not in hop.settings
-        channel = self._this_machine.open(host, command, hop.place, hop.settings, is_direct=is_direct)
+        channel = self._this_machine.open(host, command, hop.place, hop.settings, is_direct=hop.is_direct)
         if channel is not None:
             return channel
-        own_limit_s = None if self._may_boot else read_seconds(hop.settings.get("connecttimeout"))
-        queue = self._queues[_first_sshd(hops[0])]
+        own_limit_s = None if self._may_boot else read_seconds(hop.option("connecttimeout"))
+        queue = self._queues[hop.first_sshd]
 
         def log_in(try_s: float) -> Channel:
             return self._log_in(hops, command, try_s)
@@ -127,15 +129,7 @@ class FabricTransport:
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _find_hops(self, host: Host) -> list[Hop]:
-        """Return the logins on the way to a host, without an agent that would not answer."""
-        found = []
-        for hop in self._files.find_hops(host):
-            without = {"identityagent": "none"} if is_mute(hop.settings.get("identityagent"), self._on_mute) else {}
-            found.append(replace(hop, settings={**hop.settings, **without}))
-        return found
-
-    def _log_in(self, hops: Sequence[Hop], command: str, timeout_s: float) -> Channel:
+    def _log_in(self, hops: Sequence[HostConfig], command: str, timeout_s: float) -> Channel:
         connection: fabric.Connection | None = None
         hop = hops[0]
         proxy = None
@@ -143,8 +137,8 @@ class FabricTransport:
             for hop in hops:
                 gateway = connection
                 connection = self._prepare(hop, gateway)
-                if gateway is None and "proxycommand" in hop.settings:
-                    proxy = connection.connect_kwargs["sock"] = Proxy(hop.settings["proxycommand"])
+                if gateway is None and hop.proxy_command is not None:
+                    proxy = connection.connect_kwargs["sock"] = Proxy(hop.proxy_command)
                 connection.connect_timeout = max(1, int(timeout_s))
                 connection.connect_kwargs.update(banner_timeout=timeout_s, auth_timeout=timeout_s)
                 connection.open()
@@ -160,26 +154,33 @@ class FabricTransport:
             failure = fabric_failures.classify(error, hop, proxy.last_stderr_line() if proxy else None, non_ssh_reply)
             raise LoginError(failure, jump_host) from error
 
-    def _prepare(self, hop: Hop, gateway: fabric.Connection | None) -> fabric.Connection:
+    def _prepare(self, hop: HostConfig, gateway: fabric.Connection | None) -> fabric.Connection:
         """Return the connection of a hop, not opened yet."""
-        place = hop.place
+        place, settings = hop.place, self._usable(hop)
         config = fabric.Config(ssh_config=SSHConfig())  # an empty one: each option is given here
-        login = Login(place.user, hop.settings, self._secrets)
+        login = Login(place.user, settings, self._secrets)
         connection = fabric.Connection(
             place.host, place.user, place.port, config=config, gateway=gateway, connect_kwargs={"auth_strategy": login}
         )
-        self._known_hosts.guard(connection, place, hop.settings, on_untrusted=login.keep_password)
+        self._known_hosts.guard(connection, place, settings, on_untrusted=login.keep_password)
         return connection
+
+    def _usable(self, hop: HostConfig) -> dict[str, Any]:
+        """Return the options of a hop, without an agent that would not answer."""
+        settings = hop.settings
+        return (
+            {**settings, "identityagent": "none"} if is_mute(settings.get("identityagent"), self._on_mute) else settings
+        )
 
     def locked_keys(self, hosts: Iterable[Host]) -> list[Path]:
         """Return the keys for these hosts and their jump hosts that need a passphrase; no host is contacted."""
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
-        for hop in (hop for host in hosts for hop in self._find_hops(host)):
-            keys = f"{hop.settings.get('identityfile')} {hop.settings.get('identityagent')}"
+        for settings in (self._usable(hop) for hops in self._configs.of_all(hosts) for hop in hops):
+            keys = f"{settings['identityfile']} {settings.get('identityagent')}"
             if keys not in asked:
                 asked.add(keys)
-                found.update(dict.fromkeys(locked_keys(hop.settings, self._secrets)))
+                found.update(dict.fromkeys(locked_keys(settings, self._secrets)))
         return list(found)
 
 
@@ -217,15 +218,6 @@ def _non_ssh_reply(hop: fabric.Connection) -> str | None:
     transport = hop.client.get_transport()
     reply: str | None = transport.packetizer.non_ssh_reply if transport is not None else None
     return reply
-
-
-def _first_sshd(hop: Hop) -> str:
-    """Return a name for the first sshd on the way, the same for all hosts behind one jump host or ProxyCommand."""
-    place = hop.place
-    if "proxycommand" in hop.settings:
-        command: str = hop.settings["proxycommand"]
-        return command.replace(place.host, "%h").replace(str(place.port), "%p")
-    return f"{place.user}@{place.host}:{place.port}"
 
 
 def _close(connection: fabric.Connection) -> None:

@@ -9,10 +9,10 @@ import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.errors import HostFailure
-from launcher.transports.ssh.config_files import Hop
 from launcher.transports.ssh.failures import LET_IT_SIGN, SECOND_KEY, SECOND_PASSWORD, Destination
 from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
+from launcher.transports.ssh.openssh_config import HostConfig
 from launcher.transports.ssh.packet_limits import OversizedError
 
 # macOS reports EHOSTDOWN for a host in the same network that doesn't answer.
@@ -21,7 +21,7 @@ _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EO
 
 
 def classify(
-    error: Exception, hop: Hop, proxy_error: str | None = None, non_ssh_reply: str | None = None
+    error: Exception, hop: HostConfig, proxy_error: str | None = None, non_ssh_reply: str | None = None
 ) -> HostFailure:
     """Return the failure for an exception that the login of a hop raised, to the host or to one of its jump hosts.
 
@@ -46,7 +46,7 @@ def classify(
     return place.lost() if isinstance(error, EOFError) else place.other(f"{type(error).__name__}: {error}")
 
 
-def _host_key(error: Exception, hop: Hop, place: Destination) -> HostFailure | None:
+def _host_key(error: Exception, hop: HostConfig, place: Destination) -> HostFailure | None:
     if isinstance(error, ChangedHostKey):
         return place.key_changed(error.fingerprint, error.known_fingerprint)
     if isinstance(error, RevokedHostKey):
@@ -58,7 +58,7 @@ def _host_key(error: Exception, hop: Hop, place: Destination) -> HostFailure | N
     return None
 
 
-def _login(error: Exception, hop: Hop, place: Destination) -> HostFailure | None:
+def _login(error: Exception, hop: HostConfig, place: Destination) -> HostFailure | None:
     if not isinstance(error, LoginRefused):
         return None
     if error.locked and not error.tried:
@@ -66,9 +66,9 @@ def _login(error: Exception, hop: Hop, place: Destination) -> HostFailure | None
     return place.login_refused(error.tried, _login_hint(error, hop))
 
 
-def _login_hint(error: LoginRefused, hop: Hop) -> str:
+def _login_hint(error: LoginRefused, hop: HostConfig) -> str:
     """Return how the user can log in to this host, or an empty text if copying a key there is the remedy."""
-    if "gssapi-with-mic" in error.wanted and hop.settings.get("gssapiauthentication", "no") == "yes":
+    if "gssapi-with-mic" in error.wanted and hop.option("gssapiauthentication") == "yes":
         return "use --transport ssh, which supports GSSAPI"
     takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
     if error.has_accepted:
@@ -82,13 +82,13 @@ def _login_hint(error: LoginRefused, hop: Hop) -> str:
     return ""
 
 
-def _silence(error: Exception, hop: Hop, place: Destination) -> HostFailure | None:
+def _silence(error: Exception, hop: HostConfig, place: Destination) -> HostFailure | None:
     if isinstance(error, paramiko.AuthenticationException) and "timeout" in str(error).lower():
         return place.slow_login()
     return place.timed_out() if _is_timeout(error) else None
 
 
-def _network(error: Exception, hop: Hop, place: Destination) -> HostFailure | None:
+def _network(error: Exception, hop: HostConfig, place: Destination) -> HostFailure | None:
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror):

@@ -1,13 +1,6 @@
-r"""UserKnownHostsFile and GlobalKnownHostsFile: from the option's value to the files that it names.
+"""UserKnownHostsFile and GlobalKnownHostsFile: from the option's value to the files that it names.
 
-`ssh -G` and paramiko give the value as one text, without quotes or with half of them:
-
-    in ssh_config         ssh -G          paramiko
-    "/a b/kh"             /a b/kh         /a b/kh
-    /kh /kh2              /kh /kh2        /kh /kh2
-    "/a b/kh" /kh2        /a b/kh /kh2    "/a b/kh" /kh2
-    "/a b/kh" "/kh2"      /a b/kh /kh2    /a b/kh" "/kh2
-    '/a b/kh', /a\ b/kh   /a b/kh         unchanged
+`ssh -G` gives the value as one text without quotes: `"/a b/kh" /kh2` is `/a b/kh /kh2`.
 """
 
 from __future__ import annotations
@@ -24,9 +17,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-_OUTER_QUOTES_LOST = re.compile(r'[^"\s][^"]*"(?:\s.*)?\s"[^"]*[^"\s]')
-_HAS_QUOTES = re.compile(r"""(?:^|\s)["']|\\\s""")  # an apostrophe within a word is one
-_WORD = re.compile(r""""([^"]*)(?:"|$)|'([^']*)(?:'|$)|((?:\\\s|\S)+)""")
 _TOKEN = re.compile(r"%(.?)")
 _BEFORE_A_PATH = re.compile(r"\s+(?=[/~%$])")
 
@@ -49,20 +39,11 @@ def read_paths(value: str) -> list[Path]:
     directory exists.
     """
     value = value.strip()
-    if _OUTER_QUOTES_LOST.fullmatch(value):
-        value = f'"{value}"'
-    if _HAS_QUOTES.search(value):
-        words = [double or single or plain.replace("\\ ", " ") for double, single, plain in _WORD.findall(value)]
-    elif _is_one(value):
+    if _is_one(value):
         words = [value]
     else:
         words = _BEFORE_A_PATH.split(value) if value.startswith(("/", "~")) else value.split()
     return [_path(word) for word in map(str.strip, words) if word not in ("", "none")]
-
-
-def first_path(value: str | None) -> str | None:
-    """Return the file to which ssh adds a new key: the first one; None if the option is not set or `none`."""
-    return next(map(str, read_paths(value or "")), None)
 
 
 def find_doubt(path: Path) -> str:

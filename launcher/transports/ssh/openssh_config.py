@@ -1,22 +1,33 @@
-"""The options that ssh_config sets for a host, as `ssh -G` prints them, that is, as OpenSSH itself reads its files."""
+"""The options that ssh_config sets for a host, as `ssh -G` prints them, that is, as OpenSSH itself reads its files.
+
+All clients use them: what works with `ssh HOST` works over every transport. Where there is no ssh, Fabric gets what
+plain_config reads.
+"""
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shlex
+import shutil
 import subprocess
+import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.known_hosts import end_last_line
-from launcher.transports.ssh.known_hosts_paths import first_path
+from launcher.transports.ssh.known_hosts_paths import expand_tokens, find_files
 
 _TIMEOUT_S = 10
+_AT_ONCE = 8  # processes of ssh: more take no less time
 _NO_ENTRY = "No user exists for uid"  # of passwd, which ssh needs even for -G
 _APPLE_OPTION = "Bad configuration option: usekeychain"  # not in another OpenSSH on a Mac, either
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -71,14 +82,25 @@ class HostConfig:
         return self.option("proxycommand") or f"{self.place.host}:{self.place.port}"
 
     @property
-    def settings(self) -> dict[str, str]:
-        """Return each option's first value, `none` included."""
-        return {name: values[0] for name, values in self.options.items()}
-
-    @property
     def key_files(self) -> list[str]:
         """Return the private keys that exist; `ssh -G` also prints default ones that don't."""
-        return [path for path in self.options.get("identityfile", ()) if Path(path).expanduser().is_file()]
+        return [path for path in self._expanded("identityfile") if Path(path).expanduser().is_file()]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return each option's first value, `none` included; of keys and certificates, all files."""
+        found: dict[str, Any] = {name: values[0] for name, values in self.options.items()}
+        found.update({name: self._expanded(name) for name in ("identityfile", "certificatefile")})
+        return found
+
+    @property
+    def proxy_command(self) -> str | None:
+        """Return the ProxyCommand with its tokens replaced, a shell's line; None without one."""
+        command = self.option("proxycommand")
+        return expand_tokens(command, self.place) if command is not None else None
+
+    def _expanded(self, name: str) -> list[str]:
+        return [expand_tokens(value, self.place) for value in self.options.get(name, ()) if value != "none"]
 
     @property
     def is_agent_limited(self) -> bool:
@@ -119,33 +141,70 @@ def _refusal(stderr: str) -> str:
     return lines[-1] if lines else ""
 
 
-def read_answer(name: str, lines: Sequence[str]) -> HostConfig:
+def read_answer(name: str, lines: Iterable[str]) -> HostConfig:
     """Return the answer for the host `name` from the lines that `ssh -G` printed."""
     options: dict[str, list[str]] = {}
     for line in lines:
         key, _, value = line.partition(" ")
         options.setdefault(key, []).append(value)
     (host,), (port,), (user,) = options["hostname"], options["port"], options["user"]
-    known = first_path(options.get("userknownhostsfile", [None])[0])
-    alias = options.get("hostkeyalias", [None])[0]
-    place = Destination(name, host, int(port), user, alias, known)
-    return HostConfig(place, options)
+    alias = options.get("hostkeyalias", ["none"])[0]
+    place = Destination(name, host, int(port), user, None if alias == "none" else alias)
+    own, _ = find_files({key: values[0] for key, values in options.items()}, place)
+    return HostConfig(replace(place, known_file=str(own[0]) if own else None), options)
+
+
+def find_ssh() -> str | None:
+    """Return the path of ssh; None if there is no ssh, or no entry in passwd for the user, without which ssh exits."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return None
+    return shutil.which("ssh")
 
 
 class HostConfigs:
-    """The answers of `ssh -G` for hosts and their jump hosts; ssh is run once for each."""
+    """The options for hosts and their jump hosts; ssh is run once for each, and for a few at the same time."""
 
-    def __init__(self, ssh: str, named: Path | None) -> None:
+    def __init__(self, ssh: str | None, named: Path | None) -> None:
+        """ssh: its path; None: there is none. named: --ssh-config."""
         self._ssh = ssh
         self._named = named
-        self._answers: dict[tuple[str, ...], HostConfig] = {}
+        self._answers: dict[tuple[str, ...], HostConfig | UsageError] = {}
+        self._locks: dict[tuple[str, ...], threading.Lock] = {}
+        self._running = threading.BoundedSemaphore(_AT_ONCE)
 
     def of(self, name: str, args: Sequence[str]) -> HostConfig:
         """Return the options for the host `name` and these arguments of ssh; raise UsageError if ssh refuses them."""
         key = tuple(args)
-        if key not in self._answers:
-            self._answers[key] = read_answer(name, ask_ssh(self._ssh, self._named, args))
-        return self._answers[key]
+        with self._locks.setdefault(key, threading.Lock()):  # many hosts have one jump host
+            if key not in self._answers:
+                try:
+                    self._answers[key] = self._ask(name, args)
+                except UsageError as error:
+                    self._answers[key] = error
+        answer = self._answers[key]
+        if isinstance(answer, UsageError):
+            raise UsageError(answer.message, answer.fix)
+        return answer
+
+    def _ask(self, name: str, args: Sequence[str]) -> HostConfig:
+        if self._ssh is None:
+            from launcher.transports.ssh.plain_config import read_plain  # imports paramiko
+
+            return read_answer(name, read_plain(self._named, args))
+        with self._running:
+            return read_answer(name, ask_ssh(self._ssh, self._named, args))
+
+    def on_the_way(self, host: Host) -> list[HostConfig]:
+        """Return the options for each login on the way to a host, that to the host itself last; raise UsageError."""
+        answer = self.of(host.name, login_args(host))
+        return [*self.of_jumps(answer), answer]
+
+    def of_all(self, hosts: Iterable[Host]) -> list[list[HostConfig]]:
+        """Return `on_the_way` of each host; raise UsageError."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(self.on_the_way, hosts))
 
     def ask_first(self, logins: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Raise UsageError if ssh would refuse every one of these logins, each a host's name and arguments of ssh.

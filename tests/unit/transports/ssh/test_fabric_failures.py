@@ -9,9 +9,9 @@ import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.errors import HostFailureKind
-from launcher.transports.ssh.config_files import Hop
 from launcher.transports.ssh.fabric_failures import classify
 from launcher.transports.ssh.failures import Destination
+from launcher.transports.ssh.openssh_config import HostConfig
 
 REFUSED = HostFailureKind.REFUSED, "10.0.0.2 port 22 refuses the connection"
 SILENT = HostFailureKind.TIMED_OUT, "10.0.0.2 port 22 does not answer"
@@ -38,5 +38,5 @@ def of_all_addresses(number: int) -> Exception:
     ],
 )
 def test_errors_of_the_network(error: Exception, found: tuple[HostFailureKind, str]) -> None:
-    failure = classify(error, Hop(Destination("10.0.0.2", "10.0.0.2", 22, "ann"), {}))
+    failure = classify(error, HostConfig(Destination("10.0.0.2", "10.0.0.2", 22, "ann"), {}))
     assert (failure.kind, failure.text) == found

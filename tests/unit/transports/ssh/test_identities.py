@@ -9,7 +9,6 @@ import paramiko
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.transports.ssh.config_files import Hop
 from launcher.transports.ssh.fabric_failures import classify
 from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.identities import (
@@ -22,6 +21,7 @@ from launcher.transports.ssh.identities import (
     read_certificate,
     read_public,
 )
+from launcher.transports.ssh.openssh_config import HostConfig
 
 PASSPHRASE = "secret"
 FIDO = "sk-ssh-ed25519@openssh.com"
@@ -153,6 +153,6 @@ def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, fix):
     login.tried.append("id")
     login.unusable.extend(unusable)
     login.has_declined = has_declined
-    hop = Hop(Destination("node", "10.0.0.2", 22, "ann"), {"gssapiauthentication": "yes"})
+    hop = HostConfig(Destination("node", "10.0.0.2", 22, "ann"), {"gssapiauthentication": ["yes"]})
     failure = classify(LoginRefused(login, wanted), hop)
     assert (failure.text, failure.fix) == ("login refused for user ann (tried id)", fix)
