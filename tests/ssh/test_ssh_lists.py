@@ -142,7 +142,8 @@ def test_a_run_whose_end_was_seen_before_its_host_was_reinstalled(launch: Launch
 def test_hosts_that_can_t_be_asked_for_their_runs(launch: Launch) -> None:
     """Nobody knows then whether they control one."""
     words = ("ps", "--ssh-config", str(launch.ssh_config), "--hosts")
-    assert call(launch, *words, "node1,gone.invalid", code=69)[:2] == [
+    said = call(launch, *words, "node1,gone.invalid", code=69)
+    assert [line for line in said if not line.startswith("launch: waiting for ")][:2] == [  # on a slow machine
         "launch: 1 host can't be used:",
         "  gone.invalid: the name gone.invalid is not known",
     ]
