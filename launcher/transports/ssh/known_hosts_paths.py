@@ -21,11 +21,6 @@ _TOKEN = re.compile(r"%(.?)")
 _BEFORE_A_PATH = re.compile(r"\s+(?=[/~%$])")
 
 
-def default_files() -> list[Path]:
-    """Return the user's and the global files that ssh reads where ssh_config sets none."""
-    return [*read_paths(_DEFAULT_FILES), *read_paths(_DEFAULT_GLOBAL_FILES)]
-
-
 def find_files(settings: Mapping[str, str], place: Destination) -> tuple[list[Path], list[Path]]:
     """Return the user's and the global files that ssh_config sets for a host; only the former may have tokens."""
     own = [_expand(path, place) for path in read_paths(settings.get("userknownhostsfile", _DEFAULT_FILES))]
