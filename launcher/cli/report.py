@@ -25,7 +25,7 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
     """Make a page of RUN and print its path: the cause, attempts, numbers and GPUs.  [default: the newest run]
 
     The page is one HTML file, which loads nothing: report.html among the logs, or logs/RUN-report.html of a run whose
-    logs are on another machine. Its plots need matplotlib; without it they are tables.
+    logs are on another machine.
     """
     from launcher.cli.find_run import ask_value, find_run, read_copy
     from launcher.commands.report_page.contents import collect_contents, read_contents, tell_contents

@@ -57,7 +57,7 @@ class CollectivesTest:
         *OUTPUT,
         Option(
             ["--plot"], metavar="FILE", type=FILE, heading="Test",
-            help="Plot the pairs of hosts in FILE, a .png or .svg.",
+            help="Plot the pairs of hosts in FILE, an .svg.",
         ),
     ],
 )  # fmt: skip
@@ -96,7 +96,7 @@ def choose_hosts(
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
     """Raise UsageError, before anything runs, for a picture that couldn't be drawn at the end."""
-    from launcher.commands.plots import refuse_picture
+    from launcher.commands.pairs import refuse_picture
     from launcher.errors import UsageError
 
     if path is None:
@@ -225,7 +225,7 @@ def print_loads(folder: Path, hosts: Sequence[Host], *, as_json: bool) -> int:
 
 def draw(results: Path, picture: Path, hosts: int) -> None:
     """Draw the results that rank 0 wrote, if the run got that far; a missing picture doesn't fail the run."""
-    from launcher.commands.plots import draw_pairs, read_pairs
+    from launcher.commands.pairs import draw_pairs, read_pairs
     from launcher.errors import LauncherError
 
     if not results.exists():

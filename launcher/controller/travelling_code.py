@@ -19,8 +19,8 @@ from pathlib import Path
 from launcher.transports.bootstrap import write_archive
 
 _STAYING = (
-    "api/", "cli/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py", "commands/plots.py",
-    *(f"commands/report_page/{name}" for name in ("drawing.py", "markup.py", "page.py", "timeline.py")),
+    "api/", "cli/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py", "commands/pairs.py",
+    "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/timeline.py",
     *(f"transports/ssh/{name}" for name in (
         "config_", "fabric", "host_keys.py", "identities.py", "packet_limits.py",
     )),

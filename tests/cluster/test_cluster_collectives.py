@@ -41,11 +41,11 @@ BACKENDS = "test-distributed: NCCL on GPUs, or gloo on CPUs if no host has GPUs"
 
 
 def test_two_hosts_and_their_picture(launch: Launch, cluster: Cluster) -> None:
-    done = launch.test(1, "--max-size", "1", "--plot", "pairs.png", hosts="node[1-2]").finish()
+    done = launch.test(1, "--max-size", "1", "--plot", "pairs.svg", hosts="node[1-2]").finish()
     assert done.exit_code == 0, done
     assert done.words[0] == BACKENDS
     assert "launch: 2 hosts without GPUs, so the run uses CPUs" in done.words
-    assert done.words[-1] == "test-distributed: plot written to pairs.png"
+    assert done.words[-1] == "test-distributed: plot written to pairs.svg"
     assert re.fullmatch(r"\[node1:0\] initialized in \d+\.\d s \(2 ranks on 2 hosts\)", done.lines[0])
     pair, load, passed = [line for line in done.lines if line.startswith("[")][-3:]
     assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", pair)
@@ -56,7 +56,7 @@ def test_two_hosts_and_their_picture(launch: Launch, cluster: Cluster) -> None:
     results = json.loads((done.logs / "files" / "node_0" / "results.json").read_text())
     assert results["hosts"] == ["node1", "node2"]
     assert [(pair["first"], pair["second"]) for pair in results["pairs"]] == [(0, 1)]
-    assert (launch.folder / "pairs.png").read_bytes().startswith(b"\x89PNG")
+    assert (launch.folder / "pairs.svg").read_text("utf-8").startswith("<svg ")
     for number, node in zip((1, 2), done.record["plan"]["nodes"], strict=True):
         argv = node["argv"]
         assert argv[argv.index("--local-addr") + 1] == cluster[f"node{number}"].address

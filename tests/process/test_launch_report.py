@@ -105,7 +105,7 @@ def test_a_run_json_that_can_t_be_read(tmp_path: Path) -> None:
 
 
 def test_the_contents_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order goes to the controller host, which needs no matplotlib, and what the page shows comes back."""
+    """The order goes to the controller host, which needs no jinja2, and what the page shows comes back."""
     call(tmp_path, *RUN, "for loss in 3 2 1; do echo loss=$loss; done")
     (run,) = json.loads(call(tmp_path, "ps", "--json").stdout)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -132,7 +132,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert "<strong>gpu2 rank 11: exit code 1</strong>" in shown.dom
     assert "OutOfMemoryError </style></title><script>" in dom and FINDING in dom
     assert not re.search("<script|<img", shown.dom)
-    assert shown.dom.count('<svg role="img"') == 13 + 5
+    assert shown.dom.count('<svg class="plot') == 13 + 5
     leaky = tmp_path / "leaky.html"
     leaky.write_text(page.read_text("utf-8").replace("</h1>", f"</h1>{HOSTILE}"), "utf-8")
     assert len(browse(leaky, tmp_path / "profile").console) >= 2  # and still nothing ran

@@ -20,6 +20,7 @@ from launcher import __version__
 
 ROOT = Path(__file__).parents[2]
 SOURCE = f"ssh_torch_launcher-{__version__}"
+TEMPLATES = {f"launcher/commands/templates/{name}" for name in ("page.html", "pairs.svg", "style.css")}
 # As `pip install .` finds it: the build takes the installed hatchling, so nothing is downloaded.
 BUILD = ["build", "--no-isolation", "--outdir"]
 USE = """
@@ -79,7 +80,7 @@ def test_the_source_has_what_the_wheel_needs_and_no_tests_or_documents(built: Pa
     others = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
     assert {name for name in names if not name.startswith("launcher/")} == others
     kept = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.py")}
-    assert names - others == kept | {"launcher/py.typed", "launcher/commands/report_page/style.css"}
+    assert names - others == kept | {"launcher/py.typed", *TEMPLATES}
 
 
 def test_the_wheel_is_used_without_the_checkout(installed: Path, tmp_path: Path) -> None:

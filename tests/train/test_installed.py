@@ -15,6 +15,7 @@ import pytest
 from machines.patience import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
+TEMPLATES = {f"launcher/commands/templates/{name}" for name in ("page.html", "pairs.svg", "style.css")}
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
 # Root may write whatever modes say, unless it gives that up.
 AS_A_USER = ["setpriv", "--bounding-set", "-dac_override", "--"] if os.geteuid() == 0 else []
@@ -82,7 +83,7 @@ def installed(environment: Path, tmp_path: Path) -> Run:
 def test_the_wheel_is_the_package_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.py")}
-    assert names == code | {"launcher/py.typed", "launcher/commands/report_page/style.css"}
+    assert names == code | {"launcher/py.typed", *TEMPLATES}
 
 
 def test_it_is_the_installed_one_and_can_t_be_written(installed: Run, environment: Path) -> None:

@@ -42,7 +42,7 @@ LIBRARIES = {
     "torch": {"distributed", "collectives", "trainer"},
     "click": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"commands", "trainer"},
+    "jinja2": {"commands"},
 }
 READ_ENVIRONMENT = {"cli", "api", "node", "distributed"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}

@@ -1,4 +1,4 @@
-"""The attempts of a run as run.json has them, drawn on a line of time, and as a table. Pure."""
+"""The attempts of a run as run.json has them, laid out on a line of time and as a table. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from datetime import datetime, tzinfo
 from itertools import zip_longest
 from typing import Any
 
-from launcher.commands.report_page.markup import Html, draw_swatch, element, table
 from launcher.commands.report_page.plot import TimeRange
 from launcher.wording import count, duration
 
@@ -22,7 +21,7 @@ _STEPS = {
     "run": "running",
 }  # fmt: skip
 _ENDS = ("connected_at", "checked_at", "started_at", "first_output_at", "last_output_at")  # of the first five
-_HEAD = (
+_HEADS = (
     "#", "began", "ended as", "connect", "check", "start", "first line", "output for", "stop", "pause", "hosts",
     "further",
 )  # fmt: skip
@@ -101,57 +100,81 @@ def _describe_cause(cause: Mapping[str, Any]) -> str:
     return f"{name_culprit(cause)}: {text if len(text) <= _MOST_LETTERS else f'{text[:_MOST_LETTERS]}...'}"
 
 
-def write_attempts(attempts: Sequence[Attempt], times: TimeRange, zone: tzinfo) -> Iterator[Html]:
-    """Yield the part of the page about the attempts."""
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A step on the time line, from the left; words: about it."""
+
+    kind: str
+    words: str
+    left: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An attempt in the table."""
+
+    before: Sequence[str]
+    ended: str
+    then: str
+    after: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The attempts as the page shows them."""
+
+    heading: str
+    title: str
+    bars: Sequence[Bar]
+    legend: Sequence[tuple[str, str]]
+    rows: Sequence[Row]
+    heads: Sequence[str] = _HEADS
+
+
+def lay_out_attempts(attempts: Sequence[Attempt], times: TimeRange, zone: tzinfo) -> Timeline | None:
+    """Return the part of the page about the attempts; None without any."""
     if not attempts:
-        return
+        return None
     first = max(0, len(attempts) - _MOST_SHOWN)
     shown = attempts[first:]
-    yield element("h2", f"{count(len(attempts), 'attempt')}{f', of which the last {_MOST_SHOWN}' if first else ''}")
-    yield _draw_strip(shown, times, zone)
     used = {step for attempt in shown for step, _, _ in attempt.steps} | ({"pause"} if shown[1:] else set())
-    items = [element("li", draw_swatch(step), words) for step, words in _STEPS.items() if step in used]
-    yield element("ul", items, class_="legend")
     pairs = zip_longest(shown, shown[1:])
-    yield table(_HEAD, [_write_row(number, *pair, zone) for number, pair in enumerate(pairs, first)])
+    return Timeline(
+        f"{count(len(attempts), 'attempt')}{f', of which the last {_MOST_SHOWN}' if first else ''}",
+        f"Time line of {count(len(shown), 'attempt')}: {', '.join(attempt.outcome for attempt in shown)}",
+        [*_lay_out_bars(shown, times, zone)],
+        [(step, words) for step, words in _STEPS.items() if step in used],
+        [_describe(number, *pair, zone) for number, pair in enumerate(pairs, first)],
+    )
 
 
-def _write_row(number: int, attempt: Attempt, following: Attempt | None, zone: tzinfo) -> list[Html]:
+def _describe(number: int, attempt: Attempt, following: Attempt | None, zone: tzinfo) -> Row:
     took = {step: duration(end - begin) for step, begin, end in attempt.steps}
     took["output"] = took.get("output") or took.get("run", "")
     if following is not None:
         took["pause"] = duration(following.began_at - attempt.ended_at)
     times = [took.get(step, "") for step in _STEPS if step not in ("silent", "run")]
-    ended = f"{attempt.outcome}: {attempt.cause}" if attempt.cause else attempt.outcome
-    further = "yes" if attempt.has_progress else ""
-    before, after = (str(number), show_time(attempt.began_at, zone)), (*times, str(attempt.hosts), further)
-    then = element("div", f"then: {attempt.then}", class_="soft") if attempt.then else None
-    return [
-        *(element("td", text, class_="number") for text in before),
-        element("td", ended, then, class_="wide"),
-        *(element("td", text, class_="number") for text in after),
-    ]
+    return Row(
+        (str(number), show_time(attempt.began_at, zone)),
+        f"{attempt.outcome}: {attempt.cause}" if attempt.cause else attempt.outcome,
+        attempt.then,
+        (*times, str(attempt.hosts), "yes" if attempt.has_progress else ""),
+    )
 
 
-def _draw_strip(attempts: Sequence[Attempt], times: TimeRange, zone: tzinfo) -> Html:
-    """Return the time line: a bar with a color for each step, and a mark where an attempt failed."""
+def _lay_out_bars(attempts: Sequence[Attempt], times: TimeRange, zone: tzinfo) -> Iterator[Bar]:
+    """Yield a bar for each step, and a mark where an attempt failed."""
     begin = min(times.begin, attempts[0].began_at)
     scale = _WIDTH / max(1e-3, times.end - begin)
-    bars: list[Html] = []
 
-    def add(kind: str, words: str, start: float, end: float) -> None:
+    def place(kind: str, words: str, start: float, end: float) -> Bar:
         width = max(_LEAST_WIDTH, (end - start) * scale)
-        left = min((start - begin) * scale, _WIDTH - width)
-        place = {"x": f"{left:.1f}", "y": "0", "width": f"{width:.1f}", "height": "10"}
-        bars.append(element("rect", element("title", words), class_=kind, **place))
+        return Bar(kind, words, min((start - begin) * scale, _WIDTH - width), width)
 
     for attempt in attempts:
         for step, start, end in attempt.steps:
-            add(step, f"{_STEPS[step]}: {duration(end - start)}, from {show_time(start, zone)}", start, end)
+            yield place(step, f"{_STEPS[step]}: {duration(end - start)}, from {show_time(start, zone)}", start, end)
         if attempt.failed_at is not None:
             words = f"{attempt.cause}, at {show_time(attempt.failed_at, zone)}"
-            add("failure", words, attempt.failed_at, attempt.failed_at)
-    outcomes = ", ".join(attempt.outcome for attempt in attempts)
-    title = element("title", f"Time line of {count(len(attempts), 'attempt')}: {outcomes}")
-    place = {"viewBox": f"0 0 {_WIDTH} 10", "preserveAspectRatio": "none"}
-    return element("svg", title, bars, class_="strip", role="img", **place)
+            yield place("failure", words, attempt.failed_at, attempt.failed_at)

@@ -578,10 +578,13 @@ def test_collectives_over_pdsh(launch, jobs, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("--hosts a,b --plot p.pdf", "launch: --plot: must be a .png or .svg file, got 'p.pdf'\n"),
-        ("--hosts a,b --plot no/p.png", "launch: --plot: there is no directory 'no'\n"),
         (
-            "--plot p.png",
+            "--hosts a,b --plot p.png",
+            "launch: --plot: must be an .svg file, got 'p.png'\n  fix: name one; a browser shows and prints it\n",
+        ),
+        ("--hosts a,b --plot no/p.svg", "launch: --plot: there is no directory 'no'\n"),
+        (
+            "--plot p.svg",
             "launch: --plot draws pairs of hosts, but there is only one host\n  fix: name several with --hosts\n",
         ),
     ],

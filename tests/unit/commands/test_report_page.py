@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import sys
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,14 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines.example_run import BEGAN_AT, FINDING, ODD_HOST, RUN_ID, ExampleRun
 
+from launcher.commands.drawing import draw_plot, find_steps, find_times
 from launcher.commands.report_page.contents import collect_contents, plot_samples, read_contents, tell_contents
-from launcher.commands.report_page.drawing import COLORS, draw, find_ticks
-from launcher.commands.report_page.markup import element
 from launcher.commands.report_page.numbers import find_numbers
 from launcher.commands.report_page.page import write_page
 from launcher.commands.report_page.plot import MOST_BINS, Line, Plot, TimeRange, find_extremes, show_number
 from launcher.commands.report_page.samples import Sample, SampleFinding, read_samples
-from launcher.commands.report_page.timeline import read_attempts, write_attempts
+from launcher.commands.report_page.timeline import lay_out_attempts, read_attempts
 from launcher.errors import UsageError
 from launcher.forms import FormError
 from launcher.output.log_reader import LogLine
@@ -52,7 +50,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        if tag not in ("meta", "link"):
+        if tag not in ("meta", "link", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -64,12 +62,6 @@ class Reader(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(self.texts)
-
-
-@pytest.fixture
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pages have tables alone, which are soon written."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def lines(*texts: str) -> list[LogLine]:
@@ -216,7 +208,7 @@ def test_the_page_has_it_all(tmp_path: Path) -> None:
     page = Reader(write_page(collect_contents(ExampleRun(hours=0.5).write(tmp_path))))
     assert page.open == []
     for text in (
-        "failed: 20261126-080000 (baseline)", "64 ranks on 8 hosts · began 2026-11-26 08:00:00 · took 30 min 00 s",
+        "failed: 20261126-080000 (baseline)", "64 on 8 hosts", "2026-11-26 08:00:00", "30 min 00 s", "ann on laptop",
         "gpu2 rank 11: exit code 1", "reduce the batch size, or shard the optimizer's state", FINDING,
         "no line of its own", "3 attempts", "host: gpu2: lost: no heartbeat for 15 s",
         "the same error twice on the same rank", "loss", "tokens/s", "mfu (%)", "GPU temperature (°C)", "gpu2 GPU 3",
@@ -234,10 +226,11 @@ def test_an_attempt_that_runs_is_on_the_time_line() -> None:
     record = {"plan": {"nodes": [{}, {}]}, "attempts": []}
     assert read_attempts(record, None, BEGAN_AT) == []
     attempts = read_attempts(record, BEGAN_AT + 10, BEGAN_AT + 100)
-    page = Reader("".join(part.text for part in write_attempts(attempts, TIMES, timezone.utc)))
-    assert "1 attempt" in page.text and "not yet" in page.text and "1 min 30 s" in page.text
-    (bar,) = [attributes for tag, attributes in page.elements if tag == "rect" and attributes["class"] == "run"][:1]
-    assert (bar["x"], bar["width"]) == ("100.0", "900.0")
+    timeline = lay_out_attempts(attempts, TIMES, timezone.utc)
+    assert timeline is not None and lay_out_attempts([], TIMES, timezone.utc) is None
+    (bar,), (row,) = timeline.bars, timeline.rows
+    assert (timeline.heading, row.ended, row.after[4]) == ("1 attempt", "not yet", "1 min 30 s")
+    assert (bar.kind, round(bar.left, 3), round(bar.width, 3)) == ("run", 100, 900)
 
 
 def test_the_page_loads_and_runs_nothing(tmp_path: Path) -> None:
@@ -255,12 +248,15 @@ def test_plots_are_drawings_with_text_in_them(tmp_path: Path) -> None:
     images = [attributes for tag, attributes in page.elements if tag == "svg" and attributes.get("role") == "img"]
     assert len(images) == 1 + 6 + 5 + 7  # the attempts, the numbers of rank 0, five of them by step, the samples
     assert sum(tag == "figure" for tag, _ in page.elements) == 13
-    assert sum(tag == "details" for tag, _ in page.elements) == 13 + 5 + 2
-    paths = [attributes for tag, attributes in page.elements if tag == "path"]
-    assert {"opacity", "stroke-width"} <= {name for attributes in paths for name in attributes}
-    assert "currentColor" in {attributes.get("stroke") for attributes in paths}
-    assert "#000000" not in {value for attributes in paths for value in attributes.values()}
-    assert "08:10" in page.texts
+    assert sum(tag == "details" for tag, _ in page.elements) == 13 + 2
+    assert [attributes["class"] for attributes in images].count("plot by-step") == 5
+    assert "08:10" in page.texts and "200" in page.texts
+    classes = [attributes["class"] or "" for _, attributes in page.elements if "class" in attributes]
+    assert classes.count("line s1") == 5 * 3 and classes.count("s1") == 5  # the odd GPU, in three attempts
+    css = resources.files("launcher.commands").joinpath("templates/style.css").read_text("utf-8")
+    assert {word for each in classes for word in each.split() if f".{word}" not in css} == set()
+    gaps = {attributes["width"] for _, attributes in page.elements if attributes.get("class") == "gap"}
+    assert gaps and all(0 < float(gap) < 10 for gap in gaps)  # of a few seconds in half an hour
 
 
 def test_a_day_of_64_gpus_is_a_small_page(tmp_path: Path) -> None:
@@ -289,15 +285,6 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert page.text.count("<script>alert(1)</script>") >= 10
     assert len(text) < 500_000
     assert not set(text) & {*map(chr, [*range(0x09), *range(0x0B, 0x20), 0x7F, 0x202E, 0xD800])}
-
-
-@given(st.text(), st.text())
-def test_an_element_keeps_its_texts(child: str, value: str) -> None:
-    """All but control characters, which no browser would show."""
-    page = Reader(element("p", child, title=value).text)
-    assert [tag for tag, _ in page.elements] == ["p"] and page.open == []
-    if child.isprintable() and value.isprintable():
-        assert page.text == child and page.elements[0][1] == {"title": value}
 
 
 @pytest.mark.parametrize("broken", [
@@ -331,7 +318,6 @@ def test_runs_of_which_little_is_known(tmp_path: Path) -> None:
         collect_contents(run)
 
 
-@pytest.mark.usefixtures("no_matplotlib")
 def test_a_long_error_is_cut_in_the_row_of_its_attempt(tmp_path: Path) -> None:
     """torch names all keys that a state_dict lacks in one line."""
     error = f"RuntimeError: Missing key(s): {'layer.weight, ' * 1000}the end"
@@ -341,7 +327,6 @@ def test_a_long_error_is_cut_in_the_row_of_its_attempt(tmp_path: Path) -> None:
     assert any(text.endswith("the end") for text in page.texts)
 
 
-@pytest.mark.usefixtures("no_matplotlib")
 def test_many_attempts_and_hosts(tmp_path: Path) -> None:
     """What isn't shown is counted."""
     example = ExampleRun(hours=0.1, hosts=2)
@@ -352,7 +337,6 @@ def test_many_attempts_and_hosts(tmp_path: Path) -> None:
     assert "Those of all 100 hosts are in run.json." in page.text and "62 more hosts" in page.text
 
 
-@pytest.mark.usefixtures("no_matplotlib")
 def test_a_run_whose_controller_was_killed(tmp_path: Path) -> None:
     """Its plots end where its logs do, not now."""
     run = replace(ExampleRun(hours=0.1, more={"ended_at": None, "result": None}).write(tmp_path), end=None)
@@ -363,46 +347,67 @@ def test_a_run_whose_controller_was_killed(tmp_path: Path) -> None:
     assert "The launch that controlled the run was killed" in Reader(write_page(contents)).text
 
 
-@pytest.mark.usefixtures("no_matplotlib")
-def test_without_matplotlib_there_are_tables(tmp_path: Path) -> None:
-    page = Reader(write_page(collect_contents(ExampleRun(hours=0.1).write(tmp_path))))
-    assert "pip install 'ssh-torch-launcher[plot]'" in page.text
-    assert sum(tag == "path" for tag, _ in page.elements) == 0
-    shown = [attributes for tag, attributes in page.elements if tag == "details" and "open" in attributes]
-    assert len(shown) == 13
-
-
 def test_times_below_a_plot() -> None:
     day = TimeRange(BEGAN_AT, BEGAN_AT + 86400)
-    assert [text for _, text in find_ticks(day, timezone.utc)] == [
+    assert [text for _, text in find_times(day, timezone.utc)] == [
         "08:00", "12:00", "16:00", "20:00", "00:00", "04:00", "08:00"
     ]  # fmt: skip
-    assert [text for _, text in find_ticks(TimeRange(BEGAN_AT + 1, BEGAN_AT + 8), timezone.utc)] == [
+    assert [text for _, text in find_times(TimeRange(BEGAN_AT + 1, BEGAN_AT + 8), timezone.utc)] == [
         "08:00:02", "08:00:04", "08:00:06", "08:00:08"
     ]  # fmt: skip
-    assert len(find_ticks(TimeRange(BEGAN_AT, BEGAN_AT + 10 * 365 * 86400), timezone.utc)) <= 7
-    assert len(find_ticks(TimeRange(BEGAN_AT, BEGAN_AT), timezone.utc)) <= 1
+    assert len(find_times(TimeRange(BEGAN_AT, BEGAN_AT + 10 * 365 * 86400), timezone.utc)) <= 7
+    assert len(find_times(TimeRange(BEGAN_AT, BEGAN_AT), timezone.utc)) <= 1
 
 
-def draw_paths(plot: Plot, marks: Sequence[float], color: str) -> list[str | None]:
-    """Return the lines of a color."""
-    page = Reader(draw(plot, TIMES, marks, timezone.utc).text)
-    return [found["d"] for tag, found in page.elements if tag == "path" and found.get("stroke") == color]
+def draw_lines(plot: Plot, gaps: Sequence[tuple[float, float]] = ()) -> list[list[tuple[float, float]]]:
+    """Return the points of the lines of a plot over TIMES."""
+    lines = [shape.points for shape in draw_plot(plot, TIMES, gaps, timezone.utc).shapes if not shape.is_band]
+    return [[(float(x), float(y)) for x, _, y in (each.partition(",") for each in line.split())] for line in lines]
+
+
+def test_a_plot_is_to_scale() -> None:
+    plot = Plot("a", tuple((BEGAN_AT + at, 0.0, float(at), 100.0) for at in (0, 50, 100)))
+    chart = draw_plot(plot, TIMES, [], timezone.utc)
+    (line,) = draw_lines(plot)
+    assert [at for at, _ in line] == [*map(pytest.approx, (chart.left, (chart.left + chart.right) / 2, chart.right))]
+    assert line[0][1] == chart.bottom and line[1][1] == pytest.approx((line[0][1] + line[2][1]) / 2, abs=0.1)
+    band, _ = chart.shapes
+    assert band.is_band and len(band.points.split()) == 6
+    assert [(at, text) for at, text in chart.y_ticks if text == "0"] == [(chart.bottom, "0")]
+    assert chart.title == "a: 3 points from 0 to 100"
 
 
 def test_a_plot_of_one_point_can_be_seen() -> None:
-    plot = Plot("a <b>", ((BEGAN_AT + 50, 1.0, 1.0, 1.0),), (Line("gpu1 GPU 0", ((BEGAN_AT + 50, 1.0),)),))
-    assert "<title>a &lt;b&gt;: 1 points from 1 to 1</title>" in draw(plot, TIMES, [BEGAN_AT], timezone.utc).text
-    for color in COLORS[:2]:
-        (path,) = draw_paths(plot, [], color)
-        numbers = re.findall(r"[\d.]+", path or "")
-        assert float(numbers[2]) - float(numbers[0]) >= 1, "a pixel or more"
+    plot = Plot("a", ((BEGAN_AT + 50, 1.0, 1.0, 1.0),), (Line("gpu1 GPU 0", ((BEGAN_AT + 50, 1.0),)),))
+    for (left, _), (right, _) in draw_lines(plot):
+        assert right - left >= 1, "a pixel or more"
+    assert draw_plot(plot, TimeRange(BEGAN_AT, BEGAN_AT), [], timezone.utc).y_ticks
 
 
 def test_no_line_goes_through_the_gap_of_a_restart() -> None:
-    plot = Plot("loss", tuple((BEGAN_AT + at, 1.0, 2.0, 3.0) for at in (10, 20, 80, 90)))
-    assert len(draw_paths(plot, [], COLORS[0])) == 1
-    assert len(draw_paths(plot, [BEGAN_AT + 70], COLORS[0])) == 2
+    points = tuple((BEGAN_AT + at, 1.0, 2.0, 3.0) for at in (10, 20, 80, 90))
+    plot = Plot("loss", points, (Line("gpu1 GPU 0", tuple(each[:2] for each in points)),))
+    assert len(draw_lines(plot)) == 2
+    gap = (BEGAN_AT + 60, BEGAN_AT + 70)
+    assert [len(line) for line in draw_lines(plot, [gap])] == [2, 2, 2, 2]
+    chart = draw_plot(plot, TIMES, [gap], timezone.utc)
+    ((left, width),) = chart.gaps
+    assert (left - chart.left) / (chart.right - chart.left) == pytest.approx(0.6)
+    assert width / (chart.right - chart.left) == pytest.approx(0.1)
+
+
+@given(st.floats(-1e18, 1e18), st.floats(1e-12, 1e18))
+def test_ticks_are_few_and_between(low: float, span: float) -> None:
+    high = low + span
+    steps = find_steps(low, high, 4) if high > low else []
+    assert len(steps) <= 5 and all(low <= step <= high for step in steps)
+
+
+def test_ticks_are_round() -> None:
+    assert find_steps(0, 1648, 6, least=1.0) == [0, 500, 1000, 1500]
+    assert find_steps(93.1, 100.2, 4) == [94, 96, 98, 100]
+    assert find_steps(3, 5, 6, least=1.0) == [3, 4, 5]
+    assert [show_number(step) for step in find_steps(0, 3.1e-4, 4)] == ["0", "0.0001", "0.0002", "0.0003"]
 
 
 @pytest.mark.parametrize(
@@ -413,12 +418,12 @@ def test_numbers_by_step(text: str) -> None:
     found = lines(*(text.format(number, number) for number in (2, 4, 6, 2)))
     (loss,) = [plot for plot in find_numbers(found, "+00:00", TIMES) if plot.title == "loss"]
     assert loss.by_step == ((2.0, 2.5, 2.5, 2.5), (4.0, 4.5, 4.5, 4.5), (6.0, 6.5, 6.5, 6.5))
-    page = Reader(draw(Plot("loss", loss.by_step), TimeRange(2, 6), (), None).text)
-    assert {"2", "4", "6"} <= {*page.texts}
+    chart = draw_plot(Plot("loss", loss.by_step), TimeRange(2, 6), (), None)
+    assert [text for _, text in chart.x_ticks] == ["2", "3", "4", "5", "6"]
 
 
 def test_each_color_of_the_time_line_is_another() -> None:
-    css = resources.files("launcher.commands.report_page").joinpath("style.css").read_text("utf-8")
+    css = resources.files("launcher.commands").joinpath("templates/style.css").read_text("utf-8")
     fills = [fill for line in css.splitlines() for fill in re.findall(r"\{ fill: var\((--\w+)\)", line)]
     groups = [found for found in re.findall(r"([^{}]*)\{ fill: var", css) if "," in found]
     assert len(set(fills)) == len(fills) and not groups

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from machines.patience import DEADLINE_S
 
 from launcher.cli.test_distributed import draw
-from launcher.commands.plots import MeasuredPair, PairResults, draw_pairs, fill_matrix, read_pairs, refuse_picture
+from launcher.commands.pairs import MeasuredPair, PairResults, draw_pairs, fold_matrix, read_pairs, refuse_picture
 from launcher.errors import LauncherError, UsageError
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def make_results(count: int) -> PairResults:
@@ -26,75 +25,56 @@ def make_results(count: int) -> PairResults:
     return PairResults(tuple(f"gpu{number}" for number in range(count)), 8 * count, "nccl", "cuda", pairs)
 
 
-def read_texts(svg: Path) -> list[str]:
-    """matplotlib writes each text as a comment before its glyphs."""
-    return re.findall(r"<!-- (.+?) -->", svg.read_text("utf-8"))
+def read_picture(svg: Path) -> tuple[list[str], list[ElementTree.Element]]:
+    """Return the texts of a picture that are shown, and its squares."""
+    root = ElementTree.parse(svg).getroot()
+    texts = ["".join(each.itertext()).strip() for each in root.iter(f"{SVG}text")]
+    return texts, [each for each in root.iter(f"{SVG}rect") if each.get("class") != "none"]
 
 
-def test_every_host_and_value_stands_in_the_picture(tmp_path: Path) -> None:
+def test_every_host_and_value_is_in_the_picture(tmp_path: Path) -> None:
     draw_pairs(make_results(3), tmp_path / "p.svg")
-    texts = read_texts(tmp_path / "p.svg")
-    for text in ("3 hosts, 24 ranks, nccl on cuda", "Latency, one way", "Bandwidth, one direction", "µs", "GB/s"):
+    texts, squares = read_picture(tmp_path / "p.svg")
+    for text in ("3 hosts, 24 ranks, nccl on cuda", "Latency, one way (µs)", "Bandwidth, one direction (GB/s)"):
         assert texts.count(text) == 1, texts
     for name in ("gpu0", "gpu1", "gpu2"):
         assert texts.count(name) == 4  # on two axes of two matrices
     for value in ("1.25", "2.25"):
         assert texts.count(value) >= 2  # both ways
+    assert len(squares) == 2 * 6  # a host has none with itself
+    shades = {(each.get("class"), each.get("fill-opacity")) for each in squares}
+    assert {("latency", "1.000"), ("latency", "0.550"), ("bandwidth", "1.000"), ("bandwidth", "0.600")} == shades
+    places = {(each.get("x"), each.get("y")) for each in squares if each.get("class") == "latency"}
+    assert len(places) == 6 and all((y, x) for x, y in places)
 
 
 def test_a_large_picture_has_colors_only(tmp_path: Path) -> None:
     draw_pairs(make_results(17), tmp_path / "p.svg")
-    texts = read_texts(tmp_path / "p.svg")
-    assert "gpu16" in texts
-    assert "16.25" not in texts and "16.2" not in texts
+    texts, _ = read_picture(tmp_path / "p.svg")
+    assert "gpu16" in texts and "16.2" not in texts
 
 
-def test_a_png(tmp_path: Path) -> None:
-    draw_pairs(make_results(2), tmp_path / "p.PNG")
-    assert (tmp_path / "p.PNG").read_bytes().startswith(b"\x89PNG")
+def test_hosts_share_rows_where_they_are_many(tmp_path: Path) -> None:
+    draw_pairs(make_results(130), tmp_path / "p.svg")
+    texts, squares = read_picture(tmp_path / "p.svg")
+    assert texts[1] == "Each square is 3 by 3 hosts, and shows the slowest of their pairs."
+    assert len(squares) == 2 * 44 * 44 - 2  # the last host is alone in its row
+    words = [each.text for each in ElementTree.parse(tmp_path / "p.svg").getroot().iter(f"{SVG}title")]
+    assert "gpu0 and gpu3: 3 µs" in words and "gpu0 and gpu3: 3.25 GB/s" in words
+    assert fold_matrix({(0, 1): 1.0, (0, 3): 5.0, (1, 2): 7.0}, 2, max) == {(0, 0): 1.0, (0, 1): 7.0, (1, 0): 7.0}
+    assert fold_matrix({(0, 3): 5.0, (1, 2): 7.0}, 2, min) == {(0, 1): 5.0, (1, 0): 5.0}
 
 
-def test_nothing_is_read_in_the_current_directory(tmp_path: Path) -> None:
-    """A matplotlibrc there could make old versions run a program, as whoever typed `launch report` there."""
-    (tmp_path / "matplotlibrc").write_text("nonsense: 1\nlines.linewidth: 7\n")
-    code = (
-        "from launcher.commands.plots import own_style\n"
-        "with own_style({}): import os, matplotlib; print(matplotlib.rcParams['lines.linewidth'], os.getcwd())"
-    )
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert (done.stdout, done.stderr) == (f"1.5 {tmp_path}\n", "")
-
-
-def test_the_style_is_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib as mpl
-
-    monkeypatch.setitem(mpl.rcParams, "text.color", "#123456")
-    draw_pairs(make_results(3), tmp_path / "p.svg")
-    assert "#123456" not in (tmp_path / "p.svg").read_text("utf-8")
-    assert mpl.rcParams["text.color"] == "#123456"
-
-
-def test_a_host_has_no_pair_with_itself() -> None:
-    matrix = fill_matrix(2, [(MeasuredPair(0, 1, 5e-6, 1e9), 5.0)])
-    assert matrix[0][1] == matrix[1][0] == 5
-    assert math.isnan(matrix[0][0]) and math.isnan(matrix[1][1])
-
-
-def test_what_could_not_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_picture(tmp_path / "p.svg")
-    with pytest.raises(UsageError, match=r"must be a \.png or \.svg file, got '.*/p\.pdf'"):
-        refuse_picture(tmp_path / "p.pdf")
-    with pytest.raises(UsageError, match="there is no directory"):
-        refuse_picture(tmp_path / "none" / "p.png")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match="needs matplotlib") as error:
+def test_what_could_not_be_drawn_is_refused(tmp_path: Path) -> None:
+    refuse_picture(tmp_path / "p.SVG")
+    with pytest.raises(UsageError, match=r"must be an \.svg file, got '.*/p\.png'"):
         refuse_picture(tmp_path / "p.png")
-    assert error.value.fix == "run pip install matplotlib"
+    with pytest.raises(UsageError, match="there is no directory"):
+        refuse_picture(tmp_path / "none" / "p.svg")
 
 
 WRITTEN = {
-    "ranks": 2, "hosts": ["a$_{", "b$^$"], "backend": "gloo", "device": "cpu", "passed": True,
+    "ranks": 2, "hosts": ["<b>&{{1}}", "b"], "backend": "gloo", "device": "cpu", "passed": True,
     "pairs": [{"first": 0, "second": 1, "latency_s": 1e-5, "bandwidth": 10**9}],
 }  # fmt: skip
 
@@ -102,10 +82,10 @@ WRITTEN = {
 def test_what_rank_0_wrote_is_read_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, picture = tmp_path / "results.json", tmp_path / "p.svg"
     results.write_text(json.dumps(WRITTEN))
-    assert read_pairs(results, 2) == PairResults(("a$_{", "b$^$"), 2, "gloo", "cpu", (MeasuredPair(0, 1, 1e-5, 1e9),))
+    assert read_pairs(results, 2) == PairResults(("<b>&{{1}}", "b"), 2, "gloo", "cpu", (MeasuredPair(0, 1, 1e-5, 1e9),))
     draw(results, picture, 2)
     assert capsys.readouterr().err == f"test-distributed: plot written to {picture}\n"
-    assert "a$_{" in read_texts(picture)
+    assert read_picture(picture)[0].count("<b>&{{1}}") == 4
 
 
 @pytest.mark.parametrize(
