@@ -80,6 +80,8 @@ def plan_dims(config: TrainConfig, world: World) -> ParallelDims:
         raise ConfigError("parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product")
     if "fsdp" not in kind and hsdp:
         raise ConfigError(f"parallel {kind} has no shards to replicate, got hsdp {hsdp}; fix: use fsdp")
+    if kind not in ("none", "ddp") and config.evaluate_on == "main":
+        raise ConfigError(f"evaluate_on main needs the whole model, but parallel {kind} splits it")
     if kind not in ("none", "ddp") and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise ConfigError(f"parallel {kind} needs torch 2.6 or newer, this is {torch.__version__}")
     if size % (tp * max(1, hsdp)):

@@ -8,7 +8,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -91,6 +90,8 @@ class Trainer:
         self.module = parallelize(self.model, config, dims, world)
         parameters = group_parameters(self.model, config.weight_decay)
         self.optimizer = torch.optim.AdamW(parameters, config.lr, fused=True if self.device.type == "cuda" else None)
+        # Matrix products are computed in a shorter type; the parameters keep theirs.
+        self.autocast = torch.autocast(self.device.type, AMP_TYPES.get(config.amp), enabled=config.amp != "off")
         # fp16's small exponent loses small gradients: the loss is scaled up, and steps that overflow are skipped.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "fp16")
         self.checkpoints = Checkpoints(config, dims, world, group, data, self.model, self.optimizer, self.scaler)
@@ -187,7 +188,7 @@ class Trainer:
         self.loss = torch.zeros((), device=self.device)
         for number, batch in enumerate(passes, start=1):
             with gradient_sync(self.module, is_last=number == config.accumulate):
-                with self.autocast():
+                with self.autocast:
                     loss = self.module(*batch) / config.accumulate
                 self.scaler.scale(loss).backward()
             self.loss += loss.detach()
@@ -200,11 +201,6 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad()
         self.position = Position(step, self.position.epoch, self.position.samples + self.global_batch)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that computes matrix products in a shorter type; the parameters keep theirs."""
-        amp = self.config.amp
-        return torch.autocast(self.device.type, AMP_TYPES[amp]) if amp != "off" else nullcontext()
 
     def report_step(self) -> None:
         """Report the mean loss of all ranks; this waits for the GPU."""
@@ -228,11 +224,9 @@ class Trainer:
         if self.config.evaluate_on == "all":
             self.add_losses(total, self.dims.dp_size, self.dims.dp_rank, self.stop.poll)
         else:
-            if self.dims.is_sharded:
-                raise ConfigError(f"evaluate_on main needs the whole model, but parallel {self.dims.kind} splits it")
             on_main(lambda: self.add_losses(total, 1, 0, lambda: self.stop.received), self.group)
             self.stop.poll()
-            self.stop.poll()
+            self.stop.poll()  # reads the vote that the one before has started
         self.model.train()
         if self.stop.agreed:
             raise Stopped
@@ -249,7 +243,7 @@ class Trainer:
         """Add the losses of a share of the validation samples to total[0], and their number to total[1]."""
         with torch.no_grad():
             for batch, number in self.loader.load_validation(shares, share):
-                with self.autocast():
+                with self.autocast:
                     total[0] += self.model(*batch).double() * number
                 total[1] += number
                 if must_stop():

@@ -81,6 +81,10 @@ def test_how_ranks_are_used(world_size: int, argv: list[str], dims: tuple[object
         ),
         (["--hsdp", "4", "--tensor-parallel", "2"], "4 ranks can't be divided by hsdp 4 x tensor_parallel 2"),
         (["--hsdp", "2", "--parallel", "ddp"], "parallel ddp has no shards to replicate, got hsdp 2; fix: use fsdp"),
+        (
+            ["--parallel", "fsdp", "--evaluate-on", "main"],
+            "evaluate_on main needs the whole model, but parallel fsdp splits it",
+        ),
         (["--global-batch", "6"], "a global batch of 6 can't be split among 4 ranks x 1 passes"),
         (["--global-batch", "12", "--accumulate", "2"], "a global batch of 12 can't be split among 4 ranks x 2 passes"),
     ],
