@@ -6,45 +6,23 @@
 #SBATCH --mem=0
 #SBATCH --output=logs/slurm-%j.out
 #SBATCH --error=logs/slurm-%j.err
-#SBATCH --signal=TERM@60
-#
-# Requests whole nodes: all GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2; the rest stays
-# idle. To share nodes with other jobs, pass these to sbatch, or set them here instead of --exclusive and --mem=0:
-##SBATCH --oversubscribe
-##SBATCH --gpus-per-node=2
-##SBATCH --cpus-per-task=16
-##SBATCH --mem=64G
-# Options that a cluster may need as well:
-##SBATCH --partition=gpu
-##SBATCH --account=project
-##SBATCH --time=12:00:00
-##SBATCH --gres=gpu:a100:4
+#SBATCH --signal=B:TERM@60
 #
 # Usage: sbatch [SBATCH OPTIONS] scripts/slurm/slurm_train.sh [CONFIG] [TRAINER OPTIONS]...
 #
-# Trains on several nodes: srun starts slurm_train_multinode.sh on each, which starts torchrun with a process per GPU.
-# NPROC sets the number of processes on CPUs, MASTER_PORT the port on the first node where the nodes meet:
+# Trains on whole nodes with a process per GPU, or with NPROC processes on each node:
 #
-#   sbatch --nodes=4 scripts/slurm/slurm_train.sh
-#   sbatch --oversubscribe --gpus-per-node=2 --cpus-per-task=16 scripts/slurm/slurm_train.sh
-#   NPROC=2 sbatch scripts/slurm/slurm_train.sh config/local3.yaml     # on CPUs
+#   sbatch --nodes=4 --partition=gpu scripts/slurm/slurm_train.sh config/local3.yaml --epochs 1
+#   sbatch --oversubscribe --gpus-per-node=2 --cpus-per-task=16 --mem=64G scripts/slurm/slurm_train.sh
+#   NPROC=2 sbatch scripts/slurm/slurm_train.sh     # on CPUs
 #
-# Submit it in the project directory, which must contain logs/, or in scripts/slurm. Python: the one on PATH, or PYTHON.
-# The output is in logs/slurm-JOB.out and .err; the trainer saves a minute before the time limit.
+# Submit it in a directory that contains logs/, or in scripts/slurm. The output is in logs/slurm-JOB.out and .err.
 
 # YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
 
-# Slurm runs a copy of this file; scontrol shows where the original is, and its arguments.
+# Slurm runs a copy of this file; scontrol shows where the original is.
 script=$0
-if [[ $script == */slurm_script ]]; then
-    script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p; /^$/q')
-    until [[ -f $script || $script != *" "* ]]; do script=${script% *}; done
-fi
-scripts=$(dirname -- "$script")
-[[ -e $scripts/job.sh ]] || scripts=scripts/slurm
-[[ -e $scripts/job.sh ]] || { echo "$script: job.sh of scripts/slurm is needed beside it" >&2 && exit 2; }
+[[ $0 != */slurm_script ]] ||
+    script=$(scontrol show job "$SLURM_JOB_ID" | sed -n '/Command=/{s/^ *Command=\(.*\.sh\).*/\1/p;q}')
 # shellcheck source=scripts/slurm/job.sh
-source "$scripts/job.sh"
-
-read_words config/local3.yaml "$@"
-start_on_each_node
+source "$(dirname -- "$script")/job.sh" config/local3.yaml "" "$@"

@@ -6,52 +6,22 @@
 #SBATCH --mem=0
 #SBATCH --output=logs/slurm-%j.out
 #SBATCH --error=logs/slurm-%j.err
-#SBATCH --signal=TERM@60
-#
-# Requests whole nodes: all GPUs, CPUs and memory (--exclusive, --mem=0). Fewer GPUs: --gpus-per-node=2; the rest stays
-# idle. To share nodes with other jobs, pass these to sbatch, or set them here instead of --exclusive and --mem=0:
-##SBATCH --oversubscribe
-##SBATCH --gpus-per-node=2
-##SBATCH --cpus-per-task=8
-##SBATCH --mem=64G
-# Options that a cluster may need as well:
-##SBATCH --partition=gpu
-##SBATCH --account=project
-##SBATCH --time=12:00:00
-##SBATCH --gres=gpu:a100:4
+#SBATCH --signal=B:TERM@60
 #
 # Usage: sbatch [SBATCH OPTIONS] scripts/slurm/slurm_train_tp.sh [CONFIG] [TRAINER OPTIONS]...
 #
-# Learns Tiny Shakespeare with tensor parallelism: every task is a rank, and pairs of ranks share each matrix product.
+# Learns Tiny Shakespeare with tensor parallelism; --ntasks-per-node is the number of processes on each node:
 #
 #   sbatch --ntasks-per-node=8 scripts/slurm/slurm_train_tp.sh
 #   sbatch scripts/slurm/slurm_train_tp.sh config/tp_shakespeare.yaml --parallel tp     # on CPUs
 #
-# The text is downloaded to data/ if it isn't there and --data names no other.
-# Submit it in the project directory, which must contain logs/, or in scripts/slurm. Python: the one on PATH, or PYTHON.
-# The output is in logs/slurm-JOB.out and .err; the trainer saves a minute before the time limit.
+# The text is downloaded to data/ if it isn't there. slurm_train.sh describes the rest.
 
 # YOUR ENVIRONMENT goes here: module load cuda/12.8; source ~/miniconda3/bin/activate train
 
-# Slurm runs a copy of this file; scontrol shows where the original is, and its arguments.
+# Slurm runs a copy of this file; scontrol shows where the original is.
 script=$0
-if [[ $script == */slurm_script ]]; then
-    script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p; /^$/q')
-    until [[ -f $script || $script != *" "* ]]; do script=${script% *}; done
-fi
-scripts=$(dirname -- "$script")
-[[ -e $scripts/job.sh ]] || scripts=scripts/slurm
-[[ -e $scripts/job.sh ]] || { echo "$script: job.sh of scripts/slurm is needed beside it" >&2 && exit 2; }
+[[ $0 != */slurm_script ]] ||
+    script=$(scontrol show job "$SLURM_JOB_ID" | sed -n '/Command=/{s/^ *Command=\(.*\.sh\).*/\1/p;q}')
 # shellcheck source=scripts/slurm/job.sh
-source "$scripts/job.sh"
-
-read_words config/tp_shakespeare.yaml "$@"
-need_torch
-if [[ ! -e data/tinyshakespeare.txt && " ${options[*]-} " != *" --data"[\ =]* ]]; then
-    "$python" -m launcher.trainer.prepare_data
-fi
-tasks=${SLURM_NTASKS_PER_NODE:-1}
-read_gpus
-warn_of_idle_gpus "$tasks" "pass --ntasks-per-node=N"
-read_step "$tasks"
-exec srun "${step[@]}" "$python" -u -m launcher.trainer --config "$config" ${options[@]+"${options[@]}"}
+source "$(dirname -- "$script")/job.sh" config/tp_shakespeare.yaml "--nproc ${SLURM_NTASKS_PER_NODE:-1}" "$@"

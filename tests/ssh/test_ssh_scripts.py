@@ -102,7 +102,7 @@ def test_a_configuration_of_the_checkout_is_found_anywhere(checkout: Path, name:
     shutil.copytree(ROOT / "config", checkout / "config")
     (script.parent / "my.json").touch()
     (checkout / ".venv" / "bin" / "launch").write_text('#!/bin/sh\npwd\nfor last; do :; done\necho "$last"\n')
-    said = f"scripts/ssh: this run starts in {checkout}\n"
+    said = f"scripts: this run starts in {checkout}\n"
     for cwd, config, start, found, errors in (
         (script.parent, "config/local3.yaml", checkout, "config/local3.yaml", said),
         (script.parent, "my.json", checkout, f"{script.parent}/my.json", said),
@@ -129,9 +129,14 @@ def test_the_port_by_hand(checkout: Path) -> None:
     assert done.stdout.endswith("\na.json\n--epochs\n1\n")
 
 
-def test_without_a_venv_it_is_the_installed_launch(checkout: Path) -> None:
+@pytest.mark.parametrize("foreign", [False, True])
+def test_without_a_venv_it_is_the_installed_launch(checkout: Path, foreign: bool) -> None:
+    """A container of docker/ sees the .venv of its host, whose Python isn't there."""
     program = checkout / ".venv" / "bin" / "launch"
     shutil.move(program, checkout)
+    if foreign:
+        program.write_text("#!/nowhere/python\n")
+        program.chmod(0o755)
     path = f"{checkout}:{os.environ['PATH']}"
     done = run(checkout / "scripts" / "ssh" / "launch_singlenode.sh", "a.json", "4", PATH=path)
     assert done.stdout.splitlines()[:3] == ["singlenode", "--nproc", "4"]
