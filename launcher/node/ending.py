@@ -70,7 +70,7 @@ class Ending:
     def take_over(self, folder: str | None, keepers: list[list[int]]) -> None:
         """Count what these keepers, by process id and start time, have started as part of the run that is to end.
 
-        folder: of that run, if it is this one on another connection.
+        They may be of this run, on a connection that is lost; then it has another directory, too.
         """
         self._lost_folder = folder or self._lost_folder
         for pid, started in keepers:
