@@ -19,12 +19,12 @@ import sys
 import time
 
 from launcher.node import signals
+from launcher.node.system import machine_id, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, List, Optional, Tuple
 
-_MACHINE_ID = "/etc/machine-id"
 _DAEMONS = ("cron", "crond", "fcron")  # what they call themselves
 _ANSWER_S = 10.0  # for each program that is asked
 _LOCK_S = 10.0  # for another process of this user that changes the crontab
@@ -199,14 +199,8 @@ def _unlink(path: str) -> str:
 def _read_files() -> Iterator[str]:
     begin = "# %s: " % os.uname().nodename
     for name, path in _list(_find_state(), _FILE_NAME):
-        if _read(path, len(begin)) == begin:
+        if read_text(path, len(begin)) == begin:
             yield name
-
-
-def _read_machine() -> str:
-    """Return the machine id, or "" if there is none, as in many containers."""
-    text = _read(_MACHINE_ID, 64).strip()
-    return text if re.fullmatch("[0-9a-f]{32}", text) else ""
 
 
 def _list(folder: str, pattern: re.Pattern[str]) -> Iterator[Tuple[str, str]]:
@@ -219,14 +213,6 @@ def _list(folder: str, pattern: re.Pattern[str]) -> Iterator[Tuple[str, str]]:
         match = pattern.fullmatch(entry)
         if match:
             yield match.group(1), os.path.join(folder, entry)
-
-
-def _read(path: str, size: int) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read(size)
-    except OSError:
-        return ""
 
 
 def find_command(name: str) -> List[str]:
@@ -268,10 +254,16 @@ def _install_unit(name: str) -> str:
     return "systemctl --user: %s" % error_text
 
 
+def _find_host() -> str:
+    """Return what of this node a unit's condition can name: the machine id, unless there is none, as in containers."""
+    found = machine_id() or ""
+    return found if re.fullmatch("[0-9a-f]{32}", found) else os.uname().nodename
+
+
 def unit_text(name: str) -> str:
     """Return the unit of a name; raise ValueError if a unit can't name its file."""
     command = " ".join(map(_quote_for_unit, find_command(name)))
-    host = _read_machine() or os.uname().nodename
+    host = _find_host()
     return _UNIT % {"name": name.replace("%", "%%"), "host": host, "command": command}
 
 
@@ -294,16 +286,16 @@ def _find_units() -> str:
 
 
 def _read_units() -> Iterator[str]:
-    condition = "ConditionHost=%s" % (_read_machine() or os.uname().nodename)
+    condition = "ConditionHost=%s" % _find_host()
     for name, path in _list(_find_units(), _UNIT_NAME):
-        if condition in _read(path, 4096).splitlines() and _is_of_this_node(name):
+        if condition in read_text(path, 4096).splitlines() and _is_of_this_node(name):
             yield name
 
 
 def _is_of_this_node(name: str) -> bool:
     """Tell whether a unit's file is of this node, or missing: another one may have the same machine id."""
     path = find_file(name)
-    return not os.path.lexists(path) or _read(path, 300).startswith("# %s: " % os.uname().nodename)
+    return not os.path.lexists(path) or read_text(path, 300).startswith("# %s: " % os.uname().nodename)
 
 
 # ---- cron ------------------------------------------------------------------------------------------------------------
@@ -324,7 +316,7 @@ def _sees_cron() -> bool:
     """Tell whether a daemon serves crontabs, or may, where others' processes can't be seen."""
     if not os.path.exists("/proc/1"):
         return True
-    return any(_read("/proc/%s/comm" % pid, 64).strip() in _DAEMONS for pid in os.listdir("/proc") if pid.isdigit())
+    return any(read_text("/proc/%s/comm" % pid, 64).strip() in _DAEMONS for pid in os.listdir("/proc") if pid.isdigit())
 
 
 def _change_crontab(name: str, line: Optional[str]) -> str:

@@ -15,6 +15,7 @@ import time
 from launcher.node import clock, messages
 from launcher.node.facts.gpus import GpuTool, follow_xids
 from launcher.node.processes import proc, workers
+from launcher.node.system import is_in_container, read_rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _HANGS_S = 15.0  # nvidia-smi needs 3 s for a GPU whose driver isn't loaded
 _PROCESSES_S = 30.0  # between two looks for processes on the GPUs, each of which is a process itself
-_INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in linux/proc_ns.h
 _FIXED_S = 60.0  # between two looks at what seldom changes
 _NO_DEVICES = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "tun", "tap", "bond", "team")
 _SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk has
@@ -139,7 +139,7 @@ def find_reader() -> Callable[[], tuple[list[list[Any]], str | None]]:
 
 def _find_processes(tool: GpuTool) -> list[dict[str, Any]] | None:
     """Return the processes on the GPUs; None in a container: the driver's process ids name others there."""
-    return tool.read_processes() if os.stat("/proc/self/ns/pid").st_ino == _INITIAL_NAMESPACE else None
+    return None if is_in_container() else tool.read_processes()
 
 
 class HostReader:
@@ -158,7 +158,7 @@ class HostReader:
         """Return the values of `job.facts.HostSample`; None for a rate at the first look, and for what is unknown."""
         now = clock.boottime()
         counts, load = _read_counts(), _read_words("/proc/loadavg")
-        memory = {row[0]: int(row[1]) for row in _read_rows("/proc/meminfo") if len(row) > 1}
+        memory = {row[0]: int(row[1]) for row in read_rows("/proc/meminfo") if len(row) > 1}
         passed_s, last = now - self._at, self._counts
         if now - self._speeds_at >= _FIXED_S:
             self._speeds, self._speeds_at = _read_speeds(), now
@@ -202,19 +202,19 @@ class HostReader:
 def _read_counts() -> dict[str, float]:
     """Return what only grows: ticks of the CPUs, pages swapped, sectors of disks, and bytes of the network."""
     counts: dict[str, float] = {}
-    for row in _read_rows("/proc/stat"):
+    for row in read_rows("/proc/stat"):
         if row[0] == "cpu":  # user nice system idle iowait irq softirq steal
             ticks = list(map(int, row[1:9]))
             counts["cpu"], counts["iowait"] = sum(ticks), ticks[4]
             counts["busy"] = sum(ticks) - ticks[3] - ticks[4]
             break
-    for row in _read_rows("/proc/vmstat"):
+    for row in read_rows("/proc/vmstat"):
         if row[0] in ("pswpin", "pswpout"):
             counts["swap"] = counts.get("swap", 0) + int(row[1])
-    for row in _read_rows("/proc/diskstats"):
+    for row in read_rows("/proc/diskstats"):
         if os.path.exists("/sys/block/%s/device" % row[2]):  # a disk: no partition, and nothing made of disks
             counts["disk"] = counts.get("disk", 0) + int(row[5]) + int(row[9])
-    for row in _read_rows("/proc/net/dev"):
+    for row in read_rows("/proc/net/dev"):
         name = row[0].rstrip(":")
         if row[0].endswith(":") and not name.startswith(_NO_DEVICES):
             counts["network"] = counts.get("network", 0) + int(row[1]) + int(row[9])
@@ -239,14 +239,6 @@ def _find_free(path: str) -> float | None:
     return round(100.0 * found.f_bavail / found.f_blocks, 1) if found.f_blocks else None
 
 
-def _read_rows(path: str) -> list[list[str]]:
-    try:
-        with open(path) as file:
-            return [line.split() for line in file if line.strip()]
-    except OSError:
-        return []
-
-
 def _read_words(path: str) -> list[str]:
-    rows = _read_rows(path)
+    rows = read_rows(path)
     return rows[0] if rows else []

@@ -49,7 +49,7 @@ _RC_FILES = "~/.bashrc (bash), ~/.zshenv (zsh) or ~/.config/fish/config.fish"  #
 # Of launcher.node: what every session needs, and what may have to end a run when the connection is gone.
 _FIRST_MODULES = (
     "clock", "guardian", "kernel_log", "loop", "messages", "own_folders", "send_queue", "signals",
-    "ending", "lease", "supervisor", "facts.responder", "facts.shared_directory",
+    "ending", "lease", "supervisor", "system", "facts.responder", "facts.shared_directory",
     *(f"processes.{name}" for name in (
         "handover_log", "oom_kills", "proc", "rank_start", "ranks", "run_folders", "run_owner", "run_processes", "shim",
         "stop_steps", "workers",
@@ -82,7 +82,8 @@ _LOCK = threading.Lock()
 _HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
 _NO_COLUMNS, _NO_LINE = 13, 15
 _AGENT_MODULES = (
-    "boot_units", "clock", "logind", "messages", "own_folders", "signals", "relays.relayed_process",
+    "boot_units", "clock", "logind", "messages", "own_folders", "signals", "system", "relays.relayed_process",
+    "processes.proc", "processes.workers",
     *(f"agents.{name}" for name in ("agent", "agent_lock", "agent_unit", "children", "controller_link", "notice")),
 )  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")

@@ -30,7 +30,7 @@ import os
 import select
 from functools import partial
 
-from launcher.node import clock, logind, messages, signals
+from launcher.node import clock, logind, messages, signals, system
 from launcher.node.agents.agent_lock import AgentLock, take_lock
 from launcher.node.agents.agent_unit import AgentUnit, restore_login
 from launcher.node.agents.children import Children
@@ -443,13 +443,7 @@ def _drop(*fds: int) -> None:
 
 def _describe_machine() -> str:
     """Return what stays the same when this machine boots, and is that of another one at most by mistake."""
-    machine_id = ""
-    try:
-        with open("/etc/machine-id") as file:
-            machine_id = file.read(64).strip()
-    except (OSError, ValueError):
-        pass  # most containers have none
-    return "%s %s" % (os.uname().nodename, machine_id)
+    return "%s %s" % (os.uname().nodename, system.machine_id() or "")
 
 
 def _name_process(name: str) -> None:

@@ -11,8 +11,9 @@ import json
 import os
 import time
 
-from launcher.node import boot_units, clock, signals
+from launcher.node import boot_units, clock
 from launcher.node.agents.agent_lock import name_agent
+from launcher.node.processes import workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,15 +78,14 @@ class AgentUnit:
     def _start(self, answer: int = -1) -> None:
         """Fork a child that installs the unit and answers, or else removes it."""
         try:
-            pid = os.fork()
+            pid = workers.fork(death_signal=0)
         except OSError:  # no process is left
             return
         if pid:
             self._child = pid
             return
         try:
-            signals.set_wakeup_fd(-1)
-            _close_all_but(answer)
+            workers.drop_descriptors(answer)
             if answer >= 0:
                 why = boot_units.install(self._name, self._describe())
                 os.write(answer, ("\n%s" % why).encode("utf-8", "replace")[:_ANSWER_BYTES])
@@ -160,12 +160,3 @@ def _read_umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
-
-
-def _close_all_but(kept: int) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != kept:
-            try:
-                os.close(int(name))
-            except OSError:  # that of the list itself
-                pass

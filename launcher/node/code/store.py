@@ -11,6 +11,7 @@ import threading
 import time
 
 from launcher.node.own_folders import make_own
+from launcher.node.system import is_remote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,38 +24,19 @@ KEPT_S = 30 * 86400.0
 _UNFINISHED_S = 86400.0
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, until one of them is written
 _LOCAL = "/var/tmp/launch-%d"  # of the user; on most systems for 30 days, which is long enough
-# File systems of other machines: Python would look there for each module, on all nodes at once.
-_REMOTE = {
-    "9p", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs",
-    "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
-}  # fmt: skip
-_REMOTE_FUSE = ("fuse.ceph", "fuse.gluster", "fuse.juicefs", "fuse.s3fs", "fuse.sshfs", "fuse.gcsfuse", "fuse.weka")
 
 
 def find_base(env: Mapping[str, str]) -> str:
-    """Return the directory for code: in the cache directory, or on a local disk if that is on another machine's."""
+    """Return the directory for code: in the cache directory, or on a local disk if that is on another machine's.
+
+    Python would look there for each module, on all nodes at once.
+    """
     chosen = env.get("XDG_CACHE_HOME", "")
     if chosen.startswith("/"):
         return os.path.join(chosen, "launch")
     base = os.path.join(os.path.expanduser("~"), ".cache", "launch")
     local = _LOCAL % os.geteuid()
     return local if is_remote(base) and not is_remote(local) and _is_made(local) else base
-
-
-def is_remote(path: str) -> bool:
-    """Tell whether a path is on a file system of another machine."""
-    path = os.path.realpath(path)
-    found, kind = "", ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            rows = [line.split(" ") for line in file]
-    except OSError:
-        return False
-    for row in rows:
-        place = row[4].replace("\\040", " ")
-        if len(place) >= len(found) and (path + "/").startswith(place.rstrip("/") + "/"):
-            found, kind = place, row[row.index("-") + 1]
-    return kind in _REMOTE or kind.startswith(_REMOTE_FUSE)
 
 
 def _is_made(path: str) -> bool:

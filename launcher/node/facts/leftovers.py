@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import clock
+from launcher.node import clock, system
 from launcher.node.processes import proc, run_folders, run_owner, workers
 
 TYPE_CHECKING = False
@@ -87,10 +87,7 @@ def _is_ours(pid: int) -> bool:
 
 def _is_of_this_machine(pid: int) -> bool:
     """Tell whether a process is in this PID namespace: a container counts as another machine, with runs of its own."""
-    try:
-        return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
-    except OSError:  # access denied
-        return True
+    return system.pid_namespace(pid) in (system.pid_namespace(), None)  # None: access denied
 
 
 def _has_folder(pid: int, mark: str) -> bool:

@@ -6,6 +6,7 @@ import os
 import resource
 
 from launcher.node import clock
+from launcher.node.system import read_rows, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,12 +38,7 @@ def describe_machine(workdir: str) -> dict[str, Any]:
 
 
 def _read_meminfo() -> dict[str, int]:
-    try:
-        with open("/proc/meminfo") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        return {}
-    return {row[0].rstrip(":"): int(row[1]) >> 10 for row in rows}
+    return {row[0].rstrip(":"): int(row[1]) >> 10 for row in read_rows("/proc/meminfo")}
 
 
 def _room(path: str) -> tuple[int | None, int | None]:
@@ -62,12 +58,8 @@ def _limit(kind: int, unit: int) -> int | None:
 
 def _may_lock_all() -> bool:
     """Tell whether this process has CAP_IPC_LOCK, as root usually does: then locked memory is unlimited."""
-    try:
-        with open("/proc/self/status") as file:
-            rows = [line.split() for line in file if line.startswith("CapEff:")]
-    except OSError:
-        return False
-    return any(int(row[1], 16) >> _CAP_IPC_LOCK & 1 for row in rows)
+    rows = read_rows("/proc/self/status")
+    return any(row[0] == "CapEff:" and int(row[1], 16) >> _CAP_IPC_LOCK & 1 for row in rows)
 
 
 def hash_file(path: str) -> str | None:
@@ -98,14 +90,9 @@ def find_quota(mounts: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -
     don't exist there; the root of `mounts` is then the container's group (Documentation/admin-guide/cgroup-v2).
     launcher/distributed.py does the same for each rank; people copy that file alone, so it can't import this one.
     """
-    try:
-        with open(own) as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return float("inf")
     quotas = [float("inf")]
     version_1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    for line in lines:
+    for line in read_text(own).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -119,12 +106,9 @@ def find_quota(mounts: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -
 
 def _read_quota(*paths: str) -> float:
     """Return quota / period of one group, or infinity: a group without a limit has `max` or -1, or no such file."""
-    words = []
+    words = " ".join(map(read_text, paths)).split()
     try:
-        for path in paths:
-            with open(path) as file:
-                words += file.read().split()
         quota_us, period_us = map(int, words)
-    except (OSError, ValueError):
+    except ValueError:
         return float("inf")
     return quota_us / period_us if quota_us > 0 else float("inf")

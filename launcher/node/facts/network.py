@@ -8,6 +8,8 @@ import socket
 import struct
 import time
 
+from launcher.node.system import read_rows, read_text
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, List, Tuple
@@ -68,23 +70,14 @@ def _list_ipv4() -> list[list[str]]:
 
 
 def _list_ipv6() -> list[list[str]]:
-    try:
-        with open("/proc/net/if_inet6") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return []
-    return [[words[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))] for words in lines]
+    rows = read_rows("/proc/net/if_inet6")
+    return [[words[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))] for words in rows]
 
 
 def list_networks(root: str = "") -> list[dict[str, Any]]:
     """Return interface, network (`10.0.1.0/24`) and speed (Mbit/s, None: unknown) of each IPv4 subnet of this node."""
-    try:
-        with open(root + "/proc/net/route") as file:
-            rows = [line.split() for line in file][1:]
-    except OSError:
-        return []
     found = []
-    for row in rows:
+    for row in read_rows(root + "/proc/net/route")[1:]:
         interface, destination, gateway, mask = row[0], row[1], row[2], row[7]
         if gateway == "00000000" and mask != "00000000":
             network = socket.inet_ntoa(bytes.fromhex(destination)[::-1])  # the kernel writes them in its own byte order
@@ -94,27 +87,20 @@ def list_networks(root: str = "") -> list[dict[str, Any]]:
 
 
 def _read_speed(interface: str, root: str) -> int | None:
-    try:
-        with open("%s/sys/class/net/%s/speed" % (root, interface)) as file:
-            speed = int(file.read())
-    except (OSError, ValueError):  # a virtual interface has no speed, and one that is down gives an error
-        return None
-    return speed if speed > 0 else None
+    speed = read_text("%s/sys/class/net/%s/speed" % (root, interface)).strip()
+    return int(speed) or None if speed.isdigit() else None  # one that is down or virtual has none, or -1
 
 
 def list_infiniband(root: str = "") -> list[str]:
     """Return the active InfiniBand and RoCE ports, such as `mlx5_0:1`."""
     base = root + "/sys/class/infiniband"
-    found = []
-    for device in _list_folder(base):
-        for port in _list_folder(os.path.join(base, device, "ports")):
-            try:
-                with open(os.path.join(base, device, "ports", port, "state")) as file:
-                    if "ACTIVE" in file.read():
-                        found.append("%s:%s" % (device, port))
-            except OSError:
-                continue  # a faulty device
-    return found
+    places = [(device, os.path.join(base, device, "ports")) for device in _list_folder(base)]
+    return [
+        "%s:%s" % (device, port)
+        for device, ports in places
+        for port in _list_folder(ports)
+        if "ACTIVE" in read_text(os.path.join(ports, port, "state"))
+    ]
 
 
 def _list_folder(path: str) -> list[str]:
@@ -184,11 +170,7 @@ def find_holder(port: int) -> str | None:
     """Return `pid 4411 (python)` for the process that listens on a TCP port, or None if it can't be seen."""
     inodes: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
+        rows = read_rows(table)[1:]
         inodes.update("socket:[%s]" % row[9] for row in rows if int(row[1].rpartition(":")[2], 16) == port)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -10,6 +10,8 @@ import os
 import re
 import time
 
+from launcher.node.system import read_text
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -19,8 +21,6 @@ MOST_S = 0.3  # on a file system that responds
 TIMEOUT_S = 1.0  # of the whole child: a file system may hang
 UNKNOWN: dict[str, Any] = {"packages": None, "editables": {}, "packages_are_complete": False}
 _MOST_LETTERS = 100  # of a name or a version; PyPI's longest name has 80
-_MOST_BYTES = 1 << 16  # of a small file
-_MOST_REFS_BYTES = 4 << 20
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")  # pip renames what it is removing to ~name
 _EGG_INFO = re.compile(r"(-py\d[^-]*)?\.egg-info$")
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
@@ -69,7 +69,7 @@ def _split(entry: str) -> tuple[str | None, str]:
 
 def _find_source(info: str) -> str | None:
     """Return the directory from which an editable package is imported (PEP 610); None if it isn't editable."""
-    text = _read(os.path.join(info, "direct_url.json"))
+    text = read_text(os.path.join(info, "direct_url.json"))
     try:
         origin = json.loads(text or "{}")
         url = origin["url"] if origin["dir_info"]["editable"] is True else ""
@@ -93,33 +93,17 @@ def _describe(source: str) -> str:
 def find_commit(folder: str) -> str | None:
     """Return the commit that is checked out in `folder`, or None; git itself would take longer, and may be missing."""
     git = os.path.join(folder, ".git")
-    link = _read(git)  # a file in a worktree and in a submodule
+    link = read_text(git)  # a file in a worktree and in a submodule
     if link.startswith("gitdir:"):
         git = os.path.join(folder, link[len("gitdir:") :].strip())
-    head = _read(os.path.join(git, "HEAD")).strip()
+    head = read_text(os.path.join(git, "HEAD")).strip()
     if not head.startswith("ref:"):
         return head if _COMMIT.fullmatch(head) else None
     ref = head[len("ref:") :].strip()
-    common = os.path.join(git, _read(os.path.join(git, "commondir")).strip())  # of a worktree; else `git` itself
+    common = os.path.join(git, read_text(os.path.join(git, "commondir")).strip())  # of a worktree; else `git` itself
     for place in (git, common):
-        commit = _read(os.path.join(place, ref)).strip()
+        commit = read_text(os.path.join(place, ref)).strip()
         if _COMMIT.fullmatch(commit):
             return commit
-    packed = re.search(
-        r"^(\S+) %s$" % re.escape(ref), _read(os.path.join(common, "packed-refs"), _MOST_REFS_BYTES), re.M
-    )
+    packed = re.search(r"^(\S+) %s$" % re.escape(ref), read_text(os.path.join(common, "packed-refs")), re.M)
     return packed.group(1) if packed and _COMMIT.fullmatch(packed.group(1)) else None
-
-
-def _read(path: str, most: int = _MOST_BYTES) -> str:
-    """Return the beginning of a file, or an empty text; O_NONBLOCK: the opening of a FIFO would wait for a writer."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):  # a path with a null byte in it is a ValueError
-        return ""
-    try:
-        return os.read(fd, most).decode("utf-8", "replace")
-    except OSError:  # such as a directory
-        return ""
-    finally:
-        os.close(fd)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 
 from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
+from launcher.node.system import FIRST_PID_NAMESPACE, read_text
 
 CERTAIN = "certain"  # the log names the process; or, without a log, the process's own control group counts one more
 PROBABLE = "probable"  # a process on this machine or in its group was killed, but it is unknown which
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # include/linux/proc_ns.h; others number processes differently than the log
 PERIOD_S = 15.0
 _MACHINE = "/proc/vmstat"
 
@@ -91,16 +91,12 @@ class OomKills:
         return 0
 
     def _read(self, path: str) -> str:
-        try:
-            with open(self._root + path) as file:
-                return file.read()
-        except (OSError, UnicodeDecodeError):
-            return ""
+        return read_text(self._root + path)
 
     def _open_log(self) -> int | None:
         """Return a descriptor at the end of the kernel's log, so that only later records are read; None if denied."""
         try:
-            if os.readlink(self._root + "/proc/self/ns/pid") != _FIRST_PID_NAMESPACE:
+            if os.readlink(self._root + "/proc/self/ns/pid") != FIRST_PID_NAMESPACE:
                 return None
             fd = open_log(self._root + KERNEL_LOG)
             os.lseek(fd, 0, os.SEEK_END)

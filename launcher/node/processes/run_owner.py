@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 
-from launcher.node import clock
+from launcher.node import clock, system
 from launcher.node.processes import proc
 
 TYPE_CHECKING = False
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 OWNER = "owner"
 _FIELDS = ("folder", "host", "machine_id", "boot_id", "pid_namespace")
-MACHINE_ID = "/etc/machine-id"
 
 
 def sign(folder: str, keepers: Iterable[int]) -> None:
@@ -90,19 +89,9 @@ def describe_machine() -> dict[str, str | None]:
     Containers may share the host name, and clones the machine id (see machine-id(5)); a boot id is one kernel's alone.
     In each PID namespace, process ids mean something else.
     """
-    machine_id = pid_namespace = None
-    try:
-        with open(MACHINE_ID) as file:
-            machine_id = file.read().strip()
-    except (OSError, ValueError):
-        pass  # most containers have none
-    try:
-        pid_namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        pass
     return {
-        "host": os.uname().nodename, "machine_id": machine_id, "boot_id": clock.boot_id(),
-        "pid_namespace": pid_namespace,
+        "host": os.uname().nodename, "machine_id": system.machine_id(), "boot_id": clock.boot_id(),
+        "pid_namespace": system.pid_namespace(),
     }  # fmt: skip
 
 

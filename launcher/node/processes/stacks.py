@@ -17,6 +17,7 @@ import time
 
 from launcher.node import messages
 from launcher.node.processes import faulthandler_stacks, proc, py_spy, workers
+from launcher.node.system import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -251,9 +252,5 @@ def _read_state(process: proc.Process) -> str:
 
 
 def _read_wchan(pid: int) -> str | None:
-    try:
-        with open("/proc/%d/wchan" % pid) as file:
-            name = file.read().strip()
-    except OSError:
-        return None
+    name = read_text("/proc/%d/wchan" % pid).strip()
     return name if name not in ("", "0") else None

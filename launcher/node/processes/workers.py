@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.node import messages, own_folders, signals
+from launcher.node import messages, own_folders, signals, system
 from launcher.node.processes import proc
 
 TYPE_CHECKING = False
@@ -320,7 +320,7 @@ def remove_folder(path: str) -> str | None:
     Nothing is removed if a rank has mounted something there, which may be the user's home. shutil would take 10 ms to
     import.
     """
-    mount = _find_mount(path)
+    mount = system.find_mount(path)
     if mount is not None:
         complain("can't remove %s: %s is mounted" % (path, mount))
         return "%s is mounted" % mount
@@ -338,16 +338,3 @@ def remove_folder(path: str) -> str | None:
     except OSError as error:
         return reason or error.strerror
     return None
-
-
-def _find_mount(folder: str) -> str | None:
-    """Return the path of a mount below a directory, relative to it, or None."""
-    start = os.path.realpath(folder) + "/"
-    for character in "\\ \t\n":  # the kernel escapes these in mountinfo: proc(5)
-        start = start.replace(character, "\\%03o" % ord(character))
-    try:
-        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
-            points = [line.split(" ")[4] for line in file]
-    except OSError:
-        return None
-    return next((point[len(start) :] for point in points if point.startswith(start)), None)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from machines.patience import DEADLINE_S, slowed
+from machines.patience import DEADLINE_S
 
 from launcher.node import clock
 from launcher.node.lease import Lease
@@ -49,14 +49,18 @@ def test_it_ends_once_after_the_silence() -> None:
     assert len(scene.late) == 1
 
 
-def test_what_arrives_renews_it() -> None:
-    scene = Scene(slowed(0.4))
+def test_it_ends_neither_sooner_nor_later_than_what_arrives_allows() -> None:
+    scene, now = Scene(0.0625), [100.0]
+    scene.lease.clock = lambda: now[0]
     for _ in range(6):
-        scene.run(slowed(0.1))
         scene.lease.renew()
+        now[0] += 0.06
+        scene.run(0.1)
     assert scene.late == []
-    scene.run(slowed(0.6))
-    assert len(scene.late) == 1
+    scene.lease.renew()
+    now[0] += 0.0625
+    scene.run(0.1)
+    assert scene.late == [0]
 
 
 def test_without_heartbeats_it_does_not_end() -> None:
@@ -96,25 +100,45 @@ def test_time_in_suspend_is_told() -> None:
     assert 999 < scene.late[0] < 1001
 
 
+def test_it_is_looked_at_more_than_once() -> None:
+    """The timers of a loop stop while the machine is suspended, and then last as long as before."""
+
+    delays: list[float] = []
+
+    class Timers:
+        def call_later(self, delay_s: float, callback: object) -> None:
+            delays.append(delay_s)
+
+        def cancel(self, timer: object) -> None:
+            pass
+
+    Lease(Timers(), Sent(), lambda late_s: None).grant({"silence_s": 10})  # type: ignore[arg-type]
+    assert delays == [6, 4, 4]
+
+
 def test_an_echo_says_how_long_it_was_held() -> None:
-    scene = Scene(slowed(0.5))
-    scene.run(0)
+    scene = Scene(0.5)
     assert scene.sent == [{"type": "beat"}]
     scene.lease.hear({"at": 17.5}, b"")
-    scene.run(slowed(0.25))
+    while len(scene.sent) < 4:
+        scene.loop.run_once()
     _, echo, *rest = scene.sent
     assert echo["echo"] == 17.5
     assert 0 < echo["held_s"] < DEADLINE_S
+    assert rest == [{"type": "beat"}] * 2
+
+
+def test_a_beat_without_its_time_is_not_echoed() -> None:
+    scene = Scene(0.2)
+    scene.lease.hear({"at": 17.5}, b"")
     scene.lease.hear({}, b"")
-    scene.run(slowed(0.25))
-    rest += scene.sent[2 + len(rest) :]
-    assert rest
-    assert all(each == {"type": "beat"} for each in rest), "each is echoed once, and one without a time never"
+    while len(scene.sent) < 3:
+        scene.loop.run_once()
+    assert scene.sent == [{"type": "beat"}] * 3
 
 
 def test_no_beat_is_sent_beside_what_else_is() -> None:
-    scene = Scene(slowed(0.5))
-    for _ in range(4):
-        scene.run(slowed(0.1))
-        scene.sent.send("output")
-    assert [each["type"] for each in scene.sent if each["type"] == "beat"] == ["beat"]
+    scene = Scene(0.2)
+    scene.sent.sent_at = time.monotonic() + DEADLINE_S  # as if something were just being sent
+    scene.run(0.3)
+    assert scene.sent == [{"type": "beat"}]

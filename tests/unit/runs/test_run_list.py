@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LauncherError, UsageError
-from launcher.node.processes import run_owner
+from launcher.node import system
 from launcher.output.run_folder import create_record
 from launcher.runs import run_list
 from launcher.runs.result import Result
@@ -189,7 +189,7 @@ def test_a_run_of_another_machine_is_not_known_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], is_alive: bool | None
 ) -> None:
     """Its lock may be kept on that machine alone; how it ended is written for all."""
-    monkeypatch.setattr(run_owner, "MACHINE_ID", str(tmp_path / "machine-id"))
+    monkeypatch.setattr(system, "MACHINE_ID", str(tmp_path / "machine-id"))
     (tmp_path / "machine-id").write_text("0123\n")
     runs = RunList(tmp_path / "runs")
     for run_id in ("ended", "killed"):
