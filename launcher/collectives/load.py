@@ -26,6 +26,7 @@ from launcher.collectives.bandwidth import MIB, synchronize
 from launcher.collectives.pairs import Hosts
 from launcher.collectives.watch import Watch
 from launcher.distributed import World
+from launcher.exchange import gather
 from launcher.node import nvml
 
 LOAD_S = {"cpu": 1.0, "cuda": 10.0}
@@ -111,9 +112,7 @@ def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> lis
         numa_node=numa_node,
     )
     with watch.step("gathering the measurements under load"):
-        loads: list[Load] = [own] * world.world_size
-        dist.all_gather_object(loads, own)
-    return loads
+        return gather(own)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from launcher.collectives.bandwidth import MIB, synchronize
 from launcher.collectives.matrix import Pair, list_rounds
 from launcher.collectives.watch import Watch
 from launcher.distributed import World
+from launcher.exchange import gather
 
 TURNS = 50  # round trips of a few bytes
 LARGE_TURNS = 5
@@ -31,8 +32,7 @@ class Hosts:
 
 def find_hosts(world: World, own_name: str, names: Sequence[str] = ()) -> Hosts:
     """Ask each rank where it runs; use `names` if there is one for each host, else each host's own name."""
-    places: list[tuple[int, str]] = [(0, "")] * world.world_size
-    dist.all_gather_object(places, (world.local_rank, own_name))
+    places: list[tuple[int, str]] = gather((world.local_rank, own_name))
     leaders = tuple(rank for rank, (local_rank, _) in enumerate(places) if local_rank == 0)
     own_names = tuple(places[rank][1] for rank in leaders)
     return Hosts(tuple(names) if len(names) == len(leaders) else own_names, leaders)
@@ -48,8 +48,7 @@ def measure_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
             own += [measure_pair(world, hosts, first, second) for first, second in playing]
             dist.barrier()  # otherwise the next round would disturb this one
     with watch.step("gathering the measurements"):
-        found: list[list[Pair]] = [[]] * world.world_size
-        dist.all_gather_object(found, own)
+        found: list[list[Pair]] = gather(own)
     first_sides = {pair.hosts: pair for rank in reversed(hosts.leaders) for pair in found[rank]}
     return [first_sides[numbers] for numbers in sorted(first_sides)]
 

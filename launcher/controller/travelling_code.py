@@ -25,7 +25,9 @@ _STAYING = (
         "config_", "fabric", "host_keys.py", "identities.py", "packet_limits.py",
     )),
 )  # fmt: skip
-_FOR_RANKS = ("launcher/trainer/", "launcher/collectives/", "launcher/distributed.py")  # where they are compiled
+_FOR_RANKS = (  # where they are compiled
+    "launcher/trainer/", "launcher/collectives/", "launcher/distributed.py", "launcher/exchange.py",
+)  # fmt: skip
 _NODE_SET = ("__init__.py", "Defaults.py", "NodeSet.py", "NodeUtils.py", "RangeSet.py")
 
 _LEVEL = 4  # twice as fast as zlib's default, for 4 % more bytes

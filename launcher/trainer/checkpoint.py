@@ -34,11 +34,12 @@ from typing import IO, Any, TextIO
 import torch
 from torch import nn
 
-from launcher import distributed
 from launcher.distributed import World
+from launcher.exchange import gather
+from launcher.trainer.attempt import find_attempt
 from launcher.trainer.config import AUTO, LAST, NONE, SHAPE, ConfigError, RunError, TrainConfig
 from launcher.trainer.data import Data
-from launcher.trainer.parallel import ParallelDims, gather, make_cpu_group, on_main
+from launcher.trainer.parallel import ParallelDims, make_cpu_group, on_main
 
 PROGRESS, RANDOM, STATE, METADATA, LOCK = "progress.json", "random.pt", "state.pt", ".metadata", ".lock"
 SAMPLED_FROM = ("seed", "validation_fraction", "tokens", "data_size")  # what decides which samples there are
@@ -74,7 +75,7 @@ def choose_folder(config: TrainConfig) -> tuple[str, str]:
     A directory that isn't empty is used only by a run that is to be resumed, or by one that is started again by
     `launch`, torchrun or Slurm.
     """
-    attempt = distributed.find_attempt()
+    attempt = find_attempt()
     is_again = bool(attempt.name and (attempt.restarts or attempt.requeues))
     resume = AUTO if config.resume == NONE and is_again else config.resume
     if config.evaluate_only and resume in (NONE, AUTO):
@@ -115,7 +116,7 @@ def claim_folder(path: Path) -> TextIO:
     except OSError:
         pass  # the file system has no locks
     file.truncate(0)
-    file.write(distributed.find_attempt().job_id or "")
+    file.write(find_attempt().job_id or "")
     file.flush()
     return file
 

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from launcher.exchange import gather
 from launcher.trainer.config import ConfigError, TrainConfig
 from launcher.trainer.model import FEATURES
-from launcher.trainer.parallel import ParallelDims, gather
+from launcher.trainer.parallel import ParallelDims
 from launcher.trainer.prepare_data import find_shakespeare
 
 HELP_TOPICS = "the topics of Python's help()"

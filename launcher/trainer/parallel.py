@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from launcher.distributed import World
+from launcher.exchange import broadcast
 from launcher.trainer.config import ConfigError, RunError, TrainConfig
 from launcher.trainer.model import Dropout, Model, init_weights
 
@@ -84,6 +86,9 @@ def plan_dims(config: TrainConfig, world: World) -> ParallelDims:
         raise ConfigError(f"evaluate_on main needs the whole model, but parallel {kind} splits it")
     if kind not in ("none", "ddp") and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise ConfigError(f"parallel {kind} needs torch 2.6 or newer, this is {torch.__version__}")
+    if kind not in ("none", "ddp") and find_spec("numpy") is None:
+        fix = "fix: install numpy on all hosts, or use ddp"
+        raise ConfigError(f"parallel {kind} needs numpy, which torch uses to save shards; {fix}")
     if size % (tp * max(1, hsdp)):
         raise ConfigError(f"{size} ranks can't be divided by hsdp {max(1, hsdp)} x tensor_parallel {tp}")
     if tp > 1 and config.is_regression:
@@ -127,18 +132,10 @@ def on_main(run: Callable[[], Result], group: Any) -> Result:
             outcome = [None, error]
         except OSError as error:
             outcome = [None, RunError(f"{error.filename or 'rank 0'}: {error.strerror or error}")]
-    dist.broadcast_object_list(outcome, src=0, group=group)
-    result, failure = outcome
+    result, failure = broadcast(outcome, group)
     if failure is not None:
         raise failure
     return result  # type: ignore[no-any-return]  # rank 0's
-
-
-def gather(value: Any, group: Any = None) -> list[Any]:
-    """Return the value of each rank, in their order, on every rank."""
-    values = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=group)
-    return values
 
 
 # ---- the model -----------------------------------------------------------------------------------------------------

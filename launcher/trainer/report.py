@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from launcher import distributed
 from launcher.distributed import SINGLE_PROCESS, TORCHRUN, World
+from launcher.exchange import gather
+from launcher.trainer.attempt import find_attempt
 from launcher.trainer.checkpoint import Checkpoints, Position, find_best, find_whole
 from launcher.trainer.config import ConfigError, TrainConfig
 from launcher.trainer.data import Data, short
-from launcher.trainer.parallel import ParallelDims, count_local, gather
+from launcher.trainer.parallel import ParallelDims, count_local
 
 METRICS_FILE = "metrics.jsonl"
 NAMES_SHOWN, RANKS_SHOWN = 8, 16
@@ -68,9 +69,22 @@ def describe_start(
     report = [f"{name:<8}{said}" for name, said in lines.items() if said]
     if config.report_ranks == "on" or (config.report_ranks == "auto" and world.world_size <= RANKS_SHOWN):
         shard = f", {short(local)} of {short(whole)} parameters" if dims.is_sharded else ""
-        parts = gather(shard)
-        report += [line + parts[rank] for rank, line in enumerate(distributed.gather_ranks(world))]
+        report += gather(describe_rank(world) + shard)
     return report
+
+
+def describe_rank(world: World) -> str:
+    """Return a line that says where a rank runs, with nvidia-smi's UUID: another process may call that GPU cuda:0.
+
+    `rank 3  node2, cuda:1 GPU-1f2e..., 80 GB, pid 4711`, where Slurm runs `rank 3  SLURMD_NODENAME=node2, ...`.
+    """
+    name, device = os.environ.get("SLURMD_NODENAME"), str(world.device)
+    if world.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(world.device)
+        uuid = getattr(properties, "uuid", "")
+        device += f"{f' GPU-{uuid}' if uuid else ''}, {properties.total_memory / 2**30:.0f} GB"
+    where = f"SLURMD_NODENAME={name}" if name else world.host
+    return f"{f'rank {world.rank}':<7} {where}, {device}, pid {os.getpid()}"
 
 
 class Reporter:
@@ -268,7 +282,7 @@ def continue_command(argv: Sequence[str], world: World, save_dir: str) -> str:
     more = ["--save-dir", save_dir, "--resume"]
     words = shlex.join(argv if [*argv[-3:]] == more else [*argv, *more])
     program = shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "train.py" else "-m launcher.trainer"
-    command = distributed.find_attempt().command  # of `launch`
+    command = find_attempt().command  # of `launch`
     if not command and world.launched_by == SINGLE_PROCESS:
         command = f"{shlex.quote(sys.executable)} {program}"
     if not command and world.launched_by == TORCHRUN and world.node_count == 1:

@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
         else:
             time.sleep(SILENT_EXIT_S)
         exit_code = 2 if isinstance(error, ConfigError) else 1
-    except (distributed.WorldError, distributed.DeviceError) as error:
+    except distributed.WorldError as error:
         print(error, file=sys.stderr)  # each rank has its own environment and device
         exit_code = 2
     except Exception:  # noqa: BLE001  # any error must show its traceback and end with exit code 1
@@ -102,7 +102,7 @@ class Trainer:
         self.norm: Any = None
 
         report = describe_start(config, world, dims, data, batch_size, self.model)
-        distributed.seed_everything(config.seed, dims.dp_rank)  # from here on each share of the data draws its own
+        torch.manual_seed(config.seed + dims.dp_rank)  # from here on each share of the data draws its own
         if self.resumed:
             self.position, differences = self.checkpoints.resume(Path(self.resumed))
             report.append(f"resume  {self.resumed}, step {self.position.step} of epoch {self.position.epoch}")

@@ -494,7 +494,7 @@ def trainer_archive() -> bytes:
     The first argument names the module to run.
     """
     package = resources.files("launcher")
-    names = ["__init__.py", "distributed.py", "node/__init__.py", "node/nvml.py"]
+    names = ["__init__.py", "distributed.py", "exchange.py", "node/__init__.py", "node/nvml.py"]
     for folder in ("collectives", "trainer"):
         names += sorted(_list_modules(package / folder, folder))
     main = "import runpy, sys\nrunpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)\n"

@@ -62,7 +62,7 @@ def main(root: Path) -> None:
     sys.path.insert(0, str(root))
     sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
     paths = [path for part in ("node", "collectives", "trainer") for path in (root / "launcher" / part).rglob("*.py")]
-    for path in sorted([root / "launcher" / "distributed.py", *paths]):
+    for path in sorted([*(root / "launcher" / name for name in ("distributed.py", "exchange.py")), *paths]):
         names = path.relative_to(root).with_suffix("").parts
         importlib.import_module(".".join(name for name in names if name != "__init__"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -16,13 +15,11 @@ PLACE = str(HERE / "place.py")
 
 def test_tasks_are_ranks(slurm: Slurm, python: Path, tmp_path: Path) -> None:
     """Nobody limits their threads, as Slurm doesn't: each of them would take all CPUs."""
-    said, places = tmp_path / "said", tmp_path / "places"
+    said, threads = tmp_path / "said", tmp_path / "threads"
     srun = ["env", "--unset=OMP_NUM_THREADS", "srun", "--nodes=2", "--ntasks-per-node=2"]
-    done = slurm.run(*srun, str(python), PLACE, str(said), str(places))
+    done = slurm.run(*srun, str(python), PLACE, str(said), str(threads))
     assert done.returncode == 0, done.stderr
-    where = re.findall(r"^rank (\d)  SLURMD_NODENAME=(node\d), cpu, pid \d+$", places.read_text(), re.MULTILINE)
-    assert where == [("0", "node1"), ("1", "node1"), ("2", "node2"), ("3", "node2")]
-    assert places.read_text().endswith("\nthreads 1")
+    assert threads.read_text() == "1"
     limited = (
         "torch uses 1 thread on each rank, its share of the CPUs (2 ranks on node1); set OMP_NUM_THREADS to change it"
     )

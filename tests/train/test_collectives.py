@@ -99,6 +99,30 @@ def test_the_first_step_waits_for_no_import(starter: Any) -> None:
     assert run.stdout == "[]\n"
 
 
+# Where an interpreter's torch finds no numpy, torch's own way to exchange Python values fails.
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+from launcher import distributed
+from launcher.collectives.__main__ import main
+from launcher.trainer.train import run
+assert main(["--load", "0.1"]) == 0
+distributed.shutdown()
+words = ["--data-size", "64", "--epochs", "1", "--save-dir", "saves"]
+assert run(words) == 0 and run([*words, "--resume", "--epochs", "2"]) == 0
+print(run([*words, "--parallel", "fsdp"]), flush=True)
+distributed.leave(0)
+"""
+
+
+def test_numpy_may_be_missing_but_for_shards(starter: Any) -> None:
+    run = starter.start(["-c", WITHOUT_NUMPY])
+    assert run.wait() == 0, run.stderr
+    assert "2 epochs" in run.stdout and run.stdout.endswith("\n2\n")
+    fix = "fix: install numpy on all hosts, or use ddp"
+    assert run.stderr.endswith(f"parallel fsdp needs numpy, which torch uses to save shards; {fix}\n")
+
+
 def test_a_half_set_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert program.main([]) == 2

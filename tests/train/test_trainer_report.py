@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from launcher.trainer.config import ConfigError, TrainConfig, read_config
 from launcher.trainer.data import Data, TokenSequences
 from launcher.trainer.model import build_model
 from launcher.trainer.parallel import ParallelDims
-from launcher.trainer.report import Reporter, continue_command, describe_peak_memory, describe_start
+from launcher.trainer.report import Reporter, continue_command, describe_peak_memory, describe_rank, describe_start
 from tests.train.conftest import Starter
 
 CPU = torch.device("cpu")
@@ -266,3 +267,15 @@ def test_the_command_that_continues_a_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert continue_command(argv, srun, "a b") == f"start it as before, with: -m launcher.trainer {words}"
     monkeypatch.setenv("LAUNCH_COMMAND", "launch --hosts a,b -m launcher.trainer")
     assert continue_command(argv, srun, "a b") == f"launch --hosts a,b -m launcher.trainer {words}"
+
+
+def test_a_line_says_where_a_rank_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert describe_rank(WORLD) == f"rank 0  gpu1, cpu, pid {os.getpid()}"
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu02")  # the name that people search a job's output for
+    assert describe_rank(WORLD) == f"rank 0  SLURMD_NODENAME=gpu02, cpu, pid {os.getpid()}"
+    on_gpu = replace(WORLD, device=torch.device("cuda", 1))
+    h100 = SimpleNamespace(uuid="1f2e3d4c", total_memory=84_929_347_584)
+    older = SimpleNamespace(total_memory=84_929_347_584)
+    for gpu, device in ((h100, "cuda:1 GPU-1f2e3d4c, 79 GB"), (older, "cuda:1, 79 GB")):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", {on_gpu.device: gpu}.get)  # a fake: another torch
+        assert describe_rank(on_gpu) == f"rank 0  SLURMD_NODENAME=gpu02, {device}, pid {os.getpid()}"

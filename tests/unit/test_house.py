@@ -30,7 +30,7 @@ FLOORS = (
     "__main__",
 )
 # Beside them: what the ranks run. It knows nothing of the launcher, and the launcher never imports it.
-RANK_FLOORS = ("distributed", "collectives trainer")
+RANK_FLOORS = ("distributed exchange", "collectives trainer")
 LEVELS = {name: level for level, names in enumerate(FLOORS) for name in names.split()}
 RANK_LEVELS = {name: level for level, names in enumerate(RANK_FLOORS) for name in names.split()}
 
@@ -39,12 +39,12 @@ LIBRARIES = {
     "fabric": {"transports", "commands"},
     "paramiko": {"transports", "commands"},
     "cryptography": {"transports", "commands"},
-    "torch": {"distributed", "collectives", "trainer"},
+    "torch": {"distributed", "exchange", "collectives", "trainer"},
     "click": {"cli"},
     "rich": {"cli"},
     "jinja2": {"commands"},
 }
-READ_ENVIRONMENT = {"cli", "api", "node", "distributed"}
+READ_ENVIRONMENT = {"cli", "api", "node", "distributed", "collectives", "trainer"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 
 # Pure packages do nothing but compute, and what reads files may still have no process, socket or clock.
