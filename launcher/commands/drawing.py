@@ -24,7 +24,7 @@ WIDTH, HEIGHT = 380, 160  # of a plot, in its own units
 _TOP, _RIGHT, _BOTTOM = 8, 12, 20
 _LETTER = 5.6  # how wide one is
 _DOT = 1.5  # half the width of a point that is alone
-_MOST_X_TICKS, _MOST_Y_TICKS = 6, 4
+_MOST_X_TICKS, _MOST_Y_TICKS = 5, 4
 _MOST_LETTERS = 20_000  # of one text
 # Between two ticks: seconds, and what is shown of the time.
 _STEPS = (
