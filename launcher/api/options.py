@@ -46,14 +46,13 @@ def _as_words(name: str, value: Value) -> Iterator[str]:
 
 
 def _switch(flag: str, option: Option | None, *, is_on: bool) -> Iterator[str]:
-    from launcher.cli.options.table import CodeFolder
-
-    if is_on and option is not None and not option.is_flag and not isinstance(option.type, CodeFolder):
+    if is_on and option is not None and not option.is_flag and not option.may_stand_alone:
         yield f"{flag}=True"  # which the command refuses as a value, and `--restarts` would take the next word as one
     elif is_on:
         yield flag
-    elif option is not None and (name_off := next(iter(option.secondary_opts), None)):
-        yield name_off
+    elif option is not None:
+        off = f"--no-{flag[2:]}"
+        yield from (option.secondary_opts or [off] * (_find(off) is not None))[:1]
 
 
 def _find(flag: str) -> Option | None:

@@ -22,7 +22,7 @@ from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.error_lines import tell
 from launcher.cli.options.gone import renew
 from launcher.cli.options.help import TYPED_WORDS
-from launcher.cli.options.table import FILE, KEYS, Option, Place, settle_folders
+from launcher.cli.options.table import FILE, KEYS, Option, Place, settle_words
 from launcher.cli.options.toml_files import current_directory
 from launcher.clock import wall_clock
 from launcher.errors import LauncherError, UsageError
@@ -114,6 +114,7 @@ def read_typed(command: click.Command, typed: Sequence[str], words: Sequence[str
 def group_options(command: click.Command, words: Sequence[str]) -> list[tuple[Option | None, tuple[str, ...]]]:
     """Return each option with its words: the flag, and its value if that is a word of its own."""
     options = [each for each in command.params if isinstance(each, Option)]
+    words = settle_words(words, options)
     flags = {flag: option for option in options for flag in (*option.opts, *option.secondary_opts)}
     groups: list[tuple[Option | None, tuple[str, ...]]] = []
     index = 0
@@ -265,8 +266,7 @@ def override(typed: Typed, command: click.Command, words: Sequence[str]) -> Type
     An option that may be given several times is added, and --env replaces that of the same variable. A relative path
     means one from here, wherever the run was typed.
     """
-    settled = settle_folders(words, [each for each in command.params if isinstance(each, Option)])
-    given = [(option, _anchor(option, group)) for option, group in group_options(command, settled)]
+    given = [(option, _anchor(option, group)) for option, group in group_options(command, words)]
     for option, group in given:
         if option is None and not group[0].startswith("-"):
             raise UsageError(f"launch again takes a run and options, got {shown(group[0])}", "see launch again --help")

@@ -79,7 +79,8 @@ def command(
     from launcher.errors import UsageError
 
     incident_log = IncidentLog.of_user(os.environ)
-    hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log, takes_free=claims.queue)
+    queues = claims.queue is not None
+    hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log, takes_free=queues)
     job = read_job(request, words, (*hosts, *spares))
     workdir, place = resolve_workdir(request.workdir), local_workdir(words)
     job = add_tree(job, sync, workdir, place, output.log_dir, restarts.progress_dir)
@@ -91,7 +92,7 @@ def command(
     if output.verbose:
         show_sources()
     chosen, settings = choose_way(settings, (*hosts, *spares), job.env)
-    if claims.queue and chosen.name == "srun":
+    if queues and chosen.name == "srun":
         raise UsageError("--queue works only outside of Slurm jobs, whose GPUs nobody else has", "omit it")
     if output.fetch:
         from launcher.cli.result_files import refuse_transport

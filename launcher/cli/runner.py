@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -110,7 +111,7 @@ def read_run_options(
     return RunOptions(
         is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
         restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,
-        shares=claims.share, claims_cpus=claims.claim_cpus, queues=claims.queue, queue_timeout_s=claims.queue_timeout,
+        shares=claims.share, claims_cpus=claims.claim_cpus, queue_s=claims.queue if claims.queue != "" else math.inf,
         until_at=read_until(claims.until), for_s=claims.for_s, takes_samples=not output.no_samples,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from launcher.cli.options.sources import is_chosen, is_on_command_line, name_value, settle
-from launcher.cli.options.table import ACTIVATION, HOSTS, PYTHON, REACH, CodeFolder, name_all
+from launcher.cli.options.table import ACTIVATION, HOSTS, PYTHON, REACH, Option, name_all
 from launcher.cli.options.toml_files import current_directory
 from launcher.cli.options.values import OutputOptions
 from launcher.cli.repetition import find_repetition
@@ -108,8 +108,8 @@ def _as_words(params: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> li
         for value in values:
             if option.is_flag:
                 words.append(flag)
-            elif isinstance(option.type, CodeFolder):  # as one word: the value may be omitted
-                words.append(f"{flag}={value}")
+            elif isinstance(option, Option) and option.may_stand_alone:  # as one word: the value may be omitted
+                words.append(f"{flag}={value and _typed(value)}")
             else:
                 words += [flag, _hide_secret(name, _typed(value))]
     return words

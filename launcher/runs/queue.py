@@ -35,7 +35,7 @@ _FRESH_S = 10.0  # how long it counts which processes were seen on GPUs
 
 
 class QueueTimeoutError(LauncherError):
-    """The run was in the queue for as long as --queue-timeout allows."""
+    """The run was in the queue for as long as --queue allows."""
 
     exit_code = EXIT_PREFLIGHT
 
@@ -255,4 +255,4 @@ class Queue:
 
 def _refuse_late(deadline: float) -> None:
     if time.monotonic() >= deadline:
-        raise QueueTimeoutError("its time in the queue (--queue-timeout) is over")
+        raise QueueTimeoutError("its time in the queue (--queue) is over")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -271,7 +270,7 @@ class Run:
                     has_said = True
                 wait = self._pause(LOOK_AGAIN_S)
             except GpusClaimedError:
-                if not self._options.queues or self._options.is_dry:
+                if self._options.queue_s is None or self._options.is_dry:
                     raise
                 wait = self._queue()
             finally:
@@ -323,7 +322,7 @@ class Run:
         if not self._record.has_begun:
             self._record.transcript.begin()  # it may take days, and whoever looks for the run shall find it
             self._record.disk.put(partial(self._record.update, {}))
-        deadline = began_at + options.queue_timeout_s if options.queue_timeout_s is not None else math.inf
+        deadline = began_at + (options.queue_s or 0.0)
         order = make_claim_order(self._request, self._carried, len(hosts))
         place: Place | None = None
         lost, said_at = "", began_at
@@ -361,7 +360,7 @@ class Run:
                     self._say(f"launch: {names} can't be reached; the run stays in the queue on the other hosts")
                 lost = names
             if time.monotonic() > deadline:
-                raise QueueTimeoutError("its time in the queue (--queue-timeout) is over")
+                raise QueueTimeoutError("its time in the queue (--queue) is over")
             await self._pause(AGAIN_S)
         self._hosts = HostsAndSpares(chosen, self._hosts.spares, options.min_nodes)
         self._carried.others = ()

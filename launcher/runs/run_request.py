@@ -38,8 +38,7 @@ class RunOptions:
     progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
     shares: bool = False  # start on GPUs that other runs have claimed
     claims_cpus: bool = False  # claim each host as a whole, also without GPUs
-    queues: bool = False  # wait for GPUs that other runs have claimed
-    queue_timeout_s: float | None = None  # for so long at most
+    queue_s: float | None = None  # for how long to wait for GPUs that other runs have claimed; None: not at all
     num_nodes: int | None = None  # how many of the hosts are used, those that are free first; None: all
     until_at: float | None = None  # wall-clock seconds: then the run is stopped
     for_s: float | None = None  # or so long after all ranks of an attempt have started

@@ -383,10 +383,8 @@ def test_runs_that_wait_for_their_turn(launch: Callable[..., WarmProcess], tmp_p
         "queued, 1st, behind root's nightly",
         "queued, 2nd, behind root's sweep",
     )
-    assert launch("late", "--queue", "--queue-timeout", "1", *words, "true").wait() == 70
-    assert "launch: its time in the queue (--queue-timeout) is over; nothing was started, exit code 70\n" in said(
-        "late"
-    )
+    assert launch("late", "--queue", "1", *words, "true").wait() == 70
+    assert "launch: its time in the queue (--queue) is over; nothing was started, exit code 70\n" in said("late")
     (tmp_path / "first" / "go").touch()
     assert first.wait() == 0
     assert wait_until(lambda: said("second").count("ready") == 2), said("second")

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from launcher.cli.command_table import write_examples
-from launcher.cli.options.table import HEADINGS, Option, settle_folders
+from launcher.cli.options.table import HEADINGS, Option, settle_words
 
 TYPED_WORDS = "launcher.typed"  # of a context's meta: a tuple, without the name of the command
 # The range that click adds to a number; the error for a wrong number names it.
@@ -36,7 +36,7 @@ class Command(click.Command):
     """A command that shows its examples and its options in groups, and keeps the words as they were typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = settle_folders(args, [each for each in self.params if isinstance(each, click.Option)])
+        args = settle_words(args, [each for each in self.params if isinstance(each, click.Option)])
         ctx.meta[TYPED_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
 

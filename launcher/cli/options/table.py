@@ -90,6 +90,11 @@ class Option(click.Option):
         return super(Option, shown).get_help_record(ctx)
 
     @property
+    def may_stand_alone(self) -> bool:
+        """Whether its value may be omitted, and is then empty."""
+        return hasattr(self.type, "accepts")
+
+    @property
     def unset(self) -> Any:
         """The value that it has if nobody sets it, for one that may have rivals."""
         return False if self.is_flag else None
@@ -122,9 +127,13 @@ class CodeFolder(click.types.StringParamType):
             return "" if value else None
         return os.path.expanduser(str(value))  # noqa: PTH111 - no error for an unknown user: there is no such directory
 
+    def accepts(self, word: str) -> bool:
+        """Tell whether the word after the option is its value."""
+        return Path(word).is_dir()
 
-def settle_folders(args: Sequence[str], options: Sequence[click.Option]) -> list[str]:
-    """Return the words with a directory as part of its option: `--sync lib` becomes `--sync=lib`.
+
+def settle_words(args: Sequence[str], options: Sequence[click.Option]) -> list[str]:
+    """Return the words with a value that may be omitted as part of its option: `--sync lib` becomes `--sync=lib`.
 
     A word that is no directory is the script, so `--sync train.py` becomes `--sync= train.py`.
     """
@@ -133,10 +142,10 @@ def settle_folders(args: Sequence[str], options: Sequence[click.Option]) -> list
     index = 0
     while index < len(settled) and settled[index].startswith("-") and settled[index] != "--":
         option = flags.get(settled[index])
-        if option is not None and isinstance(option.type, CodeFolder):
-            folder = settled[index + 1 : index + 2]
-            has_folder = bool(folder) and Path(folder[0]).is_dir()
-            settled[index : index + 1 + has_folder] = [f"{settled[index]}={folder[0] if has_folder else ''}"]
+        if isinstance(option, Option) and option.may_stand_alone:
+            value = settled[index + 1 : index + 2]
+            has_value = bool(value) and option.type.accepts(value[0])
+            settled[index : index + 1 + has_value] = [f"{settled[index]}={value[0] if has_value else ''}"]
         elif option is not None and not option.is_flag:
             index += 1
         index += 1
@@ -170,6 +179,19 @@ class _HangTimeout(_Duration):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         named = {"auto": None, "off": math.inf}
         return named[value] if value in named else super().convert(value, param, ctx)
+
+
+class _Wait(_Duration):
+    """The value of --queue: a time, or nothing, which means without end; a file may say true."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, bool) or value == "":
+            return None if value is False else ""
+        return super().convert(value, param, ctx)
+
+    def accepts(self, word: str) -> bool:
+        """Tell whether the word after the option is its value."""
+        return _TIME.fullmatch(word) is not None
 
 
 class _Gpus(click.types.IntParamType):
@@ -477,13 +499,10 @@ CLAIMS = (
         heading="Stopping and restarts", in_file=True, rivals=["until"], is_rare=True,
     ),
     Option(
-        ["--queue"], is_flag=True, help="Wait for GPUs that other runs have claimed.",
+        ["--queue"], metavar="[T]", type=_Wait(1), help="Wait, T at most, for GPUs that others have claimed.",
         heading="Checks", is_common=True, in_file=True, is_rare=True,
     ),
-    Option(
-        ["--queue-timeout"], metavar="T", type=_Duration(1), help="Maximum time in the queue.  [default: none]",
-        heading="Checks", in_file=True, needs="queue", is_rare=True,
-    ),
+    Option(["--no-queue"], is_flag=True, hidden=True, heading="Checks", rivals=["queue"], is_rare=True),
     Option(
         ["--share"], is_flag=True, help="Start even on GPUs that other runs have claimed.",
         heading="Checks", is_rare=True,

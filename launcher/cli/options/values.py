@@ -12,7 +12,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from launcher.cli.options.sources import settle
 
@@ -100,8 +100,8 @@ class ClaimOptions:
 
     share: bool = False
     claim_cpus: bool = False
-    queue: bool = False
-    queue_timeout: float | None = None
+    queue: float | Literal[""] | None = None  # for how long at most; "": without end; None: not at all
+    no_queue: bool = False  # instead, if a file says so
     until: str | None = None  # as typed: a local time
     for_s: float | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import os
 import re
 import subprocess
@@ -642,6 +643,26 @@ def test_the_file_may_leave_stacks_out(launch, jobs):
     assert jobs[0][0].with_stacks is False
 
 
+@pytest.mark.parametrize(
+    ("toml", "typed", "seconds"),
+    [
+        ("", "", None),
+        ("", "--queue", math.inf),
+        ("", "--queue 2h", 7200),
+        ("", "--queue=30", 30),
+        ("queue = true", "", math.inf),
+        ("queue = false", "", None),
+        ('queue = "2h"', "", 7200),
+        ('queue = "2h"', "--queue", math.inf),
+        ('queue = "2h"', "--no-queue", None),
+    ],
+)
+def test_how_long_a_run_waits_for_gpus(launch, jobs, toml, typed, seconds):
+    write_defaults(f'hosts = "a"\nnproc = 1\ncpu = true\n{toml}\n')
+    assert launch(f"{typed} ./t.py")[0] == 7
+    assert [(job.program.target, options.queue_s) for job, *_, options in jobs] == [("./t.py", seconds)]
+
+
 def test_a_typed_no_python_wins_over_legacy_in_the_file(launch, jobs):
     write_defaults('hosts = "a"\nlegacy = true\n')
     launch("t.py")
@@ -661,6 +682,7 @@ def test_every_option_of_a_run_can_have_a_default():
         "verbose",
         "name",
         "share",
+        "no_queue",
     }
     of_one_call |= {"job_name", "directive", "output", "submit", "no_sync", "sync_secrets"}
     assert {*KEYS} == options - of_one_call | {"script"}

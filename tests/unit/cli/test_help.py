@@ -134,7 +134,7 @@ Common options:
   --detach            Let the run continue without this terminal, once all its
                       ranks run.
   --dry-run           Print each host's command; contact no host.
-  --queue             Wait for GPUs that other runs have claimed.
+  --queue [T]         Wait, T at most, for GPUs that others have claimed.
   --ranks LIST        Show only these ranks' output, such as 0,8.
                       [default: all]
   --name NAME         Name of the run, shown in messages and run.json.
@@ -246,12 +246,11 @@ Background:
   --notify CMD  Run CMD in a shell when the run ends, restarts or waits long.
 
 Checks:
-  --dry-run          Print the command and start nothing.
-  --no-check         Skip every check that the run doesn't need.
-  --queue            Wait for GPUs that other runs have claimed.
-  --queue-timeout T  Maximum time in the queue.  [default: none]
-  --share            Start even on GPUs that other runs have claimed.
-  --claim-cpus       Claim all CPUs and GPUs, even for a run on CPUs.
+  --dry-run     Print the command and start nothing.
+  --no-check    Skip every check that the run doesn't need.
+  --queue [T]   Wait, T at most, for GPUs that others have claimed.
+  --share       Start even on GPUs that other runs have claimed.
+  --claim-cpus  Claim all CPUs and GPUs, even for a run on CPUs.
 
 Output:
   -q, --quiet    Hide the ranks' output; it is still in the logs.
