@@ -77,8 +77,7 @@ def read_tree(
     root = current_directory() / options.sync if options.sync else find_root(place)
     selection = select(root, staying=(current_directory() / log_dir,), here=place)
     refuse_large(selection, options.sync_limit)
-    if not options.sync_secrets:
-        refuse_secrets(selection)
+    refuse_secrets(selection)
     snapshot = take_snapshot(selection)
     for warning in (*selection.warnings, *snapshot.warnings):
         say(f"launch: {warning}")

@@ -52,11 +52,8 @@ def refuse_secrets(selection: Selection) -> None:
         return
     it = "it" if len(selection.exposed) == 1 else "they"
     git = f", and git neither tracks nor ignores {'it' if it == 'it' else 'them'}" if selection.is_repository else ""
-    file = ".gitignore" if selection.is_repository else ".launchignore"
-    raise UsageError(
-        f"{listed_names(selection.exposed)} would be sent: {it} may hold secrets{git}",
-        f"add a line to {file}, or pass --sync-secrets",
-    )
+    add = "add a line to .gitignore, or git add what may be sent" if git else "add a line to .launchignore"
+    raise UsageError(f"{listed_names(selection.exposed)} would be sent: {it} may hold secrets{git}", add)
 
 
 def describe_tree(tree: Tree) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 # the words that `launch again` types instead, in which {} is the value).
 GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "--note": ("--name NAME", ()),
+    "--sync-secrets": ("git add for what may be sent", ()),
     "--queue-timeout": ("--queue 2h", ("--queue={}",)),
 }
 

@@ -304,10 +304,6 @@ LINKS = (
         heading="Code", in_file=True, needs="sync", is_rare=True,
     ),
     Option(
-        ["--sync-secrets"], is_flag=True, help="Send .env and private keys that git neither tracks nor ignores.",
-        heading="Code", needs="sync", is_rare=True,
-    ),
-    Option(
         ["--link"], metavar="NAME=PATH", multiple=True, help="Link NAME in the code to a directory of the hosts.",
         heading="Code", in_file=True, needs="sync",
     ),

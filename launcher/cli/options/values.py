@@ -80,7 +80,6 @@ class SyncOptions:
     sync_limit: int  # bytes
     sync: str | None = None  # the directory; "": the repository or directory that we are in; None: it isn't sent
     no_sync: bool = False  # instead, if a file says so
-    sync_secrets: bool = False  # send also what may hold secrets
     link: tuple[str, ...] = ()  # each NAME=PATH
 
 

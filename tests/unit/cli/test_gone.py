@@ -13,6 +13,7 @@ from launcher.errors import EXIT_USAGE
 
 # What was typed, and what is offered instead.
 TYPED = {
+    "sync --hosts a --sync-secrets": "git add for what may be sent",
     "run --hosts a --queue --queue-timeout 2h t.py": "--queue 2h",
     "run --hosts a --note x t.py": "--name NAME",
 }
@@ -57,6 +58,7 @@ def test_a_key_of_launcher_toml_that_is_gone(folder: Path, capsys: pytest.Captur
     [
         (["--note", "a b"], ()),
         (["--note=--x"], ()),
+        (["--sync-secrets"], ()),
         (["--queue-timeout", "2h"], ("--queue=2h",)),
         (["--name", "--note"], ("--name", "--note")),
     ],

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -342,9 +343,7 @@ def test_a_limit_that_is_no_size(launch: Launch, size: str) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("--sync-limit", "1MB"), ("--link", "data=/mnt"), ("--sync-secrets", "")]
-)
+@pytest.mark.parametrize(("option", "value"), [("--sync-limit", "1MB"), ("--link", "data=/mnt")])
 def test_what_needs_sync(launch: Launch, option: str, value: str) -> None:
     code, _, err = launch(*PLAN, option, *value.split(), "train.py")
     assert (code, err) == (
@@ -356,12 +355,14 @@ def test_secrets_are_refused_before_anything_is_sent(repository: Path, launch: L
     write_files(repository, ".env")
     refused = (
         "launch: .env would be sent: it may hold secrets, and git neither tracks nor ignores it\n"
-        "  fix: add a line to .gitignore, or pass --sync-secrets\n"
+        "  fix: add a line to .gitignore, or git add what may be sent\n"
     )
     for words in (("run", *PLAN, "--sync", "train.py"), ("sync", "--hosts", "a")):
         code, out, err = launch(*words)
         assert (code, out, err) == (EXIT_USAGE, "", refused)
-    assert ".env" in paths_of(tree_of("--sync", "--sync-secrets", "train.py"))
+    subprocess.run(["git", "add", ".env"], cwd=repository, check=True)
+    assert ".env" in paths_of(tree_of("--sync", "train.py"))
+    subprocess.run(["git", "rm", "-q", "--cached", ".env"], cwd=repository, check=True)
     (repository / ".gitignore").write_text(".env\n")
     assert ".env" not in paths_of(tree_of("--sync", "train.py"))
 

@@ -117,7 +117,7 @@ def test_secrets_are_refused_by_name() -> None:
     with pytest.raises(UsageError) as caught:
         refuse_secrets(plain)
     assert str(caught.value) == "a.pem, b, c and 1 more would be sent: they may hold secrets"
-    assert caught.value.fix == "add a line to .launchignore, or pass --sync-secrets"
+    assert caught.value.fix == "add a line to .launchignore"
     refuse_secrets(replace(plain, exposed=()))
 
 
