@@ -675,7 +675,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "ssh-host-key",
         r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
         "the host's key is unknown, or not the one that was known",
-        "for a new host, pass --accept-new-host-keys; run ssh-keygen -R only if you know why the key changed",
+        "new host: StrictHostKeyChecking accept-new in ssh_config; ssh-keygen -R only if you know why it changed",
         says="`Host key verification failed`",
     ),
     Signature(

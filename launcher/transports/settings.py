@@ -25,7 +25,6 @@ class TransportSettings:
 
     transport: str | None = None  # the one that the user wants; None: srun in a Slurm job, else fabric
     ssh_config: Path | None = None  # instead of the user's and the system's files
-    accept_new_host_keys: bool = False  # record the key of a host that known_hosts doesn't have
     ask_password: bool = False  # one for all hosts, see `secrets`
     is_unattended: bool = False  # only to hosts that are known, with keys that need no passphrase or agent
     may_boot: bool = False  # wait for a host that isn't up yet, for as long as Transport.open may take

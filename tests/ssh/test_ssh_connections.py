@@ -87,9 +87,9 @@ def test_a_new_host_key_is_accepted_where_that_was_asked_for(launch: Launch, hos
     known = folder / "known hosts"
     config = hosts.write_config(
         launch.folder / "config",
-        node2={"UserKnownHostsFile": f'"{known}"', "StrictHostKeyChecking": "ask"},
+        node2={"UserKnownHostsFile": f'"{known}"', "StrictHostKeyChecking": "accept-new"},
     )
-    done = launch.run("--ssh-config", str(config), "--accept-new-host-keys", *shell("true"))
+    done = launch.run("--ssh-config", str(config), *shell("true"))
     assert done.exit_code == 0
     assert known.read_text() == hosts.known_line(hosts["node2"], hosts["node2"].public_key)
     assert list(folder.iterdir()) == [known]
@@ -141,10 +141,10 @@ def test_a_circle_for_all_ends_pdsh_before_it_begins(launch: Launch, hosts: SshH
 def test_a_gateway_s_new_host_key_is_written_once(launch: Launch, hosts: SshHosts) -> None:
     """Each host behind it looks before any of them has written."""
     known = launch.folder / "known_hosts"
-    own = {"UserKnownHostsFile": known, "StrictHostKeyChecking": "ask"}
+    own = {"UserKnownHostsFile": known, "StrictHostKeyChecking": "accept-new"}
     far = {**own, "HostName": "127.0.0.2", "Port": hosts["node2"].port, "ProxyJump": "node1"}
     config = hosts.write_config(launch.folder / "config", node1=own, **{f"far{number}": far for number in range(1, 5)})
-    argv = ["--hosts", "far[1-4]", "--ssh-config", str(config), "--accept-new-host-keys", "-b", "--", "echo in"]
+    argv = ["--hosts", "far[1-4]", "--ssh-config", str(config), "-b", "--", "echo in"]
     done = launch.exec(*argv)
     assert (done.exit_code, done.lines) == (0, ["---- far[1-4] ----", "in"])
     assert sorted(known.read_text().splitlines(keepends=True)) == [

@@ -423,7 +423,7 @@ def test_known_hosts_of_each_host_alone(
     settings = {"UserKnownHostsFile": f"{tmp_path}/%n"}
     assert log_in(node2=settings) == "in\n"
     failure = log_in("node1", node1=settings)
-    assert failure.fix.removesuffix("; or trust it now: --accept-new-host-keys").endswith(f" >> {tmp_path}/node1")
+    assert failure.fix.partition(";")[0].endswith(f" >> {tmp_path}/node1")
 
 
 @every_transport
@@ -440,12 +440,8 @@ def test_a_changed_key_that_ssh_config_bears_with(log_in: LogIn, known: Callable
     assert log_in(node2={**known("[127.0.0.2]:PORT OTHER\n"), "StrictHostKeyChecking": "no"}) == "in\n"
 
 
-def accept_new(settings: TransportSettings) -> FabricTransport:
-    return FabricTransport(replace(settings, accept_new_host_keys=True))
-
-
 NEW_KEYS = [
-    *((transport, wish) for transport in CLIENTS for wish in ("typed", "accept-new")),
+    *((transport, "accept-new") for transport in CLIENTS),
     ("ssh", "no"),  # fabric records none that nobody asked it to record
     ("pdsh", "no"),  # its ssh has the same options as ours
 ]
@@ -456,18 +452,16 @@ def test_a_new_key_takes_no_other_s_place(
     launch: Launch, known: Callable[[str], dict[str, object]], tmp_path: Path, wish: str
 ) -> None:
     """In a file whose last line has no end: glued to it, both keys were lost, and a man in the middle was let in."""
-    words = ["--accept-new-host-keys"] if wish == "typed" else []
-    policy = "yes" if wish == "typed" else wish
     settings = known("[127.0.0.2]:PORT OTHER")  # so node2 is the man in the middle
     config = launch.hosts.write_config(
-        tmp_path / "config", node1={**settings, "StrictHostKeyChecking": policy}, node2=settings
+        tmp_path / "config", node1={**settings, "StrictHostKeyChecking": wish}, node2=settings
     )
-    login = ["--ssh-config", str(config), *words, "--", "echo in"]
+    login = ["--ssh-config", str(config), "--", "echo in"]
     done = launch.exec("--hosts", "node1", *login)
     assert (done.exit_code, done.lines) == (0, ["[node1] in"]), done.stderr
     first, second = (tmp_path / "known_hosts").read_text().splitlines()
     assert (first.split()[0][:12], second.split()[0][:12]) == ("[127.0.0.2]:", "[127.0.0.1]:")
-    if wish == "typed":
+    if wish == "accept-new":
         done = launch.exec("--hosts", "node2", *login)
         assert (done.exit_code, "its host key has changed" in done.stderr) == (69, True), done.stderr
 
@@ -495,7 +489,9 @@ def test_a_new_key_that_is_added_by_hand_takes_no_other_s_place(
     """By the line that is shown."""
     settings = known("[127.0.0.2]:PORT OTHER")
     fix = log_in("node1", node1=settings).fix
-    line = fix.removeprefix("check it and add it: ").removesuffix("; or trust it now: --accept-new-host-keys")
+    line = fix.removeprefix("check it and add it: ").removesuffix(
+        "; or trust new keys: StrictHostKeyChecking accept-new in ssh_config"
+    )
     subprocess.run(["/bin/sh", "-c", line], check=True, capture_output=True, timeout=DEADLINE_S)
     assert log_in("node1", node1=settings) == "in\n"
     assert log_in("node2", node2=settings).kind is HostFailureKind.HOST_KEY_CHANGED
@@ -503,7 +499,7 @@ def test_a_new_key_that_is_added_by_hand_takes_no_other_s_place(
 
 def test_a_new_key_that_can_t_be_recorded(log_in: LogIn, tmp_path: Path) -> None:
     """Trusted all the same, a host would be new at every login, and anybody could stand for it."""
-    failure = log_in("node1", accept_new, node1={"UserKnownHostsFile": tmp_path})
+    failure = log_in("node1", node1={"UserKnownHostsFile": tmp_path, "StrictHostKeyChecking": "accept-new"})
     said = f"its new host key can't be recorded: {tmp_path}: Is a directory"
     assert (failure.kind, failure.text) == (HostFailureKind.HOST_KEY_UNRECORDED, said)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "--note": ("--name NAME", ()),
     "--sync-secrets": ("git add for what may be sent", ()),
+    "--accept-new-host-keys": ("StrictHostKeyChecking accept-new in ssh_config", ()),
     "--queue-timeout": ("--queue 2h", ("--queue={}",)),
 }
 

@@ -275,10 +275,6 @@ SSH_CONFIG = Option(
 SSH = (
     SSH_CONFIG,
     Option(
-        ["--accept-new-host-keys"], is_flag=True, help="Accept and record the keys of unknown hosts.",
-        heading="Hosts", in_file=True, is_rare=True,
-    ),
-    Option(
         ["--ask-password"], is_flag=True, help="Ask once for the password of hosts without a key.",
         heading="Hosts", in_file=True, is_rare=True,
     ),

@@ -135,7 +135,7 @@ class PdshTransport:
     def _keep_known_keys_of(self, host: Host) -> None:
         with contextlib.suppress(OSError, UsageError):  # ssh itself reports it too
             answer = self._answer(host)
-            keep_known_keys(answer, self._answers.of_jumps(answer), accept_new=False)  # the option is in the answer
+            keep_known_keys(answer, self._answers.of_jumps(answer))
 
     def _classify(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
         if error.exit_code not in (None, _EXIT_OF_SSH):

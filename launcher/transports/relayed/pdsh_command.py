@@ -79,7 +79,6 @@ class Pdsh:
         self._options = [
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
             *(f"-o{name}={value}" for name, value in _OPTIONS.items()),
-            *(["-oStrictHostKeyChecking=accept-new"] if settings.accept_new_host_keys else []),
         ]
 
     def call(

@@ -106,7 +106,7 @@ class FabricTransport:
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
         self._configs = HostConfigs(find_ssh(), settings.ssh_config)
-        self._known_hosts = KnownHosts(accept_new=settings.accept_new_host_keys)
+        self._known_hosts = KnownHosts()
 
     def ask_first(self, hosts: Sequence[Host]) -> None:
         """Raise UsageError for an ssh_config that ssh would refuse for every host."""

@@ -138,7 +138,7 @@ class Destination:
             f"ask whoever wrote @revoked into {self.known_file or 'known_hosts'}",
         )
 
-    def key_unknown(self, fingerprint: str = "", *, can_accept: bool = True, doubt: str = "") -> HostFailure:
+    def key_unknown(self, fingerprint: str = "", *, doubt: str = "") -> HostFailure:
         """Return the failure of a host of which known_hosts has no key; doubt: why the file for it isn't clear."""
         port = f"-p {self.port} " if self.port != 22 else ""
         file = shlex.quote(self.known_file) if self.known_file else _USUAL_FILE
@@ -152,7 +152,7 @@ class Destination:
             HostFailureKind.HOST_KEY_UNKNOWN,
             said,
             f"check it and add it: {end}ssh-keyscan {port}{self.host}{rename} >> {file}"
-            + ("; or trust it now: --accept-new-host-keys" if can_accept else ""),
+            "; or trust new keys: StrictHostKeyChecking accept-new in ssh_config",
         )
 
     def key_unrecorded(self, reason: str) -> HostFailure:

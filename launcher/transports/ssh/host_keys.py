@@ -80,8 +80,7 @@ class UnrecordedHostKey(HostKeyRefused):
 class KnownHosts:
     """The known_hosts files, each read once for all hosts; threads that connect share it."""
 
-    def __init__(self, *, accept_new: bool) -> None:
-        self._accept_new = accept_new
+    def __init__(self) -> None:
         self._files: dict[Path, KnownHostsFile] = {}
         self._lock = threading.Lock()
 
@@ -107,7 +106,7 @@ class KnownHosts:
         policy = _Policy(
             host, name, about, elsewhere, doubt,
             on_untrusted=on_untrusted if wish in _ACCEPT_ANY else None,
-            on_new=partial(self._write, own[0]) if can_write and (self._accept_new or wish == _ACCEPT_NEW) else None,
+            on_new=partial(self._write, own[0]) if can_write and wish == _ACCEPT_NEW else None,
         )  # fmt: skip
         connection.client.set_missing_host_key_policy(policy)
         connection.connect_kwargs["transport_factory"] = partial(_make_transport, policy.lines)

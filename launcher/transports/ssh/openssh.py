@@ -109,7 +109,6 @@ class OpenSSHTransport:
             raise UsageError("no ssh on this machine", "install openssh-client, or use --transport fabric")
         self._ssh = ssh
         self._ssh_config = settings.ssh_config
-        self._accept_new = settings.accept_new_host_keys
         self._may_boot = settings.may_boot
         self._is_unattended = settings.is_unattended
         self._on_mute = settings.on_mute
@@ -134,7 +133,7 @@ class OpenSSHTransport:
         if channel is not None:
             return channel
         jump_hosts = self._answers.of_jumps(answer)  # raises for a ProxyJump loop, which ssh would follow for ever
-        keep_known_keys(answer, jump_hosts, accept_new=self._accept_new)
+        keep_known_keys(answer, jump_hosts)
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
         limit_s = own_limit_s or timeout_s
         queue = self._queues[answer.first_sshd]
@@ -149,8 +148,6 @@ class OpenSSHTransport:
     def _argv(self, answer: HostConfig) -> list[str]:
         """Return ssh's command line up to the host; only the options for host keys differ between hosts."""
         options = {**_OPTIONS, **later_options(answer.options)}
-        if self._accept_new and answer.option("stricthostkeychecking") not in ("no", "false", "off"):
-            options["StrictHostKeyChecking"] = "accept-new"
         if self._is_unattended:
             options.update(_UNATTENDED)
         elif is_mute(answer.option("identityagent"), self._on_mute):

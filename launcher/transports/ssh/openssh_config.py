@@ -107,10 +107,11 @@ class HostConfig:
         """Tell whether ssh tries only the keys that ssh_config names, and no other key of the agent."""
         return self.option("identitiesonly") == "yes"
 
-    def may_record_key(self, *, accept_new: bool) -> bool:
+    @property
+    def may_record_key(self) -> bool:
         """Tell whether ssh may add a key to known_hosts; with CheckHostIP it also adds a known host's new address."""
         is_strict = (self.option("stricthostkeychecking") or "ask") in _RECORDS_NO_KEY
-        return accept_new or not is_strict or self.option("checkhostip") == "yes"
+        return not is_strict or self.option("checkhostip") == "yes"
 
 
 def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
@@ -245,13 +246,9 @@ class HostConfigs:
         return jump_hosts
 
 
-def keep_known_keys(answer: HostConfig, jump_hosts: Iterable[HostConfig], *, accept_new: bool) -> None:
-    """End the last line of each known_hosts file to which a login may add a key: ssh would append to that line.
-
-    jump_hosts: for them ssh_config alone decides whether a new key is accepted, not `accept_new`.
-    """
-    recording = [answer] if answer.may_record_key(accept_new=accept_new) else []
-    recording += [jump_host for jump_host in jump_hosts if jump_host.may_record_key(accept_new=False)]
+def keep_known_keys(answer: HostConfig, jump_hosts: Iterable[HostConfig]) -> None:
+    """End the last line of each known_hosts file to which a login may add a key: ssh would append to that line."""
+    recording = [each for each in (answer, *jump_hosts) if each.may_record_key]
     for known_file in {each.place.known_file for each in recording} - {None}:
         end_last_line(Path(str(known_file)))
 

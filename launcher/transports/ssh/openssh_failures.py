@@ -130,7 +130,7 @@ def _host_key(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -
     found = _UNKNOWN_KEY.search(text)  # no match where ssh would have asked the user: then it prints no name
     place = _blame(found[1] if found else None, text, answer, jump_hosts).place
     # To a jump host another ssh logs in, which doesn't get the options of `launch`.
-    return place.key_unknown(can_accept=place is answer.place), place
+    return place.key_unknown(), place
 
 
 def _known_fingerprint(text: str) -> str:

@@ -784,7 +784,7 @@ def test_a_switch_that_is_turned_off_contradicts_nothing(launch, jobs):
         # test-distributed takes all but the hosts from launcher.toml
         ("--num-nodes 2 t.py", "--hostfile two --num-nodes 2"),
         ("--hosts eve@a,b --ssh-config c --transport ssh -q t.py", "--hosts eve@a,b --transport ssh --ssh-config c"),
-        ("--hosts a --python /p --accept-new-host-keys t.py", "--hosts a --accept-new-host-keys --python /p"),
+        ("--hosts a --python /p --connect-timeout 5s t.py", "--hosts a --connect-timeout 5 --python /p"),
         ("--hosts a --no-ask-password t.py", "--hosts a --no-ask-password"),
     ],
 )
@@ -814,7 +814,7 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
 
 
 def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
-    for option in ("--include n1", "--colon port", "--ask-password", "--accept-new-host-keys", "--ssh-config f"):
+    for option in ("--include n1", "--colon port", "--ask-password", "--ssh-config f"):
         said = f"launch: {option.split()[0]} is given, but no hosts are named\n"
         fix = "  fix: name them with --hosts or --hostfile, or omit it\n"
         assert launch(f"2 --cpu {option}", cli.main_test_distributed) == (EXIT_USAGE, "", said + fix)
@@ -905,7 +905,7 @@ def test_srun_goes_to_the_nodes_of_the_job_whatever_hosts_a_file_names(in_alloca
 
 
 def test_what_a_file_says_for_ssh_does_not_hinder_srun(in_allocation, launch, jobs):
-    write_defaults('ssh-config = "f"\naccept-new-host-keys = true\nask-password = true\n')
+    write_defaults('ssh-config = "f"\nask-password = true\n')
     assert launch(f"--transport srun --hosts {getpass.getuser()}@n1 t.py")[0] == 7
 
 
@@ -925,7 +925,7 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
         *(
             (f"{option} t.py", {}, SLURM_LINE, f"{option.split()[0]} is for SSH, but srun doesn't use SSH",
              "omit it, or use a transport over SSH: --transport fabric")
-            for option in ("--ask-password", "--ssh-config f", "--accept-new-host-keys")
+            for option in ("--ask-password", "--ssh-config f")
         ),
         ("--transport srun --hosts n1,ann@n2 t.py", {}, "",
          "--hosts: n2 has the user ann, but srun runs everything as you",

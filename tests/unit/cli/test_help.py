@@ -63,19 +63,18 @@ Examples:
   launch exec --hosts 'gpu[1-4]' --fold -- 'df -h / | tail -1'
 
 Hosts:
-  --hosts LIST            Hosts in rank order, such as a,b,gpu[1-4] or user@c.
-  --hostfile FILE         Read the hosts from FILE, one per line.
-  --colon [slots|port]    Read host:8 as slots or SSH port.  [default: error]
-  --include LIST          Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.
-  --exclude LIST          Exclude these hosts or GPUs: gpu3 or a:0,1@b.
-  --num-nodes N           Use only the first N hosts.  [default: all]
-  --transport NAME        Reach the hosts with fabric, ssh, pdsh or srun.
-                          [default: fabric; in a Slurm job, srun]
-  --ssh-config FILE       SSH client configuration.  [default: ~/.ssh/config]
-  --accept-new-host-keys  Accept and record the keys of unknown hosts.
-  --ask-password          Ask once for the password of hosts without a key.
-  --connect-timeout T     Maximum time to reach a host; if given, wait for its
-                          boot too.  [default: 10s]
+  --hosts LIST          Hosts in rank order, such as a,b,gpu[1-4] or user@c.
+  --hostfile FILE       Read the hosts from FILE, one per line.
+  --colon [slots|port]  Read host:8 as slots or SSH port.  [default: error]
+  --include LIST        Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.
+  --exclude LIST        Exclude these hosts or GPUs: gpu3 or a:0,1@b.
+  --num-nodes N         Use only the first N hosts.  [default: all]
+  --transport NAME      Reach the hosts with fabric, ssh, pdsh or srun.
+                        [default: fabric; in a Slurm job, srun]
+  --ssh-config FILE     SSH client configuration.  [default: ~/.ssh/config]
+  --ask-password        Ask once for the password of hosts without a key.
+  --connect-timeout T   Maximum time to reach a host; if given, wait for its
+                        boot too.  [default: 10s]
 
 Processes:
   --workdir DIR  Directory on the hosts, relative to this one.  [default: ~]

@@ -35,7 +35,7 @@ def test_what_need_not_be_repeated_is_not_counted() -> None:
     ((_, _, fix),) = fold_failures(unknown)
     assert fix == (
         "check it and add it: ssh-keyscan a >> ~/.ssh/known_hosts (and likewise for 1 more); "
-        "or trust it now: --accept-new-host-keys"
+        "or trust new keys: StrictHostKeyChecking accept-new in ssh_config"
     )
 
 

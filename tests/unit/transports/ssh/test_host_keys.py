@@ -11,7 +11,7 @@ from launcher.transports.ssh.host_keys import ChangedHostKey, KnownHosts
 def test_a_name_has_one_new_key(tmp_path):
     """Two connections to one gateway have both seen that it is not known; the second shows another key."""
     path = tmp_path / "known_hosts"
-    known, (first, second) = KnownHosts(accept_new=True), (paramiko.ECDSAKey.generate() for _ in range(2))
+    known, (first, second) = KnownHosts(), (paramiko.ECDSAKey.generate() for _ in range(2))
     known._write(path, "gate", first)
     known._write(path, "gate", first)
     with pytest.raises(ChangedHostKey):
