@@ -129,7 +129,7 @@ EXAMPLES = {
     ),
     "hosts": (
         "launch hosts --hosts 'gpu[1-4]' --exclude gpu3",
-        "launch hosts --hosts 'gpu[1-4]' --to slurm",
+        "launch hosts --hosts 'gpu[1-4]' --json",
     ),
     "sbatch": (
         "launch sbatch --nodes 2 --gpus 8 --time 4:00:00 train.py",

@@ -1,4 +1,4 @@
-"""launch hosts: the hosts as `launch` reads them, or in another launcher's format; --forget."""
+"""launch hosts: the hosts as `launch` reads them; --forget."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.sources import refuse_others
 from launcher.cli.options.table import AS_JSON, HOSTS, Option
 from launcher.cli.options.values import HostChoice, gather
-from launcher.errors import UsageError
 from launcher.hosts.host import part_spares
-from launcher.hosts.hostfiles import TARGETS, write_hosts
 from launcher.hosts.ranges import fold_names
 
 if TYPE_CHECKING:
@@ -31,17 +29,13 @@ if TYPE_CHECKING:
     CONFIG, *HOSTS,
     AS_JSON.but(help="Print one JSON list to stdout."),
     Option(
-        ["--to", "target"], metavar="NAME", type=click.Choice(list(TARGETS)), heading="Output",
-        help=f"Print a hostfile for {' or '.join(', '.join(TARGETS).rsplit(', ', 1))}.",
-    ),
-    Option(
         ["--forget"], metavar="LIST", shell_complete=complete_hosts,
         help="Clear the record of these hosts' failures, here and on the controller hosts.",
         heading="Hosts",
     ),
 ])  # fmt: skip
 @gather
-def command(*, as_json: bool, target: str | None, forget: str | None, choice: HostChoice) -> int:
+def command(*, as_json: bool, forget: str | None, choice: HostChoice) -> int:
     """Show the hosts in rank order, as launch reads them, without contacting them.
 
     In a Slurm job, its hosts are the default.
@@ -49,15 +43,8 @@ def command(*, as_json: bool, target: str | None, forget: str | None, choice: Ho
     if forget is not None:
         refuse_others("forget", "config")
         return _forget(forget)
-    if as_json and target:
-        raise UsageError("--json and --to are both given", "pass only one of them")
     hosts = read_hosts(choice)
-    if target:
-        text, left_out = write_hosts(hosts, target)
-        click.echo(text, nl=False)
-        if left_out:
-            click.echo(f"launch: {left_out}", err=True)
-    elif as_json:
+    if as_json:
         rows = [_row(rank, host) | {"dialect": host.dialect} for rank, host in _ranked(hosts)]
         click.echo(json.dumps(rows, indent=2))
     else:

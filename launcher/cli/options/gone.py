@@ -10,6 +10,7 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "--note": ("--name NAME", ()),
     "--sync-secrets": ("git add for what may be sent", ()),
     "--accept-new-host-keys": ("StrictHostKeyChecking accept-new in ssh_config", ()),
+    "hosts --to": ("--json", ()),
     "--queue-timeout": ("--queue 2h", ("--queue={}",)),
 }
 

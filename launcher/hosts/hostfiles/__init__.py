@@ -1,4 +1,4 @@
-"""Read and write hostfiles: those of other launchers, and `launch`'s own format.
+"""Read hostfiles: those of other launchers, and `launch`'s own format.
 
 A line means the same whichever tool it was written for; a line that two tools read differently is an error.
 So there is one grammar (`lines`) and a YAML list; the tool that a file looks like is only displayed.
@@ -6,6 +6,5 @@ So there is one grammar (`lines`) and a YAML list; the tool that a file looks li
 
 from launcher.hosts.hostfiles.lines import Colon
 from launcher.hosts.hostfiles.reading import parse_hostfile, parse_hosts, read_hostfile
-from launcher.hosts.hostfiles.writing import TARGETS, write_hosts
 
-__all__ = ["TARGETS", "Colon", "parse_hostfile", "parse_hosts", "read_hostfile", "write_hosts"]
+__all__ = ["Colon", "parse_hostfile", "parse_hosts", "read_hostfile"]

@@ -345,14 +345,6 @@ def test_what_stands_behind_a_colon_is_said_by_option_or_default(launch, folder)
     assert launch("hosts --colon both") == (EXIT_USAGE, "", using + said)
 
 
-def test_hosts_as_another_launcher_writes_them(launch):
-    assert launch("hosts --hostfile two --to deepspeed") == (0, TWO, "")
-    lost = "launch: Slurm's format doesn't support slots= of node[1-2]\n"
-    assert launch("hosts --hostfile two --to slurm") == (0, "node[1-2]\n", lost)
-    said = "launch: --json and --to are both given\n  fix: pass only one of them\n"
-    assert launch("hosts --hostfile two --to pdsh --json") == (EXIT_USAGE, "", said)
-
-
 def test_long_names_are_not_cut(launch):
     name = f"{'long-' * 20}name.example.com"
     assert name in launch(f"hosts --hosts {name}")[1]

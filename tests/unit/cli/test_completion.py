@@ -56,7 +56,6 @@ def ask(*words: str) -> list[str]:
         (["sync", ""], ["file"]),
         (["exec", "--", ""], ["file"]),
         (["fetch", "a", ""], ["file"]),
-        (["hosts", "--to", "sl"], ["slurm"]),
     ],
 )
 def test_the_words_of_click(words: list[str], offered: list[str]) -> None:

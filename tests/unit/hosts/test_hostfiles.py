@@ -1,4 +1,4 @@
-"""Hostfiles: every dialect read, every message a user can get from them, and the same hosts written for others."""
+"""Hostfiles: every dialect read, every message a user can get from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import EXIT_USAGE, HostfileError, UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
-from launcher.hosts.hostfiles import TARGETS, parse_hostfile, parse_hosts, read_hostfile, write_hosts
+from launcher.hosts.hostfiles import parse_hostfile, parse_hosts, read_hostfile
 
 SAMPLES = Path(__file__).parents[3] / "hostfiles"
 NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
@@ -595,86 +595,6 @@ def test_a_file_without_an_end_is_not_read_to_its_end():
     with pytest.raises(HostfileError) as caught:
         read_hostfile(Path("/dev/zero"))
     assert caught.value.message == "/dev/zero: more than 8 MiB, too large for a hostfile"
-
-
-# writing
-
-FULL = (
-    Host("gpu1", slots=8, source="f:1"),
-    Host("gpu2", slots=8, user="ann", port=2222, source="f:2"),
-    Host("lab.lan", slots=2, gpus=(3, 1), address="10.0.0.3", source="f:3"),
-)
-BOTH = "user= of gpu2, port= of gpu2, addr= of lab.lan"
-
-
-@pytest.mark.parametrize(
-    ("target", "text", "lost"),
-    [
-        ("deepspeed", "gpu1 slots=8\ngpu2 slots=8\nlab.lan slots=2\n", f"DeepSpeed's format doesn't support the chosen "
-         f"GPUs of lab.lan, {BOTH}"),
-        ("openmpi", "gpu1 slots=8\nann@gpu2 slots=8 port=2222\nlab.lan slots=2\n", "Open MPI's format doesn't support "
-         "the chosen GPUs of lab.lan, addr= of lab.lan"),
-        ("pdsh", "gpu[1-2]\nlab.lan\n", "pdsh's format doesn't support slots= of gpu[1-2],lab.lan, the chosen GPUs of "
-         f"lab.lan, {BOTH}"),
-        ("slurm", "gpu[1-2],lab.lan\n", "Slurm's format doesn't support slots= of gpu[1-2],lab.lan, the chosen GPUs of "
-         f"lab.lan, {BOTH}"),
-    ],
-)  # fmt: skip
-def test_hosts_are_written_and_what_is_lost_is_said(target, text, lost):
-    assert write_hosts(FULL, target) == (text, lost)
-    assert write_hosts(FULL[:1], "openmpi") == ("gpu1 slots=8\n", "")
-
-
-def test_what_another_tool_would_misread_is_not_written():
-    with pytest.raises(UsageError) as caught:
-        write_hosts([Host("a", source="f:7")], "deepspeed")
-    assert caught.value.message == "f:7: 'a' has no slots=, which DeepSpeed requires"
-    assert caught.value.fix == "write slots=N, the number of its GPUs"
-    with pytest.raises(UsageError) as caught:
-        write_hosts([Host("fe80::1%eth0", source="f:7")], "openmpi")
-    assert caught.value.message == "f:7: Open MPI can't read the name 'fe80::1%eth0'"
-    assert write_hosts([Host("a", user="ann.lee", slots=1)], "openmpi") == (
-        "a slots=1\n",
-        "Open MPI's format doesn't support user= of a",
-    )
-    assert write_hosts([Host("a"), Host("b", port=22)], "openmpi") == (
-        "a\nb port=22\n",
-        "no slots= for a,b: Open MPI counts their cores",
-    )
-
-
-def test_a_long_list_of_names_is_a_number():
-    hosts = [Host(f"node-{letter}.example.com", slots=1) for letter in "abcdef"]
-    assert write_hosts(hosts, "slurm")[1] == "Slurm's format doesn't support slots= of 6 hosts"
-
-
-names = st.from_regex(r"\A[A-Za-z][a-z.-]{0,3}[0-9]{0,3}\Z") | st.sampled_from(
-    ["10.0.0.9", "10.0.0.10", "fe80::1", "1::2"]
-)
-hosts_of_a_file = st.lists(
-    st.builds(
-        Host,
-        names,
-        user=st.none() | st.sampled_from(["ann", "b-2", "c.d", "_e"]),
-        port=st.none() | st.integers(1, 65535),
-        address=st.none() | st.just("10.0.0.1"),
-        slots=st.integers(1, 65536),
-    ),
-    min_size=1,
-    unique_by=lambda host: host.name.lower(),
-)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@unhurried
-@given(hosts=hosts_of_a_file)
-def test_what_is_written_and_read_again_is_what_was_not_called_lost(target, hosts):
-    text, lost = write_hosts(hosts, target)
-    again = parse_hostfile(text, "f")
-    assert [host.name for host in again] == [host.name for host in hosts]
-    for field, word in (("user", "user="), ("port", "port="), ("address", "addr="), ("slots", "slots=")):
-        is_same = [getattr(host, field) for host in again] == [getattr(host, field) for host in hosts]
-        assert is_same == (f"{word} of" not in lost)
 
 
 # any text at all
