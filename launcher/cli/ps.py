@@ -47,13 +47,6 @@ _LEAST_COLUMNS = 10  # for the last line
     heading="Hosts",
 )
 @option(
-    "--all-users",
-    is_flag=True,
-    help="With --hosts, list the runs of all users that have claimed GPUs there.",
-    heading="Hosts",
-    needs="hosts",
-)
-@option(
     "--ssh-config",
     metavar="FILE",
     type=FILE,
@@ -69,9 +62,7 @@ _LEAST_COLUMNS = 10  # for the last line
     heading="Output",
 )
 @gather
-def command(
-    *, all_runs: bool, hosts: str | None, all_users: bool, ssh_config: Path | None, forget: str | None, as_json: bool
-) -> int:
+def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forget: str | None, as_json: bool) -> int:
     """List the runs that were started on this machine, the newest first.
 
     The state is looked up, on the controller hosts too: a run whose launch was killed isn't listed as running.
@@ -83,8 +74,6 @@ def command(
     if forget is not None:
         refuse_others("forget")
         return _forget(forget)
-    if all_users and hosts is not None:
-        return _list_claims(hosts, ssh_config, as_json=as_json)
     printed: list[tuple[str, str]] = []
 
     def choose(rows: list[Row]) -> list[Row]:
@@ -114,22 +103,6 @@ def command(
     if older > 0 and not as_json:
         click.echo(f"launch: {older} older ones: launch ps --all", err=True)
     return EXIT_UNREACHABLE if unreached and hosts is not None else 0
-
-
-def _list_claims(names: str, ssh_config: Path | None, *, as_json: bool) -> int:
-    """List the runs of all users by what they have claimed on these hosts."""
-    from launcher.cli.sessions import hold_named_session
-    from launcher.commands import free
-
-    def report(found: free.Survey) -> int:
-        if as_json:
-            click.echo(json.dumps(free.list_runs(found), indent=2))
-        else:
-            for line in free.run_lines(found):
-                click.echo(line)
-        return found.exit_code
-
-    return hold_named_session("ps", names, ssh_config, free.survey, report)
 
 
 def _forget(word: str) -> int:

@@ -18,7 +18,6 @@ from launcher.preflight.claims import describe_claim
 from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib, users_of
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
-from launcher.wording import age
 
 _MOST_JOBS = 8  # on the same GPUs, that are named one by one
 
@@ -227,42 +226,3 @@ def _as_values(claim: BoxClaim) -> dict[str, Any]:
     values["until"] = iso_time(claim.until) if claim.until is not None else None
     del values["asks"]  # that is no claim
     return values
-
-
-def list_runs(found: Survey) -> list[dict[str, Any]]:
-    """Return the runs of all users that have claimed something, the newest first, as JSON values."""
-    places: dict[tuple[str, str], dict[str, BoxClaim]] = {}
-    for box in found.boxes:
-        for claim in box.claims:
-            places.setdefault((claim.user, claim.run), {})[box.host.name] = claim
-    rows = []
-    for (user, run), claims in places.items():
-        first = min(claims.values(), key=lambda claim: claim.since)
-        waits = all(claim.is_waiting for claim in claims.values())
-        rows.append(
-            {
-                "user": user, "run": run, "name": first.name, "state": "queued" if waits else "claimed",
-                "age_s": round(max(0.0, found.at - first.since), 1),
-                "hosts": {name: list(claim.gpus) for name, claim in claims.items()},
-            }
-        )  # fmt: skip
-    return sorted(rows, key=lambda row: float(row["age_s"]))
-
-
-def run_lines(found: Survey) -> list[str]:
-    """Return the same as a table, and which hosts can't be used."""
-    heads = ("user", "run", "name", "state", "age", "hosts", "GPUs")
-    cells = [
-        (
-            row["user"], row["run"], row["name"] or "", row["state"], age(row["age_s"]), fold_names(row["hosts"]),
-            " ".join(dict.fromkeys(fold_numbers(gpus) or "-" for gpus in row["hosts"].values())),
-        )
-        for row in list_runs(found)
-    ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [heads, *cells]
-    ]
-    lost = [f"{fold_names(names)}: can't be used: {text}" for names, text, _ in fold_failures(found.failures)]
-    return [*(lines if cells else ["no run has claimed anything there"]), *lost]

@@ -11,6 +11,7 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "--sync-secrets": ("git add for what may be sent", ()),
     "--accept-new-host-keys": ("StrictHostKeyChecking accept-new in ssh_config", ()),
     "hosts --to": ("--json", ()),
+    "ps --all-users": ("launch free --hosts LIST", ()),
     "--queue-timeout": ("--queue 2h", ("--queue={}",)),
 }
 

@@ -208,7 +208,6 @@ WRONG = [
       for command in ("logs", "attach", "fetch", "stop", "wait", "report", "rejoin")),
     ("ps --ssh-config two", "--ssh-config works only with --hosts", "add --hosts LIST, or omit --ssh-config"),
     ("clean --hosts a --env XDG_CACHE_HOME=x", "--env works only with --code", "add --code, or omit --env"),
-    ("ps --all-users", "--all-users works only with --hosts", "add --hosts LIST, or omit --all-users"),
     ("ps --forget r --json", "--forget and --json are both given", "omit --json"),
     ("hosts --forget a --json", "--forget and --json are both given", "omit --json"),
     ("hosts --hosts b --forget a", "--forget and --hosts are both given", "omit --hosts"),
