@@ -6,10 +6,8 @@ Apart from `runner`, whose imports take 60 ms: `launch exec` needs none of them.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from secrets import token_hex
 from typing import TypeVar
 
@@ -67,21 +65,3 @@ def hold_session(
         return EXIT_SIGNAL_BASE + interruption.number
     finally:
         console.close()
-
-
-def hold_named_session(
-    purpose: str, names: str, ssh_config: Path | None, act: Callable[[Session], Awaitable[DoneT]],
-    report: Callable[[DoneT], int],
-) -> int:  # fmt: skip
-    """Act in a session with the hosts that --hosts names, of a command with no other option for them."""
-    from launcher.cli.host_choice import choose_opener
-    from launcher.hosts.hostfiles import parse_hosts
-    from launcher.output.output_streams import find_streams
-    from launcher.transports.settings import TransportSettings
-
-    hosts = parse_hosts(names, "--hosts", "port")
-    open_transport = choose_opener(TransportSettings(ssh_config=ssh_config), hosts, env={}, python=None)
-    console = Console(hosts, find_streams(os.environ))
-    return hold_session(
-        hosts, open_transport, make_settings(purpose, Timeouts(), {}, loader_pythons(None)), console, act, report
-    )

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import controller_options
-from launcher.cli.options.completion import complete_hosts, complete_runs
+from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import option
 from launcher.cli.options.values import gather
@@ -26,24 +26,9 @@ from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
     help="Kill the ranks at once, as a second Ctrl-C does: they can't save.",
     heading="Stopping and restarts",
 )
-@option(
-    "--ask",
-    is_flag=True,
-    help="With --hosts, only ask the owner of RUN, another user, to end it.",
-    heading="Stopping and restarts",
-)
-@option(
-    "--hosts",
-    metavar="LIST",
-    help="With --ask, the hosts that RUN uses, or some of them.",
-    shell_complete=complete_hosts,
-    heading="Stopping and restarts",
-)
 @controller_options
 @gather
-def command(
-    *, run: str | None, now: bool, ask: bool, hosts: str | None, controller: str | None, ssh_config: Path | None
-) -> int:
+def command(*, run: str | None, now: bool, controller: str | None, ssh_config: Path | None) -> int:
     """Stop RUN as Ctrl-C in its terminal does, and wait for its end.  [default: the only active run]
 
     The ranks get SIGTERM, so that they can save, and are killed after the run's stop timeout.
@@ -52,11 +37,6 @@ def command(
     from launcher.cli.find_run import carry_out, find_run
     from launcher.commands.run_actions import stop
 
-    if ask or hosts is not None:
-        if not ask or hosts is None or run is None or now:
-            text = "--ask needs RUN and --hosts, and goes with nothing else"
-            raise UsageError(text, "launch stop --ask RUN --hosts gpu1, with RUN as launch free shows it")
-        return _ask(run, hosts, ssh_config)
     is_unnamed = run is None and controller is None and ssh_config is None
     found = find_only() if is_unnamed else find_run(run, controller, ssh_config)
     try:
@@ -64,20 +44,6 @@ def command(
     except KeyboardInterrupt:
         tell(f"launch: run {found.id} is still being stopped (launch wait)")
         return 130
-
-
-def _ask(run: str, names: str, ssh_config: Path | None) -> int:
-    """Ask the owner of a run that uses these hosts to end it."""
-    from launcher.cli.error_lines import tell
-    from launcher.cli.sessions import hold_named_session
-    from launcher.commands.ask import ask
-
-    def report(said: list[str]) -> int:
-        for text in said:
-            tell(f"launch: {text}")
-        return 0
-
-    return hold_named_session("ask", names, ssh_config, lambda session: ask(session, run), report)
 
 
 def find_only() -> ListedRun | RemoteRun:

@@ -224,5 +224,4 @@ def as_record(found: Survey) -> dict[str, Any]:
 def _as_values(claim: BoxClaim) -> dict[str, Any]:
     values = asdict(claim) | {"since": iso_time(claim.since)}
     values["until"] = iso_time(claim.until) if claim.until is not None else None
-    del values["asks"]  # that is no claim
     return values

@@ -98,7 +98,6 @@ class BoxClaim:
     is_shared: bool = False  # started with --share on GPUs that were claimed
     is_reserved: bool = False  # for the run's next attempt
     is_waiting: bool = False  # a place in the queue, not a claim
-    asks: bool = False  # no claim: its user asks for the end of a run
     is_mine: bool = False  # of the user who asks: another one's run may have the same id
     until: Annotated[float, Within(0, 1e11)] | None = None  # when it will be stopped, in seconds since 1970
 

@@ -62,7 +62,6 @@ class Claim:
     """A claim, as anybody on the box may read it; all but `uid` and `order` is its owner's word."""
 
     __slots__ = (
-        "asks",
         "is_reserved",
         "is_shared",
         "is_waiting",
@@ -93,7 +92,6 @@ class Claim:
         self.is_shared = values.get("is_shared") is True  # its run was started on claimed GPUs by --share
         self.is_waiting = values.get("is_waiting") is True  # a place in the queue
         self.is_reserved = is_reserved  # for the next attempt of its run
-        self.asks = _text(values.get("asks") or "")  # no claim: asks this user to end this run
 
     def as_fields(self, numbers: Mapping[str, int]) -> dict[str, Any]:
         """Return what a message says of it; numbers: of this node's GPUs, by key."""
@@ -103,7 +101,6 @@ class Claim:
             "gpus": sorted(numbers[part] for part in self.parts if part in numbers),
             "is_of_cpus": _CPUS in self.parts, "is_shared": self.is_shared, "is_waiting": self.is_waiting,
             "is_reserved": self.is_reserved, "until": self.until,
-            "asks": bool(self.asks),
         }  # fmt: skip
 
 
@@ -201,15 +198,14 @@ class OwnClaim:
             raise OSError(errno.EFBIG, "a claim of %d bytes" % len(data), self.path)
         os.pwrite(self._fd, data, 0)  # all at once, and it only grows: nobody reads half of it
 
-    def find_others(self, held: Sequence[OwnClaim] = (), mine: str = "") -> list[Claim]:
+    def find_others(self, held: Sequence[OwnClaim] = ()) -> list[Claim]:
         """Return the claims of other runs on the same GPUs; `order` tells whose is older.
 
-        held: all that this process holds, if that is more than this one. mine: user and run, to find who asks them to
-        end, too.
+        held: all that this process holds, if that is more than this one.
         """
         own, parts = (os.geteuid(), self.values["run"]), frozenset(self.values["parts"])
         claims = read_claims(self._directory, own=held or (self,))
-        found = [claim for claim in claims if claim.parts & parts or (mine and claim.asks == mine)]
+        found = [claim for claim in claims if claim.parts & parts]
         return [claim for claim in found if (claim.uid, claim.run) != own]
 
     def end(self, reserve_s: float = 0.0) -> None:
@@ -468,20 +464,12 @@ class ClaimHolder:
             self._send([], "there is no directory that all its users share", waits=header.get("waits", False))
         elif header["is_look"]:
             remove_old(directory, own=self._held)
-            self._send([claim for claim in read_claims(directory, self._held) if not claim.asks])
+            self._send(read_claims(directory, self._held))
         else:
             try:
-                if "asks" in header:
-                    self._ask(directory, header["asks"])
-                else:
-                    self._claim(directory, header)
+                self._claim(directory, header)
             except OSError as error:
                 self._say_whose(directory, header, "%s: %s" % (directory, error.strerror))
-
-    def _ask(self, directory: str, whom: str) -> None:
-        """Ask the owner of a run to end it, for as long as this process lives; whom: user and run."""
-        self._own = OwnClaim(directory, {"run": "", "since": time.time(), "parts": [], "asks": whom[:_MOST_LETTERS]})
-        self._send([])
 
     def _claim(self, directory: str, header: Mapping[str, Any]) -> None:
         """Raise OSError if a file can't be made."""
@@ -513,7 +501,7 @@ class ClaimHolder:
 
     def _say_whose(self, directory: str, header: Mapping[str, Any], error: str) -> None:
         """Say whose the GPUs are that can't be claimed, such as on a full disk; who waits for them looks again."""
-        claims = read_claims(directory, self._held) if "asks" not in header else []
+        claims = read_claims(directory, self._held)
         rivals = []
         if claims:
             own, parts, place = (os.geteuid(), header["run"]), frozenset(self._find_parts(header)), self._place
@@ -576,10 +564,9 @@ class ClaimHolder:
     def _look(self) -> None:
         began_at = time.monotonic()
         assert self._own is not None  # until `end`, which cancels this
-        mine = "%s/%s" % (_find_user(os.geteuid()), self._own.values["run"])
-        for claim in self._own.find_others(self._held, mine[:_MOST_LETTERS]):
+        for claim in self._own.find_others(self._held):
             who = claim.uid, claim.run or claim.order[1]
-            if (claim.is_shared or claim.asks) and who not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
+            if claim.is_shared and who not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
                 self._told.add(who)
                 self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers))
         self._timer = self._loop.call_later(max(_LOOK_S, _REST * (time.monotonic() - began_at)), self._look)

@@ -350,11 +350,6 @@ class Attempt:
 
     def _say_neighbour(self, event: Event) -> None:
         claim, host = event.fields["claim"], self.session.hosts[event.index].name
-        if claim.asks:
-            self._say(
-                f"launch: {claim.user} asks you to end this run, which uses {host} (launch stop --ask)", Style.STRONG
-            )
-            return
         name = f" ({claim.name})" if claim.name else ""
         gpus = f" GPU {fold_numbers(claim.gpus)}" if claim.gpus else ""
         self._say(f"launch: {host}{gpus}: {claim.user}'s run {claim.run}{name} uses them, too (--share)")

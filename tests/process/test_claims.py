@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import pwd
 import re
 import signal
 import time
@@ -307,43 +306,6 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tm
     assert sharing.wait() == 0, said("sharing")
     assert launch("last", *words, "true").wait() == 0, said("last")
     assert not list(Path(find_directory() or "").glob("launch-*"))
-
-
-def test_a_user_who_asks_for_the_end_of_a_run(
-    directory: str, launch: Callable[..., WarmProcess], tmp_path: Path
-) -> None:
-    def said(name: str) -> str:
-        return (tmp_path / name / "said").read_text()
-
-    run = launch("run", "--gpus", "2", "--no-python", "sh", "-c", "echo ready; until [ -e go ]; do sleep 0.05; done")
-    assert wait_until(lambda: said("run").count("ready") == 2), said("run")
-    own = said("run").partition("run ")[2].partition(",")[0]
-    (claim,) = read_claims(directory)
-    asked = {"run": "", "since": time.time(), "parts": [], "asks": f"root/{claim.run}"}
-    ready, go = os.pipe()
-    end, told = os.pipe()
-
-    def ask() -> None:
-        held = OwnClaim(directory, asked)
-        os.write(go, b"x")
-        os.read(end, 1)
-        held.end()
-
-    user = pwd.getpwnam("nobody")
-    pid = as_user(user.pw_uid, ask)
-    os.read(ready, 1)
-    name = os.uname().nodename.split(".")[0]
-    line = f"launch: nobody asks you to end this run, which uses {name} (launch stop --ask)\n"
-    assert wait_until(lambda: line in said("run")), said("run")
-    os.write(told, b"x")
-    wait_for(pid)
-    mine = run_launch("stop", "--ask", own, "--hosts", "localhost", cwd=tmp_path)
-    assert (mine.returncode, f"launch: run {own} is yours\n" in mine.stderr) == (2, True), mine.stderr
-    unknown = run_launch("stop", "--ask", "x", "--hosts", "localhost", cwd=tmp_path)
-    assert (unknown.returncode, "launch: no run x has claimed GPUs of localhost\n" in unknown.stderr) == (2, True)
-    (tmp_path / "run" / "go").touch()
-    assert run.wait() == 0
-    assert said("run").count("asks you") == 1
 
 
 def test_runs_that_wait_for_their_turn(launch: Callable[..., WarmProcess], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "--accept-new-host-keys": ("StrictHostKeyChecking accept-new in ssh_config", ()),
     "hosts --to": ("--json", ()),
     "ps --all-users": ("launch free --hosts LIST", ()),
+    "stop --ask": ("launch free, which names the owner", ()),
     "--queue-timeout": ("--queue 2h", ("--queue={}",)),
 }
 

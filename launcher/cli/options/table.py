@@ -92,7 +92,11 @@ class Option(click.Option):
     @property
     def may_stand_alone(self) -> bool:
         """Whether its value may be omitted, and is then empty."""
-        return hasattr(self.type, "accepts")
+        return isinstance(self.type, CodeFolder | _Wait)
+
+    def accepts(self, word: str) -> bool:
+        """Tell whether the word after the option is its value, if that may be omitted."""
+        return isinstance(self.type, CodeFolder | _Wait) and self.type.accepts(word)
 
     @property
     def unset(self) -> Any:
@@ -144,7 +148,7 @@ def settle_words(args: Sequence[str], options: Sequence[click.Option]) -> list[s
         option = flags.get(settled[index])
         if isinstance(option, Option) and option.may_stand_alone:
             value = settled[index + 1 : index + 2]
-            has_value = bool(value) and option.type.accepts(value[0])
+            has_value = bool(value) and option.accepts(value[0])
             settled[index : index + 1 + has_value] = [f"{settled[index]}={value[0] if has_value else ''}"]
         elif option is not None and not option.is_flag:
             index += 1

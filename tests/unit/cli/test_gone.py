@@ -13,6 +13,7 @@ from launcher.errors import EXIT_USAGE
 
 # What was typed, and what is offered instead.
 TYPED = {
+    "stop --ask r --hosts a": "launch free, which names the owner",
     "ps --hosts a --all-users": "launch free --hosts LIST",
     "hosts --hosts a --to slurm": "--json",
     "check --hosts a --accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",

@@ -287,11 +287,7 @@ Hosts:
   --ssh-config FILE  With --controller, read FILE instead of ~/.ssh/config.
 
 Stopping and restarts:
-  --now         Kill the ranks at once, as a second Ctrl-C does: they can't
-                save.
-  --ask         With --hosts, only ask the owner of RUN, another user, to end
-                it.
-  --hosts LIST  With --ask, the hosts that RUN uses, or some of them.
+  --now  Kill the ranks at once, as a second Ctrl-C does: they can't save.
 
 General:
   -h, --help  Show this message and exit.
