@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from launcher.collectives.operations import all_gather, all_to_all, reduce_scatter, shift
-from launcher.collectives.units import bandwidth_words, size_words, time_words
+from launcher.collectives.checks import all_to_all, reduce_scatter, shift
+from launcher.collectives.matrix import bandwidth_words, size_words, time_words
 from launcher.collectives.watch import Watch
 from launcher.distributed import World
 
@@ -84,6 +85,12 @@ def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], 
         "all_to_all": lambda: all_to_all(other, whole),
         "send_recv": lambda: shift(world, other, whole),
     }
+
+
+def all_gather(output: Tensor, values: Tensor) -> None:
+    """Gather the values of all ranks, in rank order, into one flat output."""
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    function(output, values)
 
 
 def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int) -> Iterator[BandwidthRow]:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.collectives.operations import all_to_all, reduce_scatter, shift
 from launcher.collectives.watch import Watch, default_store
 from launcher.distributed import World
 
@@ -206,3 +205,29 @@ def _rows(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     count = torch.arange(ELEMENTS, device=numbers.device)
     digits = torch.div(numbers[:, None], 251 ** (count % 4), rounding_mode="floor")
     return ((count + digits) % 251).to(dtype)
+
+
+# ---- collectives under the names that the installed torch has for them ----------------------------------------------
+
+
+def reduce_scatter(output: Tensor, values: Tensor) -> None:
+    """Sum `values` over all ranks, and store this rank's part in `output`."""
+    # Renamed in torch 2.13, where the old name warns.
+    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    function(output, values)
+
+
+def all_to_all(output: Tensor, values: Tensor) -> None:
+    """Send part i of `values` to rank i; parts are rows, or equal shares of a flat tensor."""
+    dist.all_to_all_single(output, values)
+
+
+def shift(world: World, output: Tensor, values: Tensor) -> None:
+    """Send to the next rank and receive from the previous one; all ranks do so at once, so no order is needed."""
+    size = world.world_size
+    transfers = [
+        dist.P2POp(dist.isend, values, (world.rank + 1) % size),
+        dist.P2POp(dist.irecv, output, (world.rank - 1) % size),
+    ]
+    for transfer in dist.batch_isend_irecv(transfers):
+        transfer.wait()

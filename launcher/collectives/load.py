@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ SIDE = {"cpu": 512, "cuda": 8192}  # of the square matrices
 COPY_BYTES = {"cpu": 32 * MIB, "cuda": 256 * MIB}  # more than the caches hold
 TRANSFER_BYTES = 64 * MIB
 PCI = Path("/sys/bus/pci/devices")
+SENSORS = ("temperature_c", "clock_mhz", "power_mw", "reasons")
 ERRORS = ("corrected_errors", "uncorrected_errors")  # of a GPU's memory
 AMPERE = 8  # the first generation whose tensor cores know bf16
 
@@ -91,7 +93,7 @@ def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> lis
         batches = {work.name: warm_up(world, work) for work in works}
     rounds = max(LEAST_ROUNDS, round(load_s / ROUND_S))
     rates: dict[str, list[float]] = {work.name: [] for work in works}
-    with Sampler(find_gpu(world.device)) as sampler:
+    with watch_gpu(find_gpu(world.device)) as summarize:
         for number in range(rounds * len(works)):
             work = works[number % len(works)]
             with watch.step(f"the load ({work.name})"):
@@ -108,7 +110,7 @@ def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> lis
         copy=speeds["copy"],
         to_gpu=speeds.get("to_gpu"),
         from_gpu=speeds.get("from_gpu"),
-        sensors=sampler.summarize(),
+        sensors=summarize(),
         numa_node=numa_node,
     )
     with watch.step("gathering the measurements under load"):
@@ -221,55 +223,42 @@ def name_device(device: torch.device) -> str:
     return f"CPU rank ({platform.machine()}, threads: {torch.get_num_threads()})"
 
 
-class Sampler:
-    """Reads the sensors of a GPU in a thread of its own, from the beginning to the end of a block."""
+@contextmanager
+def watch_gpu(gpu: nvml.Gpu | None) -> Iterator[Callable[[], Sensors | None]]:
+    """Read the sensors of a GPU in a thread during the block; yield what sums them up, also after it."""
+    if gpu is None:
+        yield lambda: None
+        return
+    is_over, before = threading.Event(), {name: gpu.read(name) for name in ERRORS}
+    seen: dict[str, list[int]] = {name: [] for name in SENSORS}
 
-    def __init__(self, gpu: nvml.Gpu | None) -> None:
-        self._gpu = gpu
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._temperatures: list[int] = []
-        self._clocks: list[int] = []
-        self._powers: list[int] = []
-        self._reasons = 0
-        self._errors_before = {name: gpu.read(name) for name in ERRORS} if gpu is not None else {}
+    def look() -> None:
+        while not is_over.wait(SAMPLE_S):
+            for name, values in seen.items():
+                value = gpu.read(name)
+                values += [value] if value is not None else []
 
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def summarize(self) -> Sensors | None:
-        """Return what was read, after the block."""
-        if self._gpu is None:
-            return None
-        errors = [subtract(self._gpu.read(name), self._errors_before[name]) for name in ERRORS]
+    def summarize() -> Sensors:
+        temperatures, clocks, powers, reasons = seen.values()
+        corrected, uncorrected = (subtract(gpu.read(name), before[name]) for name in ERRORS)
         return Sensors(
-            number=self._gpu.read("index"),
-            temperature_c=self._temperatures[-1] if self._temperatures else None,
-            hottest_c=max(self._temperatures, default=None),
-            clock_mhz=median(self._clocks) if self._clocks else None,
-            power_w=median(self._powers) / 1000 if self._powers else None,
-            reasons=self._reasons,
-            corrected_errors=errors[0],
-            uncorrected_errors=errors[1],
+            number=gpu.read("index"),
+            temperature_c=temperatures[-1] if temperatures else None,
+            hottest_c=max(temperatures, default=None),
+            clock_mhz=median(clocks) if clocks else None,
+            power_w=median(powers) / 1000 if powers else None,
+            reasons=reduce(or_, reasons, 0),
+            corrected_errors=corrected,
+            uncorrected_errors=uncorrected,
         )
 
-    def _sample(self) -> None:
-        while self._gpu is not None and not self._is_over.wait(SAMPLE_S):
-            self._reasons |= self._gpu.read("reasons") or 0
-            for found, name in (
-                (self._temperatures, "temperature_c"),
-                (self._clocks, "clock_mhz"),
-                (self._powers, "power_mw"),
-            ):
-                value = self._gpu.read(name)
-                found += [value] if value is not None else []
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield summarize
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def subtract(after: int | None, before: int | None) -> int | None:

@@ -1,12 +1,10 @@
-"""Latency and bandwidth between each pair of hosts: the measuring order, the table and what is slow. Pure."""
+"""Latency and bandwidth between each pair of hosts: the measuring order, the table, its units, what is slow. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-
-from launcher.collectives.units import bandwidth_words, number_words, time_words
 
 WHOLE_UP_TO = 16  # hosts; nobody reads a larger matrix
 SLOWEST = 5
@@ -104,3 +102,32 @@ def _draw(title: str, names: Sequence[str], pairs: Sequence[Pair], value: Callab
         words = [cells.get((min(row, column), max(row, column)), "-") for column in range(len(names))]
         lines.append(f"  {name:14} " + " ".join(f"{word:>{width}}" for word in words))
     return lines
+
+
+# ---- numbers with their units, as the tables show them ---------------------------------------------------------------
+
+
+def number_words(value: float) -> str:
+    """Return three digits, and all digits before the point: `0.123`, `12.3`, `1230`."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def size_words(size_bytes: int) -> str:
+    """Return `4 KiB`, `64 MiB`."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.4g} {unit}"
+    return f"{size_bytes} B"
+
+
+def time_words(seconds: float) -> str:
+    """Return `12.3 us`, `4.56 ms`, `1.23 s`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def bandwidth_words(bytes_per_s: float) -> str:
+    """Return `1.23 GB/s`, `45.6 MB/s`, in steps of 1000 as in nccl-tests."""
+    return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e8 else f"{bytes_per_s / 1e6:.3g} MB/s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,8 +45,8 @@ def test_no_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert "loading" not in capsys.readouterr().out
 
 
-def has_read(sampler: load.Sampler, temperature_c: int) -> bool:
-    sensors = sampler.summarize()
+def has_read(summarize: Callable[[], load.Sensors | None], temperature_c: int) -> bool:
+    sensors = summarize()
     return sensors is not None and sensors.temperature_c == temperature_c
 
 
@@ -70,12 +71,12 @@ def test_a_gpu_that_gets_hot(known: dict[str, object], tmp_path: Path, monkeypat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known))
     gpu = load.find_gpu(torch.device("cuda", 0))
     assert gpu is not None
-    with load.Sampler(gpu) as sampler:
+    with load.watch_gpu(gpu) as summarize:
         for state, heat_c in ((warm, 80), (hot, 84), (warm, 80)):
             driver.drive(warm, state)
-            assert wait_until(lambda wanted_c=heat_c: has_read(sampler, wanted_c))
+            assert wait_until(lambda wanted_c=heat_c: has_read(summarize, wanted_c))
         driver.drive(warm, hot)
-    sensors = sampler.summarize()
+    sensors = summarize()
     assert sensors is not None
     assert (sensors.number, sensors.power_w, sensors.corrected_errors, sensors.uncorrected_errors) == (1, 700, 0, 1)
     assert sensors.reasons == 0x48 | 0x04
@@ -108,6 +109,5 @@ def test_memory_is_pinned_at_the_gpus_numa_node(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_device_without_sensors() -> None:
-    with load.Sampler(load.find_gpu(torch.device("cpu"))) as sampler:
-        pass
-    assert sampler.summarize() is None
+    with load.watch_gpu(load.find_gpu(torch.device("cpu"))) as summarize:
+        assert summarize() is None

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.collectives.matrix import Pair, describe_outliers, describe_pairs, list_rounds
-from launcher.collectives.units import bandwidth_words, number_words, size_words, time_words
+from launcher.collectives.matrix import (
+    Pair,
+    bandwidth_words,
+    describe_outliers,
+    describe_pairs,
+    list_rounds,
+    number_words,
+    size_words,
+    time_words,
+)
 
 GB = 1e9
 
