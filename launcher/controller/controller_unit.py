@@ -8,8 +8,6 @@ Where both run, one of them takes the run up first, and the other one can't.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +36,7 @@ class ControllerUnit:
     def __init__(self, place: Path, fingerprint: str) -> None:
         """place: of the run's entry; fingerprint: of its certificate: two runs of two launch hosts may have one id."""
         self._name = f"{place.name}.{fingerprint[:8]}.controller"
-        self._lock = -1
+        self._lock: boot_units.Lock | None = None
         self._program = _PROGRAM.format(lock=str(place / LOCK), start=str(find_start(place)), pause_s=_PAUSE_S)
 
     def install(self) -> str:
@@ -55,9 +53,7 @@ class ControllerUnit:
 
         is_last: after this process only a boot, or the user, shall start another one.
         """
-        with contextlib.suppress(OSError):  # a disk that takes no lock
-            self._lock = os.open(boot_units.find_lock(self._name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = boot_units.take_lock(self._name)
         if is_last:
             return
         argv, null = [sys.executable, "-X", "utf8", "-ISc", self._program], subprocess.DEVNULL
@@ -67,6 +63,6 @@ class ControllerUnit:
     def remove(self) -> None:
         """Let nothing be started any more."""
         boot_units.remove(self._name)
-        with contextlib.suppress(OSError):
-            Path(boot_units.find_lock(self._name)).unlink()
-            os.close(self._lock)
+        lock = self._lock or boot_units.take_lock(self._name)  # of a controller that has died
+        if lock is not None:
+            lock.release()

@@ -19,6 +19,8 @@ import sys
 import time
 
 from launcher.node import signals
+from launcher.node.own_folders import make_own
+from launcher.node.processes.run_owner import is_locked
 from launcher.node.system import machine_id, read_text
 
 TYPE_CHECKING = False
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _DAEMONS = ("cron", "crond", "fcron")  # what they call themselves
 _ANSWER_S = 10.0  # for each program that is asked
 _LOCK_S = 10.0  # for another process of this user that changes the crontab
+_KEPT_S = 30 * 86400.0  # a lock whose program was killed, or whose host lost power
 _MOST_KILLS = 20
 _NAME_S = 60  # until the network has given this node its name
 _TOOLS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"  # besides PATH
@@ -128,25 +131,75 @@ def find() -> List[str]:
 
 
 def is_running(name: str) -> bool:
-    """Tell whether the program of a name runs: it holds a lock beside its file, by which it is one at most."""
-    try:
-        lock = os.open(find_lock(name), os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        pass
-    finally:
-        os.close(lock)
-    return False
+    """Tell whether the program of a name runs, which holds the lock."""
+    return is_locked(find_lock(name), is_shared=False) is True
 
 
 def find_lock(name: str) -> str:
     """Return the path of the lock that the program of a name holds."""
     return os.path.join(_find_state(), "%s.lock" % name)
+
+
+class Lock:
+    """The lock of a name, which one program at most holds, however many are started.
+
+    It is that of an open file, so the parent of a program shares it with the one that it starts again, and the kernel
+    releases it with the last of them. Without a disk that takes it there is none, which is no reason not to start.
+    """
+
+    def __init__(self, path: str = "", fd: int = -1) -> None:
+        self._path = path
+        self._fd = fd
+
+    def release(self) -> None:
+        """Remove the file, and with it the lock."""
+        if self._fd >= 0:
+            _unlink(self._path)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def take_lock(name: str) -> Optional[Lock]:
+    """Return the lock, or None if another process holds it."""
+    path, folder = find_lock(name), _find_state()
+    try:
+        make_own(os.path.dirname(folder))
+        make_own(folder)
+        _remove_old_locks(folder)
+        while True:
+            fd = _lock(path, os.O_CREAT)
+            if fd is None:
+                return None
+            if os.path.exists(path) and os.path.samestat(os.fstat(fd), os.stat(path)):
+                return Lock(path, fd)
+            os.close(fd)  # its holder has just removed it
+    except OSError:
+        return Lock()
+
+
+def _lock(path: str, flags: int = 0) -> Optional[int]:
+    """Open and lock a file; None: another process has locked it. Raise OSError if it can't be locked."""
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return fd
+
+
+def _remove_old_locks(folder: str) -> None:
+    """Remove those of programs that were killed long ago; one that is locked belongs to a long run."""
+    for path in glob.glob(os.path.join(glob.escape(folder), "*.lock")):
+        try:
+            fd = _lock(path) if time.time() - os.lstat(path).st_mtime > _KEPT_S else None
+        except OSError:
+            continue
+        if fd is not None:
+            _unlink(path)
+            os.close(fd)
 
 
 def find_file(name: str) -> str:
@@ -169,8 +222,6 @@ def _find_state() -> str:
 
 def _write_file(name: str, program: str) -> None:
     """Write the file so that it appears whole, in a directory in which nobody else can put another one."""
-    from launcher.node.own_folders import make_own  # what only finds and removes doesn't need it
-
     path, fresh = _program_files(name)
     make_own(os.path.dirname(path))
     begin = _FILE % {"node": os.uname().nodename, "seconds": _NAME_S}
@@ -236,8 +287,6 @@ def _install_unit(name: str) -> str:
         text = unit_text(name)
     except ValueError as error:
         return str(error)
-    from launcher.node.own_folders import make_own
-
     unit, _ = _unit_files(name)
     try:
         # With a umask of 002, the group could otherwise let this user run something else.

@@ -146,8 +146,8 @@ class Ending:
     def _count(self, left: list[proc.Process]) -> None:
         """Remove what is over; what was adopted may take long to remove."""
         self._is_counted = True
-        # Keep the directory if something is left of the run: `launch clean` needs it. A cleaner's own is never kept.
-        self._take_files((self._lost_folder or self.folder) if left and self._leftovers is None else None)
+        # The directory is still there if something is left of the run: `launch clean` needs it. A cleaner's own goes.
+        self._take_files((self._lost_folder or self.folder) if self._leftovers is None else None)
         self._send_queue.drain()
         self._wake_guardian()
         if self._leftovers is None:

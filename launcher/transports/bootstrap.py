@@ -83,8 +83,8 @@ _HAS_COLUMNS = (3, 11) <= sys.version_info < (3, 15)
 _NO_COLUMNS, _NO_LINE = 13, 15
 _AGENT_MODULES = (
     "boot_units", "clock", "logind", "messages", "own_folders", "signals", "system", "relays.relayed_process",
-    "processes.proc", "processes.workers",
-    *(f"agents.{name}" for name in ("agent", "agent_lock", "agent_unit", "children", "controller_link", "notice")),
+    "processes.proc", "processes.run_owner", "processes.workers",
+    *(f"agents.{name}" for name in ("agent", "agent_unit", "children", "controller_link", "notice")),
 )  # fmt: skip
 _RELAY_MODULES = ("relays.relayed_process", "relays.relay")
 _CONTROLLER_MODULES = ("own_folders", "controller_code")

@@ -30,9 +30,8 @@ import os
 import select
 from functools import partial
 
-from launcher.node import clock, logind, messages, signals, system
-from launcher.node.agents.agent_lock import AgentLock, take_lock
-from launcher.node.agents.agent_unit import AgentUnit, restore_login
+from launcher.node import boot_units, clock, logind, messages, signals, system
+from launcher.node.agents.agent_unit import AgentUnit, name_agent, restore_login
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
 from launcher.node.agents.notice import run_notice
@@ -153,7 +152,7 @@ class Agent:
     """
 
     def __init__(
-        self, nonce: str, plant: dict[str, Any], lock: AgentLock, unit: Optional[AgentUnit], known: str = "",
+        self, nonce: str, plant: dict[str, Any], lock: boot_units.Lock, unit: Optional[AgentUnit], known: str = "",
         generation: int = 0, *, is_again: bool = False,
     ) -> None:  # fmt: skip
         """Begin to catch signals; plant: the first message.
@@ -481,7 +480,7 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     if plant["machine"] not in ("", _describe_machine()):
         _tell(messages.ELSEWHERE, nonce, name=os.uname().nodename)
         os._exit(1)
-    lock = take_lock(plant["run"], plant["index"], plant["fingerprint"])
+    lock = boot_units.take_lock(name_agent(plant))
     if lock is None:
         _tell(messages.PRESENT, nonce)
         os._exit(0)
@@ -497,7 +496,7 @@ def main_after_boot(text: str) -> NoReturn:
     _drop(_STDIN, _STDOUT, _STDERR)
     os.chdir("/")
     plant = order["plant"]
-    lock = take_lock(plant["run"], plant["index"], plant["fingerprint"])
+    lock = boot_units.take_lock(name_agent(plant))
     if lock is None:
         os._exit(0)
     # The process that the boot has started stays, as the parent: with its end, systemd would end all others.

@@ -12,7 +12,6 @@ import os
 import time
 
 from launcher.node import boot_units, clock
-from launcher.node.agents.agent_lock import name_agent
 from launcher.node.processes import workers
 
 TYPE_CHECKING = False
@@ -42,7 +41,7 @@ class AgentUnit:
         self.fd = -1
         self._plant = plant
         self._is_installed = is_installed
-        self._name = _name(plant)
+        self._name = name_agent(plant)
         self._child = 0
 
     def install(self) -> None:
@@ -145,8 +144,12 @@ def _has_address(ends: str) -> bool:
     return True
 
 
-def _name(plant: dict[str, Any]) -> str:
-    return name_agent(plant["run"], plant["index"], plant["fingerprint"])
+def name_agent(plant: dict[str, Any]) -> str:
+    """Return the name of an agent on its host.
+
+    Two runs from two launch hosts may have one id; their certificates, of which `fingerprint` is the hash, differ.
+    """
+    return "%s.%s.%d" % (plant["run"], plant["fingerprint"][:8], plant["index"])
 
 
 def _read_limits() -> dict[str, int]:

@@ -233,3 +233,74 @@ def test_a_state_directory_that_others_may_change(tools: Tools, tmp_path: Path) 
     why = f"can't write {home}: others may write to it (mode 0777), and could replace what is there"
     assert boot_units.install(NAME, "") == why
     assert not (tmp_path / "bin" / "crontab.text").exists()
+
+
+# ---- the lock, by which a program runs once -------------------------------------------------------------------------
+
+
+def test_one_program_of_a_name_runs(tools: Tools) -> None:
+    tools()
+    first = boot_units.take_lock(NAME)
+    assert first is not None
+    assert boot_units.is_running(NAME)
+    assert boot_units.take_lock(NAME) is None
+    other = boot_units.take_lock("20261120-091233.2")
+    assert other is not None
+    first.release()
+    first.release()
+    assert not boot_units.is_running(NAME)
+    assert [path.name for path in Path(boot_units.find_lock(NAME)).parent.iterdir()] == ["20261120-091233.2.lock"]
+    again = boot_units.take_lock(NAME)
+    assert again is not None
+    assert boot_units.is_running(NAME)
+    again.release()
+    other.release()
+
+
+def test_the_kernel_releases_the_lock_of_one_that_is_killed(tools: Tools) -> None:
+    tools()
+    code = f"import os; from launcher.node import boot_units; boot_units.take_lock({NAME!r}); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert Path(boot_units.find_lock(NAME)).exists()
+    assert not boot_units.is_running(NAME)
+    lock = boot_units.take_lock(NAME)
+    assert lock is not None
+    lock.release()
+
+
+def test_old_locks_go_unless_they_are_held(tools: Tools) -> None:
+    tools()
+    held = boot_units.take_lock(NAME)
+    assert held is not None
+    folder = Path(boot_units.find_lock(NAME)).parent
+    for name in ("old.lock", "new.lock", "old.py"):
+        (folder / name).touch()
+    for name in ("old.lock", "old.py", f"{NAME}.lock"):
+        os.utime(folder / name, (0, 0))
+    other = boot_units.take_lock("20261120-091233.2")
+    assert other is not None
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [f"{NAME}.lock", "20261120-091233.2.lock", "new.lock", "old.py"]
+    held.release()
+    other.release()
+
+
+def test_without_a_disk_that_takes_a_lock_a_program_starts_all_the_same(tools: Tools) -> None:
+    home = tools().parent / "home"
+    (home / ".local").write_text("no directory")
+    lock = boot_units.take_lock(NAME)
+    assert lock is not None
+    lock.release()
+    assert not boot_units.is_running(NAME)
+
+
+def test_a_link_is_no_lock(tools: Tools, tmp_path: Path) -> None:
+    tools()
+    lock = boot_units.take_lock(NAME)
+    assert lock is not None
+    lock.release()
+    path = Path(boot_units.find_lock(NAME))
+    path.symlink_to(tmp_path / "elsewhere")
+    assert boot_units.take_lock(NAME) is not None
+    assert path.is_symlink()
+    assert not (tmp_path / "elsewhere").exists()

@@ -50,7 +50,7 @@ class SendQueue(list[dict[str, Any]]):
 class Scene:
     """An ending, and what becomes of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, guardian: int = 1) -> None:
         self.loop = Loop()
         self.sent = SendQueue()
         self.ranks = Ranks()
@@ -59,7 +59,8 @@ class Scene:
         self.ends = 0
         self.counts: list[tuple[list[str], dict[str, Any]]] = []
         self.ending = Ending(
-            self.loop, self.sent, self.ranks, self.owned, 1, lambda: time.monotonic, self._note_end, self._note_count  # type: ignore[arg-type]
+            self.loop, self.sent, self.ranks, self.owned, guardian,  # type: ignore[arg-type]
+            lambda: time.monotonic, self._note_end, self._note_count,
         )  # fmt: skip
         self.ending.folder = str(folder)
         (folder / "files").mkdir(parents=True)
@@ -249,3 +250,13 @@ def test_a_successor_is_no_part_of_the_run(scene: Scene) -> None:
     assert os.getpid() in scene.owned.strangers
     assert (scene.ending.stays, scene.ending.reserve_s) == (True, 7.5)
     assert scene.ranks.settled == 2
+
+
+def test_a_guardian_is_woken_that_is_still_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    for place, guardian in (("a", os.getppid()), ("b", os.getpid())):
+        scene = Scene(tmp_path / place, guardian)
+        scene.ending.stop({"timeout_s": 0}, b"")
+        scene.run()
+    assert sent == [(os.getppid(), signal.SIGCONT)]

@@ -131,7 +131,7 @@ for name, code in sorted(modules.items()):
 print(len(line) < 400, "<%d:" % len(sent) in line.decode())
 """
 NODE_PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes")
-AGENT_PACKAGES = ("launcher", "launcher.node", "launcher.node.agents", "launcher.node.relays")
+AGENT_PACKAGES = (*NODE_PACKAGES[:2], "launcher.node.agents", "launcher.node.processes", "launcher.node.relays")
 
 
 def node_code(nonce: str, magic: str) -> bytes:
