@@ -1,7 +1,7 @@
 """Find who else can write a file that was found, not named: `launch` uses it only if no one but the user and root can.
 
-The models are OpenSSH's StrictModes, which checks the file and each directory above it up to the home directory
-(secure_permissions and safe_path in misc.c), and git's safe.directory, which checks the owner.
+The models are OpenSSH's StrictModes, which checks the file and each directory above it (secure_permissions and
+safe_path in misc.c), and git's safe.directory, which checks the owner.
 A file that is named on the command line isn't checked, as with `ssh -F FILE`.
 
 For root, a file in a user's directory belongs to another user, also under sudo: the user who runs sudo may not have
@@ -42,17 +42,8 @@ def show_path(path: Path) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def find_home() -> Path | None:
-    """Return the home directory without symlinks; None if there is none, or if it is `/`, which is above everything."""
-    home = os.path.expanduser("~")  # noqa: PTH111 - stays '~' where pathlib would raise
-    path = Path(os.path.realpath(home))
-    is_there = os.path.isdir(path)  # noqa: PTH112 - false where pathlib would raise, on NFS with root squash
-    return path if home.startswith("/") and is_there and path != path.parent else None
-
-
 def find_other_writer(
     file: Path,
-    home: Path | None,
     uid: int,
     *,
     read_stat: Callable[[Path], os.stat_result] = os.stat,
@@ -60,8 +51,8 @@ def find_other_writer(
 ) -> Doubt | None:
     """Return who else can write `file`, a path without symlinks; None if only this user and root can.
 
-    Each directory above it counts too, up to the home directory or one that root owns: whoever can write one can
-    replace the rest. Root checks all of them.
+    Each directory above it counts too, up to one that root owns: whoever can write one can replace the rest. Root
+    checks all of them.
     In a sticky directory such as /tmp no user can replace another's files, so the user's own directories in it are
     safe; the file itself must not be in one, since anybody can put a file or a symlink there.
     """
@@ -76,7 +67,7 @@ def find_other_writer(
         if found.st_mode & _GROUP and not is_kept and not is_own_group(path, found.st_gid):
             text = f"group {_group_name(found.st_gid)} can write {show_path(path)}"
             return Doubt(text, _close(path, found, uid))
-        if path == home or (path != file and found.st_uid == 0 != uid):
+        if path != file and found.st_uid == 0 != uid:
             break
     return None
 

@@ -1,8 +1,8 @@
 """Find the files that may set defaults, launcher.toml and pyproject.toml, and read them without knowing the options.
 
 launcher_toml.py makes options of what is read here.
-The file is in the current directory or above it, up to the root of the repository or the home directory. Any of these
-directories may be under another user's control: /tmp, a shared directory, a cloned repository.
+The file is in the current directory or above it, up to the root of the repository or the last directory that is the
+user's. Any of these directories may be under another user's control: /tmp, a shared directory, a cloned repository.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.options.file_owners import Doubt, find_home, find_other_writer, show_path
+from launcher.cli.options.file_owners import Doubt, find_other_writer, show_path
 from launcher.errors import UsageError
 
 OWN_FILE = "launcher.toml"
@@ -57,30 +57,32 @@ def read_named(path: Path) -> TomlFile:
 
 def find_files() -> list[TomlFile]:
     """Return the files of the nearest directory that has one, pyproject.toml first; raise UsageError."""
-    for place in find_places(current_directory(), find_home()):
+    for place in find_places(current_directory(), os.geteuid()):
         found = [*_find_pyproject(place / PYPROJECT), *_find_own(place / OWN_FILE)]
         if found:
             return found
     return []
 
 
-def find_places(folder: Path, home: Path | None) -> list[Path]:
-    """Return the directories to search: `folder` and those above it, up to the repository's root or to `home`.
+def find_places(folder: Path, uid: int) -> list[Path]:
+    """Return the directories to search: `folder` and those above it, up to the repository's root.
 
-    Outside of both, or below a directory that every user can write, it is only `folder`: anybody could put a file, or a
-    `.git`, into /tmp.
+    Outside of a repository, those above it end where one isn't the user's. None that every user can write is searched,
+    nor what is above it: anybody could put a file, or a `.git`, into /tmp.
     """
-    places: list[Path] = []
-    for place in (folder, *folder.parents):
-        places.append(place)
-        if place == home or os.path.lexists(place / ".git"):
+    places, own = [folder], 1
+    for above in folder.parents:
+        if os.path.lexists(places[-1] / ".git"):
             return places
         try:
-            if place.parent.stat().st_mode & stat.S_IWOTH:
-                break
+            found = above.stat()
         except OSError:
             break
-    return [folder]
+        if found.st_mode & stat.S_IWOTH:
+            break
+        own += found.st_uid == uid and own == len(places)
+        places.append(above)
+    return places[:own]
 
 
 def _find_own(path: Path) -> list[TomlFile]:
@@ -129,9 +131,8 @@ def _find_doubt(path: Path) -> Doubt | None:
 
     A symlink is checked twice: in its own directory, which others may be able to write, and at its target.
     """
-    home, uid = find_home(), os.geteuid()
     places = dict.fromkeys((path.resolve(), path.parent.resolve() / path.name))
-    doubts = [find_other_writer(place, home, uid) for place in places]
+    doubts = [find_other_writer(place, os.geteuid()) for place in places]
     return next(filter(None, doubts), None)
 
 

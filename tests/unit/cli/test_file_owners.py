@@ -14,14 +14,13 @@ import pytest
 
 from launcher.cli import main as cli
 from launcher.cli.find_run import fetch
-from launcher.cli.options.file_owners import Doubt, find_home, find_other_writer, refuse_strange_folder
+from launcher.cli.options.file_owners import Doubt, find_other_writer, refuse_strange_folder
 from launcher.errors import EXIT_USAGE, UsageError
 from launcher.runs.run_list import RemoteRun, Way
 
 Launch = Callable[..., tuple[int, str, str]]
 ANN, EVE = 54321, 54322  # no account has these numbers
 TEAM = 54323
-HOME = Path("/home/ann")
 
 
 @pytest.fixture
@@ -73,8 +72,9 @@ OWN: dict[str, Entry] = {**ROOT, "/home/ann": (ANN, ANN, 0o755), "/home/ann/p": 
         ("/home/ann/p/f", {"/home/ann/p/f": (ANN, TEAM, 0o664)}, "group 54323 can write /home/ann/p/f"),
         ("/home/ann/p/f", {"/home/ann/p/f": (ANN, TEAM, 0o644), "/home/ann/p": (ANN, TEAM, 0o2775)},
          "group 54323 can write /home/ann/p"),
-        # What is above the home directory is the administrator's matter, the home directory itself is not.
-        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o644), "/home": (EVE, EVE, 0o777)}, ""),
+        # A home directory is one as any other.
+        ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o644), "/home": (EVE, EVE, 0o755)},
+         "/home belongs to uid 54322"),
         ("/home/ann/p/f", {"/home/ann/p/f": (ANN, ANN, 0o644), "/home/ann": (ANN, ANN, 0o777)},
          "every user can write /home/ann"),
         # In /tmp a stranger can leave the file, or a symlink; a directory of one's own there is safe.
@@ -100,7 +100,7 @@ def test_who_else_can_write_a_file(file: str, entries: dict[str, Entry], doubt: 
         owner, group, mode = table[str(path)]
         return os.stat_result((mode, 0, 0, 0, owner, group, 0, 0, 0, 0))
 
-    said = find_other_writer(Path(file), HOME, ANN, read_stat=read_stat, is_own_group=lambda _, gid: gid == ANN)
+    said = find_other_writer(Path(file), ANN, read_stat=read_stat, is_own_group=lambda _, gid: gid == ANN)
     assert (said.text if said else "") == doubt
 
 
@@ -123,7 +123,7 @@ def test_what_is_the_user_s_own_can_be_closed(file: str, entries: dict[str, Entr
         owner, group, mode = table[str(path)]
         return os.stat_result((mode, 0, 0, 0, owner, group, 0, 0, 0, 0))
 
-    said = find_other_writer(Path(file), HOME, ANN, read_stat=read_stat, is_own_group=lambda _, gid: gid == ANN)
+    said = find_other_writer(Path(file), ANN, read_stat=read_stat, is_own_group=lambda _, gid: gid == ANN)
     assert said is not None
     assert said.remedy == remedy
 
@@ -132,11 +132,11 @@ def test_a_name_with_a_newline_forges_no_line(tmp_path: Path) -> None:
     folder = tmp_path / "a\nlaunch: all is well"
     folder.mkdir()
     folder.chmod(0o777)
-    said = find_other_writer(folder / "f", tmp_path, os.geteuid(), read_stat=lambda _: folder.stat())
+    said = find_other_writer(folder / "f", os.geteuid(), read_stat=lambda _: folder.stat())
     assert said == Doubt(f"every user can write {str(folder / 'f')!r}")
-    assert find_other_writer(
-        folder, tmp_path, 12345, read_stat=lambda _: os.stat_result((0, 0, 0, 0, EVE, *[0] * 5))
-    ) == (Doubt(f"{str(folder)!r} belongs to uid {EVE}"))
+    assert find_other_writer(folder, 12345, read_stat=lambda _: os.stat_result((0, 0, 0, 0, EVE, *[0] * 5))) == (
+        Doubt(f"{str(folder)!r} belongs to uid {EVE}")
+    )
 
 
 def test_root_obeys_no_file_of_a_user(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_root_obeys_no_file_of_a_user(tmp_path: Path) -> None:
     def read_stat(path: Path) -> os.stat_result:
         return os.stat_result((0o755, 0, 0, 0, entries.get(path, 0), 0, 0, 0, 0, 0))
 
-    assert find_other_writer(file, tmp_path, 0, read_stat=read_stat) == Doubt(f"{file} belongs to uid {ANN}")
+    assert find_other_writer(file, 0, read_stat=read_stat) == Doubt(f"{file} belongs to uid {ANN}")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_the_group_of_one_user_alone(
 
     file = tmp_path / "f"
     doubt = None if is_alone else Doubt(f"group {name} can write {file}", f"chmod go-w {file}")
-    assert find_other_writer(file, tmp_path, ANN, read_stat=read_stat) == doubt
+    assert find_other_writer(file, ANN, read_stat=read_stat) == doubt
 
 
 @pytest.mark.parametrize(("gid", "is_alone"), [(TEAM, True), (EVE, False), (0, False)])
@@ -185,17 +185,7 @@ def test_a_container_s_user_without_a_name(
     def read_stat(path: Path) -> os.stat_result:
         return os.stat_result((0o775, 0, 0, 0, ANN, gid, 0, 0, 0, 0))
 
-    assert (find_other_writer(tmp_path / "f", tmp_path, ANN, read_stat=read_stat) is None) is is_alone
-
-
-@pytest.mark.parametrize(
-    ("home", "is_found"), [("{}", True), ("/", False), ("", False), ("{}/none", False), (".", False)]
-)
-def test_a_home_directory_that_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, is_found: bool
-) -> None:
-    monkeypatch.setattr("os.environ", {"HOME": home.format(tmp_path)})
-    assert find_home() == (tmp_path.resolve() if is_found else None)
+    assert (find_other_writer(tmp_path / "f", ANN, read_stat=read_stat) is None) is is_alone
 
 
 # launcher.toml and pyproject.toml
