@@ -202,8 +202,9 @@ def test_the_directory_stays_while_something_is_left(
 
 
 def test_what_earlier_runs_have_left_is_removed_and_what_stays_is_told(scene: Scene, tmp_path: Path) -> None:
+    scene.owned.born = 5
     scene.ending.adopt({"marks": [f"{MARK}1"], "folders": [str(tmp_path / "gone")], "units": []}, b"")
-    assert scene.owned.marks == {MARK, f"{MARK}1"}
+    assert (scene.owned.marks, scene.owned.born) == ({MARK, f"{MARK}1"}, 0), "they were started before"
     scene.ending.stop({"timeout_s": 0}, b"")
     assert scene.run() == {"folders": []}
 
