@@ -504,10 +504,10 @@ def find_gpu(world: World) -> str:
 def find_conflict(ranks: Sequence[Sequence[Any]]) -> str:
     """Return why these ranks can't work together, each with host, backend and the UUID of its GPU; "" if they can."""
     backends: dict[str, str] = {}
-    gpus: dict[tuple[str, str], int] = {}
+    gpus: dict[str, int] = {}
     for rank, (host, backend, gpu) in enumerate(ranks):
         backends.setdefault(backend, f"rank {rank} on {host} uses {backend}")
-        first = gpus.setdefault((host, gpu), rank) if gpu else rank
+        first = gpus.setdefault(gpu, rank) if gpu else rank
         if first != rank:
             return (
                 f"ranks {first} and {rank} share GPU {gpu}: NCCL would stop with 'Duplicate GPU detected'; "

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from machines.patience import DEADLINE_S
+from machines.ports import free_port
 
 from launcher import distributed
 from launcher.distributed import World, WorldError
@@ -60,7 +61,9 @@ def test_one_visible_gpu_each_is_well_and_the_same_one_is_not(monkeypatch: pytes
         for rank, host in enumerate(("gpu1", "gpu2", "gpu1"))
     ]
     shared = "ranks 0 and 2 share GPU GPU-aaaa: NCCL would stop with 'Duplicate GPU detected'; "
-    assert meet(ranks, dist.HashStore()) == [f"{shared}fix: start one process per GPU"] * 3
+    told = [dataclasses.replace(world, local_world_size=2) for world in ranks]
+    for worlds in (ranks, told):
+        assert meet(worlds, dist.HashStore()) == [f"{shared}fix: start one process per GPU"] * 3
     uuids[2] = "GPU-cccc"
     found = meet(ranks, dist.HashStore())
     assert [str(world) for world in found] == [
@@ -320,13 +323,13 @@ def test_a_taken_port_is_said_in_one_line(launched_by: str, monkeypatch: pytest.
 
 
 def test_a_port_of_another_job_is_said_in_one_line() -> None:
-    other = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    ours = World(0, 2, launched_by="srun", master_port=other.port, run="42.0", timeout_s=1)
-    dist.PrefixStore("launch/41.0", other).set("open", "")
+    theirs = World(0, 2, launched_by="srun", master_port=free_port(), run="41.0", timeout_s=DEADLINE_S)
+    held = distributed.connect(theirs)
     with pytest.raises(WorldError) as caught:
-        distributed.connect(dataclasses.replace(ours, rank=1))
+        distributed.connect(dataclasses.replace(theirs, rank=1, run="42.0", timeout_s=1))
+    assert distributed.connect(dataclasses.replace(theirs, rank=1)).check(["open"]) and held.check(["open"])
     fix = "fix: unset MASTER_PORT, or set it to the same free port on all ranks"
-    assert str(caught.value) == f"port {other.port} on 127.0.0.1 is used by another job; {fix}"
+    assert str(caught.value) == f"port {theirs.master_port} on 127.0.0.1 is used by another job; {fix}"
 
 
 def test_a_world_says_itself_in_one_line() -> None:
