@@ -40,9 +40,7 @@ TOGETHER = "slurm"  # one worker starts its Slurm, and on both nodes a Python th
 ORDER = ("cluster", "slurm", "ssh", "process", "unit")
 
 # What others leave in /tmp is of other machines then: no worker sees a run of another one there, and takes it for over.
-# Nor does it see their claims on GPUs, which fake ones share.
 OWN_MACHINE = """
-mount -t tmpfs -o mode=1777 tmpfs /run/lock 2>/dev/null
 id=$(mktemp) && od -An -N16 -tx1 /dev/urandom | tr -d ' \\n' >"$id" && chmod 644 "$id"
 mount --bind "$id" /etc/machine-id 2>/dev/null
 rm -f "$id"

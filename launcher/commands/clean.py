@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.commands.free import ask_claims
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
 from launcher.job.facts import BootUnit, Checks, RunFolder, RunProcess
 from launcher.node import messages
@@ -73,7 +72,6 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool, e
             units = [(host, unit) for host, unit in units if not unit.is_running]
             adopted = False
             if not is_dry:
-                await ask_claims(session)  # for what they remove
                 adopted = _adopt(session)
         except Interrupted:
             session.say_failures()

@@ -31,7 +31,7 @@ class Box:
     host: Host
     facts: NodeFacts
     claims: tuple[BoxClaim, ...] = ()
-    claims_error: str | None = None  # why it has none
+    claims_error: str | None = None  # why some may be missing
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -93,7 +93,7 @@ async def look(session: Session) -> None:
 
 
 async def ask_claims(session: Session) -> None:
-    """Ask all hosts who has claimed their GPUs; each then removes the claims that this user's dead runs have left."""
+    """Ask all hosts who has claimed their GPUs."""
     states = session.states
     asked = [index for index, state in enumerate(states) if state.failure is None]
     for index in asked:
@@ -137,12 +137,10 @@ def _rows(box: Box, now: float) -> Iterator[_Row]:
     for claim in box.claims:
         if claim.is_of_cpus:
             yield "all CPUs", describe_claim(claim, now)
-        elif not claim.gpus:  # of GPUs that this login can't see
-            yield "GPU ?", describe_claim(claim, now)
     if box.facts.gpu_error not in (None, messages.NO_GPU_TOOL):
         yield "", f"its GPU tool reports an error: {box.facts.gpu_error}"
     if box.claims_error is not None:
-        yield "", f"claims can't be read: {box.claims_error}"
+        yield "", box.claims_error
 
 
 def _describe_use(gpus: Sequence[Gpu], claims: Sequence[BoxClaim]) -> list[str]:

@@ -90,7 +90,7 @@ class BoxClaim:
     """What says on a box that a run uses GPUs of it, or all of its CPUs; all but the user is the run's own word."""
 
     user: Annotated[str, Most(100)]
-    run: Annotated[str, Most(100)]
+    run: Annotated[str, Most(100)]  # "": it doesn't respond
     since: Annotated[float, Within(0, 1e11)]  # seconds since 1970
     name: Annotated[str, Most(200)] | None = None
     gpus: Annotated[tuple[Count, ...], Most(1024)] = ()
@@ -100,6 +100,11 @@ class BoxClaim:
     is_waiting: bool = False  # a place in the queue, not a claim
     is_mine: bool = False  # of the user who asks: another one's run may have the same id
     until: Annotated[float, Within(0, 1e11)] | None = None  # when it will be stopped, in seconds since 1970
+
+    @property
+    def title(self) -> str:
+        """Whose run it is, such as `ann's nightly`."""
+        return f"{self.user}'s {self.name or (f'run {self.run}' if self.run else 'unresponsive run')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,592 +1,581 @@
-"""Claims on the GPUs of a box: files that all its users share, in a directory of the system.
+"""Claims on the GPUs of a box: abstract Unix sockets, each of which the kernel gives to one process.
 
-Who wants GPUs makes a file of its own there, holds a lock on it, and then looks for files of others that are older. So
-nobody writes what another one reads first, and nothing is left to be agreed upon:
+Who uses a GPU has bound the name that belongs to its UUID, and listens there. Nobody else can bind it, the kernel frees
+it when the last process that has the socket is gone, and says whose it is (SO_PEERCRED). Whoever wants to know more
+calls: the holder answers with one message, its own word, and the line then lasts until it ends. One that is frozen
+doesn't answer, and its backlog may be full; it still holds its GPUs. Who starts on GPUs of others anyway
+(--share) takes the next number of the same UUID.
 
-- Only the owner can hold the write lock, since only the owner may open the file for writing, and the lock was there
-  before anybody else could open it. The kernel releases it when the holder dies.
-- Only the owner can remove it, since the directory is sticky and belongs to root. No name is known beforehand, so
-  nobody can take it first.
-- Its age is its ctime, which nobody can set, and which `rename` sets under the lock of the directory that listing it
-  takes, too. Once the clock has gone on since then, a file that a look did not show is younger (`Claim.is_settled`).
+The process that starts the ranks gets the sockets, too, so old ranks that still save keep others out. No other process
+may have them: `workers.fork` closes them, and a program that is executed doesn't inherit them.
 
-What the file says is its owner's word: it may name any run, but its user is the owner of the file.
+A place in the queue is the number of a name, too. Who comes takes the one behind the last, and moves down as lower ones
+become free. It waits for the places that were before it when it came, and for no other one: what somebody says or does
+later can take places away from before it, but add none. So it never has to give up what it has elsewhere.
 
-A place in the queue for GPUs is such a file, too (`Claim.is_waiting`). Its age is its place, and it stays beside the
-claim until the run has all that it needs.
+All this holds within one network namespace.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import stat
+import pwd
+import re
+import socket
 import struct
 import time
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from launcher.node import messages
+from launcher.node.loop import Loop
+from launcher.node.processes import workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, Mapping, Sequence
+    from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-    from launcher.node.loop import Loop, Timer
+    from launcher.node.loop import Timer
     from launcher.node.send_queue import SendQueue
 
-UNUSED_S = 60.0  # after it a claim counts only while its holder has a child: ranks
+    Name = Tuple[str, int]  # the key of what is claimed, "" for the queue, and a number
+    Words = Dict[str, Any]
+
 MOST_RESERVED_S = 600.0  # for the next attempt of a run
-KEPT_S = 120.0  # a place in the queue whose holder has lost the launcher
 _CPUS = "cpus"
-_SETTLING_S = 0.002
-_MOST_SETTLING_S = 1.0
-_LOOK_S = 5.0  # for runs that have started on GPUs of this one
-_TURN_S = 2.0  # between two looks whether it is a run's turn
-_REST = 100  # times as long as a look took, at least: somebody may have filled the directory
-_DIRECTORIES = ("/run/lock", "/var/lock", "/tmp")
-_SHARED_DISKS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "glusterfs", "afs")
-_PREFIX = "launch-claim-"
-_NEW = "launch-new-"  # nobody looks at these
-_KEPT = "launch-kept-"  # followed by the name of a place: it counts without its holder, and its age is still its own
-_MOST_BYTES = 4096
-_MOST_LETTERS = 100
-_MOST_PARTS = 1024
+_SHARES = 8  # numbers of a GPU: so many runs may use it
+_PLACES = 128  # in the queue
+_ANSWER_S = 1.0
+_TURN_S = 2.0  # between two looks in the queue; the end of one that was called wakes sooner
+_SOON_S = 0.05
+_TRIES = 3  # where a holder says nothing: it may be about to listen, or gone by now
+_BREATH_S = 0.005  # between two callers of a socket, so that nobody keeps its holder from its work
+_MOST_CALLERS = 64
+_MOST_BYTES = 1 << 14
 _MOST_SECONDS = 1e11
-_MOST_OF_A_USER = 64
-_COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, which file systems read
-_FLOCK = struct.Struct("hhqqi")  # struct flock of 64-bit Linux
+_WORD = re.compile(r"[A-Za-z0-9._-]{1,64}")  # an id or name of a run: nobody can write a line of `launch` into it
+_FD = struct.Struct("i")
 
 
+@dataclass(frozen=True)
 class Claim:
-    """A claim, as anybody on the box may read it; all but `uid` and `order` is its owner's word."""
+    """A claim, or a place in the queue."""
 
-    __slots__ = (
-        "is_reserved",
-        "is_shared",
-        "is_waiting",
-        "name",
-        "order",
-        "parts",
-        "run",
-        "since",
-        "uid",
-        "until",
-    )
+    uid: Optional[int]  # None: its holder can't be called
+    parts: frozenset[str]  # keys of GPUs, and _CPUS; of a place its owner's word
+    is_waiting: bool = False  # a place in the queue
+    said: Words = field(default_factory=dict)  # its owner's word; empty: its holder doesn't answer
 
-    def __init__(self, uid: int, order: tuple[int, str], values: dict[str, Any], *, is_reserved: bool) -> None:
-        """Raise ValueError, TypeError or KeyError for values of another form."""
-        self.uid = uid
-        self.order = order  # the oldest first
-        self.run = _text(values["run"])
-        self.name = _text(values.get("name") or "")
-        parts, since = values["parts"], values["since"]
-        if not isinstance(parts, list) or not 0 <= since <= _MOST_SECONDS:  # nor NaN
-            raise ValueError("no list, or no time")
-        self.parts = frozenset(map(_text, parts[:_MOST_PARTS]))  # keys of GPUs, and _CPUS
-        self.since = float(since)  # seconds since 1970
-        self.until: float | None = None  # seconds since 1970: when it will be stopped
-        until = values.get("until")
-        if isinstance(until, (int, float)) and 0 <= until <= _MOST_SECONDS:
-            self.until = float(until)
-        self.is_shared = values.get("is_shared") is True  # its run was started on claimed GPUs by --share
-        self.is_waiting = values.get("is_waiting") is True  # a place in the queue
-        self.is_reserved = is_reserved  # for the next attempt of its run
+    @property
+    def run(self) -> str:
+        """The id of its run, if it is known."""
+        return str(self.said.get("run", ""))
 
     def as_fields(self, numbers: Mapping[str, int]) -> dict[str, Any]:
         """Return what a message says of it; numbers: of this node's GPUs, by key."""
+        user = "somebody" if self.uid is None else _find_user(self.uid)
+        gpus = sorted(numbers[part] for part in self.parts if part in numbers)
         return {
-            "user": _find_user(self.uid), "is_mine": self.uid == os.geteuid(),
-            "run": self.run, "name": self.name or None, "since": self.since,
-            "gpus": sorted(numbers[part] for part in self.parts if part in numbers),
-            "is_of_cpus": _CPUS in self.parts, "is_shared": self.is_shared, "is_waiting": self.is_waiting,
-            "is_reserved": self.is_reserved, "until": self.until,
+            "run": "", "since": time.time(), **self.said, "user": user, "is_mine": self.uid == os.geteuid(),
+            "gpus": gpus, "is_of_cpus": _CPUS in self.parts, "is_waiting": self.is_waiting,
         }  # fmt: skip
 
 
-def _find_user(uid: int) -> str:
-    import pwd
+def read_claim(uid: int | None, words: Words, parts: Iterable[str], *, is_waiting: bool = False) -> Claim:
+    """Return what a holder says of itself; if that isn't what a run says, it says nothing.
 
+    parts: what it holds; with a place in the queue it says what it waits for.
+    """
+    silent = Claim(uid, frozenset(parts), is_waiting)
     try:
-        return pwd.getpwuid(uid).pw_name[:_MOST_LETTERS].encode("utf-8", "replace").decode()
+        said = {key: words[key] for key in ("run", "name", "since", "until", "is_shared", "is_reserved")}
+        texts = [said["run"], said["name"] or said["run"]]
+        numbers = [said["since"], said["until"] or 0]
+        has_form = all(map(_WORD.fullmatch, texts)) and all(0 <= number <= _MOST_SECONDS for number in numbers)
+        has_flags = {type(said["is_shared"]), type(said["is_reserved"])} == {bool}
+        wanted = frozenset(map(str, words["parts"])) if is_waiting else silent.parts
+    except (KeyError, TypeError):
+        return silent
+    return Claim(uid, wanted, is_waiting, said) if has_form and has_flags else silent
+
+
+def _read_words(data: bytes) -> Words:
+    try:
+        found = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _find_user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name[:100].encode("utf-8", "replace").decode()
     except KeyError:
         return str(uid)
 
 
-def find_directory() -> str | None:
-    """Return the directory of claims, the same for every user of this box; None if it has none.
-
-    It belongs to root, everybody may write there, only owners may remove, and it is on a disk of this box.
-    """
-    for place in _DIRECTORIES:
-        try:
-            found = os.stat(place)
-        except OSError:
-            continue
-        is_open = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX and found.st_mode & stat.S_IWOTH
-        if is_open and found.st_uid == 0 and not _is_on_network(found.st_dev):
-            return os.path.realpath(place)
-    return None
+def _find_peer(sock: socket.socket) -> int:
+    """Return the user who calls, or who listens."""
+    return int(struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
-def _is_on_network(device: int) -> bool:
-    number = "%d:%d" % (os.major(device), os.minor(device))
-    try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return False
-    kinds = [line.partition(" - ")[2].split(" ")[0] for line in lines if line.split(" ")[2] == number]
-    return any(kind in _SHARED_DISKS or kind.startswith("fuse.") for kind in kinds)
+def _open() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a message comes whole
+    sock.setblocking(False)
+    return sock
 
 
-class OwnClaim:
-    """A claim of this process; it ends with it.
+def _address(name: Name) -> str:
+    return "\0launch/%s/%d" % name
 
-    Only one object has the file open. Whoever opens and closes it again in this process ends the lock: `read_claims`
-    leaves it out.
-    """
 
-    def __init__(self, directory: str, values: dict[str, Any], left: tuple[str, int] | None = None) -> None:
-        """Make it known; raise OSError if that fails, such as on a full disk.
+class Held:
+    """The sockets that this process has of one run: its claim, or its place in the queue; only this closes them."""
 
-        values: see `Claim`. left: path and descriptor, with the lock, of a file that is known already.
-        """
-        self.values = values
-        self._directory = directory
-        self._made_at = time.monotonic()
-        if left is not None:
-            self.path, self._fd = left
-        else:
-            self._make()
-        status = os.fstat(self._fd)
-        self.order = _order(status, self.path)
-        self.file_id = status.st_dev, status.st_ino
-
-    def _make(self) -> None:
-        name = os.urandom(8).hex()
-        self.path = os.path.join(self._directory, _PREFIX + name)
-        new = os.path.join(self._directory, _NEW + name)
-        self._fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._write(self.values)
-            os.fchmod(self._fd, 0o644)
-            os.rename(new, self.path)
-        except BaseException:
-            os.close(self._fd)
-            _unlink(new)
-            raise
+    def __init__(self, words: Words) -> None:
+        """words: what callers are told."""
+        self.words = words
+        self.sockets: Dict[Name, socket.socket] = {}
+        self._loop: Optional[Loop] = None
+        self._on_request: Callable[[int, Words], object] = lambda uid, request: None
+        self._callers: List[socket.socket] = []  # the oldest first
 
     @property
-    def fd(self) -> int:
-        """The descriptor that holds the lock."""
-        return self._fd
+    def parts(self) -> set[str]:
+        """What is claimed."""
+        return {part for part, _ in self.sockets}
 
     @property
-    def is_settled(self) -> bool:
-        """Whether all that may be older can be seen by now; it takes the kernel's clock a few milliseconds.
+    def fds(self) -> list[int]:
+        """The descriptors of its sockets."""
+        return [sock.fileno() for sock in self.sockets.values()]
 
-        A clock that was set back delays a start for no longer than a moment.
-        """
-        is_late = time.monotonic() - self._made_at > _MOST_SETTLING_S
-        return is_late or time.clock_gettime_ns(_COARSE_CLOCK) > self.order[0]
+    def bind(self, name: Name) -> bool:
+        """Take a name, and tell whether that was possible."""
+        sock = _open()
+        try:
+            sock.bind(_address(name))
+            sock.listen(_MOST_CALLERS)
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        self.take(name, sock)
+        return True
 
-    def _write(self, values: dict[str, Any]) -> None:
-        data = json.dumps(values).encode()
-        if len(data) > _MOST_BYTES:
-            raise OSError(errno.EFBIG, "a claim of %d bytes" % len(data), self.path)
-        os.pwrite(self._fd, data, 0)  # all at once, and it only grows: nobody reads half of it
+    def take(self, name: Name, sock: socket.socket) -> None:
+        """Hold a socket, such as another process of the run has passed on."""
+        self.release(name)
+        self.sockets[name] = sock
+        workers.private_fds.add(sock.fileno())
+        self._listen(name)
 
-    def find_others(self, held: Sequence[OwnClaim] = ()) -> list[Claim]:
-        """Return the claims of other runs on the same GPUs; `order` tells whose is older.
+    def release(self, name: Name) -> None:
+        """Give a name back."""
+        sock = self.sockets.pop(name, None)
+        if sock is not None:
+            workers.private_fds.discard(sock.fileno())
+            self._close(sock)
 
-        held: all that this process holds, if that is more than this one.
-        """
-        own, parts = (os.geteuid(), self.values["run"]), frozenset(self.values["parts"])
-        claims = read_claims(self._directory, own=held or (self,))
-        found = [claim for claim in claims if claim.parts & parts]
-        return [claim for claim in found if (claim.uid, claim.run) != own]
+    def move_down(self) -> None:
+        """Take the places before this one as far as they are free; at any time it holds one of them."""
+        ((part, number),) = self.sockets
+        while number > 0 and self.bind((part, number - 1)):
+            self.release((part, number))
+            number -= 1
+
+    def serve(self, loop: Loop, on_request: Callable[[int, Words], object] = lambda uid, request: None) -> None:
+        """Answer callers; on_request: gets the user and the words of each."""
+        self._loop, self._on_request = loop, on_request
+        for name in self.sockets:
+            self._listen(name)
+
+    def _listen(self, name: Name) -> None:
+        sock = self.sockets.get(name)
+        if sock is not None and self._loop is not None:
+            self._loop.watch(sock.fileno(), partial(self._accept, self._loop, name, sock))
+
+    def _accept(self, loop: Loop, name: Name, sock: socket.socket) -> None:
+        loop.forget(sock.fileno())
+        loop.call_later(_BREATH_S, partial(self._listen, name))
+        try:
+            caller, _ = sock.accept()
+        except OSError:  # it has left, or this process has too many open files
+            return
+        self._callers.append(caller)
+        loop.watch(caller.fileno(), partial(self._hear, loop, name, caller))
+        if len(self._callers) > _MOST_CALLERS:  # some may have left long ago
+            self._close(self._callers.pop(0))
+
+    def _hear(self, loop: Loop, name: Name, caller: socket.socket) -> None:
+        loop.forget(caller.fileno())
+        caller.setblocking(False)
+        rights: List[Tuple[int, int, bytes]] = []
+        try:
+            uid, request = _find_peer(caller), _read_words(caller.recv(_MOST_BYTES))
+            if uid == os.geteuid() and request.get("takes") == self.words["run"] and name in self.sockets:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(self.sockets[name].fileno()))]
+            caller.sendmsg([json.dumps(self.words).encode()], rights)
+        except OSError:  # it has left
+            return
+        if rights and self.words["is_reserved"]:
+            self.release(name)
+        self._on_request(uid, request)
+
+    def _close(self, sock: socket.socket) -> None:
+        if self._loop is not None:
+            self._loop.forget(sock.fileno())
+        sock.close()
+
+    def rest(self) -> None:
+        """Answer nobody until `serve`, since the loop of this one ends; who has called sees that as its end."""
+        while self._callers:
+            self._close(self._callers.pop())
+        self._loop = None
 
     def end(self, reserve_s: float = 0.0) -> None:
-        """End it after that time, also without this process, or at once; the run's next attempt may take it over.
+        """Give all back, at once or after that time; until then a process of the same run may take it over."""
+        if reserve_s > 0 and self.sockets:
+            self._leave(reserve_s)
+        for name in list(self.sockets):
+            self.release(name)
+        self.rest()
 
-        A place in the queue stays for KEPT_S; it must not be written to, which would make it younger.
-        """
+    def _leave(self, seconds: float) -> None:
+        """Let a process that outlives this one hold it."""
         try:
-            if reserve_s > 0 and self.values.get("is_waiting"):
-                kept = os.path.join(self._directory, "%s%s-%s" % (_KEPT, _name(self.path), os.urandom(8).hex()))
-                os.close(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-            elif reserve_s > 0:
-                self._write(dict(self.values, reserved_s=min(reserve_s, MOST_RESERVED_S)))
-            else:
-                _unlink(self.path)
-        except OSError:  # a full disk
-            _unlink(self.path)
-        os.close(self._fd)
-
-
-def read_claims(directory: str, own: Sequence[OwnClaim] = ()) -> list[Claim]:
-    """Return all claims that count, the oldest first.
-
-    own: what this process holds, which is left out. A file that its owner makes or removes meanwhile may be missing.
-    """
-    skipped = {claim.file_id for claim in own}  # by whatever name
-    kept = _find_kept(directory)
-    found: dict[int, list[tuple[tuple[int, str], str]]] = {}
-    for path in _list(directory, _PREFIX):
+            if workers.fork(death_signal=0, kept=self.fds):
+                return
+        except OSError:  # no more processes
+            return
         try:
-            status = os.lstat(path)
-        except OSError:
-            continue
-        is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES
-        if is_file and (status.st_dev, status.st_ino) not in skipped:
-            found.setdefault(status.st_uid, []).append((_order(status, path), path))
-    claims = [
-        claim
-        for places in found.values()
-        for order, path in sorted(places)[:_MOST_OF_A_USER]
-        for claim in _read(path, order, kept)
-    ]
-    return sorted(claims, key=lambda claim: claim.order)
-
-
-def remove_old(directory: str, taken: Mapping[str, Any] | None = None, own: Sequence[OwnClaim] = ()) -> None:
-    """Remove this user's files whose holders have died, and what is reserved for a run that has taken it over.
-
-    taken: what that run has claimed now. own: what this process holds, which stays.
-    """
-    held, kept = {claim.file_id for claim in own}, _find_kept(directory)
-    for path in [*_list(directory, _PREFIX), *_list(directory, _NEW), *_list(directory, _KEPT)]:
-        try:
-            status = os.lstat(path)
-            is_mine = status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
-            if not is_mine or (status.st_dev, status.st_ino) in held:
-                continue
-            if not os.path.basename(path).startswith(_PREFIX):
-                if time.time() - status.st_ctime > KEPT_S:
-                    _unlink(path)
-                continue
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
-            continue
-        try:
-            if _find_holder(fd) is None:
-                values = _parse(os.read(fd, _MOST_BYTES + 1))
-                is_left = values is not None and _is_left(values, os.fstat(fd), path, kept)
-                if values is None or not is_left or (taken is not None and _is_of(values, taken)):
-                    _unlink(path)
+            os.setsid()
+            if os.fork():
+                os._exit(0)  # so that the other one is nobody's child here
+            os.chdir("/")
+            workers.drop_descriptors(*self.fds)
+            self.words["is_reserved"], self._callers, loop = True, [], Loop()
+            self.serve(loop)
+            loop.call_later(seconds, lambda: os._exit(0))
+            while self.sockets:
+                loop.run_once()
         finally:
-            os.close(fd)
+            os._exit(0)
 
 
-def _is_of(values: Mapping[str, Any], taken: Mapping[str, Any]) -> bool:
-    """Tell whether a file is of the same run, and about the same GPUs: another box may have the same directory."""
-    parts = values.get("parts")
-    return values.get("run") == taken["run"] and isinstance(parts, list) and set(map(str, parts)) <= {*taken["parts"]}
+class _Answer:
+    """What the holder of a name has said."""
+
+    def __init__(self, name: Name, sock: socket.socket | None) -> None:
+        self.name = name
+        self.sock = sock  # None: it can't be called, since its backlog is full
+        self.uid = _find_peer(sock) if sock is not None else None
+        self.words: Words = {}
+        self.passed: Optional[socket.socket] = None  # its own socket, if the request was to take it over
 
 
-def take_place(directory: str, values: dict[str, Any], own: Sequence[OwnClaim] = ()) -> OwnClaim | None:
-    """Return the place in the queue that a process of the same run has left, as old as it is; None: it has none.
+class _Look:
+    """One request to all who hold some names; the lines to them stay open until `close`."""
 
-    values: of the place. own: what this process holds.
-    """
-    held, kept = {claim.file_id for claim in own}, _find_kept(directory)
-    for path in _list(directory, _PREFIX):
+    def __init__(
+        self, loop: Loop, names: Iterable[Name], request: Words, on_answers: Callable[[List[_Answer]], object],
+        on_end: Callable[[], object],
+    ) -> None:  # fmt: skip
+        """on_answers: gets all answers, or after a moment those that came; on_end: called when a line ends later."""
+        self._loop = loop
+        self._on_answers, self._on_end = on_answers, on_end
+        data = json.dumps(request).encode()
+        self._answers = [answer for name in names for answer in _call(name, data)]
+        self._missing = [answer for answer in self._answers if answer.sock is not None]
+        for answer in self._answers:
+            if answer.sock is not None:
+                loop.watch(answer.sock.fileno(), partial(self._read, answer, answer.sock))
+        self._timer = loop.call_later(_ANSWER_S if self._missing else 0.0, self._finish)
+
+    def _read(self, answer: _Answer, sock: socket.socket) -> None:
+        if answer not in self._missing:
+            self._loop.forget(sock.fileno())
+            self._on_end()
+            return
+        self._missing.remove(answer)
+        room = socket.CMSG_SPACE(_FD.size) if answer.uid == os.geteuid() else 0  # of others no descriptor is taken
         try:
-            status = os.lstat(path)
-            is_mine = (status.st_uid, _name(path)) in kept and status.st_uid == os.geteuid()
-            if not is_mine or not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in held:
-                continue
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            data, rights, _, _ = sock.recvmsg(_MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         except OSError:
-            continue
-        try:
-            found = _parse(os.pread(fd, _MOST_BYTES + 1, 0)) or {}
-            is_it = all(found.get(key) == values[key] for key in ("run", "parts", "is_waiting"))
-            if is_it:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            is_it = False
-        if is_it:
-            for name in kept[status.st_uid, _name(path)]:
-                _unlink(name)
-            return OwnClaim(directory, values, (path, fd))
-        os.close(fd)
-    return None
+            data, rights = b"", []
+        answer.words = _read_words(data)
+        for _, _, fds in rights:
+            answer.passed = socket.socket(fileno=_FD.unpack(fds)[0])
+        if not self._missing:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._loop.cancel(self._timer)
+        self._missing = []
+        self._on_answers(self._answers)
+
+    def close(self) -> None:
+        """End it."""
+        self._loop.cancel(self._timer)
+        for answer in self._answers:
+            if answer.sock is not None:
+                self._loop.forget(answer.sock.fileno())
+                answer.sock.close()
 
 
-def _find_kept(directory: str) -> dict[tuple[int, str], list[str]]:
-    """Return what keeps places in the queue whose holders have ended: files, by user and name of the place."""
-    found: dict[tuple[int, str], list[str]] = {}
-    for path in _list(directory, _KEPT):
-        try:
-            status = os.lstat(path)
-        except OSError:
-            continue
-        if time.time() - status.st_ctime < KEPT_S:
-            found.setdefault((status.st_uid, _name(path).partition("-")[0]), []).append(path)
-    return found
-
-
-def _list(directory: str, prefix: str) -> Iterator[str]:
+def _call(name: Name, data: bytes) -> Iterable[_Answer]:
+    """Yield who holds a name, if somebody listens there."""
+    sock = _open()
     try:
-        names = os.listdir(directory)
-    except OSError:
-        names = []
-    return (os.path.join(directory, name) for name in names if name.startswith(prefix))
-
-
-def _name(path: str) -> str:
-    """Return what follows the prefix: of a place, what keeps it, too, begins with that."""
-    return os.path.basename(path).split("-", 2)[-1]
-
-
-def _read(path: str, order: tuple[int, str], kept: Mapping[tuple[int, str], Any]) -> list[Claim]:
-    """Return the claim of a file, if it counts."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return []
-    try:
-        status = os.fstat(fd)
-        holder = _find_holder(fd)
-        values = _parse(os.read(fd, _MOST_BYTES + 1))
-        if values is None:
-            return []
-        if holder is None and not _is_left(values, status, path, kept):
-            return []
-        claim = Claim(status.st_uid, order, values, is_reserved=holder is None)
-        is_new = time.time() - status.st_ctime < UNUSED_S
-        if holder is None or is_new:
-            return [claim]
-        return [claim] if (not _is_stopped(holder) if claim.is_waiting else _has_child(holder)) else []
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
-    finally:
-        os.close(fd)
-
-
-def _find_holder(fd: int) -> int | None:
-    """Return the process id of who holds the write lock, 0 if it can't be seen here, and None if nobody does."""
-    asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    except OSError:  # a file system without locks
-        return 0
-    return None if kind == fcntl.F_UNLCK else int(pid)  # -1 for a lock of another kind, which launch doesn't take
-
-
-def _has_child(pid: int) -> bool:
-    """Tell whether a process, of one thread, has a child, or nobody can know: it is hidden, or in another namespace."""
-    if pid == 0:
-        return True
-    try:
-        with open("/proc/%d/task/%d/children" % (pid, pid), "rb") as file:
-            return bool(file.read(1))
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN, or a process that is hidden
-        return pid > 0
-
-
-def _is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped by a signal: it would be first in line for ever."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            return file.read(4096).rpartition(b") ")[2][:1] == b"T"
-    except OSError:  # hidden, or in another namespace
-        return False
-
-
-def _is_left(values: dict[str, Any], status: os.stat_result, path: str, kept: Mapping[tuple[int, str], Any]) -> bool:
-    """Tell whether a file counts whose holder has ended: for the next attempt of its run."""
-    if values.get("is_waiting") is True:
-        return (status.st_uid, _name(path)) in kept
-    seconds = values.get("reserved_s")
-    if not isinstance(seconds, (int, float)):
-        return False
-    return time.time() - status.st_ctime < min(seconds, MOST_RESERVED_S)
-
-
-def _parse(data: bytes) -> dict[str, Any] | None:
-    try:
-        values = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MOST_LETTERS:
-        raise ValueError("no short text")
-    return value.encode("utf-8", "replace").decode()  # JSON may have half a character, which nobody can print
-
-
-def _order(status: os.stat_result, path: str) -> tuple[int, str]:
-    return status.st_ctime_ns, os.path.basename(path)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
+        sock.connect(_address(name))
+        sock.send(data)
+    except ConnectionRefusedError:
+        sock.close()
+        return
+    except BlockingIOError:
+        sock.close()
+        yield _Answer(name, None)
+        return
+    except BrokenPipeError:  # it has ended since
         pass
+    yield _Answer(name, sock)
 
 
 # ---- for a run -------------------------------------------------------------------------------------------------------
 
 
 class ClaimHolder:
-    """Claims GPUs of this node for an attempt of a run, and watches who else starts on them."""
+    """Claims GPUs of this node for an attempt of a run, or waits for them in the queue, and hears who shares them."""
 
-    def __init__(
-        self, loop: Loop, send_queue: SendQueue, gpus: Sequence[Mapping[str, Any]], own: OwnClaim | None = None
-    ) -> None:
-        """gpus: of this node, as it reports them; own: of the attempt before, on the same connection."""
+    def __init__(self, loop: Loop, send_queue: SendQueue, own: Held | None = None) -> None:
+        """own: what the attempt before has claimed, on the same connection."""
         self._loop = loop
         self._send_queue = send_queue
-        self._keys = {gpu["index"]: _find_key(gpu) for gpu in gpus}
-        self._numbers = {key: index for index, key in self._keys.items()}
         self._own = own
-        self._place: OwnClaim | None = None  # in the queue for it
-        self._lost_reserve_s = 0.0
-        self._timer: Timer | None = None
-        self._told: set[tuple[int, str]] = set()
+        self._place: Optional[Held] = None  # in the queue for it
+        self._ahead: Optional[List[Claim]] = None  # the places before it, when it was taken; None: nobody has looked
+        self._header: Words = {}  # the CLAIM that is served
+        self._words: Words = {}  # what it says of the run
+        self._numbers: Dict[str, int] = {}  # of the GPUs, by key
+        self._shown: Optional[List[Any]] = None  # what the launcher knows of its turn
+        self._told: Optional[Set[Tuple[Optional[int], str]]] = None  # whom it knows; None: nothing is claimed yet
+        self._look: Optional[_Look] = None
+        self._timer: Optional[Timer] = None
+        if own is not None:
+            own.words["is_reserved"] = True
+            own.serve(loop, self._hear)
 
     @property
-    def _held(self) -> tuple[OwnClaim, ...]:
-        return tuple(claim for claim in (self._own, self._place) if claim is not None)
+    def fds(self) -> list[int]:
+        """The descriptors for the process that starts the ranks: the claim lasts as long as that has them."""
+        return self._own.fds if self._own is not None else []
 
-    def answer(self, header: Mapping[str, Any]) -> None:
-        """Serve a CLAIM."""
-        self._loop.cancel(self._timer)
-        directory = find_directory()
-        if directory is None:
-            self._send([], "there is no directory that all its users share", waits=header.get("waits", False))
-        elif header["is_look"]:
-            remove_old(directory, own=self._held)
-            self._send(read_claims(directory, self._held))
-        else:
-            try:
-                self._claim(directory, header)
-            except OSError as error:
-                self._say_whose(directory, header, "%s: %s" % (directory, error.strerror))
+    def answer(self, header: Words, gpus: Sequence[Mapping[str, Any]]) -> None:
+        """Serve a CLAIM; gpus: of this node, as it reports them."""
+        self._header, self._shown = header, None
+        self._numbers = {_find_key(gpu): gpu["index"] for gpu in gpus}
+        try:
+            if header["is_look"]:
+                self._ask(self._list_names(), {}, lambda answers: self._send(self._read(answers)))
+                return
+            is_whole = header["cpus"]
+            parts = [key for key, index in self._numbers.items() if is_whole or index in header["gpus"]]
+            self._words = {key: header[key] for key in ("run", "name", "since", "until")}
+            self._words.update(is_shared=header["shares"], is_reserved=False, parts=[_CPUS] * is_whole + parts)
+            (self._enter if header["waits"] else self._claim)()
+        except OSError as error:  # such as no permission for sockets
+            self._send([], "its GPUs can't be claimed: %s" % error.strerror)
 
-    def _claim(self, directory: str, header: Mapping[str, Any]) -> None:
-        """Raise OSError if a file can't be made."""
-        self._lost_reserve_s, parts = header["lost_reserve_s"], self._find_parts(header)
-        values = {"run": header["run"], "name": header["name"], "since": header["since"], "parts": parts}
-        had_own = self._own is not None
-        values.update(is_shared=header["shares"], until=header["until"])
-        # A better guess of its end is no reason to lose its place among others.
-        is_same = self._own is not None and self._own.values == dict(values, until=self._own.values["until"])
-        if self._own is not None and (header["waits"] or not is_same):
-            self._own.end()
-            self._own = None
-        remove_old(directory, own=self._held)  # of a user only so many count
-        if header["waits"]:
-            values["is_waiting"] = True
-            self._place = self._place or take_place(directory, values, self._held) or OwnClaim(directory, values)
-            self._when_settled(self._place, lambda: self._await_turn(None))
-            return
-        mine = os.geteuid(), header["run"]
-        reserved = [claim for claim in read_claims(directory, self._held) if claim.is_reserved and not claim.is_waiting]
-        was_here = had_own or mine in {(claim.uid, claim.run) for claim in reserved}
-        own = self._own = self._own or OwnClaim(directory, values)
-        self._when_settled(own, lambda: self._decide(own, directory, header, was_here=was_here))
+    def _claim(self, tries: int = _TRIES, *, was_here: bool = False) -> None:
+        """Bind what is free, and then look who else is there; was_here: the run had claimed it before."""
+        parts, own = {*self._words["parts"]}, self._own
+        was_here = was_here or own is not None
+        if own is None or not own.parts <= parts:
+            self._end_own()
+            own = self._own = Held(self._words)
+            own.serve(self._loop, self._hear)
+        own.words = self._words
+        numbers = range(_SHARES if self._header["shares"] else 1)
+        for part in sorted(parts - own.parts):  # all runs in one order: of those that want the same GPUs one gets them
+            any(own.bind((part, number)) for number in numbers)
+        request = dict(self._words, takes=self._words["run"])
+        self._ask(self._list_names(), request, lambda answers: self._decide(answers, tries, was_here=was_here))
 
-    def _find_parts(self, header: Mapping[str, Any]) -> list[str]:
-        if header["cpus"]:
-            return [_CPUS, *self._numbers]
-        return [self._keys[index] for index in header["gpus"] if index in self._keys]
-
-    def _say_whose(self, directory: str, header: Mapping[str, Any], error: str) -> None:
-        """Say whose the GPUs are that can't be claimed, such as on a full disk; who waits for them looks again."""
-        claims = read_claims(directory, self._held)
-        rivals = []
-        if claims:
-            own, parts, place = (os.geteuid(), header["run"]), frozenset(self._find_parts(header)), self._place
-            rivals = [claim for claim in claims if claim.parts & parts and (claim.uid, claim.run) != own]
-            if header["continues"]:  # as in `_decide`
-                rivals = [claim for claim in rivals if not claim.is_waiting and not claim.is_shared]
-            elif place is not None:
-                rivals = [claim for claim in rivals if not claim.is_waiting or claim.order < place.order]
-        self._send(rivals, error, waits=header.get("waits", False), taken=self._find_taken(claims))
-        if header.get("waits"):
-            self._timer = self._loop.call_later(_TURN_S, lambda: self.answer(header))
-
-    def _find_taken(self, claims: Sequence[Claim]) -> list[int]:
-        parts = {part for claim in claims for part in claim.parts}
-        return sorted(self._numbers[part] for part in parts if part in self._numbers)
-
-    def _when_settled(self, own: OwnClaim, act: Callable[[], object]) -> None:
-        if own.is_settled:
-            act()
-        else:
-            self._timer = self._loop.call_later(_SETTLING_S, lambda: self._when_settled(own, act))
-
-    def _decide(self, own: OwnClaim, directory: str, header: Mapping[str, Any], *, was_here: bool) -> None:
-        """Keep the claim, unless an older one is in its way; was_here: the run had claimed them before."""
-        others = own.find_others(self._held)
-        # To reserve a claim makes it younger.
-        rivals = [claim for claim in others if claim.order < own.order or (claim.is_reserved and not claim.is_waiting)]
+    def _decide(self, answers: Sequence[_Answer], tries: int, *, was_here: bool) -> None:
+        """Keep the claim, unless somebody is in its way."""
+        header, own, parts = self._header, self._own, {*self._words["parts"]}
+        assert own is not None  # until `end`, which cancels this
+        was_here = self._take_over(own, answers, parts) or was_here
+        claims = self._read(answers)
+        rivals = self._find_rivals(claims)
+        silent = parts - own.parts - {part for claim in rivals if not claim.is_waiting for part in claim.parts}
+        rivals += [Claim(None, frozenset(silent))] if silent else []
         if was_here or self._place is not None:  # before those that wait
             rivals = [claim for claim in rivals if not claim.is_waiting]
         if was_here and header["continues"]:  # who shares its GPUs with it came after it
-            rivals = [claim for claim in rivals if not claim.is_shared]
-        if rivals and not header["shares"]:
-            own.end()
-            self._own = None
-        else:
-            remove_old(directory, own.values, own=self._held)
+            rivals = [claim for claim in rivals if not claim.said.get("is_shared")]
+        if not rivals or header["shares"]:
             self._told = {(claim.uid, claim.run) for claim in rivals}
-            self._timer = self._loop.call_later(_LOOK_S, self._look)
-        self._send(rivals, taken=self._find_taken(read_claims(directory, self._held) if rivals else ()))
+        elif tries and not all(claim.run for claim in rivals):
+            self._later(_SOON_S, lambda: self._claim(tries - 1, was_here=was_here))
+            return
+        else:
+            self._end_own()
+        taken = {part for claim in claims for part in claim.parts} if rivals else ()
+        self._send(rivals, taken=[self._numbers[part] for part in taken if part in self._numbers])
 
-    def _send(
-        self, claims: Sequence[Claim], error: str | None = None, *, waits: bool = False, taken: Sequence[int] = ()
-    ) -> None:
-        """taken: GPUs that anybody has claimed, if these claims are not all."""
+    def _enter(self) -> None:
+        """Take a place in the queue, if there is none."""
+        self._end_own()
+        if self._place is not None:
+            self._place.words = self._words
+            self._turn()
+        else:
+            self._ask(self._list_names(), {"takes": self._words["run"]}, self._line_up)
+
+    def _line_up(self, answers: Sequence[_Answer]) -> None:
+        place = Held(self._words)
+        behind = max((answer.name[1] + 1 for answer in answers if not answer.name[0]), default=0)
+        numbers = [*range(behind, _PLACES), *range(_PLACES)]  # somebody may have taken the last one at once
+        if self._take_over(place, answers, {""}) or any(place.bind(("", number)) for number in numbers):
+            self._place, self._ahead = place, None
+            place.serve(self._loop)
+            self._turn()
+        else:
+            self._send(self._find_rivals(self._read(answers)), "its queue is full")
+            self._later(_TURN_S, self._enter)
+
+    def _turn(self) -> None:
+        """Look what is before this place."""
+        assert self._place is not None  # until `end`, which cancels this
+        self._place.move_down()
+        own, parts = next(iter(self._place.sockets)), self._words["parts"]
+        self._ask(
+            [name for name in self._list_names() if name[0] in parts or ("", -1) < name < own], {}, self._await_turn
+        )
+
+    def _await_turn(self, answers: Sequence[_Answer]) -> None:
+        """Say what is before this place, whenever that changes."""
+        claims = self._read(answers)
+        rivals = self._find_rivals(claims)
+        if self._ahead is None:
+            self._ahead = [claim for claim in rivals if claim.is_waiting]
+        # Who doesn't answer any more keeps its place; who has never said what it waits for is in nobody's way.
+        now = {(claim.uid, claim.run) for claim in claims if claim.is_waiting and (claim in rivals or not claim.run)}
+        self._ahead = [claim for claim in self._ahead if now & {(claim.uid, claim.run), (claim.uid, "")}]
+        rivals = [*(claim for claim in rivals if not claim.is_waiting), *self._ahead]
+        if not rivals:  # somebody may have bound a name and not listen
+            probe = Held(self._words)
+            busy = frozenset(part for part in self._words["parts"] if not probe.bind((part, 0)))
+            probe.end()
+            rivals = [Claim(None, busy)] if busy else []
+        shown = [(claim.uid, claim.run, claim.is_waiting, claim.said.get("is_reserved")) for claim in rivals]
+        if shown != self._shown:
+            self._shown = shown
+            self._send(rivals)
+        self._later(_TURN_S, self._turn)
+
+    def _hear(self, uid: int, request: Words) -> None:
+        """Tell the launcher of a run that shares its GPUs."""
+        if self._own is None or self._told is None:
+            return
+        claim = replace(read_claim(uid, request, (), is_waiting=True), is_waiting=False)
+        shares = claim.said.get("is_shared") and claim.parts & self._own.parts
+        if shares and (uid, claim.run) not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
+            self._told.add((uid, claim.run))
+            self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers))
+
+    # ---- means ------------------------------------------------------------------------------------------------------
+
+    def _list_names(self) -> list[Name]:
+        """Return all names of this box; of places the last first, so that none is missed that moves down meanwhile."""
+        claims = [(part, number) for part in (_CPUS, *self._numbers) for number in range(_SHARES)]
+        return [*claims, *(("", number) for number in reversed(range(_PLACES)))]
+
+    def _ask(self, names: Iterable[Name], request: Words, act: Callable[[List[_Answer]], object]) -> None:
+        """Ask all others who hold these names; who waits looks again as soon as one of them ends."""
+        self._forget()
+        own = {name for held in (self._own, self._place) if held is not None for name in held.sockets}
+        wake = partial(self._later, _SOON_S, self._turn) if self._place is not None else lambda: None
+        self._look = _Look(self._loop, [name for name in names if name not in own], request, act, wake)
+
+    def _take_over(self, held: Held, answers: Iterable[_Answer], parts: Set[str]) -> bool:
+        """Take what a process of the same run has passed on, as far as it is wanted; tell whether that was anything."""
+        for answer in answers:
+            if answer.passed is not None and answer.name[0] in parts and answer.name[0] not in held.parts:
+                held.take(answer.name, answer.passed)
+            elif answer.passed is not None:
+                answer.passed.close()
+        return any(answer.name in held.sockets for answer in answers)
+
+    def _read(self, answers: Iterable[_Answer]) -> list[Claim]:
+        """Return the claims, and then the places in the queue in their order."""
+        found: Dict[Any, Claim] = {}
+        for answer in sorted(answers, key=lambda answer: (not answer.name[0], answer.name[1])):
+            part, number = answer.name
+            claim = read_claim(answer.uid, answer.words, [part] if part else [], is_waiting=not part)
+            key = answer.uid, claim.run, None if part else number
+            found[key] = replace(claim, parts=claim.parts | found[key].parts) if key in found else claim
+        return list(found.values())
+
+    def _find_rivals(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Return the claims of other runs on the same GPUs."""
+        own, parts = (os.geteuid(), self._words["run"]), {*self._words["parts"]}
+        return [claim for claim in claims if claim.parts & parts and (claim.uid, claim.run) != own]
+
+    def _send(self, claims: Sequence[Claim], error: str | None = None, taken: Sequence[int] = ()) -> None:
+        """Answer; taken: GPUs that anybody has claimed, if these claims are not all."""
+        if not self._header.get("waits"):
+            self._forget()
         found = [claim.as_fields(self._numbers) for claim in claims[: messages.MAX_CLAIMS]]
-        self._send_queue.send(messages.CLAIMED, rivals=found, error=error, waits=waits, taken=taken)
+        waits, why = self._header.get("waits", False), error or _find_limit()
+        self._send_queue.send(messages.CLAIMED, rivals=found, error=why, waits=waits, taken=sorted(taken))
 
-    def _await_turn(self, told: object) -> None:
-        """Say what is before this place, whenever that changes: all claims, and the places that are older."""
-        place, began_at = self._place, time.monotonic()
-        assert place is not None  # until `end`, which cancels this
-        others = place.find_others(self._held)
-        rivals = [claim for claim in others if not claim.is_waiting or claim.order < place.order]
-        seen = [(claim.uid, claim.order, claim.is_reserved) for claim in rivals]
-        if seen != told:
-            self._send(rivals, waits=True)
-        pause = max(_TURN_S, _REST * (time.monotonic() - began_at))
-        self._timer = self._loop.call_later(pause, lambda: self._await_turn(seen))
+    def _later(self, seconds: float, act: Callable[[], object]) -> None:
+        self._loop.cancel(self._timer)
+        self._timer = self._loop.call_later(seconds, act)
 
-    def _look(self) -> None:
-        began_at = time.monotonic()
-        assert self._own is not None  # until `end`, which cancels this
-        for claim in self._own.find_others(self._held):
-            who = claim.uid, claim.run or claim.order[1]
-            if claim.is_shared and who not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
-                self._told.add(who)
-                self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers))
-        self._timer = self._loop.call_later(max(_LOOK_S, _REST * (time.monotonic() - began_at)), self._look)
+    def _forget(self) -> None:
+        self._loop.cancel(self._timer)
+        if self._look is not None:
+            self._look.close()
+        self._look = None
+
+    def _end_own(self, reserve_s: float = 0.0) -> None:
+        if self._own is not None:
+            self._own.end(reserve_s)
+        self._own = self._told = None
 
     def end(self, reserve_s: float | None) -> None:
         """End the claim, at once or after that time; None: the launcher is lost, and has said before what follows."""
-        self._loop.cancel(self._timer)
-        seconds = self._lost_reserve_s if reserve_s is None else reserve_s
-        if self._own is not None:
-            self._own.end(seconds)
+        self._forget()
+        seconds = self._header.get("lost_reserve_s", 0.0) if reserve_s is None else min(reserve_s, MOST_RESERVED_S)
         if self._place is not None:  # with a claim it is of no use any more
             self._place.end(seconds if self._own is None else 0.0)
-        self._own = self._place = None
+        self._place = None
+        self._end_own(seconds)
 
-    def leave(self) -> OwnClaim | None:
+    def leave(self) -> Held | None:
         """Return the claim, which the next attempt on this connection takes over."""
-        self._loop.cancel(self._timer)
+        self._forget()
+        if self._own is not None:
+            self._own.rest()
         return self._own
 
 
 def _find_key(gpu: Mapping[str, Any]) -> str:
     """Return what names a GPU of this box for all its users, however they number them."""
-    return gpu["uuid"] or gpu.get("bus_id") or "GPU %d" % gpu["index"]
+    return str(gpu["uuid"] or gpu.get("bus_id") or "GPU %d" % gpu["index"])[:80]
+
+
+def _find_limit() -> str | None:
+    """Return why others may not see these claims: this is a container, and no device of its network is real."""
+    is_contained = any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
+    if not is_contained or any(
+        os.path.exists("/sys/class/net/%s/device" % name) for name in os.listdir("/sys/class/net")
+    ):
+        return None
+    return "it is a container with a network of its own, so claims there and elsewhere don't see each other"

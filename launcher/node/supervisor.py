@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict
 
-    from launcher.node.claims import ClaimHolder, OwnClaim
+    from launcher.node.claims import ClaimHolder, Held
     from launcher.node.code.code_process import CodeProcess
     from launcher.node.processes.warm import WarmPython
     from launcher.node.sampler import Sampler
@@ -95,7 +95,8 @@ class Supervisor:
         self._tree: CodeProcess | None = None  # if launch sends the code
         self._workdir: str | None = None  # in that code
         self._claims: ClaimHolder | None = None  # if the run uses GPUs
-        self._last_claim = inherited.claim if inherited is not None else None  # until this attempt takes it over
+        if inherited is not None and inherited.claim is not None:
+            self._hold_claims(inherited.claim)
         self._sampler: Sampler | None = None  # if the launcher wants to know what GPUs and host do
         self.kept: Kept | None = None  # for the next attempt
         self._handlers: dict[str, Handler] = {
@@ -252,14 +253,16 @@ class Supervisor:
         header = dict(header, workdir=self._workdir or header["workdir"])
         self._responder.share(header, lambda path: self._handover_log.note(token=path))
 
-    def _claim(self, header: dict[str, Any], _: bytes) -> None:
+    def _hold_claims(self, claim: Held | None) -> ClaimHolder:
         from launcher.node.claims import ClaimHolder
 
+        claims = self._claims = ClaimHolder(self._loop, self._send_queue, claim)
+        self._starting.find_claims = lambda: claims.fds
+        return claims
+
+    def _claim(self, header: dict[str, Any], _: bytes) -> None:
         if not self._ending.has_begun:
-            if self._claims is None:
-                self._claims = ClaimHolder(self._loop, self._send_queue, self._responder.gpus, self._last_claim)
-                self._last_claim = None
-            self._claims.answer(header)
+            (self._claims or self._hold_claims(None)).answer(header, self._responder.gpus)
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         self._starting.start(header, payload)
@@ -309,7 +312,8 @@ class Supervisor:
     def _conclude(self, left: list[proc.Process], fields: dict[str, Any]) -> None:
         """Send the census, and the files that the ranks have left; what the next attempt continues with is kept."""
         is_clean, files = not left and self.reason is None, self._ending.files or []
-        self._end_claim(is_over=not self._ending.stays or not is_clean)
+        if self._claims is not None and not (self._ending.stays and is_clean):  # before others can hear of the end
+            self._claims.end(self._ending.reserve_s if self.reason is None else None)
         if self._tree is not None and self._tree.root:
             fields["tree"], fields["written"] = self._tree.root, self._tree.find_written()
         found = [[process.pid, process.name, process.state] for process in left]
@@ -317,23 +321,12 @@ class Supervisor:
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
         python = self._keep_successor(is_clean=is_clean)
-        claim = self._claims.leave() if self._claims is not None else self._last_claim
+        claim = self._claims.leave() if self._claims is not None else None
         if self._ending.folder and (python is not None or claim is not None):
             self._handover_log.note(folder=None)  # it is removed: anybody may make one of that name now
             self.kept = Kept(self._decoder, self._ending.folder, python, claim)
             self._send_queue.send(messages.IDLE)
         self._ending.finish()
-
-    def _end_claim(self, *, is_over: bool) -> None:
-        """End the claim before others can hear that the run has ended, if this process doesn't wait for an attempt."""
-        if not is_over:
-            return
-        reserve_s = self._ending.reserve_s
-        if self._claims is not None:
-            self._claims.end(reserve_s if self.reason is None else None)
-        if self._last_claim is not None:
-            self._last_claim.end(reserve_s)
-            self._last_claim = None
 
     def _keep_successor(self, *, is_clean: bool) -> WarmPython | None:
         """Let the Python that the next attempt may start from wait for it, if all is well; otherwise end it."""
@@ -354,7 +347,7 @@ class Kept:
     """What an attempt leaves to the next one on the same connection."""
 
     def __init__(
-        self, decoder: messages.Decoder, run_folder: str, python: WarmPython | None, claim: OwnClaim | None
+        self, decoder: messages.Decoder, run_folder: str, python: WarmPython | None, claim: Held | None
     ) -> None:
         """decoder: may have the first bytes of a message; run_folder: a path that is in the environment."""
         self.decoder = decoder
@@ -389,4 +382,4 @@ def serve(
         python, claim = inherited.python, inherited.claim
         used = {0, 1, 2, life_fd, handover_fd, *keepers_fds}
         used |= {python.report_fd, python.order_fd} if python is not None else set()
-        workers.close_all_but(used | {claim.fd} if claim is not None else used)
+        workers.close_all_but(used.union(claim.fds) if claim is not None else used)

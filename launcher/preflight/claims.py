@@ -79,4 +79,6 @@ def describe_claim(claim: BoxClaim, now: float) -> str:
     reserved = ", in the queue" if claim.is_waiting else ", reserved for its start" if claim.is_reserved else ""
     until = f", until {short_time(claim.until, now)}" if claim.until is not None else ""
     shared = ", shared (--share)" if claim.is_shared else ""
+    if not claim.run:
+        return f"{claim.user}, a run that doesn't respond{reserved}"
     return f"{claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{until}{shared}{reserved}"

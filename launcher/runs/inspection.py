@@ -234,8 +234,7 @@ class Inspector:
             shares = order is not None and order.shares
             findings += find_claimed(node, own, rivals, now, shares=shares)
             if answer["error"] and order is not None:
-                text = f"its GPUs can't be claimed: {answer['error']}"
-                findings.append(Finding((node.name,), text, "see who else uses them", WARNING))
+                findings.append(Finding((node.name,), answer["error"], "see who else uses them", WARNING))
         return findings
 
     def _find_code(self) -> dict[str, str | None] | None:

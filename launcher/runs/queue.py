@@ -1,4 +1,4 @@
-"""The queue for GPUs that other runs have claimed: files on each host, in the order of their age (node/claims.py).
+"""The queue for GPUs that other runs have claimed: on each host a line of places (node/claims.py).
 
 A run takes a place on one host after the other, and on the next one only when no other run is before it on this one.
 All runs go through the hosts in the same order, that of their GPUs' UUIDs, so no two of them wait for each other. When
@@ -43,7 +43,7 @@ class QueueTimeoutError(LauncherError):
 class OutOfLineError(Exception):
     """The run has to line up again.
 
-    It holds places that it may not have taken as things are now: two runs could wait for each other. Or it was its
+    Since a host was lost, it holds places that it may not have taken: two runs could wait for each other. Or it was its
     turn, and processes without a claim used the GPUs: then the places stay.
     """
 
@@ -192,7 +192,7 @@ class Queue:
         return len(behind) > max(0, len(living) - self._needed)
 
     def _is_out_of_line(self) -> bool:
-        """Return whether it would not have taken its last place: a host was lost, or one in line was stopped before."""
+        """Return whether it would not have taken its last place, since a host was lost."""
         return self._must_wait(max(0, self._asked - 1))
 
     def _has_all_answers(self) -> bool:
@@ -209,8 +209,7 @@ class Queue:
         holders = [(index, claim) for index, claim in rivals if not claim.is_waiting]
         number = 1 + len({(claim.user, claim.run) for _, claim in ahead})
         for index, claim in [*reversed(ahead), *holders]:
-            whom = f"{claim.user}'s {claim.name or f'run {claim.run}'}"
-            return Place(number, whom, self._session.hosts[index].name)
+            return Place(number, claim.title, self._session.hosts[index].name)
         return Place(number)
 
     # ---- the turn ---------------------------------------------------------------------------------------------------

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import ctypes
 import json
 import os
 import re
+import select
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from machines.launches import run_launch, start_launch
 from machines.patience import DEADLINE_S
-from machines.processes import wait_until
+from machines.processes import read_parent, wait_until
 from machines.warm import WarmProcess
 
 from launcher.node import claims, messages
-from launcher.node.claims import Claim, ClaimHolder, OwnClaim, find_directory, read_claims, remove_old, take_place
+from launcher.node.claims import ClaimHolder, Held, read_claim
 from launcher.node.loop import Loop
+from launcher.node.processes import workers
 from launcher.preflight.claims import ClaimOrder
 from launcher.runs.run_rows import describe_row
 
 pytestmark = pytest.mark.linux
 
-ANN, BOB = 54001, 54002  # nobody has these ids
+ANN, BOB, CID = 54001, 54002, 54003  # nobody has these ids
+_CLONE_NEWNET = 0x40000000
 SMI = """#!/bin/sh
 case "$*" in *query-compute-apps*) exit;; esac
 for i in 0 1 2 3; do
@@ -37,11 +41,65 @@ done
 """
 
 
-def values(run: str, *parts: str, **more: object) -> dict[str, object]:
-    return {"run": run, "name": None, "since": time.time(), "parts": [*parts], "is_shared": False, **more}
+Act = Callable[[], object]
+
+# A rank that tells its parent and the sockets that it has, and saves at SIGTERM until the test says go.
+SAVING = """
+import os, signal, time
+def save(*_):
+    open("saving", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+files = ["/proc/self/fd/" + fd for fd in os.listdir("/proc/self/fd")]
+found = [os.readlink(file) for file in files if os.path.islink(file) and os.readlink(file).startswith("socket:")]
+with open("told", "w") as told:
+    told.write(" ".join([str(os.getppid()), *found]) + "\\n")
+while True:
+    time.sleep(300)
+"""
 
 
-def as_user(uid: int, act: Callable[[], object]) -> int:
+class Run:
+    """A run on this box, as its supervisor serves it: what it is told, and what it says."""
+
+    def __init__(self, gpus: str, run: str, own: Held | None = None) -> None:
+        """gpus: the start of their names, which are followed by A, B and so on."""
+        self.loop = Loop()
+        self.said: list[dict[str, Any]] = []
+        self._gpus = [{"index": index, "uuid": gpus + letter} for index, letter in enumerate("ABC")]
+        self._run = run
+        launcher: Any = self
+        self.holder = ClaimHolder(self.loop, launcher, own)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.said.append({"type": kind, **fields})
+
+    def claim(self, *gpus: int, look: bool = False, **more: Any) -> list[str]:
+        """Return whose runs are in the way."""
+        waits, order = more.pop("waits", False), ClaimOrder(self._run, None, time.time(), 1, lost_reserve_s=120.0)
+        header = {**order.as_fields(waits=waits), "is_look": look, "gpus": [*gpus], **more}
+        count = len(self.said)
+        self.holder.answer(header, self._gpus)
+        return self.hear(count)
+
+    def hear(self, count: int) -> list[str]:
+        """Return who is in the way by what it says after so much."""
+        self.serve(lambda: len(self.said) > count)
+        said = self.said[-1]
+        assert said["type"] == messages.CLAIMED and said["error"] is None, said
+        return [claim["run"] or claim["user"] + "?" for claim in said["rivals"]]
+
+    def serve(self, is_over: Callable[[], object]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_over():
+            assert time.monotonic() < deadline, self.said
+            self.loop.call_later(0.01, lambda: None)
+            self.loop.run_once()
+
+
+def as_user(uid: int, act: Act) -> int:
     """Start a process of a user that does this and ends; return its id."""
     pid = os.fork()
     if pid == 0:
@@ -61,17 +119,80 @@ def wait_for(pid: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+@contextmanager
+def beside(uid: int, act: Callable[[], Run | None]) -> Iterator[int]:
+    """Let a process of a user do this and then serve the run, or just live, until the end; its id."""
+    ready, go = os.pipe()
+    end, told = os.pipe()
+
+    def live() -> None:
+        os.close(told)
+        run = act()
+        os.write(go, b"x")
+        if run is not None:
+            run.serve(lambda: select.select([end], [], [], 0)[0])
+            run.holder.end(0.0)
+        else:
+            os.read(end, 1)
+
+    pid = as_user(uid, live)
+    os.close(go)
+    assert os.read(ready, 1), "it has failed"
+    os.close(ready)
+    try:
+        yield pid
+    finally:
+        os.close(told)
+        os.close(end)
+        os.kill(pid, signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (0, -signal.SIGKILL)
+
+
+def run_with(gpus: str, run: str, *claimed: int, **more: Any) -> Callable[[], Run]:
+    """Return what starts a run that claims these, or waits for them."""
+
+    def act() -> Run:
+        started = Run(gpus, run)
+        started.claim(*claimed, **more)
+        return started
+
+    return act
+
+
+def check(is_true: object) -> None:
+    assert is_true
+
+
+def bind(part: str, number: int = 0, *, backlog: int | None = 99) -> socket.socket:
+    """Take a name as anybody may."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.bind(f"\0launch/{part}/{number}")
+    if backlog is not None:
+        sock.listen(backlog)
+    return sock
+
+
+def call(part: str, request: bytes = b"{}", number: int = 0) -> socket.socket:
+    """Call who holds a GPU."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(f"\0launch/{part}/{number}")
+    sock.send(request)
+    return sock
+
+
 @pytest.fixture
-def directory() -> Iterator[str]:
-    found = find_directory()
-    if os.geteuid() != 0 or found is None:
+def gpus() -> Iterator[str]:
+    """The start of the names of three GPUs; only this test has claims in its network namespace."""
+    if os.geteuid() != 0:
         pytest.skip("no root, who can be several users")
-    yield found
-    for path in Path(found).glob("launch-*"):
-        path.unlink()
+    libc = ctypes.CDLL(None)
+    with Path("/proc/self/ns/net").open() as before:
+        assert libc.unshare(_CLONE_NEWNET) == 0
+        yield "GPU-"
+        assert libc.setns(before.fileno(), _CLONE_NEWNET) == 0
 
 
-def test_of_all_that_want_the_same_one_wins(directory: str, tmp_path: Path) -> None:
+def test_of_all_that_want_the_same_one_wins(gpus: str, tmp_path: Path) -> None:
     """Twelve processes of three users try again and again, and note when they have it and when they leave it."""
     log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
@@ -79,176 +200,215 @@ def test_of_all_that_want_the_same_one_wins(directory: str, tmp_path: Path) -> N
         deadline, wins = time.monotonic() + DEADLINE_S, 0
         while wins < 3:
             assert time.monotonic() < deadline
-            own = OwnClaim(directory, values(f"run{number}", "A", f"B{number % 3}"))
-            while not own.is_settled:
-                time.sleep(0.001)
-            has_won = not any(claim.order < own.order for claim in own.find_others())
-            if has_won:
+            run = Run(gpus, f"run{number}")
+            if not run.claim(0, 1 + number % 2):
                 wins += 1
                 os.write(log, b"+")
                 time.sleep(0.002)
                 os.write(log, b"-")
-            own.end()
+            run.holder.end(0.0)
             time.sleep(0.001 * (number % 5))
 
     for pid in [as_user(ANN + number % 3, lambda number=number: compete(number)) for number in range(12)]:
         wait_for(pid)
     assert (tmp_path / "log").read_bytes() == b"+-" * 36
-    assert not list(Path(directory).glob("launch-*"))
 
 
-def test_what_others_put_there_harms_nobody(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = OwnClaim(directory, values("mine", "A"))
-    ready, go = os.pipe()
-
-    def harm() -> None:
-        place = Path(directory)
-        os.mkfifo(place / "launch-claim-fifo")
-        (place / "launch-claim-link").symlink_to(own.path)
-        times = [json.dumps(values("x", "A", since=since)) for since in (float("nan"), 10**400)]
-        bad = ["[" * 4000, "{}", "x" * 5000, *times, '{"run": "x", "parts": "A", "since": 1}']
-        texts = {f"launch-claim-{number}": text for number, text in enumerate([*bad, json.dumps(values("dead", "A"))])}
-        held = []
-        for name, text in texts.items():
-            (place / name).write_text(text)
-            held.append((place / name).open("r+"))
-            if text in bad:
-                fcntl.lockf(held[-1], fcntl.LOCK_EX)
-        mine = Path(own.path)
-        for change in (lambda: mine.open("r+"), mine.unlink, lambda: mine.rename(place / "launch-claim-stolen")):
-            with pytest.raises(PermissionError):
-                change()
-        with mine.open() as file, pytest.raises(BlockingIOError):
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        os.write(go, b"x")
-        signal_end.read(1)
-
-    end, told = os.pipe()
-    signal_end = os.fdopen(end, "rb")
-    pid = as_user(BOB, harm)
-    os.read(ready, 1)
-    assert read_claims(directory, own=(own,)) == []
-    assert own.find_others() == []
-    os.write(told, b"x")
-    wait_for(pid)
-    # What a process holds for long without a child, such as ranks, doesn't count.
-    monkeypatch.setattr(claims, "UNUSED_S", -1.0)
-
-    def hold() -> None:
-        held = OwnClaim(directory, values("idle", "A"))
-        os.write(go, b"x")
-        signal_end.read(1)
-        held.end(60.0)
-
-    pid = as_user(BOB, hold)
-    os.read(ready, 1)
-    assert read_claims(directory, own=(own,)) == []
-    os.write(told, b"x")
-    wait_for(pid)
-    (reserved,) = read_claims(directory, own=(own,))
-    assert (reserved.uid, reserved.run, reserved.is_reserved) == (BOB, "idle", True)
-    wait_for(as_user(BOB, lambda: remove_old(directory, values("idle", "A"))))
-    assert read_claims(directory, own=(own,)) == []
-    own.end()
+def test_what_others_say_changes_nothing(gpus: str) -> None:
+    """Neither an early start nor the words of its holder take a GPU from it, and no text looks like one of `launch`."""
+    run = Run(gpus, "mine")
+    with beside(ANN, run_with(gpus, "first", 0)):
+        assert run.claim(0, since=0.0) == ["first"]
+        assert run.claim(0, run="first") == ["first"], "another user's run may have the same id"
+        assert call(f"{gpus}A", json.dumps({"takes": "first"}).encode()).recvmsg(4096, 1024)[0], "root asks ann"
+    assert run.claim(0) == []
+    said = {"run": "x", "name": None, "since": 1.0, "until": None, "is_shared": False, "is_reserved": False}
+    lines = ["x), for 2 h\nlaunch: root's run y uses them, too", "x, in the queue", "", "\ud800", "\x1b[2J"]
+    words = [{**said, key: line} for line in lines for key in ("run", "name") if (key, line) != ("name", "")]
+    words += [{**said, "since": since} for since in (float("nan"), -1, "1", None, 10**400, [])]
+    words += [{**said, "until": "18:00"}, {**said, "is_shared": 1}, {**said, "is_shared": []}, {}]
+    for each in words:
+        assert read_claim(BOB, each, ["A"]) == claims.Claim(BOB, frozenset("A")), each
+    assert read_claim(BOB, said, ["A"]).said == said
+    run.holder.end(0.0)
 
 
-def test_a_directory_that_somebody_has_filled(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who can't claim GPUs there still sees whose they are, and looks again if it waits for them."""
-    ready, go = os.pipe()
-    end, told = os.pipe()
+def test_who_does_not_answer_still_holds_it(gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen, with a full backlog, silent, talkative, and a name that nobody listens at."""
+    monkeypatch.setattr(claims, "_ANSWER_S", 0.2)
+    run, held = Run(gpus, "mine"), list[socket.socket]()
 
-    def hold() -> None:
-        held = OwnClaim(directory, values("nightly", "A"))
-        os.write(go, b"x")
-        os.read(end, 1)
-        held.end()
+    def fill() -> None:
+        held.append(bind(f"{gpus}A", backlog=1))
+        for _ in range(9):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.setblocking(False)
+            held.append(sock)
+            with suppress(BlockingIOError):
+                sock.connect(f"\0launch/{gpus}A/0")
 
-    pid = as_user(BOB, hold)
-    os.read(ready, 1)
-    loop, said = Loop(), list[tuple[list[str], str | None, list[int]]]()
-
-    class Launcher:
-        def send(self, kind: str, **fields: Any) -> None:
-            assert kind == messages.CLAIMED
-            said.append(([claim["run"] for claim in fields["rivals"]], fields["error"], [*fields["taken"]]))
-
-    launcher: Any = Launcher()
-    holder = ClaimHolder(loop, launcher, [{"index": 0, "uuid": "A"}, {"index": 1, "uuid": "B"}])
-
-    def claim(gpu: int, *, waits: bool = False) -> None:
-        order = ClaimOrder("mine", None, 1.0, 1).as_fields(waits=waits)
-        holder.answer({**order, "is_look": False, "gpus": [gpu]})
-
-    def fail(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", fail)
-    for gpu, waits in ((1, False), (0, False), (0, True)):
-        claim(gpu, waits=waits)
-    error = f"{directory}: No space left on device"
-    assert said == [([], error, [0]), (["nightly"], error, [0]), (["nightly"], error, [0])]
-    os.write(told, b"x")
-    wait_for(pid)
-    monkeypatch.undo()
-    while len(said) < 4:
-        loop.run_once()
-    assert said[3] == ([], None, []), "a place, where nobody is before it"
-    holder.end(0.0)
-    assert not list(Path(directory).glob("launch-*"))
+    ways: dict[str, Callable[[], object]] = {
+        f"{ANN}?": lambda: held.append(bind(f"{gpus}A")), "somebody?": fill,
+        "somebody? ": lambda: held.append(bind(f"{gpus}A", backlog=None)),
+    }  # fmt: skip
+    for who, act in ways.items():
+        with beside(ANN, lambda act=act: act() and None):
+            assert run.claim(0) == [who.strip()], who
+            assert run.claim(0, waits=True) == [who.strip()], who
+            count = len(run.said)
+        assert run.hear(count) == [], who
+        run.holder.end(0.0)
+    with beside(ANN, run_with(gpus, "frozen", 0)) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        assert run.claim(0) == [f"{ANN}?"]
+        os.kill(pid, signal.SIGCONT)
+        assert run.claim(0) == ["frozen"]
+    assert run.claim(0) == []
+    run.holder.end(0.0)
 
 
-def test_a_place_in_the_queue_keeps_its_age(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = OwnClaim(directory, values("first", "A", is_waiting=True))
-    assert wait_until(lambda: first.is_settled)
-    second = OwnClaim(directory, values("second", "A", is_waiting=True))
-    first.end(60.0)
-    left, behind = read_claims(directory, own=(second,))[0], second.order
-    assert (left.run, left.is_waiting, left.is_reserved, left.order < behind) == ("first", True, True, True)
-    remove_old(directory, own=(second,))
-    assert take_place(directory, values("other", "A", is_waiting=True), (second,)) is None
-    again = take_place(directory, values("first", "A", is_waiting=True), (second,))
-    assert again is not None
-    assert again.order == left.order
-    assert len(list(Path(directory).glob("launch-*"))) == 2
-    monkeypatch.setattr(claims, "KEPT_S", -1.0)
-    again.end(60.0)
-    assert read_claims(directory, own=(second,)) == []
-    remove_old(directory, own=(second,))
-    second.end()
-    assert not list(Path(directory).glob("launch-*"))
+def test_a_claim_that_many_call(gpus: str) -> None:
+    """Whoever calls without a word, or doesn't listen, keeps no one else from an answer, and takes no descriptors."""
+    with beside(ANN, run_with(gpus, "mine", 0)) as pid:
+        held = [call(f"{gpus}A") for _ in range(150)]
+        mute = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(60)]
+        for sock in mute:
+            sock.connect(f"\0launch/{gpus}A/0")
+        assert Run(gpus, "other").claim(0) == ["mine"]
+        assert len(list(Path(f"/proc/{pid}/fd").iterdir())) < 100
+    for sock in held + mute:
+        sock.close()
 
 
-def test_a_place_whose_holder_is_stopped_is_in_nobodys_way(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "UNUSED_S", -1.0)
-    ready, go = os.pipe()
+def test_a_box_that_somebody_has_filled(gpus: str) -> None:
+    """All names of a GPU and all places are taken: the others are as free as before, also through the queue."""
+    held = list[socket.socket]()
 
-    def hold() -> None:
-        place = OwnClaim(directory, values("first", "A", is_waiting=True))
-        os.write(go, b"x")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        place.end()
+    def fill() -> None:
+        held.extend(bind(f"{gpus}A", number) for number in range(8))
+        held.extend(bind("", number) for number in range(128))
 
-    pid = as_user(BOB, hold)
-    os.read(ready, 1)
-    assert wait_until(lambda: read_claims(directory) == [])
-    os.kill(pid, signal.SIGCONT)
-    wait_for(pid)
-    assert not list(Path(directory).glob("launch-*"))
-
-
-def test_a_claim_counts_whatever_it_says_of_its_end() -> None:
-    def read(**more: object) -> Any:
-        claim = Claim(0, (1, "a"), {"run": "x", "since": 1, "parts": ["A"], **more}, is_reserved=False)
-        return claim.as_fields({"A": 0})["until"]
-
-    bad = ("18:00", float("nan"), float("inf"), 10**400, -1, [], None)
-    assert [read(until=until) for until in bad] == [None] * len(bad)
-    assert (read(), read(until=1_790_000_000)) == (None, 1_790_000_000.0)
+    run = Run(gpus, "mine")
+    with beside(BOB, lambda: fill()):  # type: ignore[func-returns-value]
+        assert run.claim(0, shares=True) == [f"{BOB}?"]
+        assert run.said[-1]["rivals"][0]["gpus"] == [0]
+        assert run.claim(look=True)[0] == f"{BOB}?"
+    assert run.claim(0, 1, 2) == []
+    run.holder.end(0.0)
 
 
-def test_the_name_of_a_claim_can_be_printed() -> None:
-    claim = Claim(0, (1, "a"), {"run": "\ud800", "name": "x\udc80", "since": 1, "parts": []}, is_reserved=False)
-    assert (claim.run, claim.name) == ("?", "x?")
+def test_a_line_that_moves_up_by_itself(gpus: str) -> None:
+    """A death wakes who is behind; who comes is behind all, and a run that has lost its launcher finds its place."""
+    third, late = Run(gpus, "third"), run_with(gpus, "fourth", 0, waits=True)
+    first, second = run_with(gpus, "first", 0, waits=True), run_with(gpus, "second", 0, 1, waits=True)
+    with beside(ANN, run_with(gpus, "holder", 0)), beside(BOB, first) as killed, beside(CID, second):
+        assert third.claim(0, waits=True) == ["holder", "first", "second"]
+        assert Run(gpus, "pushing").claim(0, 1, 2) == ["holder", "first", "second"], "who doesn't wait is behind all"
+        count, before = len(third.said), place_of(third)
+        os.kill(killed, signal.SIGKILL)
+        assert third.hear(count) == ["holder", "second"]
+        third.serve(lambda: place_of(third) < before)
+        third.holder.end(60.0)
+        with beside(BOB, late):
+            again = Run(gpus, "third")
+            assert again.claim(0, waits=True) == ["holder", "second"]
+            other = Run(gpus, "other")
+            assert other.claim(2, waits=True) == [], "who wants other GPUs is in nobody's way"
+            count = len(again.said)
+        other.holder.end(0.0)
+    again.serve(lambda: len(again.said) > count and not again.said[-1]["rivals"])
+    again.holder.end(0.0)
+
+
+def place_of(run: Run) -> int:
+    assert run.holder._place is not None
+    return next(iter(run.holder._place.sockets))[1]
+
+
+def test_a_place_that_comes_and_goes(gpus: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What no longer is before a run never is again, or one user could let others lose their places on all boxes."""
+    monkeypatch.setattr(claims, "_TURN_S", 0.05)
+    calls, run = os.open(tmp_path / "calls", os.O_CREAT | os.O_RDWR | os.O_APPEND), Run(gpus, "mine")
+
+    def toggle() -> None:
+        said = {"run": "x", "name": None, "since": 1.0, "until": None, "is_shared": False, "is_reserved": False}
+        place = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for number in range(128):
+            with suppress(OSError):
+                place.bind(f"\0launch//{number}")
+                break
+        place.listen(9)
+        os.write(calls, b"x")
+        while True:
+            caller, count = place.accept()[0], os.fstat(calls).st_size
+            parts = [] if count in (3, 4) else [f"{gpus}A"]  # it is asked twice before the first answer
+            with suppress(OSError):
+                caller.send(json.dumps({**said, "parts": parts}).encode())
+            os.write(calls, b"x")
+
+    pid = as_user(BOB, toggle)
+    assert wait_until(lambda: os.fstat(calls).st_size)
+    assert run.claim(0, waits=True) == ["x"]
+    run.serve(lambda: os.fstat(calls).st_size > 10)
+    assert [len(said["rivals"]) for said in run.said] == [1, 0]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    run.holder.end(0.0)
+
+
+def test_a_frozen_place(gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays before those that knew it, but is in nobody's way whom it doesn't answer."""
+    monkeypatch.setattr(claims, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(claims, "_TURN_S", 0.1)
+    run, late = Run(gpus, "mine"), Run(gpus, "late")
+    with beside(BOB, run_with(gpus, "first", 0, waits=True)) as pid:
+        assert run.claim(0, waits=True) == ["first"]
+        os.kill(pid, signal.SIGSTOP)
+        assert late.claim(0, waits=True) == []
+        looks = time.monotonic() + 1
+        run.serve(lambda: time.monotonic() > looks)
+        assert len(run.said) == 1
+        late.holder.end(0.0)
+    assert run.hear(1) == []
+    run.holder.end(0.0)
+
+
+def test_a_claim_that_waits_for_the_next_attempt(gpus: str) -> None:
+    """For the same run of the same user it is there, for nobody else, and no longer than it says."""
+    first = Run(gpus, "mine")
+    assert first.claim(0, 1) == []
+    first.holder.end(60.0)
+    with beside(ANN, lambda: None):
+        wait_for(as_user(ANN, lambda: check(Run(gpus, "mine").claim(1, 2) == ["mine"])))
+        assert Run(gpus, "other").claim(0) == ["mine"]
+    again = Run(gpus, "mine")
+    assert again.claim(0, 1) == [] and again.said[-1]["rivals"] == []
+    again.holder.end(0.0)
+    assert again.claim(0, 1, 2) == [], "nothing is left"
+    again.holder.end(0.2)
+    other = Run(gpus, "other")
+    assert wait_until(lambda: not other.claim(0))
+    other.holder.end(0.0)
+
+
+def test_only_who_starts_ranks_has_the_sockets(gpus: str) -> None:
+    """A fork that outlives the run, such as one that hangs in a driver, holds no GPU."""
+    run, other = Run(gpus, "mine"), Run(gpus, "other")
+    for is_starter in (False, True):
+        assert run.claim(0) == []
+        end, told = os.pipe()
+        pid = workers.fork(0, run.holder.fds if is_starter else ())
+        if pid == 0:
+            os.close(told)
+            os.read(end, 1)
+            os._exit(0)
+        os.close(end)
+        run.holder.end(0.0)
+        assert other.claim(0) == (["root?"] if is_starter else [])
+        os.close(told)
+        wait_for(pid)
+        assert other.claim(0) == []
+        other.holder.end(0.0)
 
 
 @pytest.fixture
@@ -305,7 +465,39 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tm
     (tmp_path / "sharing" / "go").touch()
     assert sharing.wait() == 0, said("sharing")
     assert launch("last", *words, "true").wait() == 0, said("last")
-    assert not list(Path(find_directory() or "").glob("launch-*"))
+
+
+@pytest.mark.parametrize("start", ["command", "torchrun", "warm"])
+def test_old_ranks_that_save_keep_others_out(
+    launch: Callable[..., WarmProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    """Guardian and supervisor are killed; a rank has no socket, so what it leaves behind would hold nothing."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("stand_in")))
+    script = tmp_path / "train.py"
+    script.write_text(SAVING)
+    program = {
+        "command": ["--no-python", sys.executable, str(script)], "torchrun": [str(script)],
+        "warm": ["--start", "warm", str(script)],
+    }[start]  # fmt: skip
+    words = ("--no-check", "--gpus", "1")
+    first = launch("first", *words, *program)
+    told = tmp_path / "first" / "told"
+    assert wait_until(lambda: told.exists() and told.read_text().endswith("\n")), (tmp_path / "first/said").read_text()
+    starter, *sockets = told.read_text().split()
+    assert not sockets, sockets
+    supervisor = read_parent(int(starter))
+    guardian = read_parent(supervisor)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in (supervisor, guardian):
+            os.kill(pid, number)
+    saving = tmp_path / "first" / "saving"
+    assert wait_until(saving.exists)
+    assert launch("second", *words, "--no-python", "true").wait() == 70
+    said = (tmp_path / "second" / "said").read_text()
+    assert "GPU 0: root, a run that doesn't respond\n" in said, said
+    (tmp_path / "first" / "go").touch()
+    first.wait()
+    assert launch("third", *words, "--no-python", "true").wait() == 0
 
 
 def test_runs_that_wait_for_their_turn(launch: Callable[..., WarmProcess], tmp_path: Path) -> None:
@@ -352,7 +544,6 @@ def test_runs_that_wait_for_their_turn(launch: Callable[..., WarmProcess], tmp_p
     assert wait_until(lambda: "queued for " in said("fourth") and "1st, behind root's sweep" in said("fourth"))
     second.send_signal(signal.SIGKILL)
     assert fourth.wait() == 0, said("fourth")
-    assert wait_until(lambda: not list(Path(find_directory() or "").glob("launch-*")))
     assert states()["third"] == "stopped"
 
 

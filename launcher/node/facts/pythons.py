@@ -108,17 +108,21 @@ class Search:
         else:
             self._start_stub(candidate)
 
-    def give_order(self, order: dict[str, Any]) -> None:
-        """Send the waiting torchrun its order, over a pipe so that secrets in its environment never reach a disk."""
+    def give_order(self, order: dict[str, Any], claim_fds: list[int]) -> None:
+        """Send the waiting torchrun its order, so that secrets in its environment never reach a disk.
+
+        claim_fds: the sockets of the run's claim, which lasts as long as torchrun.
+        """
         import json
 
         assert self.order_fd is not None  # opened with the stub
         # If its import failed, nobody reads this; its exit is reported as torchrun's.
+        workers.pass_on(self.order_fd, claim_fds)
         self._loop.write_all(self.order_fd, json.dumps(order).encode() + b"\n")
         self.order_fd = None
 
     def _start_stub(self, python: str) -> None:
-        order_read, order_write = os.pipe()
+        order_read, order_write = workers.make_channel()
         try:
             status_read, status_write = os.pipe()
         except OSError:  # to stop the run takes descriptors

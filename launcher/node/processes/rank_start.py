@@ -44,6 +44,7 @@ class RankStart:
         self._ending = ending
         self.env = dict(os.environ)  # of this node, the setup and --env; of each rank comes more
         self.find_lock: Callable[[], str | None] = lambda: None  # of the directory of the code, for the ranks
+        self.find_claims: Callable[[], list[int]] = list  # the sockets of the run's claim, for what starts the ranks
         self.cwd = "."  # of the ranks
         self.began_at = time.time()
         self.ranks_env: dict[str, str] = {}  # what they got beside `env`
@@ -142,7 +143,7 @@ class RankStart:
             self._loop.cancel(timer)
             if not self._ending.has_begun:
                 self._responder.release_port()
-                self._ranks.start_warm(python, self._ending.folder, header["local_ranks"])
+                self._ranks.start_warm(python, self._ending.folder, header["local_ranks"], self.find_claims())
 
         envs = [dict(self.env, **each["env"]) for each in processes]
         order = {
@@ -173,6 +174,7 @@ class RankStart:
         order = shim.ShimSpec(
             header["processes"], self.env, header["cwd"],
             marks=self._owned.marks, folder=self._ending.folder, stop_timeout_s=self._ending.stop_timeout_s,
+            claim_fds=self.find_claims(),
         )  # fmt: skip
         self._ranks.start_processes(order, self._keepers_fd)
 
@@ -180,7 +182,7 @@ class RankStart:
         assert self._responder.search is not None  # the plan names the Python, which waits
         self._ranks.await_torchrun(self._ending.folder, header["local_ranks"], self._responder.release_port)
         order = {"argv": header["torchrun_args"], "env": dict(self.env, **header["env"]), "cwd": header["cwd"]}
-        self._responder.search.give_order({**order, "lock": self.find_lock()})
+        self._responder.search.give_order({**order, "lock": self.find_lock()}, self.find_claims())
 
     def send_stacks(self, header: dict[str, Any], _: bytes) -> None:
         """Answer a STACKS."""

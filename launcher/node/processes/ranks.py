@@ -108,11 +108,11 @@ class Ranks:
         if python.child.process is not None:
             self._note_starter(python.child.process)
 
-    def start_warm(self, python: WarmPython, run_folder: str, local_ranks: list[int]) -> None:
+    def start_warm(self, python: WarmPython, run_folder: str, local_ranks: list[int], claim_fds: list[int]) -> None:
         """Let a Python that has imported torch start the ranks, as a shim does."""
         self._tells_exits, self._expected = True, len(local_ranks)
         self._watch_fifos(workers.Fifos(run_folder), local_ranks)
-        python.go()
+        python.go(claim_fds)
         self._watch_starter(python.report_fd)
 
     def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:

@@ -26,7 +26,7 @@ from launcher.node.processes.run_processes import RunProcesses, become_subreaper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, Sequence
 
 _CORE_DUMPED = 0x80  # in a status of wait(2)
 
@@ -36,15 +36,19 @@ class ShimSpec:
 
     def __init__(
         self, entries: list[dict[str, Any]], env: dict[str, str], cwd: str | None, *, marks: set[str], folder: str,
-        stop_timeout_s: float,
+        stop_timeout_s: float, claim_fds: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """entries: those of the launcher's START, each with rank, argv and an env that is added to `env`."""
+        """entries: those of the launcher's START, each with rank, argv and an env that is added to `env`.
+
+        claim_fds: the sockets of the run's claim, which lasts as long as the shim.
+        """
         self.entries = entries
         self.env = env
         self.cwd = cwd
         self.marks = marks
         self.folder = folder
         self.stop_timeout_s = stop_timeout_s
+        self.claim_fds = claim_fds
 
 
 def start(
@@ -56,13 +60,13 @@ def start(
     ranks' pipes; keepers_fd: closes when guardian and supervisor are gone.
     """
     report_read, report_write = os.pipe()
-    pid = workers.fork(death_signal=0)
+    pid = workers.fork(death_signal=0, kept=order.claim_fds)
     if pid:
         os.close(report_write)
         return workers.Child(pid), report_read
     try:
         kept = {fd for fds in streams.values() for fd in fds.values()}
-        workers.drop_descriptors(keepers_fd, report_write, *readers, *kept)
+        workers.drop_descriptors(keepers_fd, report_write, *readers, *order.claim_fds, *kept)
         for number in (signals.SIGTERM, signals.SIGHUP, signals.SIGINT, signals.HOLD):  # stopping is for the keepers
             signals.signal(number, signals.SIG_IGN)
         _Shim(order, streams, keepers_fd, report_write).run()

@@ -118,6 +118,9 @@ subprocess.Popen.poll = poll
 signal.signal(hold_signal, hold)
 threading.Thread(target=end_without_main_thread, daemon=True).start()
 from torch.distributed import run
+import socket
+with socket.socket(fileno=os.dup(0)) as orders:  # first the sockets of the run's claim, which lasts as long as this
+    orders.recvmsg(1, socket.CMSG_SPACE(1 << 10), socket.MSG_CMSG_CLOEXEC)
 order = sys.stdin.readline()
 if order.endswith("\\n"):  # else it was cut short: the supervisor is gone
     order = json.loads(order)

@@ -110,12 +110,22 @@ def await_fork(loaded):
         if obstacle:
             leave(obstacle)
         tell(is_ready=True)
-        if not os.read(ORDER, 1):
-            os._exit(0)
+        take_claims()
         __import__("ctypes").CDLL(None).fflush(None)  # else each fork would print what C libraries have printed
         order = json.loads(line.decode())
         if not (order["wants_successor"] and fork_successor()):
             return start_ranks(order)
+
+
+def take_claims():  # the sockets of the run's claim, which lasts as long as this process, and without any rank
+    import socket
+    global claims
+    with socket.socket(fileno=os.dup(ORDER)) as orders:
+        go, passed, _, _ = orders.recvmsg(1, socket.CMSG_SPACE(1 << 10), socket.MSG_CMSG_CLOEXEC)
+    if not go:
+        os._exit(0)
+    data = b"".join(each[2] for each in passed)
+    claims = [int.from_bytes(data[at:at + 4], sys.byteorder) for at in range(0, len(data), 4)]
 
 
 def fork_successor():  # returns whether this is the successor
@@ -131,6 +141,8 @@ def fork_successor():  # returns whether this is the successor
         return False
     own = os.getpid()
     os.setsid()
+    for fd in claims:
+        os.close(fd)
     null = os.open(os.devnull, os.O_RDWR)  # the pipes of this attempt must end with it
     for fd in (1, 2):
         os.dup2(null, fd)
@@ -271,7 +283,7 @@ def dress(order, entry):
         fd = os.open(encode("%s/%s.%d" % (folder, name, local_rank)), os.O_RDWR)
         os.dup2(fd, number)
         os.close(fd)
-    for fd in (REPORT, KEEPERS, ORDER):
+    for fd in (REPORT, KEEPERS, ORDER, *claims):
         os.close(fd)
     REPORT = -1
     # Only what differs: Python's .pth files and what torch imports may have set variables, too.
@@ -360,7 +372,7 @@ class WarmPython:
     ) -> None:
         """Start it; raise OSError. armed_folder: what `arm` returned; output_fds: its stdout and stderr."""
         self.report_fd, report_write = os.pipe()
-        order_read, self.order_fd = os.pipe()
+        order_read, self.order_fd = workers.make_channel()
         null = os.open(os.devnull, os.O_RDONLY)
         self._env = env
         self._argv = argv
@@ -417,12 +429,9 @@ class WarmPython:
         loop.watch(self.report_fd, take)
         loop.write_all(os.dup(self.order_fd), json.dumps(order).encode() + b"\n")
 
-    def go(self) -> None:
-        """Let it start the ranks; it reports them on `report_fd`."""
-        try:
-            os.write(self.order_fd, b"g")
-        except OSError:  # it was killed, and its reports end
-            pass
+    def go(self, claim_fds: list[int]) -> None:
+        """Let it start the ranks, with the sockets of the run's claim; it reports them on `report_fd`."""
+        workers.pass_on(self.order_fd, claim_fds)  # if it was killed, its reports end
 
     def end(self) -> None:
         """Kill it: no rank needs it."""

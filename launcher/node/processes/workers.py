@@ -14,7 +14,7 @@ from launcher.node.processes import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterable
+    from typing import Any, Iterable, Sequence, Set
 
 STDOUT, STDERR = 1, 2
 FILES = "files"  # below the run's directory: what ranks leave here is sent to the launcher
@@ -26,6 +26,8 @@ _INTERPRETER_BYTES = 256  # the kernel reads no more: execve(2)
 CAUGHT = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)  # by the supervisor
 _IGNORED = (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, signals.HOLD)  # by Python, the supervisor or the shim
 
+private_fds: Set[int] = set()  # descriptors that no fork of this process has, unless it is meant to
+
 
 class Child:
     """A child of this process, which it has started and will reap."""
@@ -35,10 +37,11 @@ class Child:
         self.process = proc.read_process(pid)
 
 
-def fork(death_signal: int = signals.SIGKILL) -> int:
+def fork(death_signal: int = signals.SIGKILL, kept: Sequence[int] = ()) -> int:
     """Fork, and return as os.fork does; when this process dies, the kernel sends the child `death_signal` (0: none).
 
-    A signal that this process catches ends the child, however early it comes, and never wakes this process's loop.
+    kept: of `private_fds`, what the child keeps. A signal that this process catches ends the child, however early it
+    comes, and never wakes this process's loop.
     """
     parent = os.getpid()
     signals.pthread_sigmask(signals.SIG_BLOCK, CAUGHT)
@@ -51,9 +54,33 @@ def fork(death_signal: int = signals.SIGKILL) -> int:
             for number in CAUGHT:
                 signals.signal(number, signals.SIG_DFL)
         signals.pthread_sigmask(signals.SIG_UNBLOCK, CAUGHT)
+    if pid == 0:
+        for fd in private_fds.difference(kept):
+            os.close(fd)
     if pid == 0 and death_signal:
         _die_with(parent, death_signal)
     return pid
+
+
+def make_channel() -> tuple[int, int]:
+    """Return where a child reads, and where this process writes: as a pipe, but descriptors can be passed on there."""
+    import socket
+
+    reader, writer = socket.socketpair()
+    return reader.detach(), writer.detach()
+
+
+def pass_on(fd: int, fds: Sequence[int]) -> None:
+    """Give the process at the other end of a socket these descriptors, with one byte, if it lives."""
+    import socket
+    import struct
+
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("%di" % len(fds), *fds))] if fds else []
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            sock.sendmsg([b"\n"], rights)
+    except BrokenPipeError:
+        pass
 
 
 def spawn(

@@ -110,7 +110,6 @@ def python(pid: int, owner: str | None, mib: int = 10240) -> GpuProcess:
                 f"gpu1  GPU 0-7   ann, run 20261124-091233, {RESTS}",
                 f"      all CPUs  ann, run 20261124-091233, {RESTS}",
                 "gpu2  GPU 0-7   free",
-                "      GPU ?     ann, run 20261124-091233 (nightly), for 2 h 00 min",
                 "8 of 16 GPUs are free: --include gpu2:0,1,2,3,4,5,6,7",
             ],
         ),
@@ -129,12 +128,12 @@ def test_two_names_of_one_machine_have_its_gpus_once() -> None:
     ]
 
 
-def test_a_host_that_cant_be_reached_and_one_that_cant_read_claims() -> None:
-    chosen = Box(Host("gpu1", gpus=(1, 2)), facts(gpus=GPUS), (), "there is no directory that all its users share")
+def test_a_host_that_cant_be_reached_and_a_container() -> None:
+    chosen = Box(Host("gpu1", gpus=(1, 2)), facts(gpus=GPUS), (), "it is a container")
     found = Survey((chosen,), (OFF,), NOW)
     assert table(found) == [
         "gpu1  GPU 1-2  free",
-        "               claims can't be read: there is no directory that all its users share",
+        "               it is a container",
         "gpu9  can't be used: 10.0.0.9 port 22 does not answer",
         "      fix: is it on?",
         "2 of 2 GPUs are free",
