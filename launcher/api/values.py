@@ -182,7 +182,6 @@ class Host:
     port: int | None
     addr: str | None
     source: str
-    dialect: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def command(*, as_json: bool, forget: str | None, choice: HostChoice) -> int:
         return _forget(forget)
     hosts = read_hosts(choice)
     if as_json:
-        rows = [_row(rank, host) | {"dialect": host.dialect} for rank, host in _ranked(hosts)]
+        rows = [_row(rank, host) for rank, host in _ranked(hosts)]
         click.echo(json.dumps(rows, indent=2))
     else:
         _print_table(hosts)
@@ -103,8 +103,6 @@ def _print_table(hosts: Sequence[Host]) -> None:
         table.add_row("spare" if rank is None else str(node), *map(_cell, rest))
     # A file or a pipe has no width, so no name is cut there.
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)
-    for dialect in dict.fromkeys(host.dialect for host in hosts if host.dialect):
-        click.echo(f"  read as: {dialect}")
 
 
 def _cell(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from launcher.errors import UsageError
 from launcher.hosts.ranges import (
@@ -33,7 +33,6 @@ class Host:
     is_spare: bool = False  # it takes the place of a host that fails
     gpus: tuple[int, ...] | None = None  # chosen by --include or --exclude, in the order written
     source: str = ""  # "hostfiles/two:3" or "--hosts", for error messages
-    dialect: str = field(default="", compare=False)  # of that source, for display; no property of the host
 
 
 # What --include or --exclude lists for each host (by key): its GPUs, or None for the whole host.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from launcher.errors import UsageError
@@ -72,19 +72,17 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class HostfileEntry:
-    """One host or range as written, with the traits that tell dialects apart: its keys, `range`, `:slots` ..."""
+    """One host or range as written."""
 
     text: str
     names: tuple[str, ...]
     said: Host  # the settings of each of them, without its name
-    traits: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
     key: str  # as `launch` spells it
     value: str
-    trait: str
     text: str  # as it was written
 
 
@@ -105,12 +103,10 @@ def parse_item(item: Item, colon: Colon | None = None) -> Iterator[HostfileEntry
 def parse_list(content: str, colon: Colon | None = None) -> Iterator[HostfileEntry]:
     """Yield the hosts of a list without settings, one at a time: a line can name more than memory holds."""
     targets = split_list(content)
-    is_list = len(targets) > 1
-    if is_list:
+    if len(targets) > 1:
         _refuse_doubtful(content, targets)
     for target in targets:
-        entry = _parse_host(target, (), colon)
-        yield replace(entry, traits=entry.traits | {"list"}) if is_list else entry
+        yield _parse_host(target, (), colon)
 
 
 def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | None) -> HostfileEntry:
@@ -133,12 +129,7 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | No
         slots=_parse_slots(values.get("slots"), values.get("max_slots")),
         is_spare=_parse_spare(values.get(_SPARE)),
     )
-    traits = {setting.trait for setting in settings}
-    if _RANGE.search(target):
-        traits.add("range")
-    if said.slots is None:
-        traits.add("no slots")
-    return HostfileEntry(target, names, said, frozenset(traits))
+    return HostfileEntry(target, names, said)
 
 
 def _parse_target(target: str, colon: Colon | None) -> tuple[tuple[str, ...], list[_Setting]]:
@@ -146,13 +137,13 @@ def _parse_target(target: str, colon: Colon | None) -> tuple[tuple[str, ...], li
     if at and not user:
         raise UsageError(f"{shown(target)} is a ClusterShell group", f"list its hosts: nodeset -e {shown(target)}")
     pattern, number = split_number(rest)
-    settings = [_Setting("user", user, "user@", target)] if at else []
+    settings = [_Setting("user", user, target)] if at else []
     if number is not None:
         if colon is None:
             says = _offer(f"{target.removesuffix(f':{number}')} slots={number}", say="; in a hostfile, write ")
             fix = f"pass --colon slots or --colon port{says}"
             raise UsageError(f"{shown(rest)} is ambiguous: {number} slots or SSH port {number}?", fix)
-        settings.append(_Setting(colon, number, f":{colon}", target))
+        settings.append(_Setting(colon, number, target))
     return expand_names(pattern), settings
 
 
@@ -221,7 +212,7 @@ def _read_setting(spelling: str, value: str) -> _Setting:
     if key not in (*_KEYS, "max_slots", _SPARE):
         near = nearest(key, _KEYS)
         raise UsageError(f"unknown key {shown(spelling)}", f"write '{near}'" if near else _KEYS_FIX)
-    return _Setting(key, value, spelling, f"{spelling}={value}")
+    return _Setting(key, value, f"{spelling}={value}")
 
 
 def _parse_slots(slots: str | None, most: str | None) -> int | None:

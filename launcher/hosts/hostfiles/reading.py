@@ -8,7 +8,7 @@ and deeper nesting ends the reading where it begins.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.errors import HostfileError, UsageError
 from launcher.hosts.host import Host
-from launcher.hosts.hostfiles.lines import SPELLINGS, Colon, HostfileEntry, Item, parse_item, parse_list
+from launcher.hosts.hostfiles.lines import Colon, HostfileEntry, Item, parse_item, parse_list
 from launcher.hosts.ranges import MAX_HOSTS, name_key, shown
 
 MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of MAX_HOSTS; /dev/zero has no end
@@ -25,21 +25,8 @@ MAX_LINE_LENGTH = 65536  # enough for a Slurm list of several thousand names
 _COMMENT = re.compile(r"#|(?:^|(?<=[ \t]))//")  # Open MPI's second kind of comment follows a space
 _INCLUDE = re.compile(r"#include[ \t]+[^ \t]+[ \t]*")
 
-_YAML = "a YAML list"
 # A list, in either style, or a mapping, which is refused.
 _YAML_START = re.compile(r"-(?: |$)|---|[{]|\[[ \t]*(?:$|[\"'{])|\[[A-Za-z_][^\]]*,|[\w.-]+:(?:[ \t]+[\[{].*)?$")
-
-# The first that has every trait of a file names its dialect, which never changes what a line means.
-_DIALECTS = (
-    ("names", {"user@", "no slots"}),
-    ("a node list (pdsh, ClusterShell, Slurm)", {"range", "list", "no slots"}),
-    ("slots=N (DeepSpeed, Horovod, Open MPI)", {"slots"}),
-    ("launch's own", {"user@", "range", "list", "slots", "user", "port", "addr", "no slots"}),
-    ("Open MPI's", {"user@", "slots", "port", *SPELLINGS, "no slots"}),
-    ("host:N for N slots (MPICH Hydra, Horovod)", {":slots", "list", "user", "no slots"}),
-    ("host:N for SSH port N", {":port", "list", "slots", "no slots"}),
-)
-_MIXED = "lines of several dialects"
 
 # Constructs whose missing end is noticed later, maybe much later: the line to correct is where they begin.
 _OPEN = ("while parsing a flow", "while scanning a simple key", "while scanning a quoted scalar")
@@ -51,12 +38,10 @@ class _Gathered:
     """The hosts read so far, by key: each with its name, settings, source, and the text that named it."""
 
     named: dict[str, tuple[str, Host, str, str]] = field(default_factory=dict)
-    traits: set[str] = field(default_factory=set)
 
     def add(self, entry: HostfileEntry, source: str, words: str) -> None:
         if len(self.named) + len(entry.names) > MAX_HOSTS:
             raise UsageError(f"more than {MAX_HOSTS} hosts")
-        self.traits |= entry.traits
         for name in entry.names:
             mine = (name, entry.said, source, words)
             first = self.named.setdefault(name_key(name), mine)
@@ -65,10 +50,8 @@ class _Gathered:
                 fix = "list each host once, with slots=N for N processes" if words == source else ""
                 raise UsageError(f"host {shown(name)} is named twice, by {first[3]} and by {words}", fix)
 
-    def hosts(self, dialect: str) -> tuple[Host, ...]:
-        return tuple(
-            replace(said, name=name, source=source, dialect=dialect) for name, said, source, _ in self.named.values()
-        )
+    def hosts(self) -> tuple[Host, ...]:
+        return tuple(replace(said, name=name, source=source) for name, said, source, _ in self.named.values())
 
 
 def parse_hosts(text: str, source: str = "--hosts", colon: Colon | None = None) -> tuple[Host, ...]:
@@ -79,7 +62,7 @@ def parse_hosts(text: str, source: str = "--hosts", colon: Colon | None = None) 
             gathered.add(entry, source, shown(entry.text))
         if not gathered.named:
             raise UsageError("names no host", "give at least one, as in node1,node2")
-    return gathered.hosts(_name_dialect(gathered.traits))
+    return gathered.hosts()
 
 
 def read_hostfile(path: Path, colon: Colon | None = None) -> tuple[Host, ...]:
@@ -112,16 +95,15 @@ def parse_hostfile(text: str, source: str, colon: Colon | None = None) -> tuple[
         if len(line) > MAX_LINE_LENGTH:
             message = f"a line of {len(line)} characters; the limit is {MAX_LINE_LENGTH}"
             raise HostfileError(source, number, message, "write one host or range per line")
-    has_items = _is_yaml(lines)
     gathered = _Gathered()
-    for item in _read_items("\n".join(lines), source) if has_items else _read_lines(lines, source):
+    for item in _read_items("\n".join(lines), source) if _is_yaml(lines) else _read_lines(lines, source):
         place = f"{source}:{item.line}"
         with _located(source, item.line):
             for entry in parse_item(item, colon):
                 gathered.add(entry, place, place)
     if not gathered.named:
         raise HostfileError(source, None, "names no host", "write one per line, as in: node1 slots=8")
-    return gathered.hosts(_YAML if has_items else _name_dialect(gathered.traits))
+    return gathered.hosts()
 
 
 def _read_lines(lines: Sequence[str], source: str) -> Iterator[Item]:
@@ -221,8 +203,3 @@ def _read_mapping(yaml: Any, events: Iterator[Any], line: int, source: str) -> I
 def _printable(problem: object) -> str:
     words = " ".join(str(problem).split())
     return words if words.isprintable() and len(words) <= 200 else shown(words)
-
-
-def _name_dialect(traits: Set[str]) -> str:
-    """Return a readable name of the dialect that a file with these traits looks like."""
-    return next((name for name, known in _DIALECTS if traits <= known), _MIXED)
