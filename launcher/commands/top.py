@@ -84,7 +84,7 @@ def find_users(facts: NodeFacts | None, claims: Sequence[BoxClaim], uses: Sequen
     users: dict[str, list[str]] = {}
     for claim in claims:
         for index in claim.gpus if not claim.is_waiting else ():
-            users.setdefault(str(index), []).append(f"{claim.user}'s {claim.name or claim.run}")
+            users.setdefault(str(index), []).append(f"{claim.user}'s {claim.name or claim.run or 'unresponsive run'}")
     indexes = {gpu.uuid: str(gpu.index) for gpu in facts.gpus} if facts is not None else {}
     claimed = {*users}
     for use in uses:

@@ -103,10 +103,12 @@ def test_users_of_gpus() -> None:
     claims = [
         BoxClaim("ann", "20261126-1", 0.0, "nightly", (0, 1)), BoxClaim("bob", "20261126-2", 0.0, None, (1,)),
         BoxClaim("eve", "20261126-3", 0.0, None, (0, 1, 2), is_waiting=True),
+        BoxClaim("joe", "", 0.0, None, (4,)),
     ]  # fmt: skip
     uses = [GpuUse("GPU-0", 1, "ann", "python"), GpuUse("GPU-2", 2, "carl", "python"), GpuUse("GPU-3", 3)]
     assert find_users(facts, claims, uses) == {
         "0": "ann's nightly", "1": "ann's nightly, bob's 20261126-2", "2": "python (carl)", "3": "process 3",
+        "4": "joe's unresponsive run",
     }  # fmt: skip
     assert find_users(None, (), uses) == {}
 
