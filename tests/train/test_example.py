@@ -15,7 +15,7 @@ from tests.train.conftest import Rank, Starter
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples" / "train_distributed_example.py")
 STEPS = 8  # of each epoch
-WORDS = ["--data_size=128", "--batch_size=8", "--lr=0.01", "--save_every=3"]
+WORDS = ["--data_size=128", "--batch_size=8", "--lr=0.0001", "--save_every=3"]
 
 # It runs the example on a disk that has half of a checkpoint when the process is killed.
 DIES = """
@@ -86,14 +86,15 @@ def test_a_run_that_is_killed_while_it_saves_resumes_from_a_whole_checkpoint(sta
 
 def test_ranks_save_together_at_sigterm_and_another_start_resumes_there(starter: Starter) -> None:
     """Only one rank gets the signal, in the middle of an epoch."""
-    said, weights = train_unbroken(starter, 200)
-    ranks = start(starter, "--epochs=200", "--save_every=100000")
+    said, weights = train_unbroken(starter, 60)
+    ranks = start(starter, "--epochs=60", "--save_every=100000")
     ranks[0].wait_for("saved ")
     ranks[1].process.send_signal(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [128 + signal.SIGTERM] * 2, ranks[0].stderr
-    again = start(starter, "--epochs=200")
+    again = start(starter, "--epochs=60")
     assert [rank.wait() for rank in again] == [0, 0], again[0].stderr
-    assert losses(ranks[0].stdout) + losses(again[0].stdout) == said
+    both = losses(ranks[0].stdout) + losses(again[0].stdout)
+    assert [pair for pair in zip(both, said, strict=True) if pair[0] != pair[1]] == []
     torch.testing.assert_close(read_weights(starter.folder), weights)
 
 
