@@ -28,6 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -333,6 +334,8 @@ class Checkpoints:
         """Read the state on rank 0, which sends each rank its part."""
         from torch.distributed.checkpoint import state_dict
 
+        if self._world.world_size > 1 and not all(gather(find_spec("numpy") is not None, self._group)):
+            raise ConfigError(f"{path}: several ranks resume with torch's help, which needs numpy; fix: install numpy")
         saved: dict[str, Any] = {"model": {}}
         on_main(lambda: saved.update(load_tensors(path, STATE)), self._group)
         options = state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

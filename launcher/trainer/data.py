@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from launcher.exchange import gather
+from launcher.exchange import broadcast, gather
 from launcher.trainer.config import ConfigError, TrainConfig
 from launcher.trainer.model import FEATURES
 from launcher.trainer.parallel import ParallelDims
@@ -121,9 +121,7 @@ def load_text(path: str, group: Any) -> tuple[Any, str]:
     if isinstance(identities[0], ConfigError):
         raise identities[0]
     if set(identities) != {identities[0]}:
-        sent = [bytearray(content) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(sent, src=0, group=group)
-        content = sent[0]
+        content = broadcast(bytearray(content) if dist.get_rank() == 0 else None, group)
     return content, identities[0]
 
 

@@ -139,6 +139,23 @@ def test_numpy_may_be_missing_but_for_shards(starter: Any) -> None:
     assert run.stderr.endswith(f"parallel fsdp needs numpy, which torch uses to save shards; {fix}\n")
 
 
+RESUMES_WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+from launcher.trainer.train import run
+sys.exit(run(["--data-size", "64", "--epochs", "2", "--save-dir", sys.argv[1], "--resume"]))
+"""
+
+
+def test_several_ranks_that_resume_without_numpy_say_so(starter: Any) -> None:
+    words = ["-m", "launcher.trainer", "--data-size", "64", "--epochs", "1", "--save-dir", "saves"]
+    assert starter.start(words).wait() == 0
+    ranks = starter.start_ranks(2, lambda _: ["-c", RESUMES_WITHOUT_NUMPY, str(starter.folder / "saves")])
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    said = ": several ranks resume with torch's help, which needs numpy; fix: install numpy\n"
+    assert ranks[0].stderr.endswith(said), ranks[0].stderr
+
+
 def test_a_half_set_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert program.main([]) == 2
