@@ -7,7 +7,7 @@ import pkgutil
 
 import launcher
 
-_IN_RANKS = ("collectives", "distributed", "trainer")  # and there alone, since they need torch
+_IN_RANKS = ("collectives", "distributed", "exchange", "trainer")  # and there alone, since they need torch
 
 
 def _import_all() -> None:

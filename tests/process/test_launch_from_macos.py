@@ -29,7 +29,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, select, sys, launcher
 assert (sys.platform, hasattr(select, "epoll")) == ("darwin", False)
 for found in pkgutil.walk_packages(launcher.__path__, "launcher."):
-    if found.name.split(".")[1] not in ("node", "distributed", "collectives", "trainer"):
+    if found.name.split(".")[1] not in ("node", "distributed", "exchange", "collectives", "trainer"):
         importlib.import_module(found.name)
 from launcher.diagnosis.exit_codes import signal_name
 print(*(signal_name(number) for number in (7, 10, 12, 17, 30, 34)))

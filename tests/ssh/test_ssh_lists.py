@@ -150,11 +150,6 @@ def test_hosts_that_can_t_be_asked_for_their_runs(launch: Launch) -> None:
     assert call(launch, *words, "node1", code=0) == ["launch: no run was controlled by node1 yet"]
 
 
-def test_a_run_of_another_user_is_asked_over_a_named_ssh_config(launch: Launch) -> None:
-    words = ("stop", "--ask", "20261120-091234", "--hosts", "node1", "--ssh-config", str(launch.ssh_config))
-    assert "no run 20261120-091234" in call(launch, *words, code=2)[0]
-
-
 def test_a_host_is_forgotten_wherever_it_is_remembered(launch: Launch, runs: RunList, hosts: SshHosts) -> None:
     """What its controller host knows of it comes with the rows, and doesn't come back."""
     here = IncidentLog.of_user(os.environ)
