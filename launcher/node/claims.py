@@ -73,9 +73,14 @@ class Claim:
         """The id of its run, if it is known."""
         return str(self.said.get("run", ""))
 
-    def as_fields(self, numbers: Mapping[str, int]) -> dict[str, Any]:
-        """Return what a message says of it; numbers: of this node's GPUs, by key."""
-        user = "somebody" if self.uid is None else _find_user(self.uid)
+    @property
+    def owner(self) -> tuple[int | None, str, object]:
+        """Whose it is: launch hosts that start runs in the same second give them the same id."""
+        return self.uid, self.run, self.said.get("since")
+
+    def as_fields(self, numbers: Mapping[str, int], users: Mapping[int, str]) -> dict[str, Any]:
+        """Return what a message says of it; numbers: of this node's GPUs, by key; users: names."""
+        user = "somebody" if self.uid is None else users.get(self.uid, str(self.uid))
         gpus = sorted(numbers[part] for part in self.parts if part in numbers)
         return {
             "run": "", "since": time.time(), **self.said, "user": user, "is_mine": self.uid == os.geteuid(),
@@ -89,16 +94,24 @@ def read_claim(uid: int | None, words: Words, parts: Iterable[str], *, is_waitin
     parts: what it holds; with a place in the queue it says what it waits for.
     """
     silent = Claim(uid, frozenset(parts), is_waiting)
-    try:
-        said = {key: words[key] for key in ("run", "name", "since", "until", "is_shared", "is_reserved")}
-        texts = [said["run"], said["name"] or said["run"]]
-        numbers = [said["since"], said["until"] or 0]
-        has_form = all(map(_WORD.fullmatch, texts)) and all(0 <= number <= _MOST_SECONDS for number in numbers)
-        has_flags = {type(said["is_shared"]), type(said["is_reserved"])} == {bool}
-        wanted = frozenset(map(str, words["parts"])) if is_waiting else silent.parts
-    except (KeyError, TypeError):
+    said = {key: words.get(key) for key in ("run", "name", "since", "until", "is_shared", "is_reserved")}
+    has_form = (
+        _is_word(said["run"]) and (said["name"] is None or _is_word(said["name"]))
+        and _is_time(said["since"]) and (said["until"] is None or _is_time(said["until"]))
+        and {type(said["is_shared"]), type(said["is_reserved"])} == {bool}
+    )  # fmt: skip
+    wanted = words.get("parts") if is_waiting else parts
+    if not has_form or not isinstance(wanted, (list, tuple)):
         return silent
-    return Claim(uid, wanted, is_waiting, said) if has_form and has_flags else silent
+    return Claim(uid, frozenset(map(str, wanted)), is_waiting, said)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and _WORD.fullmatch(value) is not None
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _MOST_SECONDS  # type: ignore[operator]  # a number
 
 
 def _read_words(data: bytes) -> Words:
@@ -110,10 +123,15 @@ def _read_words(data: bytes) -> Words:
 
 
 def _find_user(uid: int) -> str:
+    """Return a user's name, for which a directory service in the network may be asked."""
     try:
         return pwd.getpwuid(uid).pw_name[:100].encode("utf-8", "replace").decode()
     except KeyError:
         return str(uid)
+
+
+def _identify(words: Words) -> list[Any]:
+    return [words["run"], words["since"]]
 
 
 def _find_peer(sock: socket.socket) -> int:
@@ -138,6 +156,7 @@ class Held:
         """words: what callers are told."""
         self.words = words
         self.sockets: Dict[Name, socket.socket] = {}
+        self.lost_reserve_s = 0.0  # how long they stay reserved if the launcher is lost
         self._loop: Optional[Loop] = None
         self._on_request: Callable[[int, Words], object] = lambda uid, request: None
         self._callers: List[socket.socket] = []  # the oldest first
@@ -216,7 +235,7 @@ class Held:
         rights: List[Tuple[int, int, bytes]] = []
         try:
             uid, request = _find_peer(caller), _read_words(caller.recv(_MOST_BYTES))
-            if uid == os.geteuid() and request.get("takes") == self.words["run"] and name in self.sockets:
+            if uid == os.geteuid() and request.get("takes") == _identify(self.words) and name in self.sockets:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(self.sockets[name].fileno()))]
             caller.sendmsg([json.dumps(self.words).encode()], rights)
         except OSError:  # it has left
@@ -339,7 +358,7 @@ def _call(name: Name, data: bytes) -> Iterable[_Answer]:
         sock.close()
         yield _Answer(name, None)
         return
-    except BrokenPipeError:  # it has ended since
+    except (BrokenPipeError, ConnectionResetError):  # it has ended since
         pass
     yield _Answer(name, sock)
 
@@ -362,6 +381,8 @@ class ClaimHolder:
         self._numbers: Dict[str, int] = {}  # of the GPUs, by key
         self._shown: Optional[List[Any]] = None  # what the launcher knows of its turn
         self._told: Optional[Set[Tuple[Optional[int], str]]] = None  # whom it knows; None: nothing is claimed yet
+        self._users: Dict[int, str] = {}  # their names, as far as they are known
+        self._is_over = False
         self._look: Optional[_Look] = None
         self._timer: Optional[Timer] = None
         if own is not None:
@@ -375,7 +396,7 @@ class ClaimHolder:
 
     def answer(self, header: Words, gpus: Sequence[Mapping[str, Any]]) -> None:
         """Serve a CLAIM; gpus: of this node, as it reports them."""
-        self._header, self._shown = header, None
+        self._header, self._shown, self._is_over = header, None, False
         self._numbers = {_find_key(gpu): gpu["index"] for gpu in gpus}
         try:
             if header["is_look"]:
@@ -397,11 +418,11 @@ class ClaimHolder:
             self._end_own()
             own = self._own = Held(self._words)
             own.serve(self._loop, self._hear)
-        own.words = self._words
+        own.words, own.lost_reserve_s = self._words, self._header.get("lost_reserve_s", 0.0)
         numbers = range(_SHARES if self._header["shares"] else 1)
         for part in sorted(parts - own.parts):  # all runs in one order: of those that want the same GPUs one gets them
             any(own.bind((part, number)) for number in numbers)
-        request = dict(self._words, takes=self._words["run"])
+        request = dict(self._words, takes=_identify(self._words))
         self._ask(self._list_names(), request, lambda answers: self._decide(answers, tries, was_here=was_here))
 
     def _decide(self, answers: Sequence[_Answer], tries: int, *, was_here: bool) -> None:
@@ -434,7 +455,7 @@ class ClaimHolder:
             self._place.words = self._words
             self._turn()
         else:
-            self._ask(self._list_names(), {"takes": self._words["run"]}, self._line_up)
+            self._ask(self._list_names(), {"takes": _identify(self._words)}, self._line_up)
 
     def _line_up(self, answers: Sequence[_Answer]) -> None:
         place = Held(self._words)
@@ -486,7 +507,11 @@ class ClaimHolder:
         shares = claim.said.get("is_shared") and claim.parts & self._own.parts
         if shares and (uid, claim.run) not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
             self._told.add((uid, claim.run))
-            self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers))
+
+            def send() -> None:
+                self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers, self._users))
+
+            self._name_users([claim], send)
 
     # ---- means ------------------------------------------------------------------------------------------------------
 
@@ -517,22 +542,43 @@ class ClaimHolder:
         for answer in sorted(answers, key=lambda answer: (not answer.name[0], answer.name[1])):
             part, number = answer.name
             claim = read_claim(answer.uid, answer.words, [part] if part else [], is_waiting=not part)
-            key = answer.uid, claim.run, None if part else number
+            key = claim.owner, None if part else number
             found[key] = replace(claim, parts=claim.parts | found[key].parts) if key in found else claim
         return list(found.values())
 
     def _find_rivals(self, claims: Iterable[Claim]) -> list[Claim]:
         """Return the claims of other runs on the same GPUs."""
-        own, parts = (os.geteuid(), self._words["run"]), {*self._words["parts"]}
-        return [claim for claim in claims if claim.parts & parts and (claim.uid, claim.run) != own]
+        own, parts = (os.geteuid(), *_identify(self._words)), {*self._words["parts"]}
+        return [claim for claim in claims if claim.parts & parts and claim.owner != own]
 
     def _send(self, claims: Sequence[Claim], error: str | None = None, taken: Sequence[int] = ()) -> None:
         """Answer; taken: GPUs that anybody has claimed, if these claims are not all."""
         if not self._header.get("waits"):
             self._forget()
-        found = [claim.as_fields(self._numbers) for claim in claims[: messages.MAX_CLAIMS]]
-        waits, why = self._header.get("waits", False), error or _find_limit()
-        self._send_queue.send(messages.CLAIMED, rivals=found, error=why, waits=waits, taken=sorted(taken))
+        header, shown, why = self._header, claims[: messages.MAX_CLAIMS], error or _find_limit()
+
+        def send() -> None:
+            if header is self._header:
+                found = [claim.as_fields(self._numbers, self._users) for claim in shown]
+                waits = header.get("waits", False)
+                self._send_queue.send(messages.CLAIMED, rivals=found, error=why, waits=waits, taken=sorted(taken))
+
+        self._name_users(shown, send)
+
+    def _name_users(self, claims: Iterable[Claim], act: Callable[[], object]) -> None:
+        """Act once the names of the users are known, or don't come in time."""
+        unknown = sorted({claim.uid for claim in claims if claim.uid is not None} - self._users.keys())
+
+        def note(names: List[str]) -> None:
+            self._users.update(zip(unknown, names))
+            if not self._is_over:
+                act()
+
+        if unknown:
+            numbers = list(map(str, unknown))
+            self._loop.ask(lambda: [_find_user(uid) for uid in unknown], _ANSWER_S, numbers, note)
+        else:
+            act()
 
     def _later(self, seconds: float, act: Callable[[], object]) -> None:
         self._loop.cancel(self._timer)
@@ -551,8 +597,10 @@ class ClaimHolder:
 
     def end(self, reserve_s: float | None) -> None:
         """End the claim, at once or after that time; None: the launcher is lost, and has said before what follows."""
+        self._is_over = True
         self._forget()
-        seconds = self._header.get("lost_reserve_s", 0.0) if reserve_s is None else min(reserve_s, MOST_RESERVED_S)
+        lost_s = self._own.lost_reserve_s if self._own is not None else self._header.get("lost_reserve_s", 0.0)
+        seconds = lost_s if reserve_s is None else min(reserve_s, MOST_RESERVED_S)
         if self._place is not None:  # with a claim it is of no use any more
             self._place.end(seconds if self._own is None else 0.0)
         self._place = None
@@ -560,6 +608,7 @@ class ClaimHolder:
 
     def leave(self) -> Held | None:
         """Return the claim, which the next attempt on this connection takes over."""
+        self._is_over = True
         self._forget()
         if self._own is not None:
             self._own.rest()

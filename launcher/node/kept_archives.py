@@ -9,21 +9,28 @@ import time
 from hashlib import sha256
 
 from launcher.node.archive import Archive
-from launcher.node.loading import find_folder, name_bytecode
+from launcher.node.loading import find_folder, name_bytecode, read_kept
 
 KEPT_S = 30 * 86400.0
 
 
 def keep(folder: str, name: str, archive: Archive) -> dict[str, bytes]:
-    """Keep an archive and the bytecode that this Python makes of it; return that, or nothing if the disk takes none."""
+    """Keep an archive and the bytecode that this Python makes of it; return that, though the disk may take nothing."""
     try:
         _remove_older(folder, time.time() - KEPT_S)
-        _write(os.path.join(folder, name), archive.content)
+        if read_kept(folder, name) is None:
+            _write(os.path.join(folder, name), archive.content)
+    except OSError:
+        pass  # no space
+    try:
         bytecode = {path: marshal.dumps(archive.compile(path)) for path in archive.files}
-        data = marshal.dumps(bytecode)
-        _write(os.path.join(folder, name_bytecode(name)), sha256(data).digest() + data)
-    except (OSError, SyntaxError):  # no space, or a Python that is too old for a part of it
+    except SyntaxError:  # a Python that is too old for a part of it
         return {}
+    data = marshal.dumps(bytecode)
+    try:
+        _write(os.path.join(folder, name_bytecode(name)), sha256(data).digest() + data)
+    except OSError:
+        pass
     return bytecode
 
 
@@ -58,7 +65,11 @@ def _write(path: str, data: bytes) -> None:
 
 def _remove_older(folder: str, before: float) -> None:
     for entry in os.scandir(folder):
-        if entry.stat(follow_symlinks=False).st_mtime < before:
+        try:
+            is_older = entry.stat(follow_symlinks=False).st_mtime < before
+        except OSError:  # another host that shares this home has removed or renamed it
+            continue
+        if is_older:
             _remove(entry.path)
 
 

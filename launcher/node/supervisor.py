@@ -368,7 +368,7 @@ def serve(
             if inherited.python is not None:
                 inherited.python.end()
             if inherited.claim is not None:
-                inherited.claim.end()
+                inherited.claim.end(inherited.claim.lost_reserve_s)
             return
         # Nothing of the attempt may remain open here; a signal that comes meanwhile is for the next one.
         signals.pthread_sigmask(signals.SIG_BLOCK, workers.CAUGHT)

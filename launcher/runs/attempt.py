@@ -88,6 +88,7 @@ class CarriedOver:
 def make_claim_order(request: RunRequest, carried: CarriedOver, hosts: int) -> ClaimOrder:
     """Return what a run claims of so many hosts."""
     record, options, until = request.record, request.options, carried.until
+    carried.claimed_since = carried.claimed_since or wall_clock()
     if until is None and options.for_s is not None:  # a little early: it counts from the start of the ranks
         until = wall_clock() + options.for_s
     return ClaimOrder(
@@ -197,7 +198,6 @@ class Attempt:
         self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
 
     def _make_claims(self) -> ClaimOrder:
-        self._carried.claimed_since = self._carried.claimed_since or self._began_at
         number = 0 if self._options.is_dry else len(self.session.hosts) - self._spares  # the others are looked at
         return make_claim_order(self._request, self._carried, number)
 

@@ -230,7 +230,8 @@ class Inspector:
             own = {*gpus.get(index, [])}
             rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus} or claims_cpus or claim.is_of_cpus]
             if order is not None:  # a spare only looks, and may hold what is reserved for this run
-                rivals = [claim for claim in rivals if not (claim.is_mine and claim.run == order.run)]
+                own_run = order.run, order.since
+                rivals = [claim for claim in rivals if not (claim.is_mine and (claim.run, claim.since) == own_run)]
             shares = order is not None and order.shares
             findings += find_claimed(node, own, rivals, now, shares=shares)
             if answer["error"] and order is not None:

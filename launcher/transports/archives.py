@@ -91,7 +91,7 @@ def read_package() -> Mapping[str, bytes]:
 @functools.cache
 def _read_installed() -> Mapping[str, bytes]:
     package = Path(launcher.__path__[0])
-    files = {f"launcher/{path.relative_to(package).as_posix()}": path for path in sorted(package.rglob("*.py"))}
+    files = {f"launcher/{path.relative_to(package).as_posix()}": path for path in sorted(package.rglob("[!.]*.py"))}
     spec = importlib.util.find_spec("ClusterShell")
     assert spec is not None and spec.origin is not None  # a dependency
     files |= {f"ClusterShell/{name}": Path(spec.origin).with_name(name) for name in _NODE_SET}

@@ -179,7 +179,7 @@ def await_marker(
 
     Raise TransportError if its login shell prints too much. keep_noise: gets what it printed on stdout.
     """
-    pattern = re.compile(f"{MARKER} {nonce} (\\w+) ([0-9]+)\\.([0-9]+)\n".encode())
+    pattern = re.compile(f"{MARKER} {nonce} (\\w+) ([0-9]{{1,3}})\\.([0-9]{{1,3}})\n".encode())
     text, came_last = b"", STDOUT
     while True:
         stream, data = channel.read()

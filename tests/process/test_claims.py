@@ -60,6 +60,8 @@ while True:
     time.sleep(300)
 """
 
+SINCE = time.time()  # of all runs, unless a test says otherwise
+
 
 class Run:
     """A run on this box, as its supervisor serves it: what it is told, and what it says."""
@@ -78,7 +80,7 @@ class Run:
 
     def claim(self, *gpus: int, look: bool = False, **more: Any) -> list[str]:
         """Return whose runs are in the way."""
-        waits, order = more.pop("waits", False), ClaimOrder(self._run, None, time.time(), 1, lost_reserve_s=120.0)
+        waits, order = more.pop("waits", False), ClaimOrder(self._run, None, SINCE, 1, lost_reserve_s=120.0)
         header = {**order.as_fields(waits=waits), "is_look": look, "gpus": [*gpus], **more}
         count = len(self.said)
         self.holder.answer(header, self._gpus)
@@ -220,17 +222,40 @@ def test_what_others_say_changes_nothing(gpus: str) -> None:
     with beside(ANN, run_with(gpus, "first", 0)):
         assert run.claim(0, since=0.0) == ["first"]
         assert run.claim(0, run="first") == ["first"], "another user's run may have the same id"
-        assert call(f"{gpus}A", json.dumps({"takes": "first"}).encode()).recvmsg(4096, 1024)[0], "root asks ann"
+        assert call(f"{gpus}A", json.dumps({"takes": ["first", SINCE]}).encode()).recvmsg(4096, 1024)[0], (
+            "root asks ann"
+        )
     assert run.claim(0) == []
     said = {"run": "x", "name": None, "since": 1.0, "until": None, "is_shared": False, "is_reserved": False}
     lines = ["x), for 2 h\nlaunch: root's run y uses them, too", "x, in the queue", "", "\ud800", "\x1b[2J"]
     words = [{**said, key: line} for line in lines for key in ("run", "name") if (key, line) != ("name", "")]
     words += [{**said, "since": since} for since in (float("nan"), -1, "1", None, 10**400, [])]
-    words += [{**said, "until": "18:00"}, {**said, "is_shared": 1}, {**said, "is_shared": []}, {}]
+    words += [{**said, key: value} for key in ("name", "since", "until") for value in ("", False, True, [], {})]
+    words += [{**said, "until": "18:00"}, {**said, "name": 0}, {**said, "is_shared": 1}, {**said, "is_shared": []}, {}]
     for each in words:
         assert read_claim(BOB, each, ["A"]) == claims.Claim(BOB, frozenset("A")), each
     assert read_claim(BOB, said, ["A"]).said == said
     run.holder.end(0.0)
+
+
+def test_runs_of_two_launch_hosts_with_the_same_id(gpus: str) -> None:
+    """They start in the same second, and log in as the same user."""
+    with beside(os.geteuid(), run_with(gpus, "r", 0)):
+        assert Run(gpus, "r").claim(0, since=SINCE + 1e-3) == ["r"]
+        own = Run(gpus, "r")
+        assert own.claim(0) == []
+        own.holder.end(0.0)
+
+
+def test_a_launcher_that_is_lost_between_two_attempts(gpus: str) -> None:
+    """Its GPUs stay reserved for as long as the attempt before has said."""
+    run = Run(gpus, "mine")
+    assert run.claim(0) == []
+    Run(gpus, "mine", run.holder.leave()).holder.end(None)
+    assert Run(gpus, "other").claim(0) == ["mine"]
+    again = Run(gpus, "mine")
+    assert again.claim(0) == []
+    again.holder.end(0.0)
 
 
 def test_who_does_not_answer_still_holds_it(gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:

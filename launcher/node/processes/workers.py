@@ -57,6 +57,7 @@ def fork(death_signal: int = signals.SIGKILL, kept: Sequence[int] = ()) -> int:
     if pid == 0:
         for fd in private_fds.difference(kept):
             os.close(fd)
+        private_fds.intersection_update(kept)
     if pid == 0 and death_signal:
         _die_with(parent, death_signal)
     return pid
