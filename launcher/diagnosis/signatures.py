@@ -339,10 +339,16 @@ SIGNATURES: tuple[Signature, ...] = (
     # what is installed
     Signature(
         "module-missing",
-        r"No module named '?(?P<module>[\w.]+)",
+        r"(?:Error|python[\d.]*): No module named '?(?P<module>[\w.]+)",  # not torch's warning that numpy is missing
         "this host's Python has no module {module}",
         "install it there, or select another --python; if it is yours, pass --workdir, or edit .launchignore",
         says="`ModuleNotFoundError: No module named 'x'`",
+    ),
+    Signature(
+        "numpy-missing",
+        r"Numpy is not available",
+        "this host's Python has no numpy, which torch needs for this call",
+        "install numpy on all hosts, or select another --python",
     ),
     Signature(
         "library-missing",

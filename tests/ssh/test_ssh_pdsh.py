@@ -151,7 +151,8 @@ def test_a_cause_is_told_though_ssh_shall_be_quiet(launch: Launch, hosts: SshHos
 
 def test_options_that_ssh_refuses_are_told_before_anything_starts(launch: Launch) -> None:
     done: Done = launch.start_exec("--", "true", env={"PDSH_SSH_ARGS_APPEND": "-oBogus=1"}).finish()
-    said = "launch: command-line: line 0: Bad configuration option: bogus\n  fix: run `ssh -G HOST` for details\n"
+    fix = f"run `ssh -F {launch.ssh_config} -G HOST` for details"
+    said = f"launch: command-line: line 0: Bad configuration option: bogus\n  fix: {fix}\n"
     assert (done.exit_code, done.stderr) == (2, said)
 
 

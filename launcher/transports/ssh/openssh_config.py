@@ -124,16 +124,16 @@ def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         raise UsageError(f"{shlex.join(argv)}: no answer in {_TIMEOUT_S} s", "look for a slow `Match exec`") from None
     if done.returncode != 0:
-        raise UsageError(_refusal(done.stderr) or f"{shlex.join(argv)}: failed", _find_hint(done.stderr))
+        raise UsageError(_refusal(done.stderr) or f"{shlex.join(argv)}: failed", _find_hint(done.stderr, named))
     return done.stdout.splitlines()
 
 
-def _find_hint(stderr: str) -> str:
+def _find_hint(stderr: str, named: Path | None) -> str:
     if stderr.startswith(_NO_ENTRY):
         return "use --transport fabric, which works without an entry in passwd"
     if _APPLE_OPTION in stderr:
         return "only macOS's own ssh knows it: add `IgnoreUnknown UseKeychain` as the first line"
-    return "run `ssh -G HOST` for details"
+    return f"run `ssh {f'-F {shlex.quote(str(named))} ' if named else ''}-G HOST` for details"
 
 
 def _refusal(stderr: str) -> str:
