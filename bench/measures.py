@@ -16,7 +16,6 @@ from pathlib import Path
 from bench.detached import detached
 from bench.ends import ends
 from bench.farm import farm
-from bench.includes import includes
 from bench.restarts import restarts
 from bench.start import checks, first_all_reduce, warm_start
 from bench.sync import sync
@@ -125,7 +124,6 @@ MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "idle": (idle, ("sshd",)),
     "top": (top, ("sshd",)),
     "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
-    "includes": (includes, ("sshd", "ssh")),
     "transports": (transports, ("sshd", "ssh", "pdsh")),
     "scaling": (scaling, ()),
     "trainer": (trainer, ()),
