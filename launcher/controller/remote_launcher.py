@@ -14,6 +14,7 @@ from typing import Any
 from launcher.concurrency import start_thread
 from launcher.controller import orders
 from launcher.controller.orders import Control, Order, Request
+from launcher.controller.travelling_code import pack_code
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.escapes import clean
 from launcher.hosts.host import Host
@@ -23,13 +24,15 @@ from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams, find_remote_streams
 from launcher.output.terminal import write_some
 from launcher.runs.incident_log import SharedIncidents
-from launcher.transports.archives import pack_launcher
+from launcher.transports import bootstrap
 from launcher.transports.base import Transport, TransportError
-from launcher.transports.bootstrap import CODE_S, LAUNCHER, MARKER_TIMEOUT_S, hanging_up, open_python
+from launcher.transports.bootstrap import MARKER_TIMEOUT_S, hanging_up, open_python
 
 MOST_MISSED = 3  # heartbeats of this side for which nothing comes, while something is awaited
-_OLDEST = (3, 10)
+_OLDEST = "3.10"
+_CODE_S = 120.0  # for the code of this package to get there
 _ANSWER_S = 30.0  # for an answer that is read whole
+_MOST_ANSWER_BYTES = 4096
 _MOST_LINE_BYTES = 1 << 16
 _MOST_LAST_LINE_BYTES = 1 << 22
 _MOST_OUTPUT_BYTES = 64_000_000
@@ -48,7 +51,7 @@ class RemoteLauncher:
         """
         self.host = host
         self._incidents = incidents
-        python = open_python(transport, host, pythons, timeout_s, pack_launcher())
+        python = open_python(transport, host, pythons, timeout_s)
         self.channel = python.channel
         self.exit_code: int | None = None  # once all output was read; None: it has left its streams, and continues
         self.is_queued = False  # it continues in the queue
@@ -61,17 +64,11 @@ class RemoteLauncher:
         self._silence_s = max(MARKER_TIMEOUT_S, timeout_s)
         self._is_closed = threading.Event()
         self._is_reading = False
-        # Heartbeats, while something is awaited; the code of this package may take a while to get there.
-        self._missed = 0 if python.is_kept else -round(CODE_S / orders.BEAT_S)
+        self._missed = 0  # heartbeats, while something is awaited
         self._is_silent = False
-        if python.version < _OLDEST:
-            self.close()
-            needed, there = (".".join(map(str, each)) for each in (_OLDEST, python.version))
-            text = f"its Python is {there}, and the controller of a run needs {needed} or newer"
-            fix = "name a newer one with --python PATH, another host with --controller HOST, or --controller here"
-            raise TransportError(HostFailure(self.host.name, HostFailureKind.NO_PYTHON, text, fix))
+        self._errors = bytearray()
         try:
-            python.start(LAUNCHER)
+            self._send_code()
         except BaseException:
             self.close()
             raise
@@ -97,11 +94,11 @@ class RemoteLauncher:
         if self._unread:
             data, self._unread = self._unread, b""
             return STDOUT, data
-        self._is_reading = True
+        self._missed, self._is_reading = 0, True
         try:
             return self.channel.read()
         finally:
-            self._missed, self._is_reading = 0, False
+            self._is_reading = False
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield the output that was not read yet, as pairs of stream and bytes.
@@ -204,6 +201,42 @@ class RemoteLauncher:
         self._is_closed.set()
         with contextlib.suppress(Exception):  # a connection that is broken already
             self.channel.close()
+
+    def _send_code(self) -> None:
+        code = pack_code()
+        with self._limited(self._silence_s):
+            self._send(bootstrap.controller_code(code.name))
+            word, text = self._read_answer()
+        if word == "missing":
+            packed = code.compress()
+            with self._limited(_CODE_S):
+                self._send(len(packed).to_bytes(orders.LENGTH_BYTES, "big") + packed)
+                word, text = self._read_answer()
+        if word == "old":
+            text = f"its Python is {text}, and the controller of a run needs {_OLDEST} or newer"
+            fix = "name a newer one with --python PATH, another host with --controller HOST, or --controller here"
+            raise TransportError(HostFailure(self.host.name, HostFailureKind.NO_PYTHON, text, fix))
+        if word != "present":
+            fix = "see who owns it, and whether its disk is full, or set XDG_CACHE_HOME in the rc files there"
+            raise TransportError(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text or "no answer", fix))
+
+    def _read_answer(self) -> tuple[str, str]:
+        """Return the word and the text of an answer."""
+        data = b""
+        while b"\n" not in data and len(data) < _MOST_ANSWER_BYTES:
+            stream, piece = self._read()
+            if not stream:
+                text = bytes(self._errors).decode("utf-8", "replace").strip().splitlines()
+                raise TransportError(
+                    HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text[-1] if text else "no answer")
+                )
+            if stream == STDOUT:
+                data += piece
+            else:
+                self._errors += piece[:_MOST_ANSWER_BYTES]
+        line, _, self._unread = data.partition(b"\n")
+        word, _, said = line.decode("utf-8", "replace").partition(" ")
+        return word, said.strip()
 
 
 class LineCut:

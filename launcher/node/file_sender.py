@@ -29,7 +29,7 @@ _MOST_NAMED = 100
 _written_at = [0.0]
 
 
-def main(nonce: str, wait_s: int) -> None:
+def main(wait_s: int) -> None:
     """Answer one request; wait_s: for the next bytes of it."""
     request = json.loads(_read_line(wait_s).decode("ascii"))
     try:

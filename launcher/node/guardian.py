@@ -22,14 +22,14 @@ from launcher.node.processes.run_processes import RunProcesses, become_subreaper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Callable, NoReturn
 
 
 _FORWARDED = (signals.SIGTERM, signals.SIGHUP, signals.SIGINT)
 
 
-def main(nonce: str, wait_s: int) -> NoReturn:
-    """Run the node's side of one connection; never returns."""
+def main(nonce: str, take_modules: Callable[[bytes], object]) -> NoReturn:
+    """Run the node's side of one connection; never returns. take_modules: makes more modules importable."""
     # Two pipes: one shows the supervisor that the guardian lives; the other takes what the guardian needs if it dies.
     life_read, life_write = os.pipe()
     handover_read, handover_write = os.pipe()
@@ -44,7 +44,7 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     if pid == 0:
         os.close(life_write)
         os.close(handover_read)
-        _run_supervisor(life_read, handover_write, guardian, (keepers_read, keepers_write), strangers)
+        _run_supervisor(life_read, handover_write, guardian, (keepers_read, keepers_write), strangers, take_modules)
     os.close(life_read)
     os.close(handover_write)
     os.close(keepers_read)
@@ -61,6 +61,7 @@ def main(nonce: str, wait_s: int) -> NoReturn:
 
 def _run_supervisor(
     life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
+    take_modules: Callable[[bytes], object],
 ) -> NoReturn:  # fmt: skip
     gc.disable()  # nothing that is imported is garbage, and looking for it takes 2 ms
     from launcher.node import supervisor
@@ -69,7 +70,7 @@ def _run_supervisor(
     gc.enable()
     try:
         become_subreaper()
-        supervisor.serve(life_fd, handover_fd, guardian, keepers_fds, strangers)
+        supervisor.serve(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules)
         os._exit(0)
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
         import traceback

@@ -39,6 +39,7 @@ ENVIRONMENT = "environment"
 
 # launcher -> node
 PREPARE = "prepare"
+MODULES = "modules"  # more of launcher.node, its payload, for the messages that follow
 ROUTE = "route"
 PROBE = "probe"
 SHARE = "share"  # asks whether a directory is the one that node 0 sees

@@ -57,18 +57,20 @@ class Supervisor:
 
     def __init__(
         self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
-        inherited: Kept | None = None,
+        take_modules: Callable[[bytes], object], inherited: Kept | None = None,
     ) -> None:  # fmt: skip
         """Take what the guardian made before the fork, and what the attempt before this one has left.
 
         life_fd: closes when the guardian dies; handover_fd: where the `HandoverLog` is written; keepers_fds: both ends
         of a pipe that closes once guardian and supervisor are gone; strangers: start times, by process id, of the
-        children that the guardian had before it started anything.
+        children that the guardian had before it started anything; take_modules: makes more modules importable here,
+        but not in the guardian.
         """
         if os.path.expanduser("~") == "~":  # neither HOME nor passwd names a home directory, as in some containers
             os.environ["HOME"] = "/"
         self._loop = Loop()
         self._life_fd = life_fd
+        self._take_modules = take_modules
         self._handover_log = HandoverLog(handover_fd)
         self._keepers = [os.getpid(), guardian]
         self._owned = RunProcesses(None, self._keepers)
@@ -98,6 +100,7 @@ class Supervisor:
         self._sampler: Sampler | None = None  # if the launcher wants to know what GPUs and host do
         self.kept: Kept | None = None  # for the next attempt
         self._handlers: dict[str, Handler] = {
+            messages.MODULES: lambda _, payload: self._take_modules(payload),
             messages.BEAT: self._lease.hear,
             messages.PREPARE: self._prepare,
             messages.ROUTE: lambda header, _: self._responder.find_route(header),
@@ -355,11 +358,12 @@ class Kept:
 
 def serve(
     life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
+    take_modules: Callable[[bytes], object],
 ) -> None:  # fmt: skip
     """Serve a connection: one attempt, or several if something waits for the next."""
     inherited: Kept | None = None
     while True:
-        supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, inherited)
+        supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules, inherited)
         supervisor.run()
         inherited = supervisor.kept
         if inherited is None:

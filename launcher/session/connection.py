@@ -25,9 +25,7 @@ from launcher.node import messages
 from launcher.session.allowed_messages import AllowedMessages, UnaskedMessage
 from launcher.session.settings import Settings
 from launcher.transports import bootstrap
-from launcher.transports.archives import pack_node
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
-from launcher.transports.bootstrap import SUPERVISOR
 
 MAX_WAITING_BEATS = 3
 _MOST_SAMPLES = 100  # that nobody has taken
@@ -99,8 +97,10 @@ class Connection:
         self._decoder = messages.Decoder(accept=lambda header: self._expected.accept(header))
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[Sequence[Mapping[str, Any]], bytes] | None] = SimpleQueue()
         self._first_message = b""
+        self._first_headers: list[Mapping[str, Any]] = []
+        self._code = bootstrap.NodeCode("")
         self._is_ordered = threading.Event()  # or closed
         self._may_write = threading.Event()  # the node's code comes first
         self._lock = threading.Lock()
@@ -128,6 +128,7 @@ class Connection:
             self.heard_at = time.monotonic()
             self.noise = b""
             self.samples.clear()
+            self._first_headers = []
             self._has_orders = self.is_idle = False
             self._is_renewed = True
         return True
@@ -153,10 +154,11 @@ class Connection:
         """Let the node have its first message, as soon as it is reached."""
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
             self._expected.ask(header)
+            self._first_headers.append(header)
         if self._is_renewed:
             with self._lock:
                 self._has_orders = not self._is_closed
-            self._outbox.put(first_message)
+            self._outbox.put((self._first_headers, first_message))
             return
         self._first_message = first_message
         self._is_ordered.set()
@@ -169,7 +171,7 @@ class Connection:
         self._expected.ask(header)
         if kind == messages.ROUTE and not self._transport.is_terse:  # there, each message starts a program
             self._route_asked_at = time.monotonic()
-        self._outbox.put(messages.encode(kind, payload, **fields))
+        self._outbox.put(([header], messages.encode(kind, payload, **fields)))
 
     def beat(self) -> None:
         """Send a heartbeat, which renews the node's lease, unless several are queued or the transport sends none."""
@@ -265,24 +267,23 @@ class Connection:
             if self._is_closed:
                 break
             self._opened_at = None  # of this attempt: connecting again may take a while
-            is_terse = self._transport.is_terse
-            archive = pack_node(is_small=is_terse)
-            command = bootstrap.loader_command(python, self._nonce, archive, is_long=not is_terse)
+            command = bootstrap.loader_command(python, self._nonce)
             self._channel = self._transport.open(self.host, command, self._settings.timeouts.connect_timeout_s)
             self._opened_at = time.monotonic()
-            if is_terse:  # and no login shell could eat it
-                self._send_code(bootstrap.loader_line() + bootstrap.start_code(SUPERVISOR, archive, is_kept=False))
+            if self._transport.is_terse:  # and no login shell could eat it
+                self._send_code("")
             found = bootstrap.await_marker(
                 self._channel, self._nonce, self.host.name, self._read_stderr, self._keep_noise
             )
             if found is not None and not self._is_closed:
+                magic, rest = found
                 self._opened_at = None  # it is no longer the login shell that takes its time
-                if not is_terse:
-                    self._send_code(bootstrap.start_code(SUPERVISOR, archive, is_kept=found.is_kept))
+                if not self._transport.is_terse:
+                    self._send_code(magic)
                 self._hear()
                 self.is_ready = True
                 self._may_write.set()  # messages may be queued already
-                return found.rest
+                return rest
             has_no_python = self._channel.exit_code() == bootstrap.NO_PYTHON_EXIT_CODE
             self._has_orders = self._has_orders and not has_no_python  # nobody was there to read them
             self._channel.close()
@@ -290,15 +291,24 @@ class Connection:
                 break
         raise TransportError(self._failure or self._no_marker())
 
-    def _send_code(self, code: bytes) -> None:
+    def _send_code(self, magic: str) -> None:
         assert self._channel is not None  # it was opened just now
         self._refuse_closed()
+        self._code = bootstrap.NodeCode(magic)
+        code = self._code.begin(self._nonce)
+        if self._transport.is_terse:  # all that is equal for all hosts goes in one write
+            code += self._first_parts()
         self._channel.write(code)
         self._is_ordered.wait()
         with self._lock:
             self._refuse_closed()
             self._has_orders = True
+        if parts := self._first_parts():
+            self._channel.write(parts)
         self._channel.write(self._first_message)  # a separate write: srun sends equal ends of writes once
+
+    def _first_parts(self) -> bytes:
+        return b"".join(map(self._code.add_for, self._first_headers))
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -425,8 +435,11 @@ class Connection:
     def _write(self) -> None:
         self._may_write.wait()
         with contextlib.suppress(OSError):  # the reader meets the end of the connection and reports it
-            while self.is_ready and (message := self._outbox.get()) is not None:
+            while self.is_ready and (item := self._outbox.get()) is not None:
                 assert self._channel is not None  # the node has answered
+                headers, message = item
+                if parts := b"".join(map(self._code.add_for, headers)):
+                    self._channel.write(parts)
                 self._channel.write(message)
 
     def _break_writing(self, error: Exception) -> None:

@@ -160,6 +160,7 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
         *ROOT.glob("launcher/trainer/**/*.py"),
         ROOT / "launcher/__init__.py",
         ROOT / "launcher/distributed.py",
+        ROOT / "launcher/exchange.py",
     ]
     with zipfile.ZipFile(tmp_path / "trainer.pyz", "w") as archive:
         for source in sources:

@@ -45,7 +45,6 @@ LIBRARIES = {
     "jinja2": {"commands"},
 }
 READ_ENVIRONMENT = {"cli", "api", "node", "distributed", "collectives", "trainer"}
-STARTED_BY_LOADER = {"launcher.controller.orders"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 
 # Pure packages do nothing but compute, and what reads files may still have no process, socket or clock.
@@ -156,20 +155,14 @@ def _may_import(module: Module, name: str) -> bool:
         is_lower = other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
         return is_lower or (mine == "collectives" and name.startswith("launcher.node.nvml"))
     if other == "node":
-        on_a_node = (
-            "launcher.node.facts.network",
-            "launcher.node.boot_units",
-            "launcher.node.logind",
-            "launcher.node.processes.proc",
-        )
+        on_a_node = ("launcher.node.facts.network", "launcher.node.boot_units", "launcher.node.logind")
         is_on_a_node = mine == "controller" and name.startswith(on_a_node)
         shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
         is_of_results = mine == "commands" and name.startswith("launcher.node.file_sender")
         of_itself = ("agents.notice", "facts.machine", "own_folders", "processes.run_owner", "logind")
         is_one_itself = mine == "runs" and name.startswith(tuple(f"launcher.node.{each}" for each in of_itself))
-        shared_by_all = ("archive", "clock", "loading", "messages")
-        is_shared = name.startswith(tuple(f"launcher.node.{each}" for each in shared_by_all))
+        is_shared = name.startswith(("launcher.node.messages", "launcher.node.clock"))
         return is_on_a_node or is_one_itself or is_of_trees or is_of_results or is_shared
     if other in LEVELS:
         return LEVELS[other] < LEVELS.get(mine, -1)
@@ -188,7 +181,7 @@ def find_library_faults(module: Module) -> list[str]:
 
 def find_environment_faults(module: Module) -> list[str]:
     """Say which lines read the environment outside the modules that may."""
-    if module.part in READ_ENVIRONMENT or module.name in STARTED_BY_LOADER:
+    if module.part in READ_ENVIRONMENT:
         return []
     return [f"{module.path}:{line}: reads the environment" for line in module.environment_reads()]
 

@@ -3,7 +3,7 @@
 It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
 
     stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
-                       is_after_go, machine, survives}
+                       is_after_go, machine, boot_code}
     stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
     to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    unit {why}    leaving    beat
@@ -20,7 +20,7 @@ nothing in its hands, as after a lost connection: what the old one had started h
 
 If its host shuts down, it says so (`leaving`), and ends until the next boot.
 
-If it `survives` reboots, its host starts it again after a boot (agent_unit), or it says why that can't be: `unit`.
+With boot_code, it lets its host start it again after a boot (agent_unit), and says whether that can be: `unit`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from launcher.node.agents.agent_unit import AgentUnit, name_agent, restore_login
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
 from launcher.node.agents.notice import run_notice
-from launcher.node.processes import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -301,14 +300,14 @@ class Agent:
                     os._exit(1)
                 return
             if not pid and number:
-                proc.name_process("launch-agent")
+                _name_process("launch-agent")
                 generation = self._lifecycle.generation
                 again = Agent(self._nonce, self._plant, self._lock, self._unit, known, generation, is_again=True)
                 os._exit(again.run())
             if not pid:
                 return
             if not number:
-                proc.name_process("launch-guardian")
+                _name_process("launch-guardian")
                 signals.set_wakeup_fd(-1)
                 signals.signal(signals.SIGTERM, signals.SIG_DFL)
                 _drop(_STDOUT)
@@ -446,6 +445,15 @@ def _describe_machine() -> str:
     return "%s %s" % (os.uname().nodename, system.machine_id() or "")
 
 
+def _name_process(name: str) -> None:
+    """Set what ps, top and `launch clean` show."""
+    try:
+        with open("/proc/self/comm", "w") as file:
+            file.write(name)
+    except OSError:
+        pass  # some containers have it read-only
+
+
 def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
     """Return the first message on stdin but heartbeats, or None if stdin ends before.
 
@@ -465,7 +473,7 @@ def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
 
 def main(nonce: str, wait_s: int) -> NoReturn:
     """Serve the controller that the first message names; wait_s: for that message. Never returns."""
-    proc.name_process("launch-agent")
+    _name_process("launch-agent")
     plant = _read_plant(wait_s)
     if plant is None:
         os._exit(1)
@@ -476,13 +484,13 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     if lock is None:
         _tell(messages.PRESENT, nonce)
         os._exit(0)
-    unit = AgentUnit(plant) if plant["survives"] else None
+    unit = AgentUnit(plant) if plant["boot_code"] else None
     os._exit(Agent(nonce, plant, lock, unit).run())
 
 
 def main_after_boot(text: str) -> NoReturn:
     """Serve the controller of an agent that its host ended; text: what AgentUnit has kept. Never returns."""
-    proc.name_process("launch-agent")
+    _name_process("launch-agent")
     order = json.loads(text)
     restore_login(order)
     _drop(_STDIN, _STDOUT, _STDERR)

@@ -18,7 +18,7 @@ import os
 import socket
 import time
 
-from launcher.node import kept_archives, messages
+from launcher.node import messages
 from launcher.node.code import folders, listing, proof
 from launcher.node.code.folders import LOCK, Folder, is_hollow, read_name
 from launcher.node.code.missing_pieces import Intake
@@ -75,15 +75,13 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
 def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
     """Remove all code that no living run needs, and answer what was removed and what is left."""
     found = folders.find_ended(store)
-    size = kept_archives.measure() + store.measure()
-    size += sum(entry.size for folder in found for entry in folder.read_entries())
+    size = store.measure() + sum(entry.size for folder in found for entry in folder.read_entries())
     for folder in found:
         folder.unlock()
     left = folders.find_left(store)
     left += [] if is_dry else folders.prune(store, kept=0)
     if not is_dry:
         store.prune(0)
-        kept_archives.remove_all()
     intake.say(messages.PRUNED, runs=len(found), bytes=size, left=left[: messages.MOST_NAMES])
 
 

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_LOADER = b'"~launch '  # part of the command line of every program that launch sends
+_LOADER = b'print("~launch '  # part of the command line of every program that launch sends
 _PLANTED = ("launch", "launch-agent", "launch-guardian")  # what such a program may call itself
 START_S = 2.0  # from the login of any command until its code has come
 

@@ -34,15 +34,6 @@ class Process:
         self.exit_status = int(fields[49])  # as wait(2) returns it; 0 unless this process may trace that one
 
 
-def name_process(name: str) -> None:
-    """Set what ps, top and `launch clean` show of this process."""
-    try:
-        with open("/proc/self/comm", "w") as file:
-            file.write(name)
-    except OSError:
-        pass  # some containers have it read-only
-
-
 def read_process(pid: int) -> Process | None:
     """Return what /proc says about `pid`, or None if it is gone."""
     text = read_stat(pid)
