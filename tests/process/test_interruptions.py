@@ -61,7 +61,7 @@ class QuietChannel:
 
     def write(self, data: bytes) -> None:
         self.channel.write(data)
-        if b'"type":"stop"' in data:
+        if b'"type": "stop"' in data:
             self.may_speak.set()
 
     def close(self) -> None:
