@@ -45,7 +45,7 @@ VIEW = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=N
 # Imports every module but those that only the ranks, or the nodes, need.
 IMPORTS = """
 import importlib, pathlib, sys
-RANKS = ("launcher.distributed", "launcher.trainer", "launcher.collectives", "launcher.node.")
+RANKS = ("launcher.distributed", "launcher.exchange", "launcher.trainer", "launcher.collectives", "launcher.node.")
 sys.path.insert(0, sys.argv[1])
 for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
     name = ".".join(path.relative_to(sys.argv[1]).with_suffix("").parts).removesuffix(".__init__")
