@@ -22,8 +22,7 @@ _STAYING = (
     "api/", "cli/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py", "commands/pairs.py",
     "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/timeline.py",
     *(f"transports/ssh/{name}" for name in (
-        "config_", "fabric", "host_keys.py", "identities.py", "packet_limits.py",
-        "plain_config.py",
+        "fabric", "host_keys.py", "identities.py", "packet_limits.py", "plain_config.py",
     )),
 )  # fmt: skip
 _FOR_RANKS = (  # where they are compiled

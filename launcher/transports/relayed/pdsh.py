@@ -9,7 +9,6 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from launcher.errors import HostFailure, HostFailureKind, UsageError
 from launcher.hosts.host import Host
@@ -29,7 +28,6 @@ from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, keep
 from launcher.transports.ssh.this_machine import ThisMachine, is_this_machine
 
 _EXIT_OF_SSH = 255
-_ASKED_AT_ONCE = 16
 _MARGIN_S = 2.0  # after ssh's own ConnectTimeout, so that ssh ends first and names the host that doesn't answer
 _LOGIN_S = 0.25  # of CPU time for each host: all log in at once, and twice behind a jump host
 _WORD_CHARACTERS = 200
@@ -125,17 +123,12 @@ class PdshTransport:
 
     def _keep_known_keys(self, hosts: Sequence[Host]) -> None:
         """End the last lines of known_hosts files, to which ssh may append; each host may have a file of its own."""
-        try:
-            with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(hosts))) as pool:
-                list(pool.map(self._keep_known_keys_of, hosts))
-        except RuntimeError:  # this machine has no thread left
-            for host in hosts:
-                self._keep_known_keys_of(host)
-
-    def _keep_known_keys_of(self, host: Host) -> None:
-        with contextlib.suppress(OSError, UsageError):  # ssh itself reports it too
-            answer = self._answer(host)
-            keep_known_keys(answer, self._answers.of_jumps(answer))
+        with contextlib.suppress(OSError):  # no ssh
+            self._answers.ask_all([(host.name, self._pdsh.login_args(host)) for host in hosts])
+        for host in hosts:
+            with contextlib.suppress(OSError, UsageError):  # ssh itself reports it too
+                answer = self._answer(host)
+                keep_known_keys(answer, self._answers.of_jumps(answer))
 
     def _classify(self, host: Host, error: NotStartedError) -> LoginError | TransportError:
         if error.exit_code not in (None, _EXIT_OF_SSH):

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +172,12 @@ class FabricTransport:
             {**settings, "identityagent": "none"} if is_mute(settings.get("identityagent"), self._on_mute) else settings
         )
 
-    def locked_keys(self, hosts: Iterable[Host]) -> list[Path]:
+    def locked_keys(self, hosts: Sequence[Host]) -> list[Path]:
         """Return the keys for these hosts and their jump hosts that need a passphrase; no host is contacted."""
+        self._configs.ask_all([(host.name, login_args(host)) for host in hosts])
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
-        for settings in (self._usable(hop) for hops in self._configs.of_all(hosts) for hop in hops):
+        for settings in (self._usable(hop) for host in hosts for hop in self._configs.on_the_way(host)):
             keys = f"{settings['identityfile']} {settings.get('identityagent')}"
             if keys not in asked:
                 asked.add(keys)

@@ -202,10 +202,13 @@ class HostConfigs:
         answer = self.of(host.name, login_args(host))
         return [*self.of_jumps(answer), answer]
 
-    def of_all(self, hosts: Iterable[Host]) -> list[list[HostConfig]]:
-        """Return `on_the_way` of each host; raise UsageError."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(self.on_the_way, hosts))
+    def ask_all(self, logins: Sequence[tuple[str, Sequence[str]]]) -> None:
+        """Run ssh for all of these logins at the same time; `of` and `of_jumps` then have their answers."""
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                list(pool.map(lambda login: self._find_refusal(*login), logins))
+        except RuntimeError:  # this machine has no thread left: each is asked when its answer is wanted
+            pass
 
     def ask_first(self, logins: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Raise UsageError if ssh would refuse every one of these logins, each a host's name and arguments of ssh.

@@ -76,7 +76,12 @@ def test_ssh_is_asked_once_for_each(read: Read, asked: Callable[[], list[str]]) 
         ways = list(pool.map(lambda host: where(configs, host), hosts))
     assert [way[0] for way in ways] == [("10.0.0.9", "jumper", 2200)] * len(hosts)
     assert sorted(asked()) == sorted(["hop", *(host.name for host in hosts)])
-    assert [[hop.place.name for hop in way] for way in configs.of_all(hosts)] == [["hop", host.name] for host in hosts]
+    configs = read(f"{HOP}Host n*\n  ProxyJump hop\n")
+    configs.ask_all([(host.name, ["--", host.name]) for host in hosts])
+    assert sorted(asked()) == sorted(["hop", *(host.name for host in hosts)])
+    assert [[hop.place.name for hop in configs.on_the_way(host)] for host in hosts] == [
+        ["hop", host.name] for host in hosts
+    ]
     assert asked() == []
     configs = read("Port x\n")
     for _ in range(2):
