@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Handler = Callable[[Dict[str, Any], bytes], object]
 
 _OF_CODE = (messages.LISTING, messages.PIECE, messages.MEET, messages.JOIN, messages.PLACE)
+_CLOSED = "the connection to launch closed"  # as it does at the end of the run; a lost one is silent
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 
 
@@ -174,7 +175,7 @@ class Supervisor:
         if not data:
             self._loop.forget(0)
             self._send_queue.close()
-            self._ending.begin("the connection to launch closed")
+            self._ending.begin(_CLOSED)
             return
         self._lease.renew()
         for header, payload in self._decoder.feed(data):
@@ -313,7 +314,8 @@ class Supervisor:
         """Send the census, and the files that the ranks have left; what the next attempt continues with is kept."""
         is_clean, files = not left and self.reason is None, self._ending.files or []
         if self._claims is not None and not (self._ending.stays and is_clean):  # before others can hear of the end
-            self._claims.end(self._ending.reserve_s if self.reason is None else None)
+            is_over = self.reason == _CLOSED and not self._ending.folder  # in the pause before the next attempt
+            self._claims.end(0.0 if is_over else self._ending.reserve_s if self.reason is None else None)
         if self._tree is not None and self._tree.root:
             fields["tree"], fields["written"] = self._tree.root, self._tree.find_written()
         found = [[process.pid, process.name, process.state] for process in left]
@@ -372,7 +374,7 @@ def serve(
             if inherited.python is not None:
                 inherited.python.end()
             if inherited.claim is not None:
-                inherited.claim.end(inherited.claim.lost_reserve_s)
+                inherited.claim.end(0.0 if supervisor.reason == _CLOSED else inherited.claim.lost_reserve_s)
             return
         # Nothing of the attempt may remain open here; a signal that comes meanwhile is for the next one.
         signals.pthread_sigmask(signals.SIG_BLOCK, workers.CAUGHT)

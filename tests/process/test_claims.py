@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 from machines.launches import run_launch, start_launch
-from machines.patience import DEADLINE_S
+from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.processes import read_parent, wait_until
 from machines.warm import WarmProcess
+from node_process import Nodes
 
 from launcher.node import claims, messages
 from launcher.node.claims import ClaimHolder, Held, read_claim
@@ -255,6 +256,26 @@ def test_a_launcher_that_is_lost_between_two_attempts(gpus: str) -> None:
     assert Run(gpus, "other").claim(0) == ["mine"]
     again = Run(gpus, "mine")
     assert again.claim(0) == []
+    again.holder.end(0.0)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_follows_if_nothing_comes_after_an_attempt(gpus: str, nodes: Nodes, *, is_lost: bool) -> None:
+    """A launcher that closes the connection has ended the run; one that falls silent may still start it again."""
+    node = nodes.start()
+    node.prepare(silence_s=slowed(1.0) if is_lost else NEVER_S)
+    order = ClaimOrder("mine", None, SINCE, 1, claims_cpus=True, lost_reserve_s=120.0)
+    node.send(messages.CLAIM, is_look=False, gpus=[], **order.as_fields())
+    assert node.wait_for(messages.CLAIMED)["rivals"] == []
+    node.send(messages.STOP, timeout_s=0, stays=True)
+    node.wait_for(messages.IDLE)
+    if not is_lost:
+        node.hang_up()
+    node.wait_until_gone()
+    other, again = Run(gpus, "other"), Run(gpus, "mine")
+    assert other.claim(cpus=True) == (["mine"] if is_lost else [])
+    other.holder.end(0.0)
+    assert again.claim(cpus=True) == []
     again.holder.end(0.0)
 
 
