@@ -118,7 +118,7 @@ def find_steps(low: float, high: float, most: int, least: float = 0.0) -> list[f
     power = 10.0 ** math.floor(math.log10(span / most))
     step = max(least, next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if span <= power * factor * most))
     first = math.ceil(low / step)
-    return [number * step for number in range(first, first + most + 1) if number * step <= high]
+    return [number * step for number in range(first, first + most + 1) if low <= number * step <= high]
 
 
 def find_times(times: TimeRange, zone: tzinfo) -> list[Tick]:

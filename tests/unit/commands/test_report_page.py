@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from machines.example_run import BEGAN_AT, FINDING, ODD_HOST, RUN_ID, ExampleRun
 
@@ -395,6 +395,7 @@ def test_no_line_goes_through_the_gap_of_a_restart() -> None:
 
 
 @given(st.floats(-1e18, 1e18), st.floats(1e-12, 1e18))
+@example(2.225073858507e-311, 20000000000001.0)
 def test_ticks_are_few_and_between(low: float, span: float) -> None:
     high = low + span
     steps = find_steps(low, high, 4) if high > low else []
