@@ -18,7 +18,7 @@ from launcher.node import ending
 from launcher.node.ending import Ending
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, stop_steps
-from launcher.node.processes.run_processes import RunProcesses
+from launcher.node.processes.run_processes import RunProcesses, read_children
 
 MARK = f"test.{os.urandom(4).hex()}.0"
 IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
@@ -55,7 +55,7 @@ class Scene:
         self.sent = SendQueue()
         self.ranks = Ranks()
         self.owned = RunProcesses(MARK)
-        self.owned.strangers = {0: 0}  # so that other children of the process that tests aren't the run's
+        self.owned.strangers = {0: 0, **_list_children()}  # which a session's fixture may have started
         self.ends = 0
         self.counts: list[tuple[list[str], dict[str, Any]]] = []
         self.ending = Ending(
@@ -79,6 +79,11 @@ class Scene:
         ((left, fields),) = self.counts
         assert left == []
         return fields
+
+
+def _list_children() -> dict[int, int]:
+    found = (proc.read_process(pid) for pid in read_children())
+    return {process.pid: process.started for process in found if process is not None}
 
 
 @pytest.fixture
