@@ -98,7 +98,7 @@ def _sync(hosts: Farm, tree: Path) -> Spent:
 def _command(hosts: Farm, name: str) -> Sequence[str]:
     # Without a port, all names of the farm look like this machine.
     places = ",".join(f"{host}:{hosts.port}" for host in hosts.names)
-    return [*LAUNCH, name, "--ssh-config", str(hosts.ssh_config), "--hosts", places, "--colon", "port"]
+    return [*LAUNCH, name, "--ssh-config", str(hosts.ssh_config), "--hosts", places]
 
 
 def _copies(hosts: Farm) -> Path:

@@ -32,5 +32,5 @@ def command_of(way: str, hosts: Farm, names: Sequence[str], command: str) -> Arg
         return [*clush, "-o", f"-F {config}", "-w", listed, command]
     # Without a port, all names of the farm look like this machine, and each needs an ssh -G; elsewhere one is enough.
     places = ",".join(f"{name}:{hosts.port}" for name in names)
-    words: Argv = ["--connect-timeout", PATIENCE_S, "--ssh-config", config, "--hosts", places, "--colon", "port"]
+    words: Argv = ["--connect-timeout", PATIENCE_S, "--ssh-config", config, "--hosts", places]
     return [*LAUNCH, "exec", "--transport", way, *words, "--", command]

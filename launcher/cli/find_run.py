@@ -401,7 +401,7 @@ def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
     from launcher.hosts.hostfiles import parse_hosts
 
     config = str(ssh_config.absolute()) if ssh_config is not None else None
-    return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source, "port")]
+    return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source)]
 
 
 def forget_elsewhere(names: Collection[str]) -> tuple[list[str], list[str]]:

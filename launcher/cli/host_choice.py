@@ -52,9 +52,9 @@ def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are both given", "pass only one of them")
     if hosts is not None:
-        found = parse_hosts(hosts, name_source("hosts"), choice.colon)
+        found = parse_hosts(hosts, name_source("hosts"))
     elif hostfile is not None:
-        found = read_hostfile(hostfile, choice.colon)
+        found = read_hostfile(hostfile)
     else:
         found = _read_allocated()
     return select_hosts(found, choice.include, choice.exclude, choice.num_nodes)
@@ -145,7 +145,7 @@ def choose_controller(
         raise UsageError(f"--detach: {text}", "add --controller here, or use --transport fabric")
     if output.controller is None:
         return (*hosts, *spares)[-1] if spares else hosts[0]
-    named = parse_hosts(output.controller, "--controller", "port")
+    named = parse_hosts(output.controller, "--controller")
     if len(named) != 1:
         raise UsageError(f"--controller names {len(named)} hosts", "name one of them")
     known = {name_key(host.name): host for host in (*hosts, *spares)}

@@ -101,10 +101,6 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
     is_module, no_python = request.is_module, request.no_python
     if is_module and no_python:
         raise UsageError("-m and --no-python are both given", "omit --no-python: a module needs Python")
-    if request.legacy and no_python:
-        raise UsageError("--legacy and --no-python are both given", "omit --legacy: a command never uses torchrun")
-    if request.legacy and request.start == "warm":
-        raise UsageError("--legacy and --start warm are both given", "omit --legacy: a warm start uses no torchrun")
     typed = words
     words = [*_default_script(words), *words]
     if not words:

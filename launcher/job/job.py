@@ -73,7 +73,8 @@ class OnHang(Enum):
     RESTART = "restart"  # the same, and with --restarts it is started again
 
 
-Start = Literal["torchrun", "warm"]  # what starts the ranks: torchrun, or forks of a Python that has imported torch
+# What starts the ranks: torchrun, a Python that has imported torch and forks them, or nothing of torch.
+Start = Literal["torchrun", "warm", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,6 @@ class Job:
     rendezvous_timeout_s: int = 120
     timeouts: Timeouts = field(default_factory=Timeouts)
     start: Start = "torchrun"
-    legacy: bool = False  # without torchrun, for a torch whose torchrun is missing or too old
     binds_cpus: bool = True  # each rank to those beside its GPU
     with_stacks: bool = (
         True  # ranks are ready to write their stack, by a sitecustomize that `launch` puts on their path
@@ -126,7 +126,7 @@ class Job:
     @property
     def uses_torchrun(self) -> bool:
         """Whether torchrun starts the ranks, rather than the shim."""
-        return self.program.needs_torch and not self.legacy and self.start == "torchrun"
+        return self.program.needs_torch and self.start == "torchrun"
 
     @property
     def starts_warm(self) -> bool:

@@ -18,7 +18,6 @@ from launcher.node import messages
 
 ARCHIVE_NAME = "launcher.pyz"
 TORCHRUN = ("-m", "torch.distributed.run")
-_LEGACY = ("-m", "torch.distributed.launch")
 
 # Each rank opens its own two FIFOs, reports its process id, and becomes the program. It opens them for reading too: one
 # that prints while it saves must not fail because the supervisor has been killed. torchrun has set the count to 0.
@@ -199,10 +198,7 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
             processes = tuple(_add_error_file(process, fact.folder) for process in processes)
         node = replace(node, processes=processes)
     if not job.uses_torchrun and not job.starts_warm:
-        # torch.distributed.launch knows one size for all nodes.
-        has_line = job.program.needs_torch and len(set(world.sizes)) == 1
-        write = _legacy_by_hand if has_line else _processes_by_hand
-        return replace(node, by_hand=write(job, world, node, fact))
+        return replace(node, by_hand=_processes_by_hand(job, world, node, fact))
     options = _torchrun_options(job, world, node_rank, fact)
     by_hand = (str(fact.python), *TORCHRUN, *options, *_escape_macros(*_by_hand_program(job.program)))
     node = replace(node, by_hand=" && ".join([*_before(job, fact, cwd), _line(_shown(job, env, fact, node), by_hand)]))
@@ -344,35 +340,17 @@ def _add_error_file(process: RankProcess, folder: str) -> RankProcess:
 
 
 def _processes_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
-    lines = [_line(_shown(job, process.env, fact, node), process.argv) for process in node.processes]
+    sent = f"{fact.folder}/{ARCHIVE_NAME}"  # by hand, the built-in trainer is a module that is installed
+    lines = [
+        _line(_shown(job, process.env, fact, node), ["-m" if word == sent else word for word in process.argv])
+        for process in node.processes
+    ]
     if not lines:
         return f"# one process per GPU of {fact.hostname}: --dry-run --check counts them"
     if not all(world.sizes):
         return "# the number of ranks depends on the GPUs of other hosts: --dry-run --check counts them"
     together = lines[0] if len(lines) == 1 else f"{{ {' & '.join(lines)} & wait; }}"
     return " && ".join([*_before(job, fact, node.cwd), together])
-
-
-def _legacy_by_hand(job: Job, world: _World, node: NodePlan, fact: NodeFacts) -> str:
-    """Return the command line that starts the same ranks with torch.distributed.launch.
-
-    Options are spelled as every version of torch reads them, and variables that it does not set are added. Without
-    --use_env it would add --local_rank=N to the script's arguments.
-    """
-    nproc = str(node.nproc or f"<number of GPUs of {node.host.name}>")
-    nnodes, node_rank = str(len(world.sizes)), str(node.node_rank)
-    missing = {"LOCAL_WORLD_SIZE": nproc, "GROUP_RANK": node_rank, "GROUP_WORLD_SIZE": nnodes}
-    argv = (
-        str(fact.python), *_LEGACY,
-        "--nnodes", nnodes,
-        "--node_rank", node_rank,
-        "--nproc_per_node", nproc,
-        "--master_addr", world.master_addr,
-        "--master_port", str(world.master_port),
-        "--use_env",
-        *_by_hand_program(job.program),
-    )  # fmt: skip
-    return " && ".join([*_before(job, fact, node.cwd), _line(_shown(job, {**node.env, **missing}, fact, node), argv)])
 
 
 def _before(job: Job, fact: NodeFacts, cwd: str) -> list[str]:

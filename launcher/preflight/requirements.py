@@ -78,7 +78,10 @@ def _check_torchrun(node: CheckedHost) -> _Found:
     """Refuse torch before 2.0: its torchrun takes no option with dashes (pytorch #94505); before 1.9 there is none."""
     version = node.fact.torch_version
     if node.job.uses_torchrun and version is not None and version.partition(".")[0] in ("0", "1"):
-        yield f"torch {version} is too old for torchrun as launch starts it", "start the ranks without it: --legacy"
+        yield (
+            f"torch {version} is too old for torchrun as launch starts it",
+            "start without it: --start plain",
+        )
 
 
 def _check_folder(node: CheckedHost) -> _Found:

@@ -132,7 +132,7 @@ class Inspector:
         script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
         wanted: dict[str, Any] = {
             "facts": True, "gpus": self._asks_for_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
-            "script": script, "checks": self._with_checks, "setup": setup_order(job), "legacy": job.legacy,
+            "script": script, "checks": self._with_checks, "setup": setup_order(job), "plain": job.start == "plain",
             "warm": bool(self._warm_hosts),
             "packages": self._with_checks or job.tree is not None, "code": self._find_code(),
         }  # fmt: skip

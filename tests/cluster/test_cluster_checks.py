@@ -260,14 +260,14 @@ def test_a_script_that_differs(launch: Launch, cluster: Cluster, train: str) -> 
     other = "print('other')\n"
     cluster["node2"].replace_file(str(launch.folder / train), other)
     usual = hashlib.sha256((launch.folder / train).read_bytes()).hexdigest()[:6]
-    done = launch.start("--legacy", "--nproc", "1", "--cpu", train).finish()
+    done = launch.start("--start=plain", "--nproc", "1", "--cpu", train).finish()
     assert done.exit_code == 70
     assert done.words == [
         REFUSED,
         f"  node2: the script's hash is {hashlib.sha256(other.encode()).hexdigest()[:6]}, the others {usual}",
         "    fix: copy the same script to all hosts",
     ]
-    done = launch.start("--legacy", "--no-check", "--nproc", "1", "--cpu", train).finish()
+    done = launch.start("--start=plain", "--no-check", "--nproc", "1", "--cpu", train).finish()
     assert sorted(done.lines) == ["[node1:0] started", "[node2:1] other", "[node3:2] started"]
 
 
@@ -278,7 +278,7 @@ def test_code_that_differs(launch: Launch, cluster: Cluster, train: str) -> None
     cluster["node2"].replace_file(str(launch.folder / "src" / "data.py"), "other = 2\n")
     differs = "src/data.py differs from the others"
     fix = "fix: copy the same code to all hosts, or pass --sync"
-    done = launch.check("--cpu", "--nproc", "1", "--legacy", train)
+    done = launch.check("--cpu", "--nproc", "1", "--start=plain", train)
     assert (done.exit_code, done.table[2:]) == (
         0, [f"  node2   {differs}  {fix}", "nothing would break a run, 1 warning"],
     )  # fmt: skip

@@ -45,7 +45,7 @@ def test_a_checked_plan_for_eight_gpus(launch: Launch, cluster: Cluster, train: 
 
 def test_more_gpus_than_there_are(launch: Launch, cluster: Cluster, train: str) -> None:
     cluster["node3"].set_gpus(4)
-    done = launch.start("--legacy", "--gpus", "9", "--no-check", train, hosts="node[1-4]").finish()
+    done = launch.start("--start=plain", "--gpus", "9", "--no-check", train, hosts="node[1-4]").finish()
     assert done.exit_code == 70
     assert done.words == [
         REFUSED,

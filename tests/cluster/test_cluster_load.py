@@ -15,7 +15,7 @@ from machines.runs import Running
 from machines.slowness import slowed_process
 
 # Without torchrun, whose imports would take most of the time; one thread each, or they would wait for each other.
-ON_CPUS = ("--cpu", "--nproc", "1", "--legacy", "--env", "OMP_NUM_THREADS=1")
+ON_CPUS = ("--cpu", "--nproc", "1", "--start=plain", "--env", "OMP_NUM_THREADS=1")
 
 
 @pytest.fixture(autouse=True)

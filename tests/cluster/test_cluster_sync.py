@@ -168,7 +168,7 @@ def test_an_editable_install_of_the_live_directory_does_not_win(
     url = (proj / "libs" / "e").as_uri()
     (info / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))
     paths = ("--venv", str(venv), "--env", f"PYTHONPATH={proj}/src:/opt/none", f"--sync={proj}")
-    done = launch.start(*paths, "--cpu", "--nproc", "1", "--legacy", "-m", "pkg.train", hosts="node1").finish()
+    done = launch.start(*paths, "--cpu", "--nproc", "1", "--start=plain", "-m", "pkg.train", hosts="node1").finish()
     assert done.exit_code == 0, done
     root = next((cache_of(cluster["node1"]) / "trees").iterdir()) / "my pröj_ 1"
     assert done.lines == [f"[node1:0] {root}/src/pkg/train.py {root}/libs/e/src/editable.py pkg"]

@@ -19,6 +19,7 @@ import pytest
 from machines.launches import PROGRAM
 from machines.macos import missing_names
 from machines.patience import DEADLINE_S
+from machines.ports import free_port
 
 from launcher.commands.demo_hosts import DemoHosts, demo_hosts
 
@@ -120,12 +121,11 @@ def test_a_run_on_linux_hosts_is_as_from_linux(
 @pytest.mark.parametrize("transport", ["fabric", "ssh"])
 def test_a_login_that_fails_is_told(from_macos: Launch, transport: str) -> None:
     """On a Mac, poll() says of the empty pipe of an ssh that has ended what it says of output."""
-    done = from_macos(
-        "launch", "exec", "--transport", transport, "--hosts", "127.0.0.1:1", "--colon", "port", "--", "true"
-    )
+    port = free_port()
+    done = from_macos("launch", "exec", "--transport", transport, "--hosts", f"127.0.0.1:{port}", "--", "true")
     assert (done.returncode, done.stderr) == (
         69,
         "launch: 1 host can't be used:\n"
-        "  127.0.0.1: 127.0.0.1 port 1 refuses the connection\n"
+        f"  127.0.0.1: 127.0.0.1 port {port} refuses the connection\n"
         "    fix: check that sshd is running there, on that port\n",
     )

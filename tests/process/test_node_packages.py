@@ -40,7 +40,7 @@ def find_packages(nodes: Nodes, tmp_path: Path, *sites: Path, **wanted: object) 
     write(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     (tmp_path / "python").chmod(0o700)
     paths = ":".join(map(str, [STAND_IN, *sites]))
-    asked = {"checks": True, "packages": True, "gpus": False, "legacy": True, **wanted}
+    asked = {"checks": True, "packages": True, "gpus": False, "plain": True, **wanted}
     for _ in range(TRIES):
         node = nodes.start()
         node.prepare(facts=True, pythons=[str(tmp_path / "python")], env={"PYTHONPATH": paths}, **asked)

@@ -89,12 +89,12 @@ def start(
     node = before or nodes.start()
     node.messages.clear()
     path = {} if torch is None else {"PYTHONPATH": str(torch)}
-    wanted = {"facts": True, "warm": how == "warm", "legacy": True, "workdir": str(folder), "pythons": [sys.executable]}
+    wanted = {"facts": True, "warm": how == "warm", "plain": True, "workdir": str(folder), "pythons": [sys.executable]}
     node.prepare(**wanted, env={**path, **(env or {})}, stop_timeout_s=stop_timeout_s)
     facts = read_facts(node.wait_for(messages.FACTS), str(node.folder))
     job = Job(
-        Program(kind, name, args), nproc, cpu=True, workdir=str(folder), start="warm" if how == "warm" else "torchrun",
-        legacy=how == "cold", master_port=free_port(),
+        Program(kind, name, args), nproc, cpu=True, workdir=str(folder), master_port=free_port(),
+        start="warm" if how == "warm" else "plain" if how == "cold" else "torchrun",
     )  # fmt: skip
     order = warm_fields(job, Host("here"), facts, attempt)
     assert (order is not None) == (how == "warm")
@@ -309,7 +309,7 @@ def test_a_python_that_ignores_the_path_is_not_given_the_script(nodes: Nodes, tm
     wrapper.write_text(f'#!/bin/sh\nexec env PYTHONPATH={tmp_path / "torch"} {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
     node = nodes.start()
-    node.prepare(facts=True, warm=True, legacy=True, workdir=str(tmp_path), pythons=[str(wrapper)])
+    node.prepare(facts=True, warm=True, plain=True, workdir=str(tmp_path), pythons=[str(wrapper)])
     facts = read_facts(node.wait_for(messages.FACTS), str(node.folder))
     assert not facts.python_is_warmable
     job = Job(Program(ProgramKind.SCRIPT, "train.py"), 1, cpu=True, workdir=str(tmp_path), start="warm", master_port=1)

@@ -93,7 +93,7 @@ def test_a_trainer_whose_time_is_over_saves_and_goes_on_where_it_was(
     (tmp_path / "text").write_text("To be, or not to be, that is the question. " * 20)
     (tmp_path / "small.json").write_text(json.dumps({"data": "text", **SMALL}))
     # Without torchrun, whose imports would take half of the time.
-    words = ("--requeue", "--nproc=1", "--cpu", "--legacy", f"--python={python}")
+    words = ("--requeue", "--nproc=1", "--cpu", "--start=plain", f"--python={python}")
     words += ("-m", "launcher.trainer", "--config", "small.json")
     job_id = sbatch(*words).stdout.strip()
 

@@ -167,7 +167,7 @@ def test_the_example_has_as_many_ranks_as_the_gpus_that_its_job_asked_for(
 
 def quick(python: Path) -> dict[str, str]:
     """Return the environment in which the ranks are forks of what has imported torch, started without torchrun."""
-    return {"OMP_NUM_THREADS": "1", "PYTHON": str(python), "LAUNCH_OPTS": "--legacy"}
+    return {"OMP_NUM_THREADS": "1", "PYTHON": str(python), "LAUNCH_OPTS": "--start=plain"}
 
 
 def test_several_nodes_train_together(slurm: Slurm, checkout: Path, python: Path) -> None:

@@ -124,13 +124,13 @@ def test_secrets_are_refused(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("hosts_words", "said"),
     [
-        ("node1:22,node2:23", "--transport pdsh: it takes one port for all hosts, not 22 and 23"),
+        ("node1:22,node2:2222", "--transport pdsh: it takes one port for all hosts, not 22 and 2222"),
         ("fd00::1", "--transport pdsh: it takes no IPv6 address: fd00::1"),
         (f"{ME}@node1,node2", f"--transport pdsh: it takes {ME}@node1 only if every host is named with a user"),
     ],
 )
 def test_what_pdsh_can_t_do_is_said_before_anything_starts(launch: Launch, hosts_words: str, said: str) -> None:
-    done = launch.run_command("exec", "--hosts", hosts_words, "--colon", "port", "--transport", "pdsh", "--", "true")
+    done = launch.run_command("exec", "--hosts", hosts_words, "--transport", "pdsh", "--", "true")
     assert (done.exit_code, done.stderr.splitlines()[0]) == (2, f"launch: {said}")
 
 

@@ -82,7 +82,7 @@ def test_a_rank_raises_where_there_is_no_torchrun(launch: Launch, hosts: SshHost
     code = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
     code += "if os.environ['RANK'] == '2': raise ValueError('the optimizer met a NaN')\ntime.sleep(300)\n"
     (launch.folder / "train.py").write_text(code)
-    running = launch.start("--legacy", "train.py")
+    running = launch.start("--start=plain", "train.py")
     running.wait_for("] ready", 4)
     keepers = {process.pid for process in hosts.processes() if process.is_keeper}
     assert [process.parent in keepers for host in hosts for process in host.ranks()] == [True] * 4
@@ -119,7 +119,7 @@ def test_a_trainer_with_loader_workers_saves(launch: Launch) -> None:
 
 def test_the_built_in_trainer(launch: Launch) -> None:
     """Without torchrun, whose imports would take half of the time; two nodes share these cores."""
-    done = launch.run(*ONE_EACH, "--legacy", "--env", "OMP_NUM_THREADS=1")
+    done = launch.run(*ONE_EACH, "--start=plain", "--env", "OMP_NUM_THREADS=1")
     assert done.exit_code == 0
     assert f"launch: no script given; the built-in trainer writes to outputs/{done.run_id}" in done.stderr.splitlines()
     assert "[node1:0] ranks   2, 1 per node, from torchrun" in done.lines

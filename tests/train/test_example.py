@@ -100,7 +100,7 @@ def test_ranks_save_together_at_sigterm_and_another_start_resumes_there(starter:
 
 def launch(starter: Starter, python: Path, script: str, *words: str, restarts: int = 0) -> Rank:
     """Start two ranks on this machine, without torchrun, whose imports would take most of the time."""
-    options = ("--nproc=2", "--cpu", "--legacy", f"--python={python}", "--env=OMP_NUM_THREADS=1")
+    options = ("--nproc=2", "--cpu", "--start=plain", f"--python={python}", "--env=OMP_NUM_THREADS=1")
     options += (f"--restarts={restarts}", f"--stop-timeout={NEVER_S:g}", f"--env=PYTHONPATH={ROOT}")
     out, err = starter.folder / "launch.out", starter.folder / "launch.err"
     with out.open("wb") as stdout, err.open("wb") as stderr:

@@ -36,7 +36,7 @@ def test_healthy_hosts_pass_whatever_the_job_is(tmp_path: Path, forking_python: 
     job = Job(
         Program(ProgramKind.SCRIPT, "missing.py"), nproc=1, cpu=True, python=str(forking_python), workdir="/nowhere",
         master_addr="192.0.2.1", master_port=1, hang_timeout_s=0.1, on_hang=OnHang.END,
-        timeouts=Timeouts(DEADLINE_S, stop_timeout_s=600), legacy=True,
+        timeouts=Timeouts(DEADLINE_S, stop_timeout_s=600), start="plain",
     )  # fmt: skip
     screen, hosts = Screen(), [Host("n1"), Host("n2")]
     record = RunRecord(tmp_path, "r", print)

@@ -57,9 +57,9 @@ def _read_hosts(ctx: click.Context) -> list[Host]:
         value = ctx.params.get(name)
         try:
             if isinstance(value, str):
-                return list(parse_hosts(value, colon="slots"))
+                return list(parse_hosts(value))
             if isinstance(value, Path) and value.is_file():  # a pipe would wait for its writer
-                return list(read_hostfile(value, colon="slots"))
+                return list(read_hostfile(value))
         except (LauncherError, OSError):
             continue
     return []

@@ -13,6 +13,8 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "hosts --to": ("--json", ()),
     "ps --all-users": ("launch free --hosts LIST", ()),
     "stop --ask": ("launch free, which names the owner", ()),
+    "--colon": ("host:8 for slots, host:2222 for a port", ()),
+    "--legacy": ("--start plain", ("--start=plain",)),
     "--queue-timeout": ("--queue 2h", ("--queue={}",)),
 }
 

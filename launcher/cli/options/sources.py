@@ -18,8 +18,7 @@ from launcher.escapes import one_line
 from launcher.job.variables import hide_secrets, is_secret
 from launcher.transports.registry import TRANSPORTS
 
-# Which hosts, and not how they are read; with --transport srun, they are those of the job.
-_CHOICE_OF_HOSTS = [name for name in name_all(HOSTS) if name != "colon"]
+_CHOICE_OF_HOSTS = name_all(HOSTS)  # with --transport srun, they are those of the job
 _MOST_SHOWN = 10_000  # characters of a value
 _TYPED = "the command line"
 _NOTHING = "-"  # as a value of a list: drop what comes before it

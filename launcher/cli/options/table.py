@@ -254,10 +254,6 @@ HOSTS = (
         heading="Hosts", is_common=True, in_file=True, place=Place.HERE, known_as=["machinefile"],
     ),
     Option(
-        ["--colon"], type=click.Choice(["slots", "port"]), help="Read host:8 as slots or SSH port.  [default: error]",
-        heading="Hosts", in_file=True, is_rare=True,
-    ),
-    Option(
         ["--include"], metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.",
         heading="Hosts", in_file=True, rivals=["exclude"], shell_complete=complete_hosts,
     ),
@@ -394,16 +390,13 @@ JOB = (
     ),
     Option(
         ["--start"], type=click.Choice(get_args(Start)), metavar="MODE", default="torchrun",
-        help="torchrun, or warm: one Python imports torch, then forks the ranks.  [default: torchrun]",
+        help="torchrun; warm: one Python imports torch, then forks the ranks; plain: no torchrun, for torch before 2.0."
+        "  [default: torchrun]",
         heading="Processes", in_file=True,
     ),
     Option(
         ["--no-numa"], is_flag=True, help="Let ranks use all CPUs, not only those near their GPUs.",
         heading="Processes", in_file=True, is_rare=True,
-    ),
-    Option(
-        ["--legacy"], is_flag=True, help="Start the ranks without torchrun, for torch before 2.0.",
-        heading="Processes", in_file=True, rivals=["no_python", "start"],
     ),
     WORKDIR,
     PYTHON,

@@ -12,12 +12,9 @@ from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from launcher.cli.options.sources import settle
-
-if TYPE_CHECKING:
-    from launcher.hosts.hostfiles import Colon
 
 Group = TypeVar("Group")
 
@@ -31,7 +28,6 @@ class HostChoice:
 
     hosts: str | None = None
     hostfile: Path | None = None
-    colon: Colon | None = None  # what the 8 in host:8 means
     include: str | None = None
     exclude: str | None = None
     num_nodes: int | None = None
@@ -60,7 +56,6 @@ class JobRequest:
     is_module: bool
     no_python: bool
     start: str
-    legacy: bool
     workdir: str | None
     env: tuple[str, ...]  # each K=V, or K for the value on the launch host
     env_file: tuple[Path, ...]

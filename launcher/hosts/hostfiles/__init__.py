@@ -4,7 +4,6 @@ A line means the same whichever tool it was written for; a line that two tools r
 So there is one grammar (`lines`) and a YAML list.
 """
 
-from launcher.hosts.hostfiles.lines import Colon
 from launcher.hosts.hostfiles.reading import parse_hostfile, parse_hosts, read_hostfile
 
-__all__ = ["Colon", "parse_hostfile", "parse_hosts", "read_hostfile"]
+__all__ = ["parse_hostfile", "parse_hosts", "read_hostfile"]

@@ -3,7 +3,8 @@
     [user@]NAME-or-range[:N] key=value ... [spare]  one host or range with settings,
     [user@]NAME-or-range[:N] [, ][user@]NAME ...    or one or more without, separated by commas or spaces
 
-Ambiguous text is an error: `host:8` (slots for Hydra, the SSH port for others), `host 8`.
+Ambiguous text is an error: `host 8`, and N where neither `MOST_SLOTS` nor the ports that anybody uses for SSH say what
+it is: `host:8` means slots, as for mpirun, `host:2222` the SSH port.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
 from launcher.wording import nearest
 
-Colon = Literal["slots", "port"]  # how --colon reads the 8 of host:8
-
 MAX_PORT = 65535
+MOST_SLOTS = 64  # after a colon
+SSH_PORT, FIRST_PORT = 22, 1024  # after a colon; below, other services have theirs
 MAX_SLOTS = 65536  # far beyond any machine; it limits the memory that a typo costs
 
 # Open MPI's other spellings of these settings; the source is hostfile_lex.l of PRRTE.
@@ -86,31 +86,31 @@ class _Setting:
     text: str  # as it was written
 
 
-def parse_item(item: Item, colon: Colon | None = None) -> Iterator[HostfileEntry]:
+def parse_item(item: Item) -> Iterator[HostfileEntry]:
     """Yield the hosts of a line or item; raise UsageError if it is wrong or ambiguous."""
     for foreign, file, fix in () if item.settings is not None else _FOREIGN:
         if foreign.fullmatch(item.text):
             raise UsageError(f"{shown(item.text)} is a line of {file}, not of a hostfile", fix)
     if item.settings is not None:
-        yield _parse_host(item.text, item.settings, colon)
+        yield _parse_host(item.text, item.settings)
     elif "=" in item.text or _MARKED.fullmatch(item.text):
         target, *words = _BLANKS.split(_EQUALS.sub("=", item.text))
-        yield _parse_host(target, [_split_setting(word) for word in words], colon)
+        yield _parse_host(target, [_split_setting(word) for word in words])
     else:
-        yield from parse_list(item.text, colon)
+        yield from parse_list(item.text)
 
 
-def parse_list(content: str, colon: Colon | None = None) -> Iterator[HostfileEntry]:
+def parse_list(content: str) -> Iterator[HostfileEntry]:
     """Yield the hosts of a list without settings, one at a time: a line can name more than memory holds."""
     targets = split_list(content)
     if len(targets) > 1:
         _refuse_doubtful(content, targets)
     for target in targets:
-        yield _parse_host(target, (), colon)
+        yield _parse_host(target, ())
 
 
-def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | None) -> HostfileEntry:
-    names, settings = _parse_target(target, colon)
+def _parse_host(target: str, pairs: Sequence[tuple[str, str]]) -> HostfileEntry:
+    names, settings = _parse_target(target)
     settings += [_read_setting(key, value) for key, value in pairs]
     by_key: dict[str, _Setting] = {}
     for setting in settings:
@@ -132,19 +132,27 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]], colon: Colon | No
     return HostfileEntry(target, names, said)
 
 
-def _parse_target(target: str, colon: Colon | None) -> tuple[tuple[str, ...], list[_Setting]]:
+def _parse_target(target: str) -> tuple[tuple[str, ...], list[_Setting]]:
     user, at, rest = target.rpartition("@")
     if at and not user:
         raise UsageError(f"{shown(target)} is a ClusterShell group", f"list its hosts: nodeset -e {shown(target)}")
     pattern, number = split_number(rest)
     settings = [_Setting("user", user, target)] if at else []
     if number is not None:
-        if colon is None:
-            says = _offer(f"{target.removesuffix(f':{number}')} slots={number}", say="; in a hostfile, write ")
-            fix = f"pass --colon slots or --colon port{says}"
-            raise UsageError(f"{shown(rest)} is ambiguous: {number} slots or SSH port {number}?", fix)
-        settings.append(_Setting(colon, number, target))
+        settings.append(_Setting(_read_colon(target, number), number, target))
     return expand_names(pattern), settings
+
+
+def _read_colon(target: str, number: str) -> str:
+    """Return what the N of `host:N` is; raise UsageError if it may be either."""
+    count = int(number[:6])  # nobody means more
+    if count == SSH_PORT or count >= FIRST_PORT:
+        return "port"
+    if count <= MOST_SLOTS:
+        return "slots"
+    name = target.removesuffix(f":{number}")
+    fix = _offer(f"{name} slots={number}", f"{name} port={number}", say="in a hostfile, write ")
+    raise UsageError(f"{shown(target)} is ambiguous: {number} slots or SSH port {number}?", fix)
 
 
 def _refuse_doubtful(content: str, targets: Sequence[str]) -> None:

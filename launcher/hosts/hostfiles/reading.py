@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.errors import HostfileError, UsageError
 from launcher.hosts.host import Host
-from launcher.hosts.hostfiles.lines import Colon, HostfileEntry, Item, parse_item, parse_list
+from launcher.hosts.hostfiles.lines import HostfileEntry, Item, parse_item, parse_list
 from launcher.hosts.ranges import MAX_HOSTS, name_key, shown
 
 MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of MAX_HOSTS; /dev/zero has no end
@@ -54,18 +54,18 @@ class _Gathered:
         return tuple(replace(said, name=name, source=source) for name, said, source, _ in self.named.values())
 
 
-def parse_hosts(text: str, source: str = "--hosts", colon: Colon | None = None) -> tuple[Host, ...]:
+def parse_hosts(text: str, source: str = "--hosts") -> tuple[Host, ...]:
     """Read a list in the format of --hosts (commas or whitespace); raise HostfileError without a line number."""
     gathered = _Gathered()
     with _located(source, None):
-        for entry in parse_list(text, colon):
+        for entry in parse_list(text):
             gathered.add(entry, source, shown(entry.text))
         if not gathered.named:
             raise UsageError("names no host", "give at least one, as in node1,node2")
     return gathered.hosts()
 
 
-def read_hostfile(path: Path, colon: Colon | None = None) -> tuple[Host, ...]:
+def read_hostfile(path: Path) -> tuple[Host, ...]:
     """Read a hostfile; raise HostfileError if it is missing or isn't UTF-8 text."""
     source = str(path) if str(path).isprintable() else repr(str(path))
     try:
@@ -84,10 +84,10 @@ def read_hostfile(path: Path, colon: Colon | None = None) -> tuple[Host, ...]:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
         raise HostfileError(source, line, f"byte 0x{byte:02x} is not UTF-8", "save the file as UTF-8") from None
-    return parse_hostfile(text, source, colon)
+    return parse_hostfile(text, source)
 
 
-def parse_hostfile(text: str, source: str, colon: Colon | None = None) -> tuple[Host, ...]:
+def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
     """Read the text of a hostfile; raise HostfileError with the source and the line."""
     # Not splitlines(): it splits at form feeds and U+2028 too, and the numbers would not be an editor's.
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -99,7 +99,7 @@ def parse_hostfile(text: str, source: str, colon: Colon | None = None) -> tuple[
     for item in _read_items("\n".join(lines), source) if _is_yaml(lines) else _read_lines(lines, source):
         place = f"{source}:{item.line}"
         with _located(source, item.line):
-            for entry in parse_item(item, colon):
+            for entry in parse_item(item):
                 gathered.add(entry, place, place)
     if not gathered.named:
         raise HostfileError(source, None, "names no host", "write one per line, as in: node1 slots=8")

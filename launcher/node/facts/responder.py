@@ -141,7 +141,7 @@ class Responder:
             env = sitecustomize.put_first(self.warm_folder, env)
         self.search = pythons.Search(
             self._loop, candidates, env, output_fds, self._keepers_fd, wanted["stop_timeout_s"], self._keep_python,
-            for_torchrun=not wanted.get("legacy", False) and self.warm_folder is None,
+            for_torchrun=not wanted.get("plain", False) and self.warm_folder is None,
         )  # fmt: skip
         self.search.try_next()
 

@@ -160,11 +160,6 @@ WRONG = [
     ("--hosts a --conda x --python p t.py", "--python and --conda are both given", "pass only one of them"),
     ("--hosts a -m --no-python x", "-m and --no-python are both given", "omit --no-python: a module needs Python"),
     ("--hosts a -m", "-m and --no-python need a name after them", ""),
-    (
-        "--hosts a --legacy --no-python x",
-        "--legacy and --no-python are both given",
-        "omit --legacy: a command never uses torchrun",
-    ),
     ("--hosts a --env NO t.py", "--env NO: NO is not set here", "give its value: --env NO=VALUE"),
     ("--hosts a --env-file none t.py", "none: No such file or directory", ""),
     (
@@ -328,19 +323,12 @@ def test_hosts_as_json(launch):
     ]  # fmt: skip
 
 
-def test_what_stands_behind_a_colon_is_said_by_option_or_default(launch, folder):
-    fix = "pass --colon slots or --colon port; in a hostfile, write 'a slots=8'"
-    said = f"launch: --hosts: 'a:8' is ambiguous: 8 slots or SSH port 8?\n  fix: {fix}\n"
-    assert launch("hosts --hosts a:8,b") == (EXIT_USAGE, "", said)
-    (host, _) = json.loads(launch("hosts --hosts a:8,b --colon port --json")[1])
-    assert (host["port"], host["slots"]) == (8, None)
+def test_what_stands_behind_a_colon_is_read_in_a_list_and_in_a_file(launch, folder):
+    (host, _) = json.loads(launch("hosts --hosts a:2222,b --json")[1])
+    assert (host["port"], host["slots"]) == (2222, None)
     (folder / "hosts").write_text("a:8\nb\n")
-    (folder / "launcher.toml").write_text('colon = "slots"\nhostfile = "hosts"\n')
-    (host, _) = json.loads(launch("hosts --json")[1])
+    (host, _) = json.loads(launch("hosts --hostfile hosts --json")[1])
     assert (host["port"], host["slots"]) == (None, 8)
-    said = "launch: --colon: 'both' is not one of 'slots', 'port'\n  fix: see launch hosts --help for the options\n"
-    using = "launch: using launcher.toml (colon, hostfile)\n"
-    assert launch("hosts --colon both") == (EXIT_USAGE, "", using + said)
 
 
 def test_long_names_are_not_cut(launch):
@@ -414,7 +402,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
     Path("env").write_text("A=file\nB=file\nNCCL_DEBUG=WARN\n")
     code, out, err = launch(
         "--hosts a,b --nproc 2 --cpu -m --workdir /data --python /p --setup lines --env A=1 --env HOME --env-file env "
-        "--legacy --master-addr 10.0.0.1 --master-port 29400 --rdzv-timeout 7 --silence 3 --stop-timeout 0 "
+        "--start plain --master-addr 10.0.0.1 --master-port 29400 --rdzv-timeout 7 --silence 3 --stop-timeout 0 "
         "--connect-timeout 2.5 --no-stacks --hang-timeout 10m pkg.train --lr 3e-4"
     )
     assert (code, out, err) == (7, "", "")
@@ -433,7 +421,7 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         master_port=29400,
         rendezvous_timeout_s=7,
         timeouts=Timeouts(2.5, 3.0, 0.0),
-        legacy=True,
+        start="plain",
         with_stacks=False,
         hang_timeout_s=600.0,
         on_hang=OnHang.RESTART,
@@ -653,13 +641,6 @@ def test_how_long_a_run_waits_for_gpus(launch, jobs, toml, typed, seconds):
     assert [(job.program.target, options.queue_s) for job, *_, options in jobs] == [("./t.py", seconds)]
 
 
-def test_a_typed_no_python_wins_over_legacy_in_the_file(launch, jobs):
-    write_defaults('hosts = "a"\nlegacy = true\n')
-    launch("t.py")
-    launch("--no-python id")
-    assert [(job.legacy, job.uses_torchrun) for job, *_ in jobs] == [(True, False), (False, False)]
-
-
 def test_every_option_of_a_run_can_have_a_default():
     options = {parameter.name for parameter in (*run_command.params, *sbatch_command.params)} - {"words"}
     of_one_call = {
@@ -763,9 +744,9 @@ def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, 
 
 
 def test_a_switch_that_is_turned_off_contradicts_nothing(launch, jobs):
-    write_defaults('hosts = "a"\ngpus = 8\ncpu = false\nlegacy = true\n')
-    assert launch("--no-cpu --no-legacy --no-survive-reboots t.py")[0] == 7
-    assert (jobs[0][0].nproc, jobs[0][0].legacy) == (8, False)
+    write_defaults('hosts = "a"\ngpus = 8\ncpu = false\nclaim-cpus = true\n')
+    assert launch("--no-cpu --no-claim-cpus --no-survive-reboots t.py")[0] == 7
+    assert (jobs[0][0].nproc, jobs[0][-1].claims_cpus) == (8, False)
 
 
 @pytest.mark.parametrize(
@@ -804,7 +785,7 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
 
 
 def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
-    for option in ("--include n1", "--colon port", "--ask-password", "--ssh-config f"):
+    for option in ("--include n1", "--ask-password", "--ssh-config f"):
         said = f"launch: {option.split()[0]} is given, but no hosts are named\n"
         fix = "  fix: name them with --hosts or --hostfile, or omit it\n"
         assert launch(f"2 --cpu {option}", cli.main_test_distributed) == (EXIT_USAGE, "", said + fix)

@@ -19,6 +19,8 @@ TYPED = {
     "check --hosts a --accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",
     "sync --hosts a --sync-secrets": "git add for what may be sent",
     "run --hosts a --queue --queue-timeout 2h t.py": "--queue 2h",
+    "run --hosts a:8 --colon slots t.py": "host:8 for slots, host:2222 for a port",
+    "run --hosts a --legacy t.py": "--start plain",
     "run --hosts a --note x t.py": "--name NAME",
 }
 PAGE = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()
@@ -63,6 +65,8 @@ def test_a_key_of_launcher_toml_that_is_gone(folder: Path, capsys: pytest.Captur
         (["--note", "a b"], ()),
         (["--note=--x"], ()),
         (["--sync-secrets"], ()),
+        (["--legacy"], ("--start=plain",)),
+        (["--colon", "slots"], ()),
         (["--queue-timeout", "2h"], ("--queue=2h",)),
         (["--name", "--note"], ("--name", "--note")),
     ],

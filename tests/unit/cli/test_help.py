@@ -63,18 +63,17 @@ Examples:
   launch exec --hosts 'gpu[1-4]' --fold -- 'df -h / | tail -1'
 
 Hosts:
-  --hosts LIST          Hosts in rank order, such as a,b,gpu[1-4] or user@c.
-  --hostfile FILE       Read the hosts from FILE, one per line.
-  --colon [slots|port]  Read host:8 as slots or SSH port.  [default: error]
-  --include LIST        Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.
-  --exclude LIST        Exclude these hosts or GPUs: gpu3 or a:0,1@b.
-  --num-nodes N         Use only the first N hosts.  [default: all]
-  --transport NAME      Reach the hosts with fabric, ssh, pdsh or srun.
-                        [default: fabric; in a Slurm job, srun]
-  --ssh-config FILE     SSH client configuration.  [default: ~/.ssh/config]
-  --ask-password        Ask once for the password of hosts without a key.
-  --connect-timeout T   Maximum time to reach a host; if given, wait for its
-                        boot too.  [default: 10s]
+  --hosts LIST         Hosts in rank order, such as a,b,gpu[1-4] or user@c.
+  --hostfile FILE      Read the hosts from FILE, one per line.
+  --include LIST       Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.
+  --exclude LIST       Exclude these hosts or GPUs: gpu3 or a:0,1@b.
+  --num-nodes N        Use only the first N hosts.  [default: all]
+  --transport NAME     Reach the hosts with fabric, ssh, pdsh or srun.
+                       [default: fabric; in a Slurm job, srun]
+  --ssh-config FILE    SSH client configuration.  [default: ~/.ssh/config]
+  --ask-password       Ask once for the password of hosts without a key.
+  --connect-timeout T  Maximum time to reach a host; if given, wait for its
+                       boot too.  [default: 10s]
 
 Processes:
   --workdir DIR  Directory on the hosts, relative to this one.  [default: ~]
@@ -200,10 +199,10 @@ Processes:
   --cpu          Train on CPUs with gloo; set --nproc as well.
   -m, --module   Run SCRIPT as a module, as python -m does.
   --no-python    Run SCRIPT as a command, which needs no torch.
-  --start MODE   torchrun, or warm: one Python imports torch, then forks the
-                 ranks.  [default: torchrun]
+  --start MODE   torchrun; warm: one Python imports torch, then forks the
+                 ranks; plain: no torchrun, for torch before 2.0.
+                 [default: torchrun]
   --no-numa      Let ranks use all CPUs, not only those near their GPUs.
-  --legacy       Start the ranks without torchrun, for torch before 2.0.
   --workdir DIR  Directory to run in.  [default: .]
 
 Environment:

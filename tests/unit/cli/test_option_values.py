@@ -78,17 +78,17 @@ def test_a_switch_of_the_file_can_be_turned_off(
 
 def test_each_field_is_the_option_of_its_name(read: Read) -> None:
     line = (
-        "--hostfile f --colon port --exclude b --num-nodes 2 --transport ssh --ssh-config c --ask-password "
+        "--hostfile f --exclude b --num-nodes 2 --transport ssh --ssh-config c --ask-password "
         "--connect-timeout 2 --gpus 4 -m --start warm --workdir /w --env A=1 --env B --env-file e --rdzv-timeout 7 "
         "--venv d --setup s --silence 3s --hang-timeout 10m --no-stacks -q --ranks 0,8 --json --log-dir l "
         "--name base.line-1_2 -v"
     )
     assert read(line) == Everything(
-        HostChoice(hostfile=Path("f"), colon="port", exclude="b", num_nodes=2),
+        HostChoice(hostfile=Path("f"), exclude="b", num_nodes=2),
         TransportSettings("ssh", Path("c"), ask_password=True, silence_s=3.0),
         Timeouts(2.0, 3.0),
         JobRequest(
-            gpus=4, nproc=None, cpu=False, is_module=True, no_python=False, start="warm", legacy=False, workdir="/w",
+            gpus=4, nproc=None, cpu=False, is_module=True, no_python=False, start="warm", workdir="/w",
             env=("A=1", "B"), env_file=(Path("e"),), rdzv_timeout_s=7,
             environment=PythonEnvironment(setup="s", venv="d"),
             stacks=False, hang_timeout_s=600.0,
@@ -100,12 +100,12 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
 
 
 def test_a_typed_option_drops_the_defaults_that_contradict_it(read: Read) -> None:
-    toml = 'hosts = "a"\ngpus = 8\npython = "/p"\nsetup = "s"\nlegacy = true\n'
+    toml = 'hosts = "a"\ngpus = 8\npython = "/p"\nsetup = "s"\n'
     got = read("--hostfile f --nproc 2 --venv d --no-python", toml)
     assert got.choice == HostChoice(hostfile=Path("f"))
-    assert (got.request.gpus, got.request.nproc, got.request.legacy) == (None, 2, False)
+    assert (got.request.gpus, got.request.nproc) == (None, 2)
     assert got.request.environment == PythonEnvironment(setup="s", venv="d")
-    assert read("--transport srun", 'hosts = "a"\nexclude = "b"\ncolon = "port"\n').choice == HostChoice(colon="port")
+    assert read("--transport srun", 'hosts = "a"\nexclude = "b"\n').choice == HostChoice()
 
 
 @pytest.mark.parametrize(

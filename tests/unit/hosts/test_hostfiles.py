@@ -18,7 +18,6 @@ from launcher.hosts.hostfiles import parse_hostfile, parse_hosts, read_hostfile
 SAMPLES = Path(__file__).parents[3] / "hostfiles"
 NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
 KEYS_FIX = "use slots=, user=, port= or addr="
-COLON = "pass --colon slots or --colon port; in a hostfile, write "
 ONCE = "list each host once, with slots=N for N processes"
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 
@@ -74,14 +73,12 @@ BAD_LISTS = [
         "--hosts: host name 'slots=8' contains '='",
         "write settings such as slots=8 after the name, in a hostfile",
     ),
-    ("node1:8", "--hosts: 'node1:8' is ambiguous: 8 slots or SSH port 8?", f"{COLON}'node1 slots=8'"),
     (
-        "ann@gpu[1-4]:22",
-        "--hosts: 'gpu[1-4]:22' is ambiguous: 22 slots or SSH port 22?",
-        f"{COLON}'ann@gpu[1-4] slots=22'",
+        "ann@gpu[1-4]:128",
+        "--hosts: 'ann@gpu[1-4]:128' is ambiguous: 128 slots or SSH port 128?",
+        "in a hostfile, write 'ann@gpu[1-4] slots=128' or 'ann@gpu[1-4] port=128'",
     ),
-    ("-gpu:22", "--hosts: '-gpu:22' is ambiguous: 22 slots or SSH port 22?", f"{COLON.partition(';')[0]}"),
-    ("[::1]:22", "--hosts: '[::1]:22' is ambiguous: 22 slots or SSH port 22?", f"{COLON}'[::1] slots=22'"),
+    ("-gpu:128", "--hosts: '-gpu:128' is ambiguous: 128 slots or SSH port 128?", ""),
     (
         "node1 8",
         "--hosts: 'node1 8' is ambiguous: is 8 a number of slots, a port or a host?",
@@ -208,7 +205,11 @@ BAD_LINES = [
         "'10.0.0.1 gpu[1-2]' is ambiguous: two hosts, or an address and its name?",
         "write one per line",
     ),
-    ("node1:8", "'node1:8' is ambiguous: 8 slots or SSH port 8?", f"{COLON}'node1 slots=8'"),
+    (
+        "[::1]:1023",
+        "'[::1]:1023' is ambiguous: 1023 slots or SSH port 1023?",
+        "in a hostfile, write '[::1] slots=1023' or '[::1] port=1023'",
+    ),
     (
         "node1 8 all.q@node1 UNDEFINED",
         "'node1 8 all.q@node1 UNDEFINED' is ambiguous: is 8 a number of slots, a port or a host?",
@@ -364,40 +365,40 @@ def test_a_named_file_that_is_missing_or_no_file_is_an_error(tmp_path):
 
 # dialects
 
-# What a file holds, what --colon says, and the hosts that it means.
+# What a file holds, and the hosts that it means.
 DIALECTS = [
-    ("a\nb.lan\nann@c\n", None, [Host("a"), Host("b.lan"), Host("c", user="ann")]),
-    ("root@n5,n6", None, [Host("n5", user="root"), Host("n6")]),
-    ("10.0.0.2 10.0.0.1 ::1", None, [Host("10.0.0.2"), Host("10.0.0.1"), Host("::1")]),
-    ("a,8\n", None, [Host("a"), Host("8")]),
-    ("b[2,1] a,c\n", None, [Host("b2"), Host("b1"), Host("a"), Host("c")]),
+    ("a\nb.lan\nann@c\n", [Host("a"), Host("b.lan"), Host("c", user="ann")]),
+    ("root@n5,n6", [Host("n5", user="root"), Host("n6")]),
+    ("10.0.0.2 10.0.0.1 ::1", [Host("10.0.0.2"), Host("10.0.0.1"), Host("::1")]),
+    ("a,8\n", [Host("a"), Host("8")]),
+    ("b[2,1] a,c\n", [Host("b2"), Host("b1"), Host("a"), Host("c")]),
     (
         "gpu[1,007-008],a[1-2]b",
-        None,
         [Host("gpu1"), Host("gpu007"), Host("gpu008"), Host("a1b"), Host("a2b")],
     ),
-    ("a slots=8\nb slots=4\n", None, [Host("a", slots=8), Host("b", slots=4)]),
-    ("a slots=8\nb\n", None, [Host("a", slots=8), Host("b")]),
-    ("ann@a slots=8 port=22\n", None, [Host("a", user="ann", slots=8, port=22)]),
-    ("[::1] slots=8 addr=10.0.0.1", None, [Host("::1", slots=8, address="10.0.0.1")]),
-    ("ann@a slots = 8 max-slots=9 // c\n", None, [Host("a", user="ann", slots=8)]),
-    ("a count=2\nb user-name=ann cpu=1", None, [Host("a", slots=2), Host("b", user="ann", slots=1)]),
-    ("a max_slots=3", None, [Host("a", slots=3)]),
-    ("a:8\nb:4 user=ann\n", "slots", [Host("a", slots=8), Host("b", slots=4, user="ann")]),
-    ("a:8,[::1]:4", "slots", [Host("a", slots=8), Host("::1", slots=4)]),
-    ("a:2222 slots=8\nb\n", "port", [Host("a", port=2222, slots=8), Host("b")]),
-    ("::1:8\n", "port", [Host("::1:8")]),
-    ("a count=2\nb[1-2]\n", None, [Host("a", slots=2), Host("b1"), Host("b2")]),
-    ('["a", {"name": "b", "slots": 2}]\n', None, [Host("a"), Host("b", slots=2)]),
-    ('[\n  "a",\n  "b"\n]\n', None, [Host("a"), Host("b")]),
-    ("- a\n- b slots=2\n", None, [Host("a"), Host("b", slots=2)]),
-    ("# c\n---\n- name: a:2\n- {name: b, cpu: 4}\n", "slots", [Host("a", slots=2), Host("b", slots=4)]),
+    ("a slots=8\nb slots=4\n", [Host("a", slots=8), Host("b", slots=4)]),
+    ("a slots=8\nb\n", [Host("a", slots=8), Host("b")]),
+    ("ann@a slots=8 port=22\n", [Host("a", user="ann", slots=8, port=22)]),
+    ("[::1] slots=8 addr=10.0.0.1", [Host("::1", slots=8, address="10.0.0.1")]),
+    ("ann@a slots = 8 max-slots=9 // c\n", [Host("a", user="ann", slots=8)]),
+    ("a count=2\nb user-name=ann cpu=1", [Host("a", slots=2), Host("b", user="ann", slots=1)]),
+    ("a max_slots=3", [Host("a", slots=3)]),
+    ("a:8\nb:4 user=ann\n", [Host("a", slots=8), Host("b", slots=4, user="ann")]),
+    ("a:8,[::1]:4", [Host("a", slots=8), Host("::1", slots=4)]),
+    ("a:2222 slots=8\nb:22\n", [Host("a", port=2222, slots=8), Host("b", port=22)]),
+    ("a:64,b:1024,c:65535\n", [Host("a", slots=64), Host("b", port=1024), Host("c", port=65535)]),
+    ("::1:8\n", [Host("::1:8")]),
+    ("a count=2\nb[1-2]\n", [Host("a", slots=2), Host("b1"), Host("b2")]),
+    ('["a", {"name": "b", "slots": 2}]\n', [Host("a"), Host("b", slots=2)]),
+    ('[\n  "a",\n  "b"\n]\n', [Host("a"), Host("b")]),
+    ("- a\n- b slots=2\n", [Host("a"), Host("b", slots=2)]),
+    ("# c\n---\n- name: a:2\n- {name: b, cpu: 4}\n", [Host("a", slots=2), Host("b", slots=4)]),
 ]
 
 
-@pytest.mark.parametrize(("text", "colon", "hosts"), DIALECTS)
-def test_every_dialect_is_read(text, colon, hosts):
-    read = parse_hostfile(text, "f", colon)
+@pytest.mark.parametrize(("text", "hosts"), DIALECTS)
+def test_every_dialect_is_read(text, hosts):
+    read = parse_hostfile(text, "f")
     assert [said(host) for host in read] == [said(host) for host in hosts]
 
 
@@ -466,7 +467,7 @@ def test_every_sample_has_its_hosts():
 
 @pytest.mark.parametrize(("name", "hosts"), SAMPLE_HOSTS.items())
 def test_a_sample_means_these_hosts(name, hosts):
-    read = read_hostfile(SAMPLES / name, "slots" if name == "hydra" else None)
+    read = read_hostfile(SAMPLES / name)
     assert " ".join(map(short, read)) == hosts
     assert (SAMPLES / name).read_text().startswith("# ")
 
@@ -479,19 +480,19 @@ def short(host):
 
 
 @pytest.mark.parametrize(
-    ("line", "colon", "message"),
+    ("line", "message"),
     [
-        ("a:8 slots=8", "slots", "f:1: slots is given twice, by 'a:8' and by 'slots=8'"),
-        ("ann@a:22 port=22", "port", "f:1: port is given twice, by 'ann@a:22' and by 'port=22'"),
-        ("a:0", "slots", "f:1: slots must be between 1 and 65536, got 0"),
-        ("a:65536", "port", "f:1: port must be between 1 and 65535, got 65536"),
-        ("a:x", "port", "f:1: host name 'a:x' contains ':'"),
-        ("a:8:ann", "slots", "f:1: 'a:8:ann' isn't an IPv6 address"),
+        ("a:8 slots=8", "f:1: slots is given twice, by 'a:8' and by 'slots=8'"),
+        ("ann@a:22 port=22", "f:1: port is given twice, by 'ann@a:22' and by 'port=22'"),
+        ("a:0", "f:1: slots must be between 1 and 65536, got 0"),
+        ("a:65536", "f:1: port must be between 1 and 65535, got 65536"),
+        ("a:x", "f:1: host name 'a:x' contains ':'"),
+        ("a:8:ann", "f:1: 'a:8:ann' isn't an IPv6 address"),
     ],
 )
-def test_what_stands_behind_a_colon_is_checked(line, colon, message):
+def test_what_stands_behind_a_colon_is_checked(line, message):
     with pytest.raises(HostfileError) as caught:
-        parse_hostfile(line, "f", colon)
+        parse_hostfile(line, "f")
     assert caught.value.message == message
 
 
@@ -603,12 +604,11 @@ nasty = st.one_of(st.text(max_size=60), st.lists(pieces, max_size=20).map("".joi
     [
         parse_hosts,
         lambda text: parse_hostfile(text, "f"),
-        lambda text: parse_hostfile(text, "f", "port"),
-        lambda text: parse_hostfile(f"- {text}", "f", "slots"),
+        lambda text: parse_hostfile(f"- {text}", "f"),
         lambda text: select_hosts(OFFER, text, None, None),
         lambda text: select_hosts(OFFER, None, text, None),
     ],
-    ids=["hosts", "hostfile", "colon", "yaml", "include", "exclude"],
+    ids=["hosts", "hostfile", "yaml", "include", "exclude"],
 )
 @unhurried
 @given(text=nasty)

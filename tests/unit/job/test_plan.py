@@ -172,38 +172,28 @@ def test_a_plain_command_is_started_without_torchrun():
     assert node.processes[1].env == words
 
 
-def legacy_by_hand(nnodes, node_rank, nproc, *, env, program):
-    """Return the line with no option that one of its versions lacks or spells in another way."""
-    missing = f"LOCAL_WORLD_SIZE={nproc} GROUP_RANK={node_rank} GROUP_WORLD_SIZE={nnodes}"
-    return (
-        f"cd /data && env {env} {missing} /usr/bin/python3 -m torch.distributed.launch --nnodes {nnodes} "
-        f"--node_rank {node_rank} --nproc_per_node {nproc} --master_addr 10.0.0.1 --master_port 41873 --use_env "
-        f"{program}"
-    )
-
-
 @pytest.mark.parametrize(
     ("program", "ranks_run", "shown"),
     [
-        (script("a $b"), ("-u", "train.py", "a $b"), "-- train.py 'a $b'"),
+        (script("a $b"), ("-u", "train.py", "a $b"), "-u train.py 'a $b'"),
         (
             Program(ProgramKind.BUILTIN, TRAINER_MODULE, ("--epochs", "1")),
             ("-u", "/tmp/run-gpu2/launcher.pyz", "launcher.trainer", "--epochs", "1"),
-            "-m -- launcher.trainer --epochs 1",
+            "-u -m launcher.trainer --epochs 1",
         ),
     ],
 )
-def test_a_legacy_job_is_started_without_torchrun(program, ranks_run, shown):
-    job = Job(program, nproc=2, cpu=True, workdir="/data", legacy=True)
+def test_a_plain_start_needs_no_torchrun(program, ranks_run, shown):
+    job = Job(program, nproc=2, cpu=True, workdir="/data", start="plain")
     plan = plan_of(job, facts_of("gpu1"), facts_of("gpu2"))
-    assert plan_lines(plan)[2:] == [
-        "# node 1: gpu2, ranks 2 to 3",
-        legacy_by_hand(2, 1, 2, env=CPU_ENV, program=shown),
-    ]
+    heading, line = plan_lines(plan)[2:]
+    assert heading == "# node 1: gpu2, ranks 2 to 3"
+    assert line.startswith(f"cd /data && {{ env {CPU_ENV} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 ")
+    assert (line.count(f" /usr/bin/python3 {shown} &"), line.count(" LOCAL_RANK=1 ")) == (2, 1)
     node = plan.nodes[1]
     assert (node.argv, [process.argv for process in node.processes]) == ((), [("/usr/bin/python3", *ranks_run)] * 2)
-    plain = plan_of(replace(job, program=Program(ProgramKind.COMMAND, "seq")), facts_of("gpu1"), facts_of("gpu2"))
-    assert [process.env for process in node.processes] == [process.env for process in plain.nodes[1].processes]
+    command = plan_of(replace(job, program=Program(ProgramKind.COMMAND, "seq")), facts_of("gpu1"), facts_of("gpu2"))
+    assert [process.env for process in node.processes] == [process.env for process in command.nodes[1].processes]
 
 
 @pytest.mark.parametrize(
@@ -238,17 +228,10 @@ def test_a_python_that_can_not_be_warm_gets_no_order():
     assert warm_fields(job, Host("gpu1"), facts_of("gpu1")) is None
 
 
-def test_a_legacy_job_knows_the_gpus_of_its_ranks():
-    plan = plan_of(Job(script(), legacy=True), facts_of("gpu1", gpus=2), facts_of("gpu2", gpus=2))
-    assert [(len(node.processes), node.gpus) for node in plan.nodes] == [(2, (0, 1)), (2, (0, 1))]
-    assert "--nproc_per_node 2 " in plan.nodes[0].by_hand
-
-
-def test_a_legacy_job_of_unequal_nodes_is_a_line_with_the_variables():
-    """torch.distributed.launch would number its ranks as if all nodes had as many."""
-    plan = plan_of(Job(script(), legacy=True), facts_of("gpu1", gpus=1), facts_of("gpu2", gpus=2))
+def test_a_plain_start_knows_the_gpus_of_its_ranks():
+    plan = plan_of(Job(script(), start="plain"), facts_of("gpu1", gpus=1), facts_of("gpu2", gpus=2))
+    assert [(len(node.processes), node.gpus) for node in plan.nodes] == [(1, (0,)), (2, (0, 1))]
     line = plan.nodes[1].by_hand
-    assert "torch.distributed.launch" not in line
     assert (line.count(" WORLD_SIZE=3 LOCAL_WORLD_SIZE=2 "), line.count("/usr/bin/python3 -u train.py")) == (2, 2)
 
 
@@ -597,18 +580,7 @@ def test_a_dry_run_names_what_only_the_nodes_can_tell():
     ]
 
 
-def test_a_dry_run_of_a_legacy_job():
-    job = Job(script(), workdir="/data", legacy=True, master_port=29400)
-    assert dry_lines(job, Host("a")) == [
-        "# node 0: a, as many ranks as GPUs",
-        "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
-        f"NCCL_SOCKET_IFNAME='=<interface of a>' {GPU_ENV} LOCAL_WORLD_SIZE='<number of GPUs of a>' GROUP_RANK=0 "
-        "GROUP_WORLD_SIZE=1 '<python with torch on a>' -m torch.distributed.launch --nnodes 1 --node_rank 0 "
-        "--nproc_per_node '<number of GPUs of a>' --master_addr 127.0.0.1 --master_port 29400 --use_env -- train.py",
-    ]
-
-
-@pytest.mark.parametrize("job", [Job(script(), legacy=True), Job(Program(ProgramKind.COMMAND, "id"))])
+@pytest.mark.parametrize("job", [Job(script(), start="plain"), Job(Program(ProgramKind.COMMAND, "id"))])
 def test_a_dry_run_numbers_no_ranks_that_nobody_has_counted(job):
     """The variables of each would need the sizes of all nodes."""
     assert dry_lines(job, Host("a", slots=8), Host("b")) == [

@@ -44,7 +44,7 @@ def problems(job, fact, **more):
         (Job(SCRIPT), facts(route=None)),
         (Job(SCRIPT), facts(torch_version="2.0.1")),
         (Job(SCRIPT), facts(torch_version="unknown")),
-        (Job(SCRIPT, legacy=True), facts(torch_version="1.4.0")),
+        (Job(SCRIPT, start="plain"), facts(torch_version="1.4.0")),
         (Job(COMMAND), facts(torch_version="1.4.0")),
         (Job(SCRIPT), facts(route=Route("lo", "127.0.0.1", 1))),
     ],
@@ -83,7 +83,7 @@ GPU_FIX = "request fewer with --gpus (one process per GPU)"
             Job(SCRIPT),
             facts(torch_version="1.13.1+cu117"),
             "gpu1: torch 1.13.1+cu117 is too old for torchrun as launch starts it\n"
-            "  fix: start the ranks without it: --legacy",
+            "  fix: start without it: --start plain",
         ),
         (
             Job(SCRIPT, workdir="/data"),
@@ -254,7 +254,7 @@ def test_equal_findings_are_folded_in_the_order_of_hosts():
     wrong = facts(torch_version="1.13.1")
     too_old, remedy = (
         "torch 1.13.1 is too old for torchrun as launch starts it",
-        "start the ranks without it: --legacy",
+        "start without it: --start plain",
     )
     assert find_problems(Job(SCRIPT), hosts, [wrong, facts(gpus=()), wrong, wrong]) == [
         Finding(("gpu1", "gpu3", "gpu7"), too_old, remedy),

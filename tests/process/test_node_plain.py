@@ -1,7 +1,4 @@
-"""Ranks without torchrun, for a torch that is too old for ours: by the supervisor itself, and by the line for a shell.
-
-The line goes to the torch.distributed.launch of the torch that is here, and to a stand-in for that of PyTorch 1.8.
-"""
+"""Ranks without torchrun, for a torch that is too old for ours: by the supervisor, and by the line for a shell."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
 from node_process import STAND_IN, STDERR, STDOUT, Nodes
@@ -36,7 +32,7 @@ def plan(folder: Path, nnodes: int, node_rank: int) -> NodePlan:
     (folder / "tell me.py").write_text(TELLS)
     program = Program(ProgramKind.SCRIPT, "tell me.py", NASTY)
     place = {"master_addr": "127.0.0.1", "master_port": free_port()}
-    job = Job(program, nproc=2, cpu=True, workdir=str(folder), **place, legacy=True)
+    job = Job(program, nproc=2, cpu=True, workdir=str(folder), **place, start="plain")
     fact = NodeFacts(
         "/gone", hostname="n", cpu_count=2, home="/", python=sys.executable, route=Route("lo", "127.0.0.1")
     )
@@ -60,7 +56,7 @@ def test_the_python_that_is_found_imports_no_torchrun(nodes: Nodes, tmp_path: Pa
     """Where there is none, its import would fail."""
     node = nodes.start()
     env = {"PYTHONPATH": str(STAND_IN), "STAND_IN_BROKEN": "1"}
-    node.prepare(facts=True, legacy=True, pythons=[sys.executable], env=env)
+    node.prepare(facts=True, plain=True, pythons=[sys.executable], env=env)
     assert node.wait_for(messages.FACTS)["search"]["torch"] == "2.13.0+stand.in"
     node.send(messages.START, **start_fields(plan(tmp_path, 2, 1)))
     assert node.wait_for(messages.ENDED)["code"] == 0
@@ -78,10 +74,5 @@ def run_by_hand(node: NodePlan, **env: str) -> list[list[object]]:
     return told(done.stdout)
 
 
-def test_the_line_by_hand_starts_the_same_in_pytorch_1_8(tmp_path: Path) -> None:
-    assert run_by_hand(plan(tmp_path, 2, 1), PYTHONPATH=str(STAND_IN)) == wanted(2, 1)
-
-
-def test_the_line_by_hand_starts_the_same_in_the_pytorch_that_is_here(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="no torch: pip install torch")
+def test_the_line_by_hand_starts_the_same(tmp_path: Path) -> None:
     assert run_by_hand(plan(tmp_path, 1, 0)) == wanted(1, 0)
