@@ -268,7 +268,11 @@ def override(typed: Typed, command: click.Command, words: Sequence[str]) -> Type
     """
     given = [(option, _anchor(option, group)) for option, group in group_options(command, words)]
     for option, group in given:
-        if option is None and not group[0].startswith("-"):
+        if option is None and group[0].startswith("-"):
+            raise click.NoSuchOption(
+                group[0].partition("=")[0], ctx=click.Context(command, info_name=f"launch {command.name}")
+            )
+        if option is None:
             raise UsageError(f"launch again takes a run and options, got {shown(group[0])}", "see launch again --help")
     names = {option.name for option, _ in given if option is not None}
     rivals = {rival for option, _ in given if option is not None for rival in option.rivals}

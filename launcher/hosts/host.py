@@ -99,7 +99,7 @@ def _parse_filter(text: str, hosts: tuple[Host, ...]) -> _Choice:
         names, gpus = _parse_part(part.strip(" \t\r\n"))
         for name in names:
             if name_key(name) in choice:
-                raise UsageError(f"host {shown(name)} is named twice")
+                raise UsageError(f"host {shown(name)} is named twice", "name each host once, with all its GPUs")
             if name_key(name) not in known:
                 raise _unknown_host(name, hosts, has_at="@" in text)
             choice[name_key(name)] = gpus

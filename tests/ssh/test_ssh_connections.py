@@ -74,10 +74,13 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
 @pytest.mark.parametrize("transport", ["fabric", "ssh", "pdsh"])
 def test_a_configuration_that_ssh_refuses(launch: Launch) -> None:
     config = launch.folder / "config"
-    config.write_text("Host node*\n  Bogus 1\n")
+    config.write_text("Host node*\n  Bogus 1\n  Sham 2\n")
     done = launch.run("--ssh-config", str(config), *NEVER_STARTED)
     fix = f"run `ssh -F {config} -G HOST` for details"
-    said = f"launch: {config}: line 2: Bad configuration option: bogus\n  fix: {fix}\n"
+    each = [
+        f"{config}: line {line}: Bad configuration option: {option}" for line, option in ((2, "bogus"), (3, "sham"))
+    ]
+    said = f"launch: {'; '.join(each)}\n  fix: {fix}\n"
     assert (done.exit_code, done.stderr) == (2, said)
 
 

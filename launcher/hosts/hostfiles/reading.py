@@ -47,7 +47,7 @@ class _Gathered:
             first = self.named.setdefault(name_key(name), mine)
             if first is not mine:
                 # One line per process, as PBS writes and Open MPI counts them, looks the same as a mistake.
-                fix = "list each host once, with slots=N for N processes" if words == source else ""
+                fix = "list each host once" + (", with slots=N for N processes" if words == source else "")
                 raise UsageError(f"host {shown(name)} is named twice, by {first[3]} and by {words}", fix)
 
     def hosts(self) -> tuple[Host, ...]:

@@ -137,9 +137,8 @@ def _find_hint(stderr: str, named: Path | None) -> str:
 
 
 def _refusal(stderr: str) -> str:
-    """Return the last line on ssh's stderr that names an error, not the one that counts the bad options of a file."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip() and ": terminating, " not in line]
-    return lines[-1] if lines else ""
+    """Return what ssh says on stderr, without what counts the bad options of a file."""
+    return "; ".join(line.strip() for line in stderr.splitlines() if line.strip() and ": terminating, " not in line)
 
 
 def read_answer(name: str, lines: Iterable[str]) -> HostConfig:

@@ -30,6 +30,7 @@ from launcher.runs.run_list import KEPT, ORIGIN, RunList
 from launcher.session.node_state import Census
 
 RUN: click.Command = importlib.import_module(COMMANDS["run"][0]).command
+DEMO: click.Command = importlib.import_module(COMMANDS["demo"][0]).command
 FREE = st.text(st.characters(codec="utf-8", exclude_characters="\0")).filter(lambda text: "***" not in text)
 OPTIONS = st.lists(
     st.sampled_from([
@@ -118,6 +119,13 @@ def test_options_instead_of_those_of_the_run(
     line = line.replace("/here/", f"{tmp_path}/here/")
     found = override(read(shlex.split(typed)), RUN, shlex.split(given))
     assert (shlex.join(found.line), found.notified) == (line, False)
+
+
+def test_an_option_that_the_command_lacks_is_refused_before_its_value_is_looked_at() -> None:
+    with pytest.raises(click.NoSuchOption, match="--note"):
+        override(read(["t.py"]), RUN, ["--note", "x"])
+    with pytest.raises(click.NoSuchOption, match="--dry-run"):
+        override(Typed("demo", (), ()), DEMO, ["--dry-run"])
 
 
 def test_other_words_are_refused() -> None:

@@ -189,7 +189,7 @@ BAD_FILTERS = [
         "--include: no host 'ann' in the list",
         f"{KNOWN}; '@' separates hosts here, so write names without a user",
     ),
-    ("gpu1,gpu1", None, "--include: host 'gpu1' is named twice", ""),
+    ("gpu1,gpu1", None, "--include: host 'gpu1' is named twice", "name each host once, with all its GPUs"),
     ("gpu1@", None, "--include: the host name is empty", NAME_RULE),
     (
         "gpu1,gpu2@gpu3",
