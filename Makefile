@@ -40,10 +40,11 @@ test-quick: $(VENV)/installed-quick  ## run the tests that need no host, in unde
 test-pythons:  ## run the unit tests with each Python that is found
 	.ci/pythons
 
-lint: $(VENV)/installed-dev  ## ruff, mypy and shellcheck
+lint: $(VENV)/installed-dev  ## ruff, mypy, shellcheck, and the words and links of documents
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python docs/lint.py
 	$(IN_VENV) shellcheck .ci/run .ci/pythons docker/entrypoint.sh $$(find scripts examples -name '*.sh')
 
 bench: $(VENV)/installed-dev  ## measure what README promises

@@ -1,4 +1,4 @@
-"""Every command line of README, the guide and docs/ is understood and planned; every link leads somewhere."""
+"""Every command line of README, the guide and docs/ is understood and planned; docs/lint.py checks words and links."""
 
 from __future__ import annotations
 
@@ -18,30 +18,6 @@ from launcher.session.node_state import Stage
 
 ROOT = Path(__file__).parents[2]
 COMMANDED = ["README.md", "LAUNCH_GUIDE.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]
-DESCRIBED = [*COMMANDED, "TROUBLESHOOTING.md", "docker/README.md"]
-# Every Markdown file, of the project's own directories alone: an environment or a cache has others.
-LINKED = sorted(
-    path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "docker/**/*.md")
-    for path in ROOT.glob(pattern)
-)
-# The sections that the guide had when it was one page; bookmarks and issues refer to them.
-OLD_ANCHORS = re.findall(
-    r"\S+",
-    """
-    quick-start prerequisites hosts-and-hostfiles gpus-and-processes scripts-modules-and-commands
-    getting-code-to-the-hosts which-files-are-sent data-and-outputs what-is-kept-on-the-hosts proof python-environments
-    which-python-runs setup-commands environment-variables-and-secrets secrets variables-that-launch-sets
-    configuration-file where-launch-looks which-files-are-accepted dry-run-and-preflight-checks dry-run
-    output-logs-and-runs-without-a-terminal logs files-from-the-ranks runs-without-a-terminal restarts spares
-    hosts-that-fail-often debugging-hangs noticing-a-hung-run-automatically what-nccl-says how-the-stacks-are-read
-    nccl-timeouts-and-the-flight-recorder stopping-exit-codes-and-cleaning-up cleaning-up network-ports-and-firewall
-    ssh-keys-passwords-host-keys-jump-hosts keys-and-passwords host-keys jump-hosts-and-unreliable-connections
-    from-a-mac transports testing-the-network slurm batch-scripts without-launch your-own-training-script
-    migrating-from-torchrun-deepspeed-accelerate-pdsh-or-mpirun from-the-old-scripts lines-that-you-may-know
-    launch-node-and-launch-exec security-model what-runs-on-a-host what-a-host-can-and-cant-do
-    """,
-)
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run
 PRINTED = ("hosts", "sbatch")  # these contact nobody
 _COMMAND = r"(?:launch|test-distributed) "
@@ -115,41 +91,12 @@ def _load(name: str) -> tuple[click.Command, click.Context | None]:
     return command, parent
 
 
-@pytest.mark.parametrize("name", DESCRIBED)
-def test_documented_files_are_there(name: str) -> None:
-    text = (ROOT / name).read_text("utf-8")
-    paths = set(re.findall(r"(?<![\w./])(?:scripts|examples|config|hostfiles|docker|docs)/[\w./-]*\w", text))
-    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
-
-
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/flows.md"])
 def test_modules_that_are_named_are_there(name: str) -> None:
     paths = set(re.findall(r"`([\w./-]+(?:\.\w+|/))`", (ROOT / name).read_text("utf-8")))
     own = [path for path in sorted(paths) if "/" in path and not path.startswith((".", "logs/"))]
     assert [path for path in own if not any((base / path).exists() for base in (ROOT, ROOT / "launcher"))] == []
     assert len(own) > 15
-
-
-@pytest.mark.parametrize("name", LINKED)
-def test_every_link_leads_somewhere(name: str) -> None:
-    prose = re.sub(r"```.*?```|`[^`\n]*`", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL)
-    found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose)
-    links = [(path, anchor) for path, anchor in found if ":" not in path]
-    places = [((ROOT / name).parent / path if path else ROOT / name, anchor) for path, anchor in links]
-    assert [str(path) for path, _ in places if not path.exists()] == []
-    assert [f"{path.name}#{anchor}" for path, anchor in places if anchor and anchor not in _anchors(path)] == []
-
-
-@pytest.mark.parametrize("path", [ROOT / name for name in LINKED], ids=lambda path: path.name)
-def test_no_anchor_is_given_twice(path: Path) -> None:
-    anchors = _anchor_list(path)
-    if path.name != "CHANGELOG.md":  # each version has an `Added`
-        assert sorted(each for each in set(anchors) if anchors.count(each) > 1) == []
-
-
-@pytest.mark.parametrize("anchor", OLD_ANCHORS)
-def test_old_links_to_the_guide_lead_somewhere(anchor: str) -> None:
-    assert anchor in _anchors(ROOT / "LAUNCH_GUIDE.md")
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -160,23 +107,7 @@ def test_every_page_is_in_the_index() -> None:
 def test_the_contents_of_the_guide_name_all_its_sections() -> None:
     text = (ROOT / "LAUNCH_GUIDE.md").read_text("utf-8")
     contents = re.findall(r"^- \[(.*)\]\(#(.*)\)$", text, re.MULTILINE)
-    assert contents == [(head, _anchor(head)) for head in re.findall(r"^## (.*)$", text, re.MULTILINE)]
-
-
-def _anchors(path: Path) -> set[str]:
-    return set(_anchor_list(path))
-
-
-def _anchor_list(path: Path) -> list[str]:
-    """Return the anchors of a file: those that GitHub makes of headings, and those that are written out."""
-    text = _FENCED.sub("", path.read_text("utf-8"))
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return [*map(_anchor, headings), *re.findall(r'<a id="([^"]+)"></a>', text)]
-
-
-def _anchor(heading: str) -> str:
-    """Return what GitHub makes of a heading."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+    assert [head for head, _ in contents] == re.findall(r"^## (.*)$", text, re.MULTILINE)
 
 
 def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
@@ -232,3 +163,23 @@ def test_troubleshooting_gives_each_remedy_once_and_has_the_words_that_people_se
     assert {row for row in rows if rows.count(row) > 1} <= {"cause | fix"}
     for words in ("Connection timeout", "Connection timed out", "ModuleNotFoundError", "--node_rank=$SLURM_NODEID"):
         assert re.search(rf"^\| .*`[^`]*{re.escape(words)}[^`]*`.* \| .* \| .* \|$", text, re.MULTILINE), words
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("A message, and one line says so.", "'line says': `launch` reports it"),
+        ("it counts, also without --restarts.", "', also': even, too, or a sentence that names the case"),
+        ("    launch check --hosts gpu[1-4]\n", "zsh refuses an unquoted range: launch check --hosts gpu[1-4]"),
+        ("| `launch check --hosts gpu[1-4]` | |\n", "zsh refuses an unquoted range: launch check --hosts gpu[1-4]"),
+        ("    launch check --hosts 'gpu[1-4]'  # of gpu[1-4]\n", None),
+        ("[x](none.md)", "a link to none.md, which doesn't exist"),
+        ("[x](logs.md#none)", "a link to logs.md#none, which doesn't exist"),
+        ("[x](logs.md#files-from-the-ranks), [y](#here)\n# Here\n", None),
+        ("# Here\n## Here\n", "two headings have the anchor here"),
+        ("see scripts/none.sh", "scripts/none.sh doesn't exist"),
+    ],
+)
+def test_the_linter_of_documents(text: str, found: str | None) -> None:
+    lint = runpy.run_path(str(ROOT / "docs" / "lint.py"))
+    assert [what for _, what in lint["find_in_document"](ROOT / "docs" / "page.md", text)] == ([found] if found else [])
