@@ -16,7 +16,7 @@ from bench.gpu.trial import RANKS, Running, Trial, last_line
 from launcher.wording import count
 
 STEPS = ["--epochs", "2", "--steps-per-epoch", str(HALF), "--log-every", "5", "--global-batch", "32", "--keep", "4"]
-ENDLESS = ["--epochs", "1000", "--steps-per-epoch", "20", "--save-dir", "run", "--report-ranks", "on"]
+ENDLESS = ["--epochs", "1000", "--steps-per-epoch", "20", "--save-dir", "run"]
 SPREAD = 0.02  # of the losses: bf16 has 8 bits, fp16 11, and each way adds in an order of its own
 FREED_MIB = 1024  # a driver keeps some memory of its own
 POLL_S = 0.05
@@ -33,7 +33,7 @@ class Way:
 
     def words(self, trial: Trial, folder: str, *more: str) -> list[str]:
         """Return what `launch` is given."""
-        program = [*TRAINER, *STEPS, "--async-save", "--amp", self.precision, *self.flags, "--save-dir", folder, *more]
+        program = [*TRAINER, *STEPS, "--amp", self.precision, *self.flags, "--save-dir", folder, *more]
         return ["singlenode", *trial.side_by_side(self.ranks, *program)]
 
 
@@ -50,7 +50,7 @@ WAYS = (
 
 
 def train_each_way(trial: Trial) -> Outcome:
-    """Train in each way at the same time, saving meanwhile, then resume each from its first half."""
+    """Train in each way at the same time, then resume each from its first half."""
     ways = WAYS if trial.on_gpu else [way for way in WAYS if way.name in ("ddp", "fsdp")]
     finish(trial, [trial.start_launch(*way.words(trial, way.name)) for way in ways], trial.device)
     again = [f"{way.name}-again" for way in ways]

@@ -50,7 +50,7 @@ PARTS = (
     ),
     Part(
         "ways",
-        "trains with each way of parallel, in bf16 and fp16, with --async-save, and resumes each halfway",
+        "trains with each way of parallel, in bf16 and fp16, and resumes each halfway",
         "exit code 0 with NCCL; the last losses are the same to 2 %",
         train_each_way,
         limit_s=150,

@@ -317,7 +317,7 @@ def resume(typed: Typed, origin: Mapping[str, Any]) -> Typed:
 
     `--resume auto` starts over if nothing was saved. A demo takes no words for the trainer.
     """
-    if typed.command == "demo" or not origin.get("is_trainer") or "--evaluate-only" in map(_as_flag, typed.words):
+    if typed.command == "demo" or not origin.get("is_trainer"):
         return typed
     save_dir = origin.get("save_dir")
     has_place = not save_dir or "--save-dir" in map(_as_flag, typed.words)

@@ -1,4 +1,4 @@
-"""One start of a run, and what stays the same when it is started again."""
+"""What identifies a run, and whether it has been started again."""
 
 from __future__ import annotations
 
@@ -10,31 +10,25 @@ from launcher.distributed import TORCHRUN_MARK
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run, and what identifies a later start of the same run."""
+    """One start of a run."""
 
-    name: str | None = None  # the run id in the logs of `launch`, else slurm-JOB
-    command: str = ""  # the `launch` command line that started the built-in trainer
-    job_id: str | None = None
-    requeues: int = 0  # how often Slurm has put the job back into its queue
-    restarts: int = 0  # how often `launch` has started the run again, or torchrun its ranks
+    name: str  # the run id in the logs of `launch`, else slurm-JOB, else torchrun's; or ""
+    command: str  # the `launch` command line that started the built-in trainer, or ""
+    job_id: str  # Slurm's, or ""
+    is_requeued: bool  # by Slurm
+    is_again: bool  # or `launch` has started the run again, or torchrun its ranks
 
 
 def find_attempt() -> Attempt:
-    """Find out how this run is identified, and what stays the same when it is started again."""
+    """Find out how this run is identified, and whether this is its first start."""
     environ = os.environ
-    job_id = environ.get("SLURM_JOB_ID") or None
+    job_id = environ.get("SLURM_JOB_ID", "")
     # A job inherits the variables of the run that submitted it, but isn't part of that run.
-    is_launched = job_id is None or environ.get("LAUNCH_SLURM_JOB") == job_id
+    is_launched = not job_id or environ.get("LAUNCH_SLURM_JOB") == job_id
     run_id = environ.get("LAUNCH_MARK", "").partition(".")[0] if is_launched else ""
-    # torchrun gives each of its runs an id, but for the static rendezvous.
-    elastic_id = environ.get(TORCHRUN_MARK, "none")
-    by_hand = None if elastic_id == "none" else f"torchrun-{elastic_id[:8]}"
-    requeues = environ.get("SLURM_RESTART_COUNT", "")
-    restarts = environ.get("LAUNCH_ATTEMPT" if run_id else "TORCHELASTIC_RESTART_COUNT", "")
-    return Attempt(
-        name=run_id or (f"slurm-{job_id}" if job_id else by_hand),
-        command=environ.get("LAUNCH_COMMAND", "") if is_launched else "",
-        job_id=job_id,
-        requeues=int(requeues) if job_id and requeues.isdecimal() else 0,
-        restarts=int(restarts) if restarts.isdecimal() else 0,
-    )
+    elastic_id = environ.get(TORCHRUN_MARK, "none")  # the static rendezvous has none
+    name = run_id or (job_id and f"slurm-{job_id}") or ("" if elastic_id == "none" else f"torchrun-{elastic_id[:8]}")
+    is_requeued = bool(job_id) and environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    restarts = environ.get("LAUNCH_ATTEMPT" if run_id else "TORCHELASTIC_RESTART_COUNT", "0")
+    is_again = bool(name) and (is_requeued or restarts != "0")
+    return Attempt(name, environ.get("LAUNCH_COMMAND", "") if is_launched else "", job_id, is_requeued, is_again)

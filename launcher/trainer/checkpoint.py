@@ -1,7 +1,7 @@
 """Checkpoints: where a run saves, what a checkpoint holds, and how a run continues from one on any number of ranks.
 
     SAVE_DIR/checkpoints/step_120/progress.json    the position in the run, its options and its data
-    SAVE_DIR/checkpoints/step_120/random.pt        the states of the random number generators, of each share of the data
+    SAVE_DIR/checkpoints/step_120/random.pt        the states of the random number generators of each rank
     SAVE_DIR/checkpoints/step_120/state.pt         weights and optimizer, whole, written by rank 0; or, of a sharded
     SAVE_DIR/checkpoints/step_120/*.distcp         model on a shared file system, each rank's part of them
     SAVE_DIR/model.pt                              the weights alone, at the end, for torch.load
@@ -14,18 +14,15 @@ no other checkpoint has had: so whatever dies, and wherever the power fails, a c
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import json
-import math
 import os
 import pickle
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -40,22 +37,19 @@ from launcher.exchange import gather
 from launcher.trainer.attempt import find_attempt
 from launcher.trainer.config import AUTO, LAST, NONE, SHAPE, ConfigError, RunError, TrainConfig
 from launcher.trainer.data import Data
-from launcher.trainer.parallel import ParallelDims, make_cpu_group, on_main
+from launcher.trainer.parallel import ParallelDims, on_main
 
 PROGRESS, RANDOM, STATE, METADATA, LOCK = "progress.json", "random.pt", "state.pt", ".metadata", ".lock"
-SAMPLED_FROM = ("seed", "validation_fraction", "tokens", "data_size")  # what decides which samples there are
+SAMPLED_FROM = ("seed", "validation_fraction", "data_size")  # what decides which samples there are
 # What the metadata of shards consists of.
 RECORDS = {
-    "torch": ("Size", "float32"),
-    "torch.serialization": ("_get_layout",),
-    "torch.distributed.checkpoint.metadata": (
-        *("Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
-        *("StorageMeta", "_MEM_FORMAT_ENCODING"),
-    ),
-    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
-    "pathlib": ("PosixPath",),
-    "pathlib._local": ("PosixPath",),
-}
+    *("torch.Size", "torch.float32", "torch.serialization._get_layout"),
+    *("pathlib.PosixPath", "pathlib._local.PosixPath", "torch.distributed.checkpoint.filesystem._StorageInfo"),
+    *(f"torch.distributed.checkpoint.metadata.{name}" for name in (
+        "Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+        "StorageMeta", "_MEM_FORMAT_ENCODING",
+    )),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,14 +71,11 @@ def choose_folder(config: TrainConfig) -> tuple[str, str]:
     `launch`, torchrun or Slurm.
     """
     attempt = find_attempt()
-    is_again = bool(attempt.name and (attempt.restarts or attempt.requeues))
-    resume = AUTO if config.resume == NONE and is_again else config.resume
-    if config.evaluate_only and resume in (NONE, AUTO):
-        resume = LAST
-    if resume in (AUTO, LAST) and not config.save_dir and not is_again:
-        raise ConfigError("--resume and --evaluate-only need --save-dir DIR, because each run has its own directory")
+    resume = AUTO if config.resume == NONE and attempt.is_again else config.resume
+    if resume in (AUTO, LAST) and not config.save_dir and not attempt.is_again:
+        raise ConfigError("--resume needs --save-dir DIR, because each run has its own directory")
     path = Path(config.save_dir or Path("outputs", attempt.name or time.strftime("%Y%m%d-%H%M%S")))
-    if attempt.requeues and not config.save_dir:  # `launch` gives a requeued job another id, but Slurm doesn't
+    if attempt.is_requeued and not config.save_dir:  # `launch` gives a requeued job another id, but Slurm doesn't
         earlier = [lock for lock in Path("outputs").glob(f"*/{LOCK}") if lock.read_text() == attempt.job_id]
         path = max(earlier, key=lambda lock: lock.stat().st_mtime, default=path / LOCK).parent
     if resume == NONE:
@@ -94,7 +85,7 @@ def choose_folder(config: TrainConfig) -> tuple[str, str]:
             path = path.with_name(f"{path.name}-{uuid.uuid4().hex[:4]}")
         return str(path), ""
     if resume not in (AUTO, LAST):
-        check_whole(Path(resume))
+        read_progress(Path(resume))
         return str(path), resume
     found = find_whole(path / "checkpoints")
     if resume == LAST and not found:
@@ -117,49 +108,37 @@ def claim_folder(path: Path) -> TextIO:
     except OSError:
         pass  # the file system has no locks
     file.truncate(0)
-    file.write(find_attempt().job_id or "")
+    file.write(find_attempt().job_id)
     file.flush()
     return file
 
 
 def find_whole(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, in the order in which they were saved."""
-    found = [(progress["saved_at"], path) for path in folder.glob("step_*") if (progress := read_progress(path))]
+    found = []
+    for path in folder.glob("step_*"):
+        with suppress(ConfigError):
+            found.append((read_progress(path)["saved_at"], path))
     return [path for _, path in sorted(found)]
 
 
-def read_progress(path: Path) -> dict[str, Any] | None:
-    """Return what a checkpoint says of itself; None if it isn't one, such as a copy that was cut off."""
+def read_progress(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of itself; raise ConfigError if it isn't one, such as a copy that was cut off."""
+    needed = {*asdict(Position()), "saved_at", "scaler", "config", "digest"}
     try:
-        progress = json.loads((path / PROGRESS).read_text())
-        is_whole = (path / STATE).exists() or (path / METADATA).stat().st_size > 0
-        needed = {*asdict(Position()), "saved_at", "scaler", "config", "vocabulary", "identity"}
-        return progress if is_whole and needed <= progress.keys() else None
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None
-
-
-def check_whole(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of itself; raise ConfigError if it isn't one."""
-    progress = read_progress(path)
-    if progress is None:
-        raise ConfigError(f"{path}: not a complete checkpoint (a directory such as outputs/RUN/checkpoints/step_60)")
-    return progress
-
-
-def find_best(paths: Sequence[Path]) -> tuple[Path, float] | None:
-    """Return the checkpoint with the least validation loss, and that loss; None if none was validated."""
-    losses = [(progress.get("validation_loss"), path) for path in paths if (progress := read_progress(path))]
-    known = [(loss, path) for loss, path in losses if isinstance(loss, float) and math.isfinite(loss)]
-    loss, path = min(known, default=(math.inf, Path()))
-    return (path, loss) if known else None
+        progress: dict[str, Any] = json.loads((path / PROGRESS).read_text())
+        if needed <= {*progress} and ((path / STATE).exists() or (path / METADATA).stat().st_size):
+            return progress
+    except (OSError, ValueError):
+        pass
+    raise ConfigError(f"{path}: not a complete checkpoint (a directory such as outputs/RUN/checkpoints/step_60)")
 
 
 # ---- saving and resuming -------------------------------------------------------------------------------------------
 
 
 class Checkpoints:
-    """Saves the state of a run, and restores it; at most one save is in flight, and `finish` waits for it.
+    """Saves the state of a run, and restores it.
 
     group: of all ranks, on the CPU. model: the one with plain names, inside of DDP.
     """
@@ -171,51 +150,30 @@ class Checkpoints:
         self._config, self._dims, self._world, self._group, self._data = config, dims, world, group, data
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._folder = Path(config.save_dir) / "checkpoints"
-        self._thread = ThreadPoolExecutor(1)
-        self._in_flight: Future[None] | None = None
         self._saved: tuple[Position, Path] | None = None
-        self._is_shared = dims.is_sharded and not config.evaluate_only and self._see_one_folder()
-        # Of its own, since a save in flight uses it while the training uses the other one.
-        self._save_group = make_cpu_group(world) if dims.is_sharded else None
 
-    def _see_one_folder(self) -> bool:
-        """Return whether all ranks see the directory of rank 0; a few machines often share none."""
-        token = Path(self._config.save_dir, on_main(lambda: f".shared_{uuid.uuid4().hex}", self._group))
-        on_main(token.touch, self._group)
-        is_shared = all(gather(token.exists(), self._group))
-        on_main(token.unlink, self._group)
-        return is_shared
+    def save(self, position: Position) -> Path:
+        """Save a checkpoint with all ranks; raise RunError on every rank if it can't be written."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-    def save(self, position: Position, validation_loss: float | None = None) -> Path:
-        """Save a checkpoint with all ranks; with --async-save it is in flight when this returns.
-
-        Raise RunError on every rank if it, or the save before it, can't be written.
-        """
         if self._saved is not None and self._saved[0] == position:
             return self._saved[1]
-        self.finish()
         path, temporary = on_main(partial(self._make_folder, position), self._group)
-        self._saved = position, path
-        progress = {
-            **asdict(position),
-            "saved_at": time.time(),
-            "validation_loss": validation_loss,
-            "scaler": self._scaler.state_dict(),
-            "config": asdict(self._config),
-            "vocabulary": self._data.vocabulary,
-            "identity": self._data.identity,
-            "torch": torch.__version__,
-        }
         random = {"cpu": torch.get_rng_state()}
         if self._world.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._world.device)
-        states = gather(random, self._group)[:: self._dims.tp]  # ranks that share matrix products draw the same
-        state = self._capture_state()
-        if self._config.async_save and self._world.device.type == "cpu":
-            state = copy.deepcopy(state)  # the next step changes it
-        self._in_flight = self._thread.submit(self._write, state, progress, states, path, temporary)
-        if not self._config.async_save:
-            self.finish()
+        states = gather(random, self._group)
+        # Machines often share no file system: then rank 0 gets all of a sharded model.
+        writes_shards = self._dims.is_sharded and all(gather(temporary.exists(), self._group))
+        options = StateDictOptions(full_state_dict=not writes_shards, cpu_offload=True)
+        model, optimizer = get_state_dict(self._model, self._optimizer, options=options)
+        # Without AdamW's options: those of the run that resumes apply.
+        state = {"model": model, "optimizer": optimizer.get("state", {})}
+        if writes_shards:
+            write_shards(temporary, state, self._group)
+        files = {RANDOM: {"states": states}, **({} if writes_shards else {STATE: state})}
+        on_main(partial(self._complete, position, files, path, temporary), self._group)
+        self._saved = position, path
         return path
 
     def _make_folder(self, position: Position) -> tuple[Path, Path]:
@@ -227,79 +185,39 @@ class Checkpoints:
         temporary.mkdir(parents=True)
         return path, temporary
 
-    def _capture_state(self) -> dict[str, Any]:
-        """Return weights and AdamW's state on the CPU: this rank's shards, or on rank 0 all of them.
-
-        AdamW's options aren't part of it: those of this run apply on resume, too.
-        """
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
-        options = StateDictOptions(full_state_dict=not self._is_shared, cpu_offload=True)
-        model, optimizer = get_state_dict(self._model, self._optimizer, options=options)
-        return {"model": model, "optimizer": optimizer.get("state", {})}
-
-    def _write(
-        self, state: dict[str, Any], progress: dict[str, Any], states: list[Any], path: Path, temporary: Path
-    ) -> None:
-        """Write this rank's part; once all parts are on the disk, rank 0 makes them a checkpoint."""
-        if self._is_shared:
-            from torch.distributed.checkpoint.filesystem import FileSystemWriter
-            from torch.distributed.checkpoint.state_dict_saver import save
-
-            save(state, storage_writer=FileSystemWriter(temporary), process_group=self._save_group)
-        if not self._world.is_main:
-            return
+    def _complete(self, position: Position, files: dict[str, Any], path: Path, temporary: Path) -> None:
+        """Write what rank 0 writes; once all is on the disk, make it a checkpoint."""
+        progress = {
+            **asdict(position),
+            "saved_at": time.time(),
+            "scaler": self._scaler.state_dict(),
+            "config": asdict(self._config),
+            "digest": self._data.digest,
+            "torch": torch.__version__,
+        }
         for earlier in find_whole(self._folder)[-1:]:  # they are ordered by time, also if this host's clock is behind
-            progress["saved_at"] = max(progress["saved_at"], check_whole(earlier)["saved_at"] + 0.001)
+            progress["saved_at"] = max(progress["saved_at"], read_progress(earlier)["saved_at"] + 0.001)
         with flushed(temporary / PROGRESS) as file:
             file.write(json.dumps(progress, indent=1).encode())
-        with flushed(temporary / RANDOM) as file:
-            torch.save({"states": states}, file)
-        if not self._is_shared:
-            with flushed(temporary / STATE) as file:
-                torch.save(state, file)
+        for name, content in files.items():
+            with flushed(temporary / name) as file:
+                torch.save(content, file)
         sync(temporary)
         temporary.rename(path)
         sync(self._folder)  # before an older one is removed
         prune(self._folder, self._config.keep)
 
-    def finish(self) -> None:
-        """Wait on every rank for the save in flight; raise RunError on all of them if it has failed on one."""
-        from torch.distributed.checkpoint.api import CheckpointException
-
-        if self._saved is None:
-            return
-        saving, self._in_flight, failure = self._in_flight, None, ""
-        try:
-            if saving is not None:
-                saving.result()
-        except (OSError, CheckpointException) as error:  # CheckpointException isn't an Exception
-            failure = f"{self._saved[1]}: not saved: {explain(error)}"
-        if failures := [one for one in gather(failure, self._group) if one]:
-            self._saved = None
-            raise RunError(failures[0])
-
-    def find_newest(self) -> Path | None:
-        """Return the checkpoint of this directory that was saved last, or None; other ranks may be gone."""
-        if self._in_flight is not None and not self._is_shared:
-            wait([self._in_flight])
-        found = find_whole(self._folder)
-        return found[-1] if found else None
-
     def export(self) -> Path:
-        """Write model.pt: all weights on the CPU under their plain names, the options and the vocabulary."""
+        """Write model.pt: all weights on the CPU under their plain names, and the options."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-        self.finish()
         path = Path(self._config.save_dir) / "model.pt"
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = get_model_state_dict(self._model, options=options)
 
         def write() -> None:
             with flushed(path.with_name(".model.pt")) as file:
-                torch.save(
-                    {"model": weights, "config": asdict(self._config), "vocabulary": self._data.vocabulary}, file
-                )
+                torch.save({"model": weights, "config": asdict(self._config)}, file)
             path.with_name(".model.pt").replace(path)
             sync(path.parent)
 
@@ -315,14 +233,14 @@ class Checkpoints:
             self._load_shards(path)
         else:
             raise ConfigError(f"{path}: all ranks wrote it, but not all see it here; fix: put it on a shared disk")
-        states = on_main(partial(load_tensors, path, RANDOM), self._group)["states"]
-        if len(states) == self._dims.dp_size:
-            own = states[self._dims.dp_rank]
+        states = on_main(partial(load_tensors, path / RANDOM), self._group)["states"]
+        if len(states) == self._world.world_size:
+            own = states[self._world.rank]
             torch.set_rng_state(own["cpu"])
             if "cuda" in own and self._world.device.type == "cuda":
                 torch.cuda.set_rng_state(own["cuda"], self._world.device)
         elif self._config.dropout:
-            differences.append(f"random numbers: new ones, saved by {len(states)} ranks with data of their own")
+            differences.append(f"random numbers: new ones, since {len(states)} ranks saved theirs")
         if progress["scaler"]:  # the run that saved it may have had none
             self._scaler.load_state_dict(progress["scaler"])
         position = Position(progress["step"], progress["epoch"], progress["samples"])
@@ -337,7 +255,7 @@ class Checkpoints:
         if self._world.world_size > 1 and not all(gather(find_spec("numpy") is not None, self._group)):
             raise ConfigError(f"{path}: several ranks resume with torch's help, which needs numpy; fix: install numpy")
         saved: dict[str, Any] = {"model": {}}
-        on_main(lambda: saved.update(load_tensors(path, STATE)), self._group)
+        on_main(lambda: saved.update(load_tensors(path / STATE)), self._group)
         options = state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         state_dict.set_model_state_dict(self._model, saved["model"], options=options)
         known = state_dict.get_optimizer_state_dict(
@@ -352,7 +270,7 @@ class Checkpoints:
         from torch.distributed.checkpoint import state_dict
 
         model, optimizer = state_dict.get_state_dict(self._model, self._optimizer)
-        state = read_shards(path, {"model": model, "optimizer": optimizer["state"]}, self._save_group or self._group)
+        state = read_shards(path, {"model": model, "optimizer": optimizer["state"]}, self._group)
         state_dict.set_model_state_dict(self._model, state["model"])
         optimizer["state"] = state["optimizer"]
         state_dict.set_optimizer_state_dict(self._model, self._optimizer, optimizer)
@@ -366,16 +284,13 @@ def check_progress(path: Path, config: TrainConfig, data: Data) -> tuple[dict[st
 
     Raise ConfigError if its model isn't this one.
     """
-    progress = check_whole(path)
+    progress = read_progress(path)
     for name in SHAPE:
         if progress["config"].get(name) != getattr(config, name):
             saved = progress["config"].get(name)
             raise ConfigError(f"{path}: saved with {name} {saved}, but this run has {getattr(config, name)}")
-    if progress["vocabulary"] != data.vocabulary:
-        had, has = (f"{len(one)} characters" if one else "bytes" for one in (progress["vocabulary"], data.vocabulary))
-        raise ConfigError(f"{path}: its tokens are {had}, but those of this run are {'other ' * (had == has)}{has}")
     differences = []
-    if progress["identity"] != data.identity:
+    if progress["digest"] != data.digest:
         differences.append(f"data: now {data.source}, another text than before")
     for name in SAMPLED_FROM:
         before, now = progress["config"].get(name), getattr(config, name)
@@ -387,10 +302,10 @@ def check_progress(path: Path, config: TrainConfig, data: Data) -> tuple[dict[st
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def load_tensors(path: Path, name: str) -> dict[str, Any]:
-    """Read a file of a checkpoint, of tensors and plain values; raise ConfigError if it holds anything else."""
+def load_tensors(path: Path) -> dict[str, Any]:
+    """Read a file of tensors and plain values; raise ConfigError if it holds anything else."""
     try:
-        content: dict[str, Any] = torch.load(path / name, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  # a broken file can raise anything
         raise unreadable(path, error) from None
     return content
@@ -401,9 +316,21 @@ class RecordUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the few classes that such a file needs."""
-        if name not in RECORDS.get(module, ()):
+        if f"{module}.{name}" not in RECORDS:
             raise pickle.UnpicklingError(f"{METADATA} holds {module}.{name}, which no checkpoint needs")
         return super().find_class(module, name)
+
+
+def write_shards(path: Path, state: dict[str, Any], group: Any) -> None:
+    """Write this rank's part of a state; raise RunError on every rank if one can't."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    try:
+        save(state, storage_writer=FileSystemWriter(path), process_group=group)
+    except CheckpointException as error:  # not an Exception
+        raise RunError(f"{path}: can't be written: {explain(error)}") from None
 
 
 def read_shards(path: Path, state: dict[str, Any], group: Any = None) -> dict[str, Any]:
@@ -419,22 +346,16 @@ def read_shards(path: Path, state: dict[str, Any], group: Any = None) -> dict[st
     try:
         with (path / METADATA).open("rb") as file:
             metadata = RecordUnpickler(file).load()
-    except Exception as error:  # noqa: BLE001  # a broken file can raise anything
-        raise unreadable(path, error) from None
-    try:
         load(state, storage_reader=RecordReader(path), process_group=group, no_dist=group is None)
-    except CheckpointException as error:  # not an Exception
+    except (CheckpointException, Exception) as error:  # noqa: BLE001  # a broken file can raise anything
         raise unreadable(path, error) from None
     return state
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one, and what a killed run left unfinished."""
-    whole = find_whole(folder)
-    best, _ = find_best(whole) or (None, 0.0)
-    for path in whole[:-keep]:
-        if path != best:
-            path.rename(path.with_name(f".{path.name}"))
+    """Remove all but the newest `keep` checkpoints, and what a killed run left unfinished."""
+    for path in find_whole(folder)[:-keep]:
+        path.rename(path.with_name(f".{path.name}"))
     sync(folder)  # before a file of them is gone: none is ever taken for a checkpoint in part
     for path in folder.glob(".step_*"):
         shutil.rmtree(path, ignore_errors=True)
@@ -462,17 +383,14 @@ def sync(folder: Path) -> None:
 
 
 def unreadable(path: Path, error: BaseException) -> ConfigError:
-    """Return the error for a broken checkpoint."""
-    return ConfigError(f"{path}: can't be read: {explain(error)}; fix: name another checkpoint")
+    """Return the error for a file or a checkpoint that is broken, or none."""
+    return ConfigError(f"{path}: can't be read: {explain(error)}; fix: name another one")
 
 
 def explain(error: BaseException) -> str:
-    """Return the cause of an error in one line; torch wraps an error of the disk in nested tracebacks."""
+    """Return an error in one line; torch wraps an error of the disk in others."""
     while failures := getattr(error, "failures", None):  # a CheckpointException holds the errors of the ranks
         error = next(iter(failures.values()))[0]
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return f"{Path(cause.filename).name}: {cause.strerror}" if cause.filename else cause.strerror
-        cause = cause.__cause__ or cause.__context__
+    while not isinstance(error, OSError) and error.__context__ is not None:
+        error = error.__context__
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

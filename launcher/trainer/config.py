@@ -18,17 +18,14 @@ from typing import Any, NoReturn
 # The values of --resume that are not the path of a checkpoint.
 NONE, AUTO, LAST = "none", "auto", "last"
 SHAPE = ("layers", "heads", "dim", "context")
-AMP = ("off", "bf16", "fp16")
 ALIASES = {"num_nodes": "nodes", "num_workers": "workers", "num_epochs": "epochs", "learning_rate": "lr"}
 INT_LIMIT = 2**31  # far beyond any sensible count; sums of such numbers still fit into torch's 64 bits
-ABOUT = "Train a small model: in one process, or in many under launch, torchrun or srun."
+ABOUT = "Train a small GPT, alone or under launch, torchrun or srun.\n--batch_size works as well as --batch-size."
 EXAMPLES = """\
 Examples:
   python -m launcher.trainer --epochs 2
   launch --hosts node1,node2 -m launcher.trainer --config config/local3.yaml
-  python -m launcher.trainer.generate --model outputs/RUN --prompt ROMEO:
-
-Underscores work as well as dashes: --batch_size 32."""
+  python -m launcher.trainer.generate --model outputs/RUN --prompt ROMEO:"""
 
 
 class ConfigError(ValueError):
@@ -67,59 +64,36 @@ def number_type(kind: type, minimum: float, below: float) -> Callable[[str], Any
     return read
 
 
-def read_save_every(text: str) -> str:
-    """Check the value of --save-every for argparse."""
-    if not re.fullmatch(r"\d{1,9}|[1-9]\d{0,8} ?epochs?", text):
-        raise argparse.ArgumentTypeError(f"must be N or Nepochs, got {text!r}")
-    return text
-
-
 @dataclass(frozen=True)
 class TrainConfig:
     """The options of a run."""
 
     data: str = option(
         "",
-        "text file to train on; only rank 0's host must have it; shakespeare: the text that prepare_data downloads; "
-        "regression: made-up numbers (default: the topics of Python's help(), or regression with --data-size)",
+        "text file on rank 0's host; shakespeare: what prepare_data gets (default: the topics of Python's help())",
         metavar="FILE",
         group="Data",
     )
-    data_size: int = option(0, "use only the first N samples; 0: the whole text, 10000 for the regression")
-    tokens: str = option(
-        "bytes",
-        "what the model reads and writes: bytes, which fit any file, or the characters that occur in the text",
-        choices=("bytes", "characters"),
-    )
+    data_size: int = option(0, "use only the first N samples; 0: the whole text")
     validation_fraction: float = option(0.1, "share of the data kept for validation; 0: none", below=1)
     workers: int = option(0, "processes per rank that load data ahead; 0: the rank itself")
     seed: int = option(1, "seed of the weights and of the order of the data")
 
     save_dir: str = option(
         "",
-        "directory for checkpoints/, model.pt and metrics.jsonl (default: a new one in outputs, named after the run)",
+        "directory for checkpoints/, model.pt and metrics.jsonl (default: a new one in outputs)",
         metavar="DIR",
         group="Saving and resuming",
     )
     resume: str = option(
         NONE,
-        "last, or no value: continue from the newest checkpoint in --save-dir; auto: the same, or start from scratch "
-        "if there is none; none: start from scratch; PATH: continue from this checkpoint",
+        "last, or no value: continue from the newest checkpoint in --save-dir; auto: if there is one; PATH: from it",
         metavar="last|auto|none|PATH",
         nargs="?",
         const=LAST,
     )
-    save_every: str = option(
-        "0",
-        "save a checkpoint every N steps too, or, as in 5epochs, after every fifth epoch instead of each one; 0: after "
-        "each epoch only",
-        metavar="N|Nepochs",
-        type=read_save_every,
-    )
-    async_save: bool = option(
-        False, "save checkpoints while the training continues, one at a time; takes a copy of the state in memory"
-    )
-    keep: int = option(2, "newest checkpoints to keep, beside the one with the best validation loss", minimum=1)
+    save_every: int = option(0, "save a checkpoint every N steps too; 0: after each epoch only")
+    keep: int = option(2, "newest checkpoints to keep", minimum=1)
 
     epochs: int = option(1, "epochs to train", minimum=1, group="Training")
     steps_per_epoch: int = option(0, "end each epoch after N steps; 0: after all of the data")
@@ -128,99 +102,43 @@ class TrainConfig:
     accumulate: int = option(1, "passes per step; their gradients are averaged", minimum=1)
     lr: float = option(3e-3, "peak learning rate of AdamW")
     warmup_steps: int = option(10, "steps in which the learning rate rises from 0")
-    final_lr_fraction: float = option(
-        0.1, "share of --lr that is left at the end of the cosine decay; 1: no decay", below=1.1
-    )
+    final_lr_fraction: float = option(0.1, "share of --lr at the end of the cosine decay; 1: no decay", below=1.1)
     weight_decay: float = option(0.1, "weight decay of AdamW")
     clip_norm: float = option(1.0, "clip the gradient to this norm; 0: no clipping")
 
     log_every: int = option(20, "print the loss every N steps", minimum=1, group="Validation and output")
     evaluate_every: int = option(0, "validate every N steps too; 0: after each epoch only")
-    evaluate_on: str = option(
-        "all",
-        "all: each rank validates a share of the samples; main: rank 0 validates all of them",
-        choices=("all", "main"),
-    )
-    evaluate_only: bool = option(
-        False, "validate a checkpoint, and end: that of --resume PATH, or the newest one in --save-dir"
-    )
-    report_ranks: str = option(
-        "auto",
-        "on, or no value: print at the start where each rank runs (host, GPU and its UUID, pid), a line per rank; "
-        "auto: with at most 16 ranks",
-        choices=("auto", "on", "off"),
-        nargs="?",
-        const="on",
-    )
-    track: str = option(
-        "", "send the metrics to tensorboard, mlflow or wandb too, or to several: a,b (default: none)", metavar="NAMES"
-    )
+    evaluate_on: str = option("all", "ranks that validate: all, a share each, or main, rank 0", choices=("all", "main"))
+    track: str = option("", "send the metrics to tensorboard, mlflow or wandb too, or to several: a,b", metavar="NAMES")
 
     layers: int = option(2, "transformer blocks", minimum=1, group="Model")
     heads: int = option(2, "attention heads per block", minimum=1)
     dim: int = option(64, "width of the model", minimum=1)
     context: int = option(64, "tokens that the model can look back", minimum=1)
-    dropout: float = option(
-        0.0, "share of the values dropped after the embedding, attention and MLP while training; 0: none", below=1
-    )
+    dropout: float = option(0.0, "share of the values dropped after the embedding, attention and MLP", below=1)
 
-    amp: str = option(
-        "off",
-        "mixed precision: off, bf16, or fp16 with a scaled loss",
-        choices=AMP,
-        group="Precision and parallelism",
-    )
-    tf32: bool = option(
-        True, "on a GPU, compute fp32 matrix products in TF32: several times faster, with 10 bits after the point"
-    )
+    amp: str = option("off", "mixed precision", choices=("off", "bf16", "fp16"), group="Precision and parallelism")
+    tf32: bool = option(True, "on a GPU, compute fp32 matrix products in TF32: faster, with 10 bits after the point")
     compile: bool = option(False, "compile the model with torch.compile")
-    activation_checkpointing: bool = option(
-        False, "keep only each block's input for the backward pass, and compute the rest again: slower, less memory"
-    )
+    activation_checkpointing: bool = option(False, "compute each block twice: slower, but needs less memory")
     parallel: str = option(
         "auto",
-        "ddp: each rank has the whole model; fsdp: each rank has a part of the parameters; tp: ranks share each "
-        "matrix product; fsdp+tp: both; auto: ddp, or tp or fsdp+tp with --tensor-parallel",
+        "ddp; fsdp: each rank has a part of the parameters; tp: ranks share each matrix product; fsdp+tp; "
+        "auto: ddp, or tp or fsdp+tp with --tensor-parallel",
         choices=("auto", "ddp", "fsdp", "tp", "fsdp+tp"),
     )
     tensor_parallel: int = option(0, "ranks that share each matrix product; 0: all of them with tp, else 1")
-    hsdp: int = option(
-        0,
-        "with fsdp, hold N replicas of the model, each sharded over 1/N of the ranks, such as one replica per node; "
-        "0: one replica, sharded over all ranks",
-    )
-    reshard: bool = option(
-        True, "with fsdp, free a block's gathered parameters after its forward pass; off: faster, but more memory"
-    )
-    distributed_backend: str = option(
-        "auto",
-        "nccl, gloo, or auto: nccl if there are GPUs, else gloo",
-        choices=("auto", "nccl", "gloo"),
-    )
+    hsdp: int = option(0, "with fsdp, shard N replicas of the model, such as one per node; 0: one replica")
+    distributed_backend: str = option("auto", "auto: nccl with GPUs, else gloo", choices=("auto", "nccl", "gloo"))
     timeout: float = option(
         600.0,
-        "seconds that a rank waits for the others, at the start and in each collective; six times as long for the disk",
+        "seconds that a rank waits for the others; six times as long for the disk",
         metavar="SECONDS",
         minimum=1,
         below=1e7,  # far more makes torch overflow
     )
     nodes: int = option(0, "refuse to run unless there are N nodes; 0: any number")
     gpus_per_node: int = option(0, "refuse to run unless each node has N ranks; 0: any number")
-
-    @property
-    def save_steps(self) -> int:
-        """Return after how many steps a checkpoint is saved, beside those at the ends of epochs; 0: none."""
-        return int(self.save_every) if self.save_every.isdecimal() else 0
-
-    @property
-    def save_epochs(self) -> int:
-        """Return after how many epochs a checkpoint is saved."""
-        return 1 if self.save_every.isdecimal() else int(self.save_every.rstrip("epochs "))
-
-    @property
-    def is_regression(self) -> bool:
-        """Return whether made-up numbers are learned, and not a text."""
-        return self.data == "regression" or bool(self.data_size and not self.data)
 
 
 FIELDS = {one.name: one for one in fields(TrainConfig)}
@@ -259,41 +177,36 @@ def parse(words: Sequence[str], where: str = "") -> dict[str, Any]:
 
 
 def read_file(path: str) -> list[str]:
-    """Return the flags that mean the same as the `key: value` lines of a YAML or JSON file."""
-    content = load_file(path)
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected lines like 'lr: 0.003', got a {type(content).__name__}")
-    words = []
-    for key, value in content.items():
-        if value is None or isinstance(value, (dict, list)):
-            raise ConfigError(f"{path}: {key!r} must have one value, got {value!r}")
-        flag = as_flag(str(key))
-        if isinstance(value, bool) and isinstance(getattr(TrainConfig, str(key).replace("-", "_"), None), bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, bool):
-            words.append(f"{flag}={'on' if value else 'off'}")  # as booleans YAML 1.1 reads them
-        else:
-            words.append(f"{flag}={value}")
-    return words
-
-
-def load_file(path: str) -> Any:
-    """Return the content of a JSON file, if its name ends so, else of a YAML file."""
-    is_json = path.endswith(".json")
+    """Return the flags that mean the same as the `key: value` lines of a YAML file, or JSON if its name ends so."""
     try:
         text = Path(path).read_text("utf-8")
-        if is_json:
-            return json.loads(text)
-        import yaml
+        if path.endswith(".json"):
+            content = json.loads(text)
+        else:
+            import yaml
 
-        return yaml.safe_load(text) or {}
+            content = yaml.safe_load(text) or {}
     except ImportError:
         fix = "run `pip install pyyaml`, or write the file as JSON (.json)"
         raise ConfigError(f"{path}: this Python has no PyYAML; fix: {fix}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except Exception as error:  # noqa: BLE001  # a broken file can raise anything
-        raise ConfigError(f"{path}: not {'JSON' if is_json else 'YAML'}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: can't be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected lines like 'lr: 0.003', got a {type(content).__name__}")
+    words = []
+    for key, value in content.items():
+        flag = as_flag(str(key))
+        if value is None or isinstance(value, (dict, list)):
+            raise ConfigError(f"{path}: {key!r} must have one value, got {value!r}")
+        if not isinstance(value, bool):
+            words.append(f"{flag}={value}")
+        elif isinstance(getattr(TrainConfig, str(key).replace("-", "_"), None), bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words.append(f"{flag}={'on' if value else 'off'}")  # as booleans YAML 1.1 reads them
+    return words
 
 
 class Parser(argparse.ArgumentParser):

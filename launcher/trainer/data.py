@@ -1,4 +1,4 @@
-"""The data: a text as bytes or characters, or a made-up regression, and each rank's share of the samples."""
+"""The data: the bytes of a text, and each rank's share of the samples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from launcher.exchange import broadcast, gather
 from launcher.trainer.config import ConfigError, TrainConfig
-from launcher.trainer.model import FEATURES
-from launcher.trainer.parallel import ParallelDims
+from launcher.trainer.parallel import ParallelDims, on_main
 from launcher.trainer.prepare_data import find_shakespeare
 
 HELP_TOPICS = "the topics of Python's help()"
-REGRESSION_SAMPLES = 10_000
 
 
 class TokenSequences(Dataset[Any]):
@@ -44,38 +43,17 @@ class TokenSequences(Dataset[Any]):
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-class Points(Dataset[Any]):
-    """Points of a smooth function of `FEATURES` numbers, with noise; they depend only on the seed."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._features = torch.randn(size, FEATURES, generator=generator)
-        directions = torch.randn(FEATURES, 8, generator=generator) / FEATURES**0.5
-        clean = torch.sin(2 * self._features @ directions).sum(dim=1) / 2
-        self._targets = clean + 0.1 * torch.randn(size, generator=generator)
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-    def __getitems__(self, numbers: list[int]) -> tuple[Tensor, Tensor]:
-        return self._features[numbers], self._targets[numbers]
-
-
 @dataclass(frozen=True)
 class Data:
     """Samples to train on, then samples to validate; the last ones, since scattered ones would resemble neighbours.
 
-    vocabulary: the characters that the tokens stand for, in order; "" if the tokens are bytes, or there are none.
-    identity: of the text, to be compared on resume.
+    digest: of the text, to be compared on resume.
     """
 
-    samples: TokenSequences | Points
+    samples: TokenSequences
     train_size: int
     source: str
-    unit: str
-    units_per_sample: int
-    identity: str
-    vocabulary: str = ""
+    digest: str
 
     @property
     def validation_size(self) -> int:
@@ -85,25 +63,14 @@ class Data:
 
 def load_data(config: TrainConfig, group: Any) -> Data:
     """Return what the config describes, the same on every rank; group: of all ranks, on the CPU."""
-    vocabulary = ""
-    if config.is_regression:
-        size = config.data_size or REGRESSION_SAMPLES
-        samples: TokenSequences | Points = Points(size, config.seed)
-        source, identity, unit, units = "a made-up regression", f"regression {size}", "samples", 1
-    else:
-        text, identity = load_text(config.data, group)
-        name, what = config.data or HELP_TOPICS, "bytes"
-        if config.tokens == "characters":
-            vocabulary, tokens = number_characters(text, name)
-            name, what = f"{name}, {len(vocabulary)} different ones", "characters"
-        else:
-            tokens = torch.frombuffer(text, dtype=torch.uint8)
-        tokens = tokens[: config.data_size * config.context + 1] if config.data_size else tokens
-        source = f"{short(len(tokens))} {what} of {name}"
-        samples, unit, units = TokenSequences(tokens, config.context), "tokens", config.context
-    size = len(samples)
-    validation_size = min(size, max(1, round(size * config.validation_fraction))) if config.validation_fraction else 0
-    return Data(samples, size - validation_size, source, unit, units, identity, vocabulary)
+    text, digest = load_text(config.data, group)
+    tokens = torch.frombuffer(text, dtype=torch.uint8)
+    tokens = tokens[: config.data_size * config.context + 1] if config.data_size else tokens
+    samples = TokenSequences(tokens, config.context)
+    size, held_back = len(samples), config.validation_fraction
+    validation_size = min(size, max(1, round(size * held_back))) if held_back else 0
+    source = f"{short(len(tokens))} bytes of {config.data or HELP_TOPICS}"
+    return Data(samples, size - validation_size, source, digest)
 
 
 def load_text(path: str, group: Any) -> tuple[Any, str]:
@@ -111,18 +78,14 @@ def load_text(path: str, group: Any) -> tuple[Any, str]:
 
     A rank whose host has the same file maps it into memory. If one hasn't, all get the text from rank 0.
     """
+    digest = on_main(lambda: hashlib.sha256(open_text(path)).hexdigest(), group)
     content: Any = None
-    try:
+    with suppress(ConfigError):
         content = open_text(path)
-        found: Any = hashlib.sha256(content).hexdigest()
-    except ConfigError as error:
-        found = error
-    identities = gather(found, group)
-    if isinstance(identities[0], ConfigError):
-        raise identities[0]
-    if set(identities) != {identities[0]}:
+    has_it = content is not None and hashlib.sha256(content).hexdigest() == digest
+    if not all(gather(has_it, group)):
         content = broadcast(bytearray(content) if dist.get_rank() == 0 else None, group)
-    return content, identities[0]
+    return content, digest
 
 
 def open_text(path: str) -> Any:
@@ -131,9 +94,8 @@ def open_text(path: str) -> Any:
         from pydoc_data.topics import topics
 
         return bytearray("".join(topics[name] for name in sorted(topics)).encode())
-    file_path = find_shakespeare(Path("data")) if path == "shakespeare" else Path(path)
     try:
-        with file_path.open("rb") as file:
+        with (find_shakespeare() if path == "shakespeare" else Path(path)).open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of what can't be written to
     except ValueError:
         raise ConfigError(f"{path}: an empty file") from None
@@ -141,27 +103,15 @@ def open_text(path: str) -> Any:
         raise ConfigError(f"{path}: {error.strerror} on rank 0's host") from None
 
 
-def number_characters(text: Any, name: str) -> tuple[str, Tensor]:
-    """Return the different characters of a text in UTF-8, sorted, and for each character its number among them."""
-    try:
-        characters = bytes(text).decode("utf-8")
-    except UnicodeDecodeError as error:
-        fix = "use --tokens bytes"
-        raise ConfigError(f"{name}: byte {error.start} isn't UTF-8 text, so it has no characters; fix: {fix}") from None
-    vocabulary = "".join(sorted(set(characters)))
-    numbers = {character: number for number, character in enumerate(vocabulary)}
-    return vocabulary, torch.tensor([numbers[character] for character in characters], dtype=torch.int32)
-
-
 class Loader:
     """This rank's batches; ranks that share matrix products get the same ones."""
 
-    def __init__(self, data: Data, config: TrainConfig, dims: ParallelDims, batch_size: int, device: torch.device):
-        step = batch_size * dims.dp_size * config.accumulate
+    def __init__(self, data: Data, config: TrainConfig, dims: ParallelDims, device: torch.device):
+        step = dims.batch_size * dims.dp_size * config.accumulate
         if data.train_size < step:
             given = f"one step takes {step} samples, got {data.train_size} to train on"
             raise ConfigError(f"too little data ({data.source}): {given}")
-        self._data, self._batch_size, self._workers, self._device = data, batch_size, config.workers, device
+        self._data, self._batch_size, self._workers, self._device = data, dims.batch_size, config.workers, device
         self._sampler: DistributedSampler[int] = DistributedSampler(
             range(data.train_size),  # type: ignore[arg-type]  # only its length counts
             dims.dp_size,
@@ -184,7 +134,7 @@ class Loader:
             drop_last=True,
             num_workers=self._workers,
             pin_memory=self._device.type == "cuda",
-            collate_fn=keep,
+            collate_fn=tuple,  # `__getitems__` has put a batch together already
             worker_init_fn=ignore_sigterm,
             generator=torch.Generator(),  # or it would draw from the one that dropout continues on resume
         )
@@ -206,11 +156,6 @@ class Loader:
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
-
-
-def keep(batch: Any) -> Any:
-    """Return what `__getitems__` has put together already."""
-    return batch
 
 
 def ignore_sigterm(worker: int) -> None:

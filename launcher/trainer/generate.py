@@ -6,7 +6,6 @@ The model is a model.pt, or a checkpoint with the weights of any number of ranks
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import signal
 import sys
@@ -14,59 +13,39 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from launcher.trainer.config import ConfigError, TrainConfig
-
-COMMAND = "python -m launcher.trainer.generate"
+from launcher.trainer.config import ConfigError, TrainConfig, number_type
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the prompt and what the model makes of it; return 2, with one line on stderr, if that isn't possible."""
-    parser = argparse.ArgumentParser(
-        prog=COMMAND,
-        description="Write text with a model that the built-in trainer has trained.",
-        epilog=f"Example:\n  {COMMAND} --model outputs/RUN --prompt ROMEO: --temperature 0.8",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
+    parser = argparse.ArgumentParser("python -m launcher.trainer.generate", description="Write text with a model.")
+    add, whole = parser.add_argument, number_type(int, 0, math.inf)
     add("--model", metavar="PATH", required=True, help="model.pt, the directory of a run, or a checkpoint of it")
     add("--prompt", metavar="TEXT", default="", help="text to continue (default: a new line)")
-    add("--length", metavar="N", type=int, default=500, help="tokens to write (default: 500)")
-    add("--temperature", metavar="X", type=float, default=1.0, help="0: the likeliest token; more: bolder (default: 1)")
-    add("--top-k", metavar="K", type=int, default=0, help="choose from the K likeliest tokens (default: all)")
-    add("--seed", metavar="N", type=int, help="write the same text each time (default: another one)")
+    add("--length", metavar="N", type=whole, default=500, help="bytes to write (default: 500)")
+    add("--temperature", metavar="X", type=number_type(float, 0, math.inf), default=1.0,
+        help="0: the likeliest byte; more: bolder (default: 1)")  # fmt: skip
+    add("--top-k", metavar="K", type=whole, default=0, help="choose from the K likeliest bytes (default: all)")
+    add("--seed", metavar="N", type=whole, help="write the same text each time (default: another one)")
     options = parser.parse_args(argv)
-    if min(options.length, options.top_k) < 0 or not 0 <= options.temperature < math.inf:
-        parser.error("--length, --top-k and --temperature must be at least 0")
     import torch
 
     try:
-        model, vocabulary, context = load_model(Path(options.model))
-        tokens = encode(options.prompt or "\n", vocabulary)
+        model, context = load_model(Path(options.model))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     generator = torch.Generator()
-    generator.manual_seed(generator.seed() if options.seed is None else options.seed % 2**63)
-    prompt_length, device = len(tokens), next(model.parameters()).device
+    generator.manual_seed(generator.seed() if options.seed is None else options.seed)
+    tokens, device = list((options.prompt or "\n").encode("utf-8", "surrogateescape")), next(model.parameters()).device
     for _ in range(options.length):
         with torch.no_grad():
             logits = model.predict(torch.tensor([tokens[-context:]], device=device))[0, -1]
         tokens.append(choose(logits.float().cpu(), options.temperature, options.top_k, generator))
-    written = tokens[prompt_length:]
-    text = "".join(vocabulary[token] for token in written) if vocabulary else bytes(written).decode("utf-8", "replace")
-    print(clean(options.prompt + text))
+    text = bytes(tokens).decode("utf-8", "replace")
+    # Without what would control the terminal; a model may write anything.
+    print("".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text))
     return 0
-
-
-def encode(prompt: str, vocabulary: str) -> list[int]:
-    """Return the tokens of a prompt; raise ConfigError for a character that the model has never seen."""
-    if not vocabulary:
-        return list(prompt.encode("utf-8", "surrogateescape"))
-    unknown = "".join(dict.fromkeys(character for character in prompt if character not in vocabulary))
-    if unknown:
-        known = "".join(filter(str.isprintable, vocabulary))
-        raise ConfigError(f"--prompt: the model doesn't know {unknown!r}; fix: use only characters of {known!r}")
-    return [vocabulary.index(character) for character in prompt]
 
 
 def choose(logits: Any, temperature: float, top_k: int, generator: Any) -> int:
@@ -82,46 +61,41 @@ def choose(logits: Any, temperature: float, top_k: int, generator: Any) -> int:
     return int(torch.multinomial(shares, 1, generator=generator))
 
 
-def clean(text: str) -> str:
-    """Return text without what would control the terminal; a model may write anything."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)
-
-
-def load_model(path: Path) -> tuple[Any, str, int]:
-    """Return a model that writes text, the characters that its tokens stand for, and how many of them it looks back.
+def load_model(path: Path) -> tuple[Any, int]:
+    """Return a model that writes text, and how many bytes it looks back.
 
     The directory of a run that has not finished stands for its newest checkpoint. Raise ConfigError for another file.
     """
     import torch
 
-    from launcher.trainer.checkpoint import METADATA, PROGRESS, STATE, explain, find_whole, read_shards
+    from launcher.trainer.checkpoint import (
+        METADATA,
+        PROGRESS,
+        STATE,
+        find_whole,
+        load_tensors,
+        read_progress,
+        read_shards,
+    )
     from launcher.trainer.model import build_model
 
     if path.is_dir() and not (path / PROGRESS).exists():
         is_over = (path / "model.pt").exists()
         path = path / "model.pt" if is_over else [path / "model.pt", *find_whole(path / "checkpoints")][-1]
+    saved = read_progress(path) if path.is_dir() else load_tensors(path)
     try:
-        is_export = not path.is_dir()
-        saved = torch.load(path, weights_only=True) if is_export else json.loads((path / PROGRESS).read_text())
         names = {field.name for field in fields(TrainConfig)}  # another version may have others
         config = TrainConfig(**{name: value for name, value in saved["config"].items() if name in names})
-        model = build_model(config, saved["vocabulary"]).to_empty(device="cpu")
-        if is_export:
-            weights = saved["model"]
-        elif (path / METADATA).exists():
+        model = build_model(config).to_empty(device="cpu")
+        if (path / METADATA).exists():
             weights = read_shards(path, {"model": model.state_dict()})["model"]
         else:
-            weights = torch.load(path / STATE, weights_only=True)["model"]
+            weights = (load_tensors(path / STATE) if path.is_dir() else saved)["model"]
         model.load_state_dict(weights)
-    except OSError as error:
-        fix = "name a model.pt, a run's directory or a checkpoint"
-        raise ConfigError(f"{path}: {error.strerror}; fix: {fix}") from None
-    except Exception as error:  # noqa: BLE001  # a broken file can raise anything
-        raise ConfigError(f"{path}: not a model of this trainer: {explain(error)}") from None
-    if config.is_regression:
-        raise ConfigError(f"{path}: a model of the made-up regression can't write text; fix: train on a text")
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"{path}: not a model of this trainer: {str(error).partition(chr(10))[0]}") from None
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    return model, saved["vocabulary"], config.context
+    return model, config.context
 
 
 if __name__ == "__main__":

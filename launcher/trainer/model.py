@@ -1,7 +1,4 @@
-"""The models: a small GPT that reads and writes bytes or characters, modelled on nanoGPT, and a perceptron for numbers.
-
-Both take a batch and its targets and return the mean loss, a scalar, so the loop treats them alike.
-nanoGPT: https://github.com/karpathy/nanoGPT
+"""The model: a small GPT that reads and writes bytes, modelled on https://github.com/karpathy/nanoGPT.
 
 The first weights are the same for a seed, however the ranks split the model. A model is built on the meta device, where
 it has shapes and no memory. Each parameter is then drawn whole on the CPU, from a generator of its own, and a rank
@@ -13,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +19,6 @@ from torch.nn import functional as F
 from launcher.trainer.config import TrainConfig
 
 BYTES = 256
-FEATURES = 16
 
 
 class Norm(nn.LayerNorm):
@@ -33,26 +29,6 @@ class Norm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
-
-
-class Dropout(nn.Module):
-    """Drop a share of the values while training, and scale up the rest, as nn.Dropout does.
-
-    A rank that holds only a part of each sequence draws for the whole sequence, and uses its part: ranks that draw the
-    same numbers then drop the same values together as one rank would.
-    """
-
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self.share = share
-        self.part, self.parts = 0, 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x, of shape (batch, length, dim), where `length` may be one part of the sequence."""
-        if not self.share or self.parts == 1:
-            return F.dropout(x, self.share, self.training)
-        ones = torch.ones(x.shape[0], self.parts * x.shape[1], *x.shape[2:], dtype=x.dtype, device=x.device)
-        return x * F.dropout(ones, self.share, self.training).chunk(self.parts, dim=1)[self.part]
 
 
 class Attention(nn.Module):
@@ -84,7 +60,7 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.attention_norm = Norm(dim)
         self.attention = Attention(dim, heads)
         self.mlp_norm = Norm(dim)
@@ -99,28 +75,15 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Predict the next token at each position of a (batch, length) tensor of tokens."""
 
-    def __init__(
-        self, layers: int, heads: int, dim: int, context: int, dropout: float = 0.0, tokens: int = BYTES
-    ) -> None:
+    def __init__(self, layers: int, heads: int, dim: int, context: int, dropout: float) -> None:
         super().__init__()
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         # Without first weights: to draw some on the meta device, torch imports its compiler for 1 s.
-        self.embed_token = nn.Embedding.from_pretrained(torch.empty(tokens, dim), freeze=False)  # type: ignore[no-untyped-call]
+        self.embed_token = nn.Embedding.from_pretrained(torch.empty(BYTES, dim), freeze=False)  # type: ignore[no-untyped-call]
         self.embed_position = nn.Embedding.from_pretrained(torch.empty(context, dim), freeze=False)  # type: ignore[no-untyped-call]
         self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(layers))
         self.norm = Norm(dim)
-        self.head = nn.Linear(dim, tokens, bias=False)
-
-    def weight_std(self, name: str, inputs: int) -> float:
-        """Return the standard deviation of the first weights of a matrix.
-
-        With small weights the first prediction is uniform over all tokens: for bytes the loss starts at ln 256 = 5.55.
-        The matrices whose products are added to the residual stream, two per block, get less in deeper models,
-        as in GPT-2 (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf,
-        section 2.3).
-        """
-        added = name.endswith(("attention.project.weight", "mlp.2.weight"))
-        return 0.02 / math.sqrt(2 * len(self.blocks)) if added else 0.02
+        self.head = nn.Linear(dim, BYTES, bias=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats per token."""
@@ -137,64 +100,30 @@ class Transformer(nn.Module):
         return logits
 
 
-class Perceptron(nn.Module):
-    """Predict one number from `FEATURES` numbers, through blocks that each add to their input."""
-
-    def __init__(self, layers: int, dim: int, dropout: float) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.embed = nn.Linear(FEATURES, dim)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(Norm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)) for _ in range(layers)
-        )
-        self.head = nn.Linear(dim, 1)
-
-    def weight_std(self, name: str, inputs: int) -> float:
-        """Return the standard deviation of the first weights of a matrix: torch's own for linear layers.
-
-        What the last matrix of each block adds to the residual stream gets less in deeper models.
-        """
-        added = name.startswith("blocks.") and name.endswith(".3.weight")
-        return 1 / math.sqrt(3 * inputs * (len(self.blocks) if added else 1))
-
-    def forward(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean squared error."""
-        x = self.dropout(self.embed(features).float())  # as in Transformer
-        for block in self.blocks:
-            x = x + self.dropout(block(x))
-        return F.mse_loss(self.head(x).squeeze(-1).float(), targets)
-
-
-Model = Union[Transformer, Perceptron]  # noqa: UP007  # Python 3.8 has no `|` for types
-
-
-def build_model(config: TrainConfig, vocabulary: str = "") -> Model:
-    """Build the model on the meta device: with shapes, and without memory for its weights.
-
-    vocabulary: the characters that the tokens stand for; "": the tokens are bytes.
-    """
+def build_model(config: TrainConfig) -> Transformer:
+    """Build the model on the meta device: with shapes, and without memory for its weights."""
     with torch.device("meta"):
-        if config.is_regression:
-            return Perceptron(config.layers, config.dim, config.dropout)
-        tokens = len(vocabulary) or BYTES
-        return Transformer(config.layers, config.heads, config.dim, config.context, config.dropout, tokens)
+        return Transformer(config.layers, config.heads, config.dim, config.context, config.dropout)
 
 
-def init_weights(model: Model, seed: int, device: torch.device) -> Model:
+def init_weights(model: Transformer, seed: int, device: torch.device) -> Transformer:
     """Give a model on the meta device memory on `device`, and the first weights of the seed; nothing is sent.
 
-    Biases are 0, norms 1, and matrices normally distributed. Of a DTensor a rank keeps only its shard.
+    Biases are 0, norms 1, and matrices normally distributed, so narrowly that the first prediction is uniform over all
+    tokens: for bytes the loss starts at ln 256 = 5.55. The matrices whose products are added to the residual stream,
+    two per block, get less in deeper models, as in GPT-2 (section 2.3 of
+    https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
     """
     model.to_empty(device=device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            shape = parameter.shape
-            if len(shape) == 1:
+            if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
+            is_added = name.endswith(("attention.project.weight", "mlp.2.weight"))
+            std = 0.02 / math.sqrt(2 * len(model.blocks)) if is_added else 0.02
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            whole = torch.empty(shape).normal_(std=model.weight_std(name, shape[1]), generator=generator)
-            copy_shard(whole, parameter)
+            copy_shard(torch.empty(parameter.shape).normal_(std=std, generator=generator), parameter)
     return model
 
 

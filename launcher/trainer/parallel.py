@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from launcher.distributed import World
 from launcher.exchange import broadcast
 from launcher.trainer.config import ConfigError, RunError, TrainConfig
-from launcher.trainer.model import Dropout, Model, init_weights
+from launcher.trainer.model import Transformer, init_weights
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -40,11 +40,12 @@ class ParallelDims:
     Ranks that share matrix products (`tp`) are neighbours, and get the same data; then come the shards of a replica.
     """
 
-    kind: str  # none, ddp, fsdp, tp or fsdp+tp
+    kind: str  # single, ddp, fsdp, tp or fsdp+tp
     replicate: int
     shard: int
     tp: int
     rank: int
+    batch_size: int  # samples per rank and pass
 
     @property
     def is_sharded(self) -> bool:
@@ -61,10 +62,6 @@ class ParallelDims:
         """Return which share of the data is this rank's."""
         return self.rank // self.tp
 
-    def __str__(self) -> str:
-        kind = "" if self.kind == "none" else self.kind
-        return f"{kind} in {self.replicate} replicas" if self.is_sharded and self.replicate > 1 else kind
-
 
 def plan_dims(config: TrainConfig, world: World) -> ParallelDims:
     """Return how the ranks are used; raise ConfigError if their number doesn't fit."""
@@ -72,43 +69,31 @@ def plan_dims(config: TrainConfig, world: World) -> ParallelDims:
     if kind == "auto":
         kind = "tp" if tp > 1 and tp == size and not hsdp else "fsdp+tp" if tp > 1 else "fsdp" if hsdp else "ddp"
     if kind == "ddp" and size == 1:
-        kind = "none"
+        kind = "single"
     tp = tp or (size if kind == "tp" else 1)
-    if "tp" not in kind and tp > 1:
-        raise ConfigError(f"parallel {kind} has no tensor parallelism, got tensor_parallel {tp}; fix: use fsdp+tp")
-    if kind == "tp" and tp != size:
-        raise ConfigError(f"parallel tp uses all {size} ranks, got tensor_parallel {tp}; fix: use fsdp+tp")
-    if kind == "fsdp+tp" and not config.tensor_parallel:
-        raise ConfigError("parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product")
+    if tp != {"tp": size, "fsdp+tp": config.tensor_parallel or -1}.get(kind, 1):
+        asked = f"tensor_parallel {config.tensor_parallel}"
+        raise ConfigError(f"parallel {kind} on {size} ranks doesn't go with {asked}; fix: use fsdp+tp with 2 or more")
     if "fsdp" not in kind and hsdp:
         raise ConfigError(f"parallel {kind} has no shards to replicate, got hsdp {hsdp}; fix: use fsdp")
-    if kind not in ("none", "ddp") and config.evaluate_on == "main":
+    if kind not in ("single", "ddp") and config.evaluate_on == "main":
         raise ConfigError(f"evaluate_on main needs the whole model, but parallel {kind} splits it")
-    if kind not in ("none", "ddp") and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+    if kind not in ("single", "ddp") and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise ConfigError(f"parallel {kind} needs torch 2.6 or newer, this is {torch.__version__}")
-    if kind not in ("none", "ddp") and find_spec("numpy") is None:
+    if kind not in ("single", "ddp") and find_spec("numpy") is None:
         fix = "fix: install numpy on all hosts, or use ddp"
         raise ConfigError(f"parallel {kind} needs numpy, which torch uses to save shards; {fix}")
     if size % (tp * max(1, hsdp)):
         raise ConfigError(f"{size} ranks can't be divided by hsdp {max(1, hsdp)} x tensor_parallel {tp}")
-    if tp > 1 and config.is_regression:
-        raise ConfigError(f"parallel {kind} splits the heads of a text model, but the regression has none")
     for name in ("heads", "context"):
         if getattr(config, name) % tp:
             raise ConfigError(f"{name} must be a multiple of tensor_parallel, got {getattr(config, name)} and {tp}")
-    replicate = size // tp if kind in ("none", "ddp") else max(1, hsdp)
-    return ParallelDims(kind, replicate, size // tp // replicate, tp, world.rank)
-
-
-def plan_batch(config: TrainConfig, dims: ParallelDims) -> int:
-    """Return the number of samples in a pass of a rank; raise ConfigError if a global batch can't be divided so."""
-    if not config.global_batch:
-        return config.batch_size
-    each, rest = divmod(config.global_batch, dims.dp_size * config.accumulate)
+    replicate = size // tp if kind in ("single", "ddp") else max(1, hsdp)
+    batch_size, rest = divmod(config.global_batch, size // tp * config.accumulate)
     if rest:
-        among = f"{dims.dp_size} ranks x {config.accumulate} passes"
+        among = f"{size // tp} ranks x {config.accumulate} passes"
         raise ConfigError(f"a global batch of {config.global_batch} can't be split among {among}")
-    return each
+    return ParallelDims(kind, replicate, size // tp // replicate, tp, world.rank, batch_size or config.batch_size)
 
 
 # ---- what all ranks do together ----------------------------------------------------------------------------------
@@ -141,7 +126,7 @@ def on_main(run: Callable[[], Result], group: Any) -> Result:
 # ---- the model -----------------------------------------------------------------------------------------------------
 
 
-def parallelize(model: Model, config: TrainConfig, dims: ParallelDims, world: World) -> nn.Module:
+def parallelize(model: Transformer, config: TrainConfig, dims: ParallelDims, world: World) -> nn.Module:
     """Split a model on the meta device, and give it memory and the weights of the seed; return what a pass calls.
 
     Under DDP that is a wrapper; otherwise it is the model.
@@ -182,7 +167,7 @@ def make_mesh(dims: ParallelDims, world: World) -> DeviceMesh:
     return mesh
 
 
-def apply_fsdp(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
+def apply_fsdp(model: Transformer, mesh: DeviceMesh, config: TrainConfig) -> None:
     """Shard the parameters with FSDP2: a block's are gathered while it is used, then freed."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -190,11 +175,11 @@ def apply_fsdp(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
     # what is left, as it does under DDP: the embeddings and what the blocks add up stay fp32.
     short = MixedPrecisionPolicy(AMP_TYPES.get(config.amp), torch.float32, cast_forward_inputs=False)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=short, reshard_after_forward=config.reshard)
+        fully_shard(block, mesh=mesh, mp_policy=short)
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
 
 
-def apply_tp(model: Model, mesh: DeviceMesh) -> None:
+def apply_tp(model: Transformer, mesh: DeviceMesh) -> None:
     """Split each matrix over the ranks of the mesh, with sequence parallel norms.
 
     Between the blocks each rank holds a part of the sequence (`Shard(1)`), within them a part of the heads and of the
@@ -229,9 +214,6 @@ def apply_tp(model: Model, mesh: DeviceMesh) -> None:
         "mlp.0": ColwiseParallel(),
         "mlp.2": RowwiseParallel(output_layouts=sequence),
     }
-    for module in model.modules():
-        if isinstance(module, Dropout):
-            module.part, module.parts = mesh.get_local_rank(), mesh.size()
     parallelize_module(model, mesh, outer)
     for block in model.blocks:
         parallelize_module(block, mesh, inner)
@@ -254,10 +236,3 @@ def make_whole(tensor: Any) -> Tensor:
     """Return the whole of a DTensor, for which every rank must call this; another tensor is whole."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
-
-
-def count_local(model: nn.Module) -> tuple[int, int]:
-    """Return how many parameters this rank has, and the whole model."""
-    parameters: list[Any] = list(model.parameters())
-    local = sum((one.to_local() if hasattr(one, "to_local") else one).numel() for one in parameters)
-    return local, sum(one.numel() for one in parameters)

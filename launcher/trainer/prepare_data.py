@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.trainer.config import ConfigError
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-NAME = "tinyshakespeare.txt"
+PATH = Path("data/tinyshakespeare.txt")
 SIZE_BYTES = 1_115_394
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SILENCE_TIMEOUT_S = 30.0
@@ -24,41 +24,33 @@ COMMAND = "python -m launcher.trainer.prepare_data"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Put the text in the directory, or print in one line why that isn't possible."""
+    """Put the text in data/, or print in one line why that isn't possible."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Download Tiny Shakespeare, or copy it from a file.")
-    add = parser.add_argument
-    add("--folder", metavar="DIR", type=Path, default=Path("data"), help="directory to put it in (default: data)")
-    add("--file", type=Path, help="copy this file instead of downloading")
-    options = parser.parse_args(argv)
-    path, source = options.folder / NAME, options.file or URL
-    temporary = path.with_name(f"{NAME}.{os.getpid()}.tmp")
+    parser.add_argument("--file", type=Path, help="copy this file instead of downloading")
+    source = parser.parse_args(argv).file
     try:
-        if path.exists():
-            print(f"{find_shakespeare(options.folder)} already exists")
+        if PATH.exists():
+            print(f"{find_shakespeare()} already exists")
             return 0
-        text = options.file.read_bytes() if options.file else download()
-        check(text, f"{source} is not Tiny Shakespeare: {len(text)} bytes, expected {SIZE_BYTES} with SHA-256 {SHA256}")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        text = source.read_bytes() if source else download()
+        check(text, f"{source or URL} is not Tiny Shakespeare: {len(text)} bytes, expected {SIZE_BYTES}")
+        PATH.parent.mkdir(parents=True, exist_ok=True)
+        temporary = PATH.with_name(f"{PATH.name}.{os.getpid()}.tmp")
         temporary.write_bytes(text)
-        temporary.replace(path)  # so it is complete or absent
-    except ConfigError as error:
-        print(error, file=sys.stderr)
+        temporary.replace(PATH)  # so it is complete or absent
+    except (ConfigError, OSError) as error:
+        print(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error, file=sys.stderr)
         return 1
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
-    print(f"{path} written, {len(text)} bytes; train on it with --data {path}")
+    print(f"{PATH} written, {len(text)} bytes; train on it with --data shakespeare")
     return 0
 
 
-def find_shakespeare(folder: Path) -> Path:
-    """Return the path of the text in `folder`; without it raise ConfigError with the command that downloads it."""
-    path = folder / NAME
-    if not path.exists():
-        raise ConfigError(f"{path} is missing on rank 0's host; fix: run {COMMAND} --folder {folder}")
-    fix = f"fix: remove it, and run {COMMAND} --folder {folder}"
-    check(path.read_bytes(), f"{path} on rank 0's host is not Tiny Shakespeare; {fix}")
-    return path
+def find_shakespeare() -> Path:
+    """Return the path of the text; without it raise ConfigError with the command that downloads it."""
+    if not PATH.exists():
+        raise ConfigError(f"{PATH} is missing on rank 0's host; fix: run {COMMAND}")
+    check(PATH.read_bytes(), f"{PATH} on rank 0's host is not Tiny Shakespeare; fix: remove it, and run {COMMAND}")
+    return PATH
 
 
 def download() -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import resource
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,59 +18,42 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from launcher.distributed import SINGLE_PROCESS, TORCHRUN, World
+from launcher.distributed import World
 from launcher.exchange import gather
 from launcher.trainer.attempt import find_attempt
-from launcher.trainer.checkpoint import Checkpoints, Position, find_best, find_whole
+from launcher.trainer.checkpoint import Position, find_whole
 from launcher.trainer.config import ConfigError, TrainConfig
 from launcher.trainer.data import Data, short
-from launcher.trainer.parallel import ParallelDims, count_local
+from launcher.trainer.parallel import ParallelDims
 
 METRICS_FILE = "metrics.jsonl"
-NAMES_SHOWN, RANKS_SHOWN = 8, 16
-MOST_EXPONENT = 700.0  # e to the power of more isn't a float
 
 
-def describe_start(
-    config: TrainConfig, world: World, dims: ParallelDims, data: Data, batch_size: int, model: nn.Module
-) -> list[str]:
+def describe_start(config: TrainConfig, world: World, dims: ParallelDims, data: Data, model: nn.Module) -> list[str]:
     """Return the lines of the start report; every rank must call this. Raise ConfigError for other nodes than asked."""
-    ranks: dict[tuple[int, str], int] = {}
-    for place in gather((world.node_rank, world.host)):
-        ranks[place] = ranks.get(place, 0) + 1
-    hosts = [host for _, host in ranks]
-    more = f" and {len(hosts) - NAMES_SHOWN} more" if len(hosts) > NAMES_SHOWN else ""
-    named = ", ".join(hosts[:NAMES_SHOWN]) + more
-    if config.nodes and config.nodes != len(ranks):
-        raise ConfigError(f"--nodes {config.nodes}, but the ranks are on {len(ranks)}: {named}")
+    ranks = Counter(gather((world.node_rank, world.host)))  # of each node, in the order of the ranks
+    names = ", ".join(host for _, host in ranks)
+    if config.nodes not in (0, len(ranks)):
+        raise ConfigError(f"--nodes {config.nodes}, but the ranks are on {len(ranks)}: {names}")
     for (_, host), number in ranks.items():
         if config.gpus_per_node not in (0, number):
             raise ConfigError(f"--gpus-per-node {config.gpus_per_node}, but the ranks on {host} are {number}")
-    each = f", {min(ranks.values())} per node" if len(ranks) > 1 and len({*ranks.values()}) == 1 else ""
-    on_gpu = world.device.type == "cuda"
-    groups = "ranks" if dims.tp == 1 else f"groups of {dims.tp} ranks"
-    factors = [f"{dims.dp_size} {groups}"] if dims.dp_size > 1 else []
-    factors += [f"batch size {batch_size}", *([f"{config.accumulate} passes"] if config.accumulate > 1 else [])]
-    samples = f"{batch_size * dims.dp_size * config.accumulate} samples per step ({' x '.join(factors)})"
-    local, whole = count_local(model)
+    factors = f"batch size {dims.batch_size} x accumulate {config.accumulate} x data parallel {dims.dp_size}"
+    samples = f"{dims.batch_size * config.accumulate * dims.dp_size} samples per step ({factors})"
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
     lines = {
         "job": world.job_id or "",
-        "nodes": f"{len(ranks)}: {named}" if len(ranks) > 1 else named,
-        "ranks": f"{world.world_size}{each}, from {world.launched_by}",
-        "device": f"{torch.cuda.get_device_name(world.device) if on_gpu else world.device.type}, {world.backend}",
-        "batch": ", ".join(filter(None, [str(dims), samples])),
+        "nodes": f"{len(ranks)}: {names}" if len(ranks) > 1 else names,
+        "ranks": f"{world.world_size}, from {world.launched_by}",
+        "device": f"{device}, {world.backend}",
+        "batch": f"{dims.kind}, {samples}",
         "data": f"{data.source}, {short(data.train_size)} samples, {short(data.validation_size)} to validate",
-        "model": f"{short(whole)} parameters",
-        "saves": "" if config.evaluate_only else config.save_dir,
+        "model": f"{short(sum(one.numel() for one in model.parameters()))} parameters",
+        "saves": config.save_dir,
     }
     if any(number % dims.tp for number in ranks.values()):
-        spans = f"some groups of {dims.tp} ranks span two nodes, so each matrix product waits for the network"
-        lines["warning"] = spans
-    report = [f"{name:<8}{said}" for name, said in lines.items() if said]
-    if config.report_ranks == "on" or (config.report_ranks == "auto" and world.world_size <= RANKS_SHOWN):
-        shard = f", {short(local)} of {short(whole)} parameters" if dims.is_sharded else ""
-        report += gather(describe_rank(world) + shard)
-    return report
+        lines["warning"] = f"some of the {dims.tp} ranks that share matrix products are on another node, which is slow"
+    return [f"{name:<8}{said}" for name, said in lines.items() if said] + gather(describe_rank(world))
 
 
 def describe_rank(world: World) -> str:
@@ -92,7 +75,7 @@ class Reporter:
 
     def __init__(self, config: TrainConfig, world: World, data: Data, argv: Sequence[str], samples: int) -> None:
         self._config, self._world, self._data, self._argv = config, world, data, argv
-        self._units_per_step = samples * data.units_per_sample
+        self._tokens_per_step = samples * config.context
         self._losses: list[float] = []
         self._trackers: dict[str, Tracker] = {}
         self._began_at = time.perf_counter()
@@ -100,8 +83,6 @@ class Reporter:
 
     def open(self, step: int) -> None:
         """Open metrics.jsonl and the trackers; ConfigError for one that isn't installed."""
-        if self._config.evaluate_only:
-            return
         folder, config = Path(self._config.save_dir), asdict(self._config)
         self._trackers = {METRICS_FILE: open_json_lines(folder, step, config)}
         for name in filter(None, map(str.strip, self._config.track.split(","))):
@@ -127,42 +108,37 @@ class Reporter:
     def record_step(self, position: Position, loss: float, norm: float, lr: float) -> None:
         """Report a step's loss and gradient norm, and the speed of all ranks together since the last line."""
         self._losses.append(loss)
-        units = (position.step - self._last_step) * self._units_per_step
-        speed = units / (time.perf_counter() - self._last_time)
+        tokens = (position.step - self._last_step) * self._tokens_per_step
+        speed = tokens / (time.perf_counter() - self._last_time)
         self.restart_clock(position.step)
-        said = f"loss {loss:.3f} gradient norm {norm:.3g} {short(speed)} {self._data.unit}/s"
+        said = f"loss {loss:.3f} gradient norm {norm:.3g} {short(speed)} tokens/s"
         self.say(f"epoch {position.epoch} step {position.step} {said}")
         peak_mb = peak_memory_bytes(self._world.device) >> 20
-        figures = {"loss": loss, "lr": lr, "gradient_norm": norm, f"{self._data.unit}_per_s": round(speed, 1)}
+        figures = {"loss": loss, "lr": lr, "gradient_norm": norm, "tokens_per_s": round(speed, 1)}
         self._log(position, {**figures, "peak_memory_mb": peak_mb})
 
     def record_validation(self, position: Position, loss: float) -> None:
-        """Report the validation loss, and for a text its perplexity: of how many tokens the model was left to guess."""
-        said, figures = f"validation loss {loss:.3f}", {"validation_loss": loss}
-        if self._data.unit == "tokens" and loss < MOST_EXPONENT:
-            figures["validation_perplexity"] = math.exp(loss)
-            said += f" perplexity {math.exp(loss):.4g}"
+        """Report the validation loss, and its perplexity: of how many tokens the model was left to guess."""
+        perplexity = math.exp(min(loss, 700))  # e to the power of more isn't a float
+        said = f"validation loss {loss:.3f} perplexity {perplexity:.4g}"
         self.say(f"epoch {position.epoch} step {position.step} {said}")
-        self._log(position, figures)
+        self._log(position, {"validation_loss": loss, "validation_perplexity": perplexity})
 
     def end(self, model: Path, peak: str) -> None:
-        """Print the final and the first loss, the path of the model, and the best checkpoint."""
+        """Print the final and the first loss, and the path of the model."""
         if self._losses:
             self.say(f"final loss {self._losses[-1]:.3f} (first {self._losses[0]:.3f}), {peak}, model in {model}")
         else:
             self.say(f"nothing left to train, model in {model}")
-        with contextlib.suppress(OSError):  # whatever fails here, the training itself has succeeded
-            if self._world.is_main and (best := find_best(find_whole(model.parent / "checkpoints"))):
-                self.say(f"best validation loss {best[1]:.3f} in {best[0]}")
-
-    def tell_how_to_continue(self, checkpoints: Checkpoints) -> None:
-        """Print the command that continues a run that was stopped or failed, if it has a checkpoint."""
-        with contextlib.suppress(OSError):  # the disk may be the cause of the failure
-            if self._world.is_main and not self._config.evaluate_only and checkpoints.find_newest() is not None:
-                self.say(f"to continue: {continue_command(self._argv, self._world, self._config.save_dir)}")
 
     def close(self, exit_code: int) -> None:
-        """Finish the trackers; call it after saving, since one of them may be slow."""
+        """Print the command that continues a run that has a checkpoint, if it was stopped or failed; end the trackers.
+
+        Call it after saving, since a tracker may be slow.
+        """
+        if exit_code and self._world.is_main and (found := find_whole(Path(self._config.save_dir, "checkpoints"))):
+            command = continue_command(self._argv, self._config.save_dir)
+            self.say(f"newest checkpoint: {found[-1]}", f"to continue: {command}")
         self._call_trackers(lambda tracker: tracker.finish(exit_code))
 
     def _log(self, position: Position, figures: Mapping[str, float]) -> None:
@@ -268,23 +244,11 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def describe_peak_memory(world: World) -> str:
     """Return the most memory that a rank has had, of 2**30 bytes as nvidia-smi counts; every rank must call this."""
-    peaks = gather(peak_memory_bytes(world.device))
-    where = f" on rank {peaks.index(max(peaks))} (the highest)" if world.world_size > 1 else ""
-    said = f"{max(peaks) / 2**30:.3g} GB"
-    if world.device.type != "cuda":
-        return f"peak memory {said}{where}"
-    total = torch.cuda.get_device_properties(world.device).total_memory / 2**30
-    return f"peak GPU memory {said} of {total:.3g} GB{where}"
+    peak = max(gather(peak_memory_bytes(world.device))) / 2**30
+    return f"peak {'GPU ' if world.device.type == 'cuda' else ''}memory {peak:.3g} GB"
 
 
-def continue_command(argv: Sequence[str], world: World, save_dir: str) -> str:
+def continue_command(argv: Sequence[str], save_dir: str) -> str:
     """Return the command that continues the run: what was typed, with its directory and --resume, which win."""
-    more = ["--save-dir", save_dir, "--resume"]
-    words = shlex.join(argv if [*argv[-3:]] == more else [*argv, *more])
-    program = shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "train.py" else "-m launcher.trainer"
-    command = find_attempt().command  # of `launch`
-    if not command and world.launched_by == SINGLE_PROCESS:
-        command = f"{shlex.quote(sys.executable)} {program}"
-    if not command and world.launched_by == TORCHRUN and world.node_count == 1:
-        command = f"torchrun --nproc-per-node {world.world_size} {program}"
-    return f"{command or f'start it as before, with: {program}'} {words}"
+    command, more = find_attempt().command or "start it as before, with:", ["--save-dir", save_dir, "--resume"]
+    return f"{command} {shlex.join(argv if [*argv[-3:]] == more else [*argv, *more])}"

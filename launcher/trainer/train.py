@@ -31,7 +31,6 @@ from launcher.trainer.parallel import (
     make_whole,
     on_main,
     parallelize,
-    plan_batch,
     plan_dims,
 )
 from launcher.trainer.report import Reporter, describe_peak_memory, describe_start
@@ -73,20 +72,18 @@ class Trainer:
         self.world, self.device = world, world.device
         self.group = group = make_cpu_group(world)
         self.dims = dims = plan_dims(config, world)
-        batch_size = plan_batch(config, dims)
-        self.samples_per_rank = batch_size * config.accumulate
+        self.samples_per_rank = dims.batch_size * config.accumulate
         self.global_batch = self.samples_per_rank * dims.dp_size
         save_dir, self.resumed = on_main(partial(choose_folder, config), group)
         self.config = config = replace(config, save_dir=save_dir)
-        if not config.evaluate_only:
-            # The lock is held until the process ends.
-            on_main(lambda: setattr(self, "lock", claim_folder(Path(save_dir))), group)
+        # The lock is held until the process ends.
+        on_main(lambda: setattr(self, "lock", claim_folder(Path(save_dir))), group)
         self.data = data = load_data(config, group)
-        self.loader = Loader(data, config, dims, batch_size, world.device)
+        self.loader = Loader(data, config, dims, world.device)
 
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-        self.model = build_model(config, data.vocabulary)
+        self.model = build_model(config)
         self.module = parallelize(self.model, config, dims, world)
         parameters = group_parameters(self.model, config.weight_decay)
         self.optimizer = torch.optim.AdamW(parameters, config.lr, fused=True if self.device.type == "cuda" else None)
@@ -101,8 +98,8 @@ class Trainer:
         self.loss: Tensor | None = None  # of the latest step, and the norm of its gradient
         self.norm: Any = None
 
-        report = describe_start(config, world, dims, data, batch_size, self.model)
-        torch.manual_seed(config.seed + dims.dp_rank)  # from here on each share of the data draws its own
+        report = describe_start(config, world, dims, data, self.model)
+        torch.manual_seed(config.seed + world.rank)  # from here on each rank draws its own
         if self.resumed:
             self.position, differences = self.checkpoints.resume(Path(self.resumed))
             report.append(f"resume  {self.resumed}, step {self.position.step} of epoch {self.position.epoch}")
@@ -113,9 +110,8 @@ class Trainer:
         self.epoch_steps = min(epoch_steps, config.steps_per_epoch or epoch_steps)
         epochs_left = config.epochs - self.position.epoch + 1
         self.steps = self.position.step - self.steps_done() + epochs_left * self.epoch_steps
-        if not config.evaluate_only:
-            epochs = f"{config.epochs} epoch{'s' if config.epochs > 1 else ''} of {self.epoch_steps} steps"
-            report.append(f"train   {epochs}, learning rate {config.lr:g}")
+        epochs = f"{config.epochs} epoch{'s' if config.epochs > 1 else ''} of {self.epoch_steps} steps"
+        report.append(f"train   {epochs}, learning rate {config.lr:g}")
         on_main(partial(self.reporter.open, self.position.step), group)
         self.reporter.say(*report)
         self.reporter.restart_clock(self.position.step)
@@ -132,50 +128,41 @@ class Trainer:
                 self.run()
                 exit_code = 0
             except Stopped:
-                self.leave_together()
+                path = self.save()  # all ranks are after the same step
+                self.reporter.say(f"SIGTERM: step {self.position.step} saved in {path}")
+                distributed.barrier()
                 exit_code = EXIT_SIGTERM
         except RuntimeError:
             # A collective failed: another rank has exited after SIGTERM too, or it died.
             if not self.stop.received:
                 raise
-            newest = self.checkpoints.find_newest()
-            lost = f"not saved, because a rank has ended; newest checkpoint: {newest or 'none'}"
-            self.reporter.say(f"SIGTERM: step {self.position.step} {lost}")
+            self.reporter.say(f"SIGTERM: step {self.position.step} not saved, because a rank has ended")
             exit_code = EXIT_SIGTERM
         finally:
-            if exit_code:
-                self.reporter.tell_how_to_continue(self.checkpoints)
             self.reporter.close(exit_code)
         return exit_code
 
     def run(self) -> None:
         """Train epoch by epoch: steps, validation, a checkpoint; at the end write model.pt."""
         config = self.config
-        if config.evaluate_only:
-            if not self.data.validation_size:
-                raise ConfigError("evaluate_only needs validation samples; fix: set validation_fraction")
-            if self.position.epoch > 1 and not self.position.samples:  # it was saved at the end of the epoch before
-                self.position = replace(self.position, epoch=self.position.epoch - 1)
-            self.evaluate()
-            return
         while self.position.epoch <= config.epochs:
             done = self.steps_done()
             batches = self.loader.load_epoch(self.position.epoch, skip=done * self.samples_per_rank)
             for number in range(done + 1, self.epoch_steps + 1):
                 self.take_step(islice(batches, config.accumulate))
                 step, is_last = self.position.step, number == self.epoch_steps
-                if step == 1 or is_last or is_due(config.log_every, step):
+                if step == 1 or is_last or step % config.log_every == 0:
                     self.report_step()
                 if not is_last:  # what is due at the end of the epoch is done there
-                    loss = self.evaluate() if is_due(config.evaluate_every, step) else None
-                    if is_due(config.save_steps, step):
-                        self.save(loss)
+                    if config.evaluate_every and step % config.evaluate_every == 0:
+                        self.evaluate()
+                    if config.save_every and step % config.save_every == 0:
+                        self.save()
                 if self.stop.poll():
                     raise Stopped
-            loss = self.evaluate()
-            epoch, self.position = self.position.epoch, Position(self.position.step, self.position.epoch + 1)
-            if is_due(config.save_epochs, epoch) or epoch == config.epochs:
-                self.save(loss)
+            self.evaluate()
+            self.position = Position(self.position.step, self.position.epoch + 1)
+            self.save()
         self.stop.finish()
         model = self.checkpoints.export()  # no rank may exit with 0 before the model is saved
         peak = describe_peak_memory(self.world)
@@ -215,10 +202,10 @@ class Trainer:
         if not math.isfinite(value):
             raise RunError(f"step {self.position.step}: the {name} is not finite")
 
-    def evaluate(self) -> float | None:
-        """Return the mean loss over the validation samples, each counted once; None if there are none."""
+    def evaluate(self) -> None:
+        """Report the mean loss over the validation samples, each counted once."""
         if not self.data.validation_size:
-            return None
+            return
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         self.model.eval()
         if self.config.evaluate_on == "all":
@@ -237,7 +224,6 @@ class Trainer:
             self.reporter.record_validation(self.position, loss)
         self.check_finite("validation loss", loss)
         self.reporter.restart_clock(self.position.step)
-        return loss
 
     def add_losses(self, total: Tensor, shares: int, share: int, must_stop: Callable[[], bool]) -> None:
         """Add the losses of a share of the validation samples to total[0], and their number to total[1]."""
@@ -249,23 +235,15 @@ class Trainer:
                 if must_stop():
                     return
 
-    def save(self, validation_loss: float | None = None) -> Path:
+    def save(self) -> Path:
         """Save with all ranks, unless the newest loss or gradient says that the model is lost."""
         if self.loss is not None:
             self.check_finite("loss", float(distributed.all_reduce_mean(self.loss)))
             if not self.scaler.is_enabled():  # it skips steps whose gradient isn't finite
                 self.check_finite("gradient", float(make_whole(self.norm)))
-        path = self.checkpoints.save(self.position, validation_loss)
+        path = self.checkpoints.save(self.position)
         self.reporter.restart_clock(self.position.step)
         return path
-
-    def leave_together(self) -> None:
-        """Save after SIGTERM; all ranks are after the same step."""
-        if not self.config.evaluate_only:
-            path = self.save()
-            self.checkpoints.finish()
-            self.reporter.say(f"SIGTERM: step {self.position.step} saved in {path}")
-        distributed.barrier()
 
 
 def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -274,10 +252,9 @@ def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Norms and biases have one dimension, and must be free to grow; most rows of an embedding get no gradient in a
     step, but would shrink anyway. https://github.com/karpathy/minGPT, `configure_optimizers`, does the same.
     """
-    looked_up = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
-    for parameter in model.parameters():
-        decays = parameter.dim() > 1 and id(parameter) not in looked_up
+    for name, parameter in model.named_parameters():
+        decays = parameter.dim() > 1 and not name.startswith("embed_")
         groups[0 if decays else 1]["params"].append(parameter)
     return groups
 
@@ -290,11 +267,6 @@ def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
     low = config.lr * config.final_lr_fraction
     return low + (config.lr - low) * (1 + math.cos(math.pi * done)) / 2
-
-
-def is_due(every: int, step: int) -> bool:
-    """Return whether `every` divides `step`; never for 0."""
-    return every > 0 and step % every == 0
 
 
 class Stopped(Exception):

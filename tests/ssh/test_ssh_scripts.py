@@ -220,7 +220,7 @@ def test_hosts_train_as_torch_distributed_launch_has_them(launch: Launch, projec
     options = f"--cpu --ssh-config {launch.ssh_config} --python {python}"
     done = start(launch, "launch_multinode.sh", "1", "node1", "node2", "--layers", "1", options=options).finish()
     assert done.exit_code == 0, done
-    assert "[node1:0] ranks   2, 1 per node, from torchrun" in done.lines
+    assert "[node1:0] ranks   2, from torchrun" in done.lines
     assert done.words[-1] == "launch: finished in N s, 2 ranks succeeded, 0 processes left on 2 hosts"
     assert [node["argv"][1] for node in done.record["plan"]["nodes"]] == ["-u", "-u"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,7 +30,6 @@ from launcher.trainer.checkpoint import (
     choose_folder,
     claim_folder,
     explain,
-    find_best,
     find_whole,
     prune,
     read_progress,
@@ -38,12 +37,12 @@ from launcher.trainer.checkpoint import (
 )
 from launcher.trainer.config import ConfigError, RunError, TrainConfig
 from launcher.trainer.data import Data, TokenSequences
-from launcher.trainer.model import Model, build_model, init_weights
+from launcher.trainer.model import Transformer, build_model, init_weights
 from launcher.trainer.parallel import ParallelDims, make_cpu_group
 from tests.train.power_cuts import Tree, rebuild, recording
 
 CPU = torch.device("cpu")
-DATA = Data(TokenSequences(torch.zeros(9), 1), 8, "zeros", "tokens", 1, "identity")
+DATA = Data(TokenSequences(torch.zeros(9), 1), 8, "zeros", "digest")
 TINY = ["--save-dir", "out", "--data-size", "100", "--steps-per-epoch", "2", "--layers", "1", "--batch-size", "2"]
 
 
@@ -53,15 +52,15 @@ def single_rank() -> Iterator[World]:
     distributed.shutdown()
 
 
-def config_of(folder: Path, *, async_save: bool = False) -> TrainConfig:
-    return TrainConfig(save_dir=str(folder), layers=1, heads=1, dim=1, context=1, keep=1, async_save=async_save)
+def config_of(folder: Path) -> TrainConfig:
+    return TrainConfig(save_dir=str(folder), layers=1, heads=1, dim=1, context=1, keep=1)
 
 
-def open_run(config: TrainConfig, world: World) -> tuple[Model, Checkpoints]:
+def open_run(config: TrainConfig, world: World) -> tuple[Transformer, Checkpoints]:
     """Return what saves as a run that begins does."""
     model = init_weights(build_model(config), 1, CPU)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    dims = ParallelDims("none", 1, 1, 1, 0)
+    dims = ParallelDims("single", 1, 1, 1, 0, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     return model, Checkpoints(config, dims, world, make_cpu_group(world), DATA, model, optimizer, scaler)
 
@@ -78,7 +77,6 @@ def save(position: Position, config: TrainConfig, world: World) -> None:
 def load_samples(path: Path) -> int:
     """Load the weights of a checkpoint; return the number of samples that they and its position agree on."""
     progress = read_progress(path)
-    assert progress is not None
     weights = torch.load(path / "state.pt", weights_only=True)["model"]
     assert {float(number) for weight in weights.values() for number in weight.flatten()} == {progress["samples"]}
     assert len(torch.load(path / "random.pt", weights_only=True)["states"]) == 1
@@ -113,42 +111,6 @@ def test_a_whole_checkpoint_is_left_at_every_moment(
     assert recorder.moments > 60
 
 
-def test_a_save_in_flight_is_no_checkpoint_until_it_is_whole(
-    single_rank: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync, writing, may_write = os.fsync, threading.Event(), threading.Event()
-
-    def blocked_fsync(descriptor: int) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            writing.set()
-            assert may_write.wait(DEADLINE_S)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", blocked_fsync)
-    model, checkpoints = open_run(config_of(tmp_path, async_save=True), single_rank)
-    weights = [parameter.detach() for parameter in model.parameters()]
-    for weight in weights:
-        weight.fill_(7)
-    checkpoints.save(Position(1, 1, 7))
-    assert writing.wait(DEADLINE_S)
-    assert find_whole(tmp_path / "checkpoints") == []
-    for weight in weights:
-        weight.fill_(8)  # the training continues
-    may_write.set()
-    checkpoints.finish()
-    assert load_samples(tmp_path / "checkpoints" / "step_1") == 7
-
-
-def test_what_is_in_flight_and_fails_is_told_by_whoever_waits(single_rank: World, tmp_path: Path) -> None:
-    _, checkpoints = open_run(config_of(tmp_path, async_save=True), single_rank)
-    for end in (lambda: checkpoints.save(Position(9)), checkpoints.finish, checkpoints.export):
-        with limited_files(100):
-            checkpoints.save(Position(2, 1, 8))
-            with pytest.raises(RunError, match=r"step_2: not saved: progress\.json: File too large"):
-                end()
-    assert checkpoints.find_newest() is None
-
-
 @contextmanager
 def limited_files(most_bytes: int) -> Iterator[None]:
     """Let no file become larger: a write beyond fails as it does on a full disk."""
@@ -165,10 +127,11 @@ def test_a_save_that_fails_is_one_line(single_rank: World, tmp_path: Path) -> No
     for most_bytes, name in ((100, "progress.json"), (2 << 10, "random.pt"), (8 << 10, "state.pt")):
         with limited_files(most_bytes), pytest.raises(RunError) as caught:
             checkpoints.save(Position(3))
-        assert str(caught.value) == f"{tmp_path}/checkpoints/step_3: not saved: {name}: File too large"
+        part = rf"{tmp_path}/checkpoints/\.step_3_\w+/{name}: OSError: \[Errno 27\] File too large"
+        assert re.fullmatch(part, str(caught.value)), caught.value
     with limited_files(100), pytest.raises(RunError) as caught:
         checkpoints.export()
-    assert str(caught.value) == f"{tmp_path}/.model.pt: File too large"
+    assert str(caught.value) == f"{tmp_path}/.model.pt: OSError: [Errno 27] File too large"
     (tmp_path / "model.pt").mkdir()
     with pytest.raises(RunError, match=r"model\.pt: Is a directory"):
         checkpoints.export()
@@ -186,8 +149,7 @@ def test_a_checkpoint_is_the_newest_whatever_the_clock_says(single_rank: World, 
 
 
 PROGRESS = {
-    "step": 1, "epoch": 1, "samples": 8, "saved_at": 0.0, "scaler": {}, "vocabulary": "", "identity": "",
-    "config": asdict(TrainConfig()),
+    "step": 1, "epoch": 1, "samples": 8, "saved_at": 0.0, "scaler": {}, "digest": "", "config": asdict(TrainConfig()),
 }  # fmt: skip
 
 
@@ -211,15 +173,13 @@ def test_the_newest_checkpoint_is_the_one_saved_last_and_whole(tmp_path: Path) -
     assert find_whole(tmp_path) == [older, newest]
 
 
-def test_the_best_checkpoint_is_kept_beside_the_newest_and_leftovers_go(tmp_path: Path) -> None:
-    for step, loss in enumerate((None, 2.5, 2.0, 2.25, float("nan"), 3.0)):
-        make_checkpoint(tmp_path, f"step_{step}", saved_at=float(step), validation_loss=loss)
+def test_the_newest_checkpoints_are_kept_and_leftovers_go(tmp_path: Path) -> None:
+    for step in range(4):
+        make_checkpoint(tmp_path, f"step_{step}", saved_at=float(step))
     make_checkpoint(tmp_path, ".step_9", 9.0)
     (tmp_path / "notes").mkdir()
     prune(tmp_path, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step_2", "step_4", "step_5"]
-    assert find_best(find_whole(tmp_path)) == (tmp_path / "step_2", 2.0)
-    assert find_best([tmp_path / "step_4"]) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step_2", "step_3"]
 
 
 def test_where_a_run_saves_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +204,7 @@ def test_where_a_run_saves_and_continues(tmp_path: Path, monkeypatch: pytest.Mon
         ("new", "last", "new: no complete checkpoint to resume; fix: pass --save-dir DIR of a run, or --resume "
                         "DIR/checkpoints/step_N"),
         ("new", "used", "used: not a complete checkpoint (a directory such as outputs/RUN/checkpoints/step_60)"),
-        ("", "last", "--resume and --evaluate-only need --save-dir DIR, because each run has its own directory"),
+        ("", "last", "--resume needs --save-dir DIR, because each run has its own directory"),
     ):  # fmt: skip
         with pytest.raises(ConfigError) as caught:
             choose_folder(TrainConfig(save_dir=folder, resume=resume))
@@ -309,7 +269,7 @@ def test_the_reason_is_the_innermost() -> None:
         finally:
             raise RuntimeError("unexpected pos 64 vs 0")
     except RuntimeError as error:
-        assert explain(error) == "No space left on device"
+        assert explain(error) == "OSError: [Errno 28] No space left on device"
     assert explain(ValueError("odd\nlong")) == "ValueError: odd"
 
 
@@ -375,8 +335,7 @@ def test_code_in_a_checkpoint_does_not_run_and_a_hole_is_one_line(
     spoil(tmp_path / "out/checkpoints/step_2")
     exit_code, _, said = run(capsys, "--epochs", "2", "--resume", "auto")
     assert (exit_code, said.count("\n")) == (2, 1)
-    assert said.startswith("out/checkpoints/step_2: can't be read: ")
-    assert said.endswith("; fix: name another checkpoint\n")
+    assert re.match(r"out/checkpoints/step_2/(state|random)\.pt: can't be read: .*; fix: name another one$", said)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -407,7 +366,7 @@ def test_the_metadata_of_shards_holds_records_and_nothing_else(
         (tmp_path / "step" / ".metadata").write_bytes(pickle.dumps(metadata))
         with pytest.raises(ConfigError) as caught:
             read_shards(tmp_path / "step", state)
-        fix = "fix: name another checkpoint"
+        fix = "fix: name another one"
         said = f"UnpicklingError: {METADATA} holds {name}, which no checkpoint needs"
         assert str(caught.value) == f"{tmp_path}/step: can't be read: {said}; {fix}"
     # A name that the module of the records has only imported.

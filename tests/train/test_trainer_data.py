@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.trainer.config import ConfigError, TrainConfig
-from launcher.trainer.data import Data, Loader, Points, TokenSequences, number_characters, open_text, short
-from launcher.trainer.model import FEATURES
+from launcher.trainer.data import Data, Loader, TokenSequences, open_text, short
 from launcher.trainer.parallel import ParallelDims
 
 CPU = torch.device("cpu")
@@ -31,9 +30,9 @@ group = make_cpu_group(world)
 seen, texts = {}, []
 for name in ("same", "differs", "missing", "empty", ""):
     try:
-        text, identity = load_text(name, group)
+        text, digest = load_text(name, group)
         texts.append(text)
-        seen[name] = [bytes(text).decode("latin-1")[:20], len(text), identity]
+        seen[name] = [bytes(text).decode("latin-1")[:20], len(text), digest]
     except Exception as error:
         seen[name] = f"{type(error).__name__}: {error}"
 seen["mapped"] = [name for name in ("same", "differs") if f"node{world.rank}/{name}" in open("/proc/self/maps").read()]
@@ -42,14 +41,14 @@ distributed.leave(0)
 """
 
 
-def dims_of(size: int, rank: int = 0) -> ParallelDims:
-    return ParallelDims("ddp", size, 1, 1, rank)
+def dims_of(size: int, rank: int = 0, batch_size: int = 3) -> ParallelDims:
+    return ParallelDims("ddp", size, 1, 1, rank, batch_size)
 
 
 def text_data(size: int, context: int, fraction: float = 0.0) -> Data:
     samples = TokenSequences(torch.arange(size, dtype=torch.int32), context)
     held_back = round(len(samples) * fraction)
-    return Data(samples, len(samples) - held_back, "a text", "tokens", context, "")
+    return Data(samples, len(samples) - held_back, "a text", "")
 
 
 def starts_of(loader: Loader, epoch: int = 1, skip: int = 0) -> list[list[int]]:
@@ -70,12 +69,12 @@ def test_sequences_cover_the_text_once_and_targets_are_one_token_on() -> None:
 def test_an_epoch_is_in_order_in_batches_and_continues_in_its_middle(workers: int) -> None:
     data = text_data(251, context=10)  # 25 sequences: 2 ranks x 4 batches of 3 leave one
     for rank in range(2):
-        loader = Loader(data, replace(CONFIG, workers=workers), dims_of(2, rank), 3, CPU)
+        loader = Loader(data, replace(CONFIG, workers=workers), dims_of(2, rank), CPU)
         first, second = starts_of(loader, 1), starts_of(loader, 2)
         assert [len(batch) for batch in first] == [3] * 4
         assert first != second
         assert starts_of(loader, 1, skip=6) == first[2:]
-        assert starts_of(Loader(data, replace(CONFIG, seed=2), dims_of(2, rank), 3, CPU)) != first
+        assert starts_of(Loader(data, replace(CONFIG, seed=2), dims_of(2, rank), CPU)) != first
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -83,7 +82,7 @@ def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> Non
     data = text_data(251, context=10)
 
     def steps(size: int) -> list[list[int]]:
-        dealt = [starts_of(Loader(data, CONFIG, dims_of(size, rank), 12 // size, CPU)) for rank in range(size)]
+        dealt = [starts_of(Loader(data, CONFIG, dims_of(size, rank, 12 // size), CPU)) for rank in range(size)]
         return [sorted(start for starts in batches for start in starts) for batches in zip(*dealt, strict=True)]
 
     assert steps(ranks) == steps(1)
@@ -91,7 +90,7 @@ def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> Non
 
 def test_data_too_few_for_one_step_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        Loader(text_data(65, context=64), CONFIG, dims_of(2), 3, CPU)
+        Loader(text_data(65, context=64), CONFIG, dims_of(2), CPU)
     assert str(caught.value) == "too little data (a text): one step takes 6 samples, got 1 to train on"
 
 
@@ -99,21 +98,13 @@ def test_data_too_few_for_one_step_are_refused() -> None:
 def test_validation_takes_each_sample_once_and_as_many_batches_on_each_rank(
     size: int, batch_size: int, shares: int
 ) -> None:
-    data = Data(TokenSequences(torch.arange(100 + size + 1), 1), 100, "", "tokens", 1, "")
-    loader = Loader(data, CONFIG, dims_of(1), batch_size, CPU)
+    data = Data(TokenSequences(torch.arange(100 + size + 1), 1), 100, "", "")
+    loader = Loader(data, CONFIG, dims_of(1, batch_size=batch_size), CPU)
     dealt = [list(loader.load_validation(shares, share)) for share in range(shares)]
     counted = [int(first) for batches in dealt for (inputs, _), number in batches for first in inputs[:number, 0]]
     assert sorted(counted) == list(range(100, 100 + size))
     assert len({len(batches) for batches in dealt}) == 1
     assert all(len(inputs) == max(1, number) <= batch_size for batches in dealt for (inputs, _), number in batches)
-
-
-def test_a_regression_is_the_same_for_a_seed() -> None:
-    features, targets = Points(100, seed=1).__getitems__(list(range(100)))
-    assert features.shape == (100, FEATURES)
-    assert torch.equal(targets, Points(100, seed=1).__getitems__(list(range(100)))[1])
-    assert not torch.equal(targets, Points(100, seed=2).__getitems__(list(range(100)))[1])
-    assert 0.5 < Points(10_000, seed=1).__getitems__(list(range(10_000)))[1].std() < 2
 
 
 def test_every_python_carries_a_text() -> None:
@@ -140,15 +131,6 @@ def test_ranks_without_the_same_text_get_it_from_rank_0(starter: Any, tmp_path: 
     assert [one["empty"] for one in seen] == ["ConfigError: empty: an empty file"] * 3
     assert seen[0][""] == seen[2][""]
     assert [one["mapped"] for one in seen] == [["same"]] * 3
-
-
-def test_characters_are_numbered_in_their_order() -> None:
-    vocabulary, numbers = number_characters("Grüße, 世界!".encode(), "a.txt")
-    assert vocabulary == " !,Gerßü世界"
-    assert "".join(vocabulary[number] for number in numbers) == "Grüße, 世界!"
-    with pytest.raises(ConfigError) as caught:
-        number_characters(b"A\xff", "a.bin")
-    assert str(caught.value) == "a.bin: byte 1 isn't UTF-8 text, so it has no characters; fix: use --tokens bytes"
 
 
 @pytest.mark.parametrize(

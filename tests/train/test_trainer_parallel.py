@@ -11,7 +11,7 @@ import torch
 
 from launcher.distributed import World
 from launcher.trainer.config import ConfigError, read_config
-from launcher.trainer.parallel import plan_batch, plan_dims
+from launcher.trainer.parallel import plan_dims
 
 HERE = Path(__file__).parent
 APART = "node{rank}"  # a file system of its own for each rank
@@ -28,16 +28,15 @@ def world_of(world_size: int, rank: int = 0) -> World:
 
 
 def dims_of(world_size: int, *argv: str, rank: int = 0) -> tuple[str, int, int, int, int]:
-    config = read_config(list(argv))
-    dims = plan_dims(config, world_of(world_size, rank))
-    return dims.kind, dims.dp_size, dims.dp_rank, dims.tp, plan_batch(config, dims)
+    dims = plan_dims(read_config(list(argv)), world_of(world_size, rank))
+    return dims.kind, dims.dp_size, dims.dp_rank, dims.tp, dims.batch_size
 
 
 @pytest.mark.parametrize(
     ("world_size", "argv", "dims"),
     [
-        (1, [], ("none", 1, 0, 1, 16)),
-        (1, ["--parallel", "ddp"], ("none", 1, 0, 1, 16)),
+        (1, [], ("single", 1, 0, 1, 16)),
+        (1, ["--parallel", "ddp"], ("single", 1, 0, 1, 16)),
         (1, ["--parallel", "fsdp"], ("fsdp", 1, 0, 1, 16)),
         (4, [], ("ddp", 4, 3, 1, 16)),
         (4, ["--parallel", "fsdp", "--global-batch", "32"], ("fsdp", 4, 3, 1, 8)),
@@ -65,19 +64,15 @@ def test_how_ranks_are_used(world_size: int, argv: list[str], dims: tuple[object
         ),
         (
             ["--parallel", "tp", "--tensor-parallel", "2"],
-            "parallel tp uses all 4 ranks, got tensor_parallel 2; fix: use fsdp+tp",
+            "parallel tp on 4 ranks doesn't go with tensor_parallel 2; fix: use fsdp+tp with 2 or more",
         ),
         (
             ["--parallel", "ddp", "--tensor-parallel", "2"],
-            "parallel ddp has no tensor parallelism, got tensor_parallel 2; fix: use fsdp+tp",
+            "parallel ddp on 4 ranks doesn't go with tensor_parallel 2; fix: use fsdp+tp with 2 or more",
         ),
         (
             ["--parallel", "fsdp+tp"],
-            "parallel fsdp+tp needs --tensor-parallel N, the ranks that share each matrix product",
-        ),
-        (
-            ["--tensor-parallel", "2", "--data-size", "9"],
-            "parallel fsdp+tp splits the heads of a text model, but the regression has none",
+            "parallel fsdp+tp on 4 ranks doesn't go with tensor_parallel 0; fix: use fsdp+tp with 2 or more",
         ),
         (["--hsdp", "4", "--tensor-parallel", "2"], "4 ranks can't be divided by hsdp 4 x tensor_parallel 2"),
         (["--hsdp", "2", "--parallel", "ddp"], "parallel ddp has no shards to replicate, got hsdp 2; fix: use fsdp"),
@@ -103,10 +98,9 @@ def test_shards_need_a_newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == "parallel fsdp needs torch 2.6 or newer, this is 2.5.1+cu121"
 
 
-def test_the_report_names_the_replicas() -> None:
+def test_replicas_and_shards() -> None:
     dims = plan_dims(read_config(["--hsdp", "2"]), world_of(4))
-    assert (dims.replicate, dims.shard, str(dims)) == (2, 2, "fsdp in 2 replicas")
-    assert str(plan_dims(read_config(["--parallel", "fsdp"]), world_of(4))) == "fsdp"
+    assert (dims.kind, dims.replicate, dims.shard) == ("fsdp", 2, 2)
 
 
 def read_losses(folder: Path) -> list[tuple[int, str, float]]:
@@ -115,16 +109,15 @@ def read_losses(folder: Path) -> list[tuple[int, str, float]]:
 
 
 def check_dropout(folders: dict[str, Path]) -> None:
-    """A resumed run is bit for bit the one that wasn't stopped; ranks that share matrices drop what one rank would."""
+    """A resumed run is bit for bit the one that wasn't stopped."""
     losses = {name: read_losses(folder) for name, folder in folders.items()}
     weights = {name: torch.load(folder / "model.pt", weights_only=True)["model"] for name, folder in folders.items()}
-    for name in ("drop-ddp", "drop-fsdp"):
+    for name in ("drop-ddp", "drop-fsdp", "drop-tp"):
         assert losses[f"{name}-on"] == [line for line in losses[name] if line[0] > 1], name
         for key, weight in weights[name].items():
             assert torch.equal(weights[f"{name}-on"][key], weight), (name, key)
         assert len(list((folders[name] / "checkpoints").iterdir())) == STEPS  # each of them whole
-    assert [line[2] for line in losses["drop-tp"]] == pytest.approx([line[2] for line in losses["drop-one"]], rel=1e-4)
-    assert [line[2] for line in losses["drop-ddp"]] != [line[2] for line in losses["drop-one"]]
+    assert len({str(losses[name]) for name in ("drop-one", "drop-ddp", "drop-tp")}) == 3  # each rank drops its own
 
 
 def resume(name: str) -> list[str]:
@@ -136,13 +129,12 @@ def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_pat
     both = ["--parallel", "fsdp+tp", "--tensor-parallel", "2"]
     replicas = ["--parallel", "fsdp", "--hsdp", "2"]
     less_memory = ["--accumulate", "2", "--activation-checkpointing"]
-    less_traffic = ["--accumulate", "2", "--no-reshard"]
     runs = {
         "one": (1, ".", []),
         "ddp": (2, APART, ["--accumulate", "2"]),
         "fsdp": (2, APART, ["--parallel", "fsdp", *less_memory]),
         "tp": (2, ".", ["--parallel", "tp", "--activation-checkpointing"]),
-        "both": (4, ".", [*both, *less_traffic]),
+        "both": (4, ".", [*both, "--accumulate", "2"]),
         "hsdp": (4, ".", [*replicas, "--accumulate", "2"]),
         # From the parts that all ranks wrote, and from the whole that rank 0 wrote, which it hands on.
         "one-from-both": (1, ".", resume("both")),
@@ -152,9 +144,10 @@ def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_pat
         # With dropout, so that random numbers matter, and resumed in the middle of an epoch.
         "drop-one": (1, ".", DROP),
         "drop-tp": (2, ".", [*DROP, "--parallel", "tp"]),
+        "drop-tp-on": (2, ".", [*DROP, "--parallel", "tp", "--resume", "drop-tp/checkpoints/step_1"]),
         "drop-ddp": (2, ".", DROP),
         "drop-ddp-on": (2, ".", [*DROP, "--resume", "drop-ddp/checkpoints/step_1"]),
-        "drop-fsdp": (2, ".", [*DROP, "--parallel", "fsdp", "--async-save"]),
+        "drop-fsdp": (2, ".", [*DROP, "--parallel", "fsdp"]),
         "drop-fsdp-on": (2, ".", [*DROP, "--parallel", "fsdp", "--resume", "drop-fsdp/checkpoints/step_1"]),
         "drop-one-on": (1, ".", [*DROP, "--resume", "drop-fsdp/checkpoints/step_3"]),
     }
@@ -170,7 +163,7 @@ def test_all_ways_learn_the_same_and_go_on_from_each_other(starter: Any, tmp_pat
     for rank in ranks:  # one by one: where rank 0 fails, the others wait for it
         assert (rank.wait(), rank.stderr) == (0, "")
 
-    said = "changed random numbers: new ones, saved by 2 ranks with data of their own"
+    said = "changed random numbers: new ones, since 2 ranks saved theirs"
     assert f"resume  drop-fsdp/checkpoints/step_3, step 3 of epoch 2\n{said}" in ranks[0].stdout
     assert ranks[0].stdout.count("changed") == 1
     folders = {name: tmp_path / folder.format(rank=0) / name for name, (_, folder, _) in runs.items()}

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.trainer import prepare_data
 from launcher.trainer.config import ConfigError
-from launcher.trainer.prepare_data import find_shakespeare, main
+from launcher.trainer.prepare_data import PATH, find_shakespeare, main
 from tests.train.conftest import free_port
 
 TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2000
@@ -64,17 +64,13 @@ class Said:
 
 @dataclass
 class Command:
-    """The command in a folder of its own; `path` is where the text shall be."""
+    """The command in a directory of its own."""
 
     folder: Path
     capsys: pytest.CaptureFixture[str]
 
-    @property
-    def path(self) -> Path:
-        return self.folder / "data" / "tinyshakespeare.txt"
-
     def run(self, *argv: object) -> Said:
-        exit_code = main(["--folder", str(self.folder / "data"), *map(str, argv)])
+        exit_code = main([*map(str, argv)])
         return Said(exit_code, *self.capsys.readouterr())
 
     def left(self) -> list[str]:
@@ -84,6 +80,7 @@ class Command:
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """The command with a shorter text to get."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(prepare_data, "SIZE_BYTES", len(TEXT))
     monkeypatch.setattr(prepare_data, "SHA256", hashlib.sha256(TEXT).hexdigest())
@@ -92,13 +89,12 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 @pytest.mark.parametrize("where", ["text", "moved"])
 def test_the_text_is_downloaded_once(where: str, web: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = command.path
     monkeypatch.setattr(prepare_data, "URL", f"{web}/{where}")
-    assert command.run() == Said(0, f"{path} written, {len(TEXT)} bytes; train on it with --data {path}\n", "")
-    assert path.read_bytes() == TEXT
+    assert command.run() == Said(0, f"{PATH} written, {len(TEXT)} bytes; train on it with --data shakespeare\n", "")
+    assert PATH.read_bytes() == TEXT
     assert command.left() == ["data", "tinyshakespeare.txt"]
     monkeypatch.setattr(prepare_data, "URL", f"{web}/none")
-    assert command.run() == Said(0, f"{path} already exists\n", "")
+    assert command.run() == Said(0, f"{PATH} already exists\n", "")
 
 
 @pytest.mark.parametrize(("where", "size"), [("wrong", len(TEXT)), ("cut", 1000), ("endless", len(TEXT) + 1)])
@@ -106,8 +102,8 @@ def test_another_text_is_refused(
     where: str, size: int, web: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_data, "URL", f"{web}/{where}")
-    expected = f"{len(TEXT)} with SHA-256 {hashlib.sha256(TEXT).hexdigest()}"
-    assert command.run() == Said(1, "", f"{web}/{where} is not Tiny Shakespeare: {size} bytes, expected {expected}\n")
+    expected = f"{web}/{where} is not Tiny Shakespeare: {size} bytes, expected {len(TEXT)}\n"
+    assert command.run() == Said(1, "", expected)
     assert command.left() == []
 
 
@@ -128,20 +124,19 @@ def test_where_there_is_no_network_the_way_out_is_named(
 
 
 def test_a_copy_is_taken_and_another_text_of_that_name_stays(command: Command) -> None:
-    copy, path, folder = command.folder / "copy.txt", command.path, command.path.parent
-    run_it = f"run python -m launcher.trainer.prepare_data --folder {folder}"
+    copy = command.folder / "copy.txt"
+    run_it = "run python -m launcher.trainer.prepare_data"
     with pytest.raises(ConfigError) as missing:
-        find_shakespeare(folder)
-    assert str(missing.value) == f"{path} is missing on rank 0's host; fix: {run_it}"
+        find_shakespeare()
+    assert str(missing.value) == f"{PATH} is missing on rank 0's host; fix: {run_it}"
     assert command.run("--file", copy) == Said(1, "", f"{copy}: No such file or directory\n")
     copy.write_bytes(TEXT)
-    folder.touch()
-    assert command.run("--file", copy) == Said(1, "", f"{folder}: File exists\n")
-    folder.unlink()
+    PATH.parent.touch()
+    assert command.run("--file", copy) == Said(1, "", "data: File exists\n")
+    PATH.parent.unlink()
     assert command.run("--file", copy).exit_code == 0
-    assert path.read_bytes() == TEXT
-    assert find_shakespeare(folder) == path
-    path.write_bytes(TEXT + b"and my own play")
-    said = f"{path} on rank 0's host is not Tiny Shakespeare; fix: remove it, and {run_it}"
+    assert find_shakespeare().read_bytes() == TEXT
+    PATH.write_bytes(TEXT + b"and my own play")
+    said = f"{PATH} on rank 0's host is not Tiny Shakespeare; fix: remove it, and {run_it}"
     assert command.run("--file", copy) == Said(1, "", f"{said}\n")
-    assert path.read_bytes() == TEXT + b"and my own play"
+    assert PATH.read_bytes() == TEXT + b"and my own play"

@@ -43,7 +43,7 @@ def check_default_run(lines: list[str], folder: Path) -> None:
     assert lines[1:4] == [
         "ranks   1, from single process",
         "device  cpu, gloo",
-        "batch   16 samples per step (batch size 16)",
+        "batch   single, 16 samples per step (batch size 16 x accumulate 1 x data parallel 1)",
     ]
     data = r"data    [\d.]+[kM] bytes of the topics of Python's help\(\), [\d.]+k samples, \d+ to validate"
     assert re.fullmatch(data, lines[4])
@@ -66,7 +66,6 @@ def check_default_run(lines: list[str], folder: Path) -> None:
     assert lines[13:] == [
         f"epoch 1 step 60 validation loss {validation:.3f} perplexity {math.exp(validation):.4g}",
         f"final loss {final:.3f} (first {first:.3f}), {peak}, model in {folder.name}/model.pt",
-        f"best validation loss {validation:.3f} in {folder.name}/checkpoints/step_60",
     ]
 
 
@@ -90,13 +89,13 @@ def test_a_single_process_learns_and_saves(
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_60"]
 
     assert trainer.main([*SIXTY, "--save-dir", "out", "--resume", "auto"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2] == "nothing left to train, model in out/model.pt"
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing left to train, model in out/model.pt"
 
 
-def test_the_regression_on_its_own_line(
+def test_the_line_that_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line that README promises, on a machine without a GPU; less of it, so that it ends soon."""
+    """On a machine without a GPU; less of it, so that it ends soon."""
     monkeypatch.chdir(tmp_path)
     line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 1000"
     assert trainer.main([*line.split(), "--distributed-backend", "nccl", "--epochs", "20"]) == 2
@@ -104,13 +103,7 @@ def test_the_regression_on_its_own_line(
         "backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU\n"
     )
     assert trainer.main([*line.split(), "--epochs", "2", "--evaluate-on", "main"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[4:6] == [
-        "data    a made-up regression, 900 samples, 100 to validate",
-        "model   67.6k parameters",
-    ]
-    assert re.fullmatch(r"epoch 1 step 14 loss \d\.\d{3} gradient norm [\d.]+ [\d.]+k? samples/s", lines[10])
-    assert re.fullmatch(r"epoch 1 step 14 validation loss \d\.\d{3}", lines[11])  # only a text has a perplexity
+    assert "64.0k bytes of the topics of Python's help(), 900 samples, 100 to validate" in capsys.readouterr().out
     losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
     assert losses[1] < losses[0]
 
@@ -174,10 +167,10 @@ def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path
     assert run.wait() == 0, run.stderr
     lines = run.stdout.splitlines()
     assert lines[1] == "ranks   2, from torchrun"
-    assert lines[3] == "batch   ddp, 32 samples per step (2 ranks x batch size 16)"
+    assert lines[3] == "batch   ddp, 32 samples per step (batch size 16 x accumulate 1 x data parallel 2)"
     where = rf"{re.escape(socket.gethostname())}, cpu, pid \d+"
     assert re.fullmatch(rf"rank 0  {where}\nrank 1  {where}", "\n".join(lines[7:9]))
-    assert lines[-2].endswith("model in out/model.pt")
+    assert lines[-1].endswith("model in out/model.pt")
     assert (tmp_path / "out" / "model.pt").exists()
 
 
@@ -202,22 +195,22 @@ def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path
     step = saved_step(tmp_path)
     assert step >= 5
     typed = f"--epochs 1000 --steps-per-epoch 0 {' '.join(SMALL)} --save-dir out --workers 1"
-    assert ranks[0].stdout.splitlines()[-2:] == [
+    assert ranks[0].stdout.splitlines()[-3:] == [
         f"SIGTERM: step {step} saved in out/checkpoints/step_{step}",
-        f"to continue: torchrun --nproc-per-node 2 -m launcher.trainer {typed} --save-dir out --resume",
+        f"newest checkpoint: out/checkpoints/step_{step}",
+        f"to continue: start it as before, with: {typed} --save-dir out --resume",
     ]
     assert wait_until(lambda: all(rank.is_empty() for rank in ranks))
 
 
 def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tmp_path: Path) -> None:
-    """The last save, too, is in flight, and waited for."""
-    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp", "--async-save"])
+    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp"])
     ranks[0].wait_for("step 5 ")
     ranks[1].process.send_signal(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
     assert [rank.stderr for rank in ranks] == ["", ""]
     step = saved_step(tmp_path)
-    assert ranks[0].stdout.splitlines()[-2] == f"SIGTERM: step {step} saved in out/checkpoints/step_{step}"
+    assert f"SIGTERM: step {step} saved in out/checkpoints/step_{step}\n" in ranks[0].stdout
     assert len(list((tmp_path / "out" / "checkpoints" / f"step_{step}").glob("*.distcp"))) == 2
 
 
@@ -228,8 +221,8 @@ def test_rank_0_names_the_newest_checkpoint_when_a_peer_is_gone(starter: Any) ->
     ranks[0].process.send_signal(signal.SIGTERM)
     ranks[1].process.kill()
     assert [rank.wait() for rank in ranks] == [143, -signal.SIGKILL], ranks[0].stderr
-    line = r"SIGTERM: step \d+ not saved, because a rank has ended; newest checkpoint: out/checkpoints/step_\d+"
-    assert re.fullmatch(line, ranks[0].stdout.splitlines()[-2])
+    lines = r"SIGTERM: step \d+ not saved, because a rank has ended\nnewest checkpoint: out/checkpoints/step_\d+\nto "
+    assert re.search(lines, ranks[0].stdout)
 
 
 # The ranks of `runs_in_turn.py`; in the second run rank 0 validates slowly, and its disk is slow.

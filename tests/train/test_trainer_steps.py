@@ -48,7 +48,7 @@ ROWS = {
     "fsdp-passes": Row({"clip_norm": 0.3}, 2, ("--parallel", "fsdp", *TWO_PASSES)),
     "fsdp-bf16": Row({"amp": "bf16"}, 2, ("--parallel", "fsdp"), tolerance=3e-3),
     "fsdp-fp16": Row({"amp": "fp16"}, 2, ("--parallel", "fsdp"), tolerance=3e-3),
-    "fsdp-compiled": Row({}, 2, ("--parallel", "fsdp", "--compile", "--no-reshard")),
+    "fsdp-compiled": Row({}, 2, ("--parallel", "fsdp", "--compile")),
     "hsdp": Row({}, 4, ("--hsdp", "2", *TWO_PASSES)),
     "tp": Row({"weight_decay": 3.0, "clip_norm": 0.3}, 2, ("--parallel", "tp")),
     "fsdp+tp": Row({"clip_norm": 0.3}, 4, ("--tensor-parallel", "2")),

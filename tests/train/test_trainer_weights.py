@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from launcher.trainer.config import TrainConfig
-from launcher.trainer.model import Model, init_weights
+from launcher.trainer.model import Transformer, init_weights
 from launcher.trainer.model import build_model as outline_model
-from launcher.trainer.train import group_parameters
 
 CPU = torch.device("cpu")
 
 
-def build_model(config: TrainConfig) -> Model:
+def build_model(config: TrainConfig) -> Transformer:
     return init_weights(outline_model(config), config.seed, CPU)
 
 
@@ -38,20 +37,6 @@ def test_what_is_added_to_the_residual_stream_gets_smaller_weights_in_deeper_mod
             assert weights.std().item() == pytest.approx(std, rel=0.1), name
         else:
             assert weights.unique().tolist() == [0.0 if name.endswith("bias") else 1.0], name
-    numbers = build_model(TrainConfig(data="regression", layers=layers))
-    assert numbers.blocks[0][3].weight.std().item() == pytest.approx(1 / math.sqrt(3 * 256 * layers), rel=0.1)
-    assert numbers.blocks[0][1].weight.std().item() == pytest.approx(1 / math.sqrt(3 * 64), rel=0.1)
-
-
-def test_norms_and_biases_of_the_regression_do_not_decay() -> None:
-    """Its `embed` is a matrix product; what decays in the text model, the plain loop says."""
-    model = build_model(TrainConfig(data="regression", layers=1))
-    names = {id(weights): name for name, weights in model.named_parameters()}
-    decayed, others = group_parameters(model, 0.1)
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0)
-    expected = ["embed.weight", "blocks.0.1.weight", "blocks.0.3.weight", "head.weight"]
-    assert [names[id(weights)] for weights in decayed["params"]] == expected
-    assert len(decayed["params"]) + len(others["params"]) == len(names)
 
 
 def test_the_first_guess_is_even_and_the_seed_decides_it() -> None:

@@ -142,7 +142,6 @@ def test_other_words_are_refused() -> None:
          "-m launcher.trainer --lr 1 --save-dir outputs/R --resume auto"),
         ("-m launcher.trainer --save_dir=o", {"save_dir": "o"}, "-m launcher.trainer --save_dir=o --resume auto"),
         ("-m launcher.trainer --config c", {"save_dir": None}, "-m launcher.trainer --config c --resume auto"),
-        ("-m launcher.trainer --evaluate-only", {"save_dir": "outputs/R"}, "-m launcher.trainer --evaluate-only"),
         ("--hosts a", {"save_dir": "outputs/R"}, "--hosts a -- --save-dir outputs/R --resume auto"),
         ("train.py", {"save_dir": "outputs/R"}, "train.py --save-dir outputs/R --resume auto"),
         ("train.py", {"is_trainer": False, "save_dir": None}, "train.py"),
