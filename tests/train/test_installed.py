@@ -26,7 +26,7 @@ import subprocess, sys
 from launcher.commands.demo_hosts import demo_hosts
 with demo_hosts(1) as hosts:
     reach = ["--ssh-config", str(hosts.ssh_config), "--hosts", *hosts.names, "--cpu", "--nproc", "1", "--start=plain"]
-    trainer = ["-m", "launcher.trainer", "--data", "regression", "--data-size", "64", "--steps-per-epoch", "2"]
+    trainer = ["-m", "launcher.trainer", "--data-size", "64", "--steps-per-epoch", "2"]
     sys.exit(subprocess.call([sys.argv[1], *reach, *trainer]))
 """
 
