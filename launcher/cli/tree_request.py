@@ -72,7 +72,6 @@ def read_tree(
     from launcher.sync.code_messages import describe_left_out, refuse_large, refuse_secrets
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
-    from launcher.transports.agents.credentials import make_certificate
 
     root = current_directory() / options.sync if options.sync else find_root(place)
     selection = select(root, staying=(current_directory() / log_dir,), here=place)
@@ -97,7 +96,7 @@ def read_tree(
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
         links=tuple(links.values()), home=os.path.expanduser("~"), live=live,  # noqa: PTH111 - no error without one
         has_src=any(path.startswith("src/") for path in paths),
-        left_out=describe_left_out(selection), kept=snapshot.kept, pem="".join(make_certificate()).encode(),
+        left_out=describe_left_out(selection), kept=snapshot.kept,
     )  # fmt: skip
     return tree, paths
 

@@ -29,7 +29,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.node.file_sender import matches, split_path
 from launcher.private_files import make_private, open_private
-from launcher.sync.kept_code import hash_file
+from launcher.sync.kept_code import hash_path
 from launcher.transports.base import STDOUT, Channel, Transport, TransportError
 from launcher.transports.bootstrap import open_python, sender_code
 
@@ -117,7 +117,7 @@ def _list_known(target: Path) -> dict[str, tuple[int, str]]:
             if path.is_symlink() or not path.is_file():
                 continue
             whole = path.with_name(name[1 : -len(messages.PART)]) if messages.is_part(name) else path
-            known[whole.relative_to(target).as_posix()] = path.stat().st_size, hash_file(path)
+            known[whole.relative_to(target).as_posix()] = path.stat().st_size, hash_path(path)
     return known
 
 

@@ -37,8 +37,6 @@ class Tree:
     left_out: str = ""  # what wasn't sent, in words
     # The small files' contents by hash: whoever edits one while the run goes on doesn't change what is sent.
     kept: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
-    # Certificate and key with which hosts pass the code on to each other.
-    pem: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def name(self) -> str:

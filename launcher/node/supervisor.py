@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Dict[str, Any], bytes], object]
 
-_OF_CODE = (messages.LISTING, messages.PIECE, messages.MEET, messages.JOIN, messages.PLACE)
+_OF_CODE = (messages.LISTING, messages.PIECE)
 _CLOSED = "the connection to launch closed"  # as it does at the end of the run; a lost one is silent
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 

@@ -56,11 +56,8 @@ _ROWS: Mapping[str, _Row] = {
                            "own_address": str | None}, messages.PROBE),
     messages.SHARED: _Row({"up": Annotated[int, Within(0, 4096)] | None,  # levels of a path
                            "is_there": bool | None}, messages.SHARE),
-    messages.WANTED: _Row({"group": str, "needs_listing": bool}, messages.LISTING, messages.MAX_WANTED_BYTES),
+    messages.WANTED: _Row({"needs_listing": bool}, most_bytes=messages.MAX_WANTED_BYTES),
     messages.TOOK: _Row({}, messages.PIECE),
-    messages.MET: _Row({"port": Port | None, "addresses": Annotated[list[Address], Most(messages.MOST_NAMES)]},
-                       messages.MEET),
-    messages.JOINED: _Row({"is_complete": bool}, messages.JOIN),
     messages.PLACED: _Row({"path": str, "hash": str, "wrong_count": Count,
                            **dict.fromkeys(("wrong", "extras", "repaired", "empty", "moved", "unmade"), FewTexts)}),
     messages.UNPLACED: _Row({"text": str, "is_disk": bool, "is_full": bool}),
@@ -100,7 +97,8 @@ _ROWS: Mapping[str, _Row] = {
     messages.FAILED: _Row({"text": str, "supervisor": KeeperEnding | None}, is_early=True, is_guardians=True),
 }  # fmt: skip
 _ANSWERS = {row.answers: kind for kind, row in _ROWS.items()}
-_OF_TREE = (messages.WANTED, messages.PLACED, messages.UNPLACED, messages.PRUNED)  # the answers to a `tree` in PREPARE
+# The answers to a `tree` in PREPARE.
+_OF_TREE = {messages.WANTED: messages.MOST_WANTED, messages.PLACED: 1, messages.UNPLACED: 1, messages.PRUNED: 1}
 
 _MANY = 1 << 62  # of what a node tells for as long as a run lasts
 
@@ -178,9 +176,7 @@ class AllowedMessages:
             self._asked[_ANSWERS[kind]] += 1
         if kind == messages.PREPARE:
             self._asked[messages.FACTS] += bool(header.get("facts"))
-            self._asked.update(_OF_TREE if header.get("tree") else ())
-        elif kind == messages.PLACE:  # a file may turn out to be damaged, and is then wanted again
-            self._asked[messages.WANTED] += 1
+            self._asked.update(_OF_TREE if header.get("tree") else {})
         elif kind == messages.CLAIM:
             self._asked[messages.NEIGHBOUR] = messages.MAX_NEIGHBOURS
             self._asked[messages.CLAIMED] += _MANY if header.get("waits") else 0

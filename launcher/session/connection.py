@@ -165,13 +165,16 @@ class Connection:
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message; drop it if the connection has ended."""
+        self.pass_on({"type": kind, **fields}, messages.encode(kind, payload, **fields))
+
+    def pass_on(self, header: Mapping[str, Any], message: bytes) -> None:
+        """Queue a message that is encoded already: several connections may share its bytes."""
         if self.is_over:
             return
-        header = {"type": kind, **fields}
         self._expected.ask(header)
-        if kind == messages.ROUTE and not self._transport.is_terse:  # there, each message starts a program
+        if header["type"] == messages.ROUTE and not self._transport.is_terse:  # there, each message starts a program
             self._route_asked_at = time.monotonic()
-        self._outbox.put(([header], messages.encode(kind, payload, **fields)))
+        self._outbox.put(([header], message))
 
     def beat(self) -> None:
         """Send a heartbeat, which renews the node's lease, unless several are queued or the transport sends none."""

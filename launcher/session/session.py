@@ -74,11 +74,6 @@ class Session:
         self._pool = ConnectionPool(hosts, transport, outputs, settings, mark, idle=idle)
 
     @property
-    def is_terse(self) -> bool:
-        """Whether each message to a node is expensive."""
-        return self._transport.is_terse
-
-    @property
     def is_slurm_step(self) -> bool:
         """Whether Slurm may kill all that runs on the nodes: one process after another, and it says so afterwards."""
         return self._transport.name == "srun"
@@ -145,6 +140,10 @@ class Session:
     def send(self, index: int, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message to one node; drop it if the connection has ended."""
         self._pool.connections[index].send(kind, payload, **fields)
+
+    def pass_on(self, index: int, header: Mapping[str, Any], message: bytes) -> None:
+        """Queue a message that is encoded already, so that several nodes share its bytes."""
+        self._pool.connections[index].pass_on(header, message)
 
     def send_to_all(self, kind: str, **fields: Any) -> None:
         """Queue the same message to every node."""

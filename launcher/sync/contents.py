@@ -5,22 +5,24 @@ Small files are as they were listed, others come from the directory or this mach
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from launcher.concurrency import call_in_thread
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.tree import Tree
 from launcher.node.code import folders
-from launcher.node.code.listing import LINK, Entry, decode
+from launcher.node.code.listing import LINK, Entry, decode, hash_file
 from launcher.node.code.store import Store, find_base
-from launcher.node.messages import PIECE_BYTES
+from launcher.node.messages import PIECE, PIECE_BYTES, encode
 
 # The controller of a detached run reads what was sent to its host, where it may be removed before that is held.
 CHANGED_FIX = "try again when nothing writes to it and no launch clean --code runs, or exclude it in .launchignore"
@@ -29,6 +31,8 @@ _MOST_EACH_BYTES = 256 << 10
 _MOST_TOGETHER_BYTES = 32 << 20
 _SAMPLE_BYTES = 64 << 10
 _WORTH_IT = 0.9  # of its size, to which a sample must shrink
+_KEPT_BYTES = 32 << 20
+_MOST_OPEN = 32
 _LEVEL = 1  # a higher one is slower than most networks
 
 
@@ -71,7 +75,6 @@ class Contents:
             if file is None:
                 continue
             if _has_hash(file, entry):
-                file.seek(0)
                 return file
             file.close()
         path = one_line(entry.path, _MOST_CHARACTERS)
@@ -109,69 +112,96 @@ def _open_regular(path: str) -> BinaryIO | None:
 
 
 def _has_hash(file: BinaryIO, entry: Entry) -> bool:
-    digest, left = hashlib.sha256(), entry.size
-    try:
-        while left > 0:
-            data = file.read(min(left, PIECE_BYTES))
-            if not data:
-                return False
-            digest.update(data)
-            left -= len(data)
-        return not file.read(1) and digest.hexdigest() == entry.content
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return hash_file(file.fileno(), entry.size) == entry.content
+    return False
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------
 
+Parts = tuple[tuple[int, int, int], ...]  # each: the file's place in the listing, where the part begins and ends
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Parts of files for some nodes."""
+    """A message with parts of files, whose bytes all the nodes share that it goes to."""
 
-    nodes: frozenset[int]
-    parts: tuple[tuple[int, int, int], ...]  # each: which entry, where the part begins and ends
-    payload: bytes
-    is_packed: bool
-    size_bytes: int  # before compression
+    header: Mapping[str, Any]
+    message: bytes
+    sent_bytes: int  # of its payload
 
 
-def cut(
-    wanted: Mapping[int, frozenset[int]], entries: list[Entry], open_file: Callable[[Entry], BinaryIO]
-) -> Iterator[Piece]:
-    """Yield the pieces in order; wanted: the nodes that need an entry, by its place in `entries`."""
+def cut(wanted: Iterable[int], entries: Sequence[Entry]) -> Iterator[Parts]:
+    """Yield which parts of the wanted files go together in a piece, in order; an empty file needs none."""
     parts: list[tuple[int, int, int]] = []
-    data = bytearray()
-    nodes: frozenset[int] = frozenset()
-    for index, places in sorted(wanted.items()):
-        entry = entries[index]
-        if parts and (places != nodes or len(data) + entry.size > PIECE_BYTES):
-            yield _pack(nodes, parts, data)
-            parts, data = [], bytearray()
-        nodes = places
-        with open_file(entry) as file:
-            for begin, end in _spans(entry.size):
-                data += _read(file, end - begin)
-                parts.append((index, begin, end))
-                if end < entry.size:
-                    yield _pack(nodes, parts, data)
-                    parts, data = [], bytearray()
+    room = PIECE_BYTES
+    for index in wanted:
+        size = entries[index].size
+        for begin in range(0, size, PIECE_BYTES):
+            end = min(size, begin + PIECE_BYTES)
+            if end - begin > room:
+                yield tuple(parts)
+                parts, room = [], PIECE_BYTES
+            parts.append((index, begin, end))
+            room -= end - begin
     if parts:
-        yield _pack(nodes, parts, data)
+        yield tuple(parts)
 
 
-def _spans(size: int) -> Iterable[tuple[int, int]]:
-    """Return where the parts of a file begin and end; an empty file has one."""
-    return [(begin, min(size, begin + PIECE_BYTES)) for begin in range(0, max(1, size), PIECE_BYTES)]
+class Pieces:
+    """Reads and compresses each piece of a tree once, for all the nodes that want it at about the same time.
 
+    However many nodes there are and however far apart they get, about _KEPT_BYTES of pieces are kept besides those on
+    their way, and _MOST_OPEN large files are open. For a node that is further behind, its pieces are made again.
+    """
 
-def _read(file: BinaryIO, size: int) -> bytes:
-    """Read so many bytes; a file that became shorter is filled up, and so has another hash."""
-    return file.read(size).ljust(size, b"\0")
+    def __init__(self, entries: Sequence[Entry], open_file: Callable[[Entry], BinaryIO]) -> None:
+        """open_file: returns a file that is as it was listed."""
+        self._entries = entries
+        self._open_file = open_file
+        self._open: dict[int, BinaryIO] = {}  # large files, by their place in the listing
+        self._kept: dict[Parts, Piece] = {}  # the one that was used last is at the end
+        self._kept_bytes = 0
+        self._making = asyncio.Lock()
 
+    async def get(self, parts: Parts) -> Piece:
+        """Return the piece with these parts; raise UsageError if a file has changed."""
+        async with self._making:  # whoever waits finds it made
+            piece = self._kept.pop(parts, None)
+            if piece is None:
+                piece = await call_in_thread(lambda: self._make(parts))
+                self._kept_bytes += len(piece.message)
+            self._kept[parts] = piece
+            while self._kept_bytes > _KEPT_BYTES:
+                self._kept_bytes -= len(self._kept.pop(next(iter(self._kept))).message)
+        return piece
 
-def _pack(nodes: frozenset[int], parts: list[tuple[int, int, int]], data: bytearray) -> Piece:
-    content = bytes(data)
-    is_worth_it = len(zlib.compress(content[:_SAMPLE_BYTES], _LEVEL)) < _WORTH_IT * len(content[:_SAMPLE_BYTES])
-    payload = zlib.compress(content, _LEVEL) if is_worth_it else content
-    return Piece(nodes, tuple(parts), payload, is_worth_it, len(content))
+    def forget(self) -> None:
+        """Close all files, and look at them again before any more is read: one may have changed since."""
+        self._kept.clear()
+        self._kept_bytes = 0
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def _make(self, parts: Parts) -> Piece:
+        content = b"".join(self._read(*part) for part in parts)
+        sample = content[:_SAMPLE_BYTES]
+        is_packed = len(zlib.compress(sample, _LEVEL)) < _WORTH_IT * len(sample)
+        payload = zlib.compress(content, _LEVEL) if is_packed else content
+        header = {"type": PIECE, "is_packed": is_packed}
+        return Piece(header, encode(PIECE, payload, is_packed=is_packed), len(payload))
+
+    def _read(self, index: int, begin: int, end: int) -> bytes:
+        """Read a part; a file that became shorter is filled up, and so has another hash."""
+        entry = self._entries[index]
+        file = self._open.pop(index, None) or self._open_file(entry)
+        file.seek(begin)
+        data = file.read(end - begin).ljust(end - begin, b"\0")
+        if entry.size > PIECE_BYTES:  # others want the rest of it; to open it hashes all of it
+            self._open[index] = file
+            if len(self._open) > _MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+        else:
+            file.close()
+        return data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from launcher.errors import LauncherError, UsageError
 from launcher.escapes import listed_names
 from launcher.job.tree import Tree
-from launcher.node.code.listing import LINK, PROGRAM, Entry, decode, hash_listing
+from launcher.node.code.listing import LINK, PROGRAM, Entry, decode, hash_file, hash_listing
 from launcher.node.code.store import Store, find_base
 from launcher.node.messages import PIECE_BYTES
 from launcher.private_files import make_private
@@ -67,13 +66,11 @@ def keep_contents(tree: Tree, variables: Mapping[str, str]) -> None:
             file = contents.open(entry)
         except UsageError:
             continue
-        arrival = store.receive(entry)
+        arrival = store.receive(entry.content)
         try:
-            place = 0
             with file:
                 while data := file.read(PIECE_BYTES):
-                    arrival.write(place, data)
-                    place += len(data)
+                    arrival.write(data)
         except BaseException:
             arrival.abandon()
             raise
@@ -112,7 +109,7 @@ def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> li
         except FileNotFoundError:
             lacking.append(entry.path)
             continue
-        if hash_file(path) != entry.content:  # a disk may damage what it keeps
+        if hash_path(path) != entry.content:  # a disk may damage what it keeps
             path.unlink()
             lacking.append(entry.path)
     for entry in kept.entries:  # last, so that nothing is written through one
@@ -121,10 +118,7 @@ def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> li
     return lacking
 
 
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
+def hash_path(path: Path) -> str:
+    """Return the hash of a file."""
     with path.open("rb") as file:
-        while data := file.read(PIECE_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
+        return hash_file(file.fileno(), path.stat().st_size)

@@ -67,7 +67,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
     ),
     "setup": ("facts.setup",),
     "code": tuple(f"code.{name}" for name in (
-        "chain", "code_process", "folders", "listing", "missing_pieces", "proof", "store",
+        "code_process", "folders", "listing", "missing_pieces", "proof", "store",
     )),
     "boot_units": ("boot_units",),
     "claims": ("claims",),

@@ -70,6 +70,10 @@ class Channel:
             for piece in self._lie(order, answer(order), self._nonce):
                 self._pieces.put(piece)
 
+    def say(self, piece: Piece) -> None:
+        """Say this unasked."""
+        self._pieces.put(piece)
+
     def close(self) -> None:
         self.is_closed = True
         self._pieces.put(None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,10 +33,10 @@ class Code:
 
     def fields(self, **fields: Any) -> dict[str, Any]:
         return {"hash": self.hash, "name": "proj", "sub": "", "links": [], "optional": [], "home": "",
-                "group": os.urandom(4).hex(), "is_check": False, **fields}  # fmt: skip
+                "is_check": False, **fields}  # fmt: skip
 
-    def wanted(self, request: Message) -> list[str]:
-        bits = request["content"]
+    def wanted(self, request: Message | None) -> list[str]:
+        bits = request["content"] if request is not None else b""
         return [entry.path for place, entry in enumerate(self.entries) if bits and bits[place // 8] >> place % 8 & 1]
 
 
@@ -55,40 +54,37 @@ class Talk:
         self._requests = 0
         node.prepare(tree=code.fields(**fields), silence_s=NEVER_S, **(order or {}))
 
-    def request(self) -> Message:
-        """Return the next WANTED."""
+    def request(self) -> Message | None:
+        """Return the next WANTED, or None if the last word came instead."""
         self._requests += 1
-        self.node.wait_until(lambda: len(self.node.find(messages.WANTED)) >= self._requests, "wanted")
-        return self.node.find(messages.WANTED)[self._requests - 1]
+        self.node.wait_until(lambda: len(self.node.find(messages.WANTED)) >= self._requests or self._words(), "wanted")
+        return (self.node.find(messages.WANTED)[self._requests - 1 :] or [None])[0]
 
     def ask(self) -> list[str]:
         """Return which files are wanted; send the listing before that if it is."""
         request = self.request()
-        if request["needs_listing"]:
+        if request is not None and request["needs_listing"]:
             self.node.send(messages.LISTING, zlib.compress(self.code.listing))
             request = self.request()
         return self.code.wanted(request)
 
-    def send(self, *paths: str, damage: bytes = b"", is_for_chain: bool = False) -> None:
+    def send(self, *paths: str, damage: bytes = b"") -> None:
+        """Send these files, a piece for each that isn't empty."""
         for path in paths:
-            index = next(place for place, entry in enumerate(self.code.entries) if entry.path == path)
-            data = damage or self.code.files[path]
-            self.node.send(
-                messages.PIECE,
-                data,
-                parts=[[index, 0, self.code.entries[index].size]],
-                is_packed=False,
-                is_for_chain=is_for_chain,
-            )
+            if data := damage or self.code.files[path]:
+                self.node.send(messages.PIECE, data, is_packed=False)
 
-    def place(self, **fields: Any) -> Message:
-        self.node.send(messages.PLACE, **{"is_writer": True, "is_in_chain": False, **fields})
-        self.node.wait_until(lambda: self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED), "an answer")
-        return (self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED))[0]
+    def answer(self) -> Message:
+        """Return the node's last word."""
+        self.node.wait_until(self._words, "an answer")
+        return self._words()[0]
 
     def deliver(self) -> Path:
         """Send all that is wanted; return where the code is."""
         self.send(*self.ask())
-        answer = self.place()
+        answer = self.answer()
         assert (answer["type"], answer["hash"], answer["wrong"]) == (messages.PLACED, self.code.hash, []), answer
         return Path(answer["path"])
+
+    def _words(self) -> list[Message]:
+        return self.node.find(messages.PLACED) or self.node.find(messages.UNPLACED)

@@ -18,7 +18,7 @@ from launcher.commands.fetch import Fetched, Wish, fetch_files, is_safe, refuse_
 from launcher.errors import HostFailureKind, LauncherError
 from launcher.hosts.host import Host
 from launcher.node import file_sender
-from launcher.sync.kept_code import hash_file
+from launcher.sync.kept_code import hash_path
 from launcher.transports.base import STDERR, STDOUT, TransportError
 from launcher.transports.process_channel import LocalTransport
 
@@ -214,7 +214,7 @@ def test_a_host_that_looks_for_long_shows_that_it_is_there(
     file_sender.find_files(["outputs"], ())
     assert capfd.readouterr().out == "\n" * 2  # for each directory
     with Path("outputs/a.pt").open("rb") as file:
-        assert file_sender.hash_start(file.fileno(), 1000) == hash_file(workdir / "outputs/a.pt")
+        assert file_sender.hash_start(file.fileno(), 1000) == hash_path(workdir / "outputs/a.pt")
     assert capfd.readouterr().out == "\n"
     answer = b"\n\n" + entry("a") + b"\n" + END
     found = fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("*",), MOST), tmp_path / "R")

@@ -54,7 +54,7 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     talk = Talk(start(python=any_python), code)
     assert talk.ask() == ["empty", "pkg/copy.py", "run.sh", "train.py"]
     talk.send("empty", "pkg/copy.py", "run.sh", "train.py")
-    answer = talk.place()
+    answer = talk.answer()
     root = Path(answer["path"])
     assert root == cache / "launch" / "trees" / f"test-{code.hash[:7]}" / "proj"
     assert answer | {"path": ""} == {
@@ -65,7 +65,7 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     assert [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o100] == ["run.sh"]
     assert (root / "pkg/again").readlink() == Path("../train.py")
     assert all(path.stat().st_nlink == 1 for path in root.rglob("*") if path.is_file())
-    assert len(talk.node.find(messages.TOOK)) == 4
+    assert len(talk.node.find(messages.TOOK)) == 3, "an empty file takes no piece"
     assert talk.node.stop() == []
 
 
@@ -82,7 +82,7 @@ def test_the_next_run_takes_over_what_an_ended_one_has_left_unchanged(start: Any
     talk = Talk(start("next"), code)
     assert talk.ask() == ["train.py"]
     talk.send("train.py")
-    root = Path(talk.place()["path"])
+    root = Path(talk.answer()["path"])
     assert read(root) == code.files, "files of the run before are gone, and so is bytecode"
     assert (root / "pkg/model.py").stat().st_ino == inodes["pkg/model.py"]
     assert len(list((cache / "launch" / "trees").iterdir())) == 1
@@ -110,10 +110,13 @@ def test_a_living_run_and_one_that_wrote_into_its_directory_keep_it(start: Any) 
     assert (kept[1] / "pkg" / "result.json").read_text() == "42"
 
 
-def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path) -> None:
+def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path, tmp_path: Path) -> None:
     code = Code(FILES)
     node = start()
-    root = Talk(node, code).deliver()
+    links = [["outputs", str(tmp_path / "outputs"), True]]
+    root = Talk(node, code, links=links).deliver()
+    link_inode = (root / "outputs").lstat().st_ino
+    (root / "pkg" / "__pycache__").mkdir()
     (root / "train.py").write_bytes(b"print(7)\n")
     (root / "pkg" / "model.py").unlink()
     (root / "pkg" / "model.py").symlink_to("/etc/hostname")
@@ -124,29 +127,29 @@ def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path) ->
         if path.is_file() and path.read_bytes() == FILES["train.py"]:
             path.write_bytes(b"print(8)\n")  # as long as it was
 
-    talk = Talk(start(), code)  # the next attempt of the same run
-    assert talk.ask() == []
-    talk.node.send(messages.PLACE, is_writer=True, is_in_chain=False)
-    assert code.wanted(talk.request()) == ["train.py"]
+    talk = Talk(start(), code, links=links)  # the next attempt of the same run
+    assert talk.ask() == ["train.py"]
     talk.send("train.py")
-    answer = talk.place()
+    answer = talk.answer()
     assert answer["path"] == str(root)
     assert (answer["repaired"], answer["extras"], answer["wrong"]) == (
         ["pkg/model.py", "train.py"], ["pkg/extra.py"], [],
     )  # fmt: skip
+    assert not (root / "pkg" / "__pycache__").exists()
+    assert (root / "outputs").lstat().st_ino == link_inode, "another host that shares the directory may be using it"
     assert {path: data for path, data in read(root).items() if path in FILES} == FILES
 
 
 def test_a_file_that_comes_with_another_content_is_never_kept(start: Any, cache: Path) -> None:
     code = Code(FILES)
     talk = Talk(start(), code)
-    assert talk.ask()
-    talk.send("empty", "pkg/copy.py")
-    talk.send("train.py", damage=b"print(0)\n")
+    assert talk.ask() == ["empty", "pkg/copy.py", "train.py"]
+    talk.send("pkg/copy.py")
     for _ in range(2):
-        talk.node.send(messages.PLACE, is_writer=True, is_in_chain=False)
+        talk.send("train.py", damage=b"print(0)\n")
         assert code.wanted(talk.request()) == ["train.py"]
-    answer = talk.place()  # and it is not sent again
+    talk.send("train.py", damage=b"print(0)\n")
+    answer = talk.answer()  # it is not wanted again
     assert (answer["wrong"], answer["hash"] == code.hash) == (["train.py"], False)
     kept = [path.read_bytes() for path in (cache / "launch" / "content").rglob("*") if path.is_file()]
     assert b"print(0)\n" not in kept
@@ -171,9 +174,8 @@ def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_pat
     assert not os.path.lexists(Path(without.deliver()) / "out")
     assert without.node.find(messages.PLACED)[0]["unmade"] == ["out"]
     fails = Talk(start("fails"), Code({"train.py": b"1"}), links=[out, under], optional=["out"])
-    fails.send(*fails.ask())
     text = "can't make /dev/null/under for under/: Not a directory; fix: pass --link under=DIR"
-    assert fails.place()["text"] == text
+    assert fails.answer()["text"] == text
     # What can't be below a laptop's home directory is below that of the host.
     node = start("laptop", env={"HOME": str(tmp_path / "home")})
     moved = Talk(node, Code({"train.py": b"2"}), links=[out, under], optional=["out"], home="/dev/null")
@@ -183,8 +185,7 @@ def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_pat
     placed = moved.node.find(messages.PLACED)[0]
     assert (placed["moved"], placed["empty"], placed["unmade"]) == (["out", "under"], ["out", "under"], [])
     again = Talk(start("again"), Code({"train.py": b""}), links=[["data", str(tmp_path / "missing"), False]])
-    again.send(*again.ask())
-    assert again.place()["text"] == f"--link data={tmp_path}/missing: there is no {tmp_path}/missing"
+    assert again.answer()["text"] == f"--link data={tmp_path}/missing: there is no {tmp_path}/missing"
     assert (live / "outputs" / "model.pt").exists() and (data / "corpus").exists()
 
 
@@ -265,7 +266,7 @@ def test_what_another_user_has_put_there_is_not_taken_over(start: Any, path: str
     os.chown(before / path, NOBODY, -1)
     talk = Talk(start("next"), Code(FILES))
     assert talk.ask() == []
-    root = Path(talk.place()["path"])
+    root = Path(talk.answer()["path"])
     assert read(root) == FILES
     assert {each.stat().st_uid for each in (root, *root.rglob("*"))} == {os.geteuid()}
 
@@ -356,8 +357,7 @@ def test_nothing_that_a_run_wrote_is_ever_lost(start: Any, tmp_path: Path, is_be
     assert node.wait_for(messages.CENSUS)["written"] == named
     node.wait_until_gone()
     broken = Talk(start("broken"), code, links=[*links, ["mnt", "/nowhere", False]])
-    broken.ask()
-    assert "there is no /nowhere" in broken.place()["text"]
+    assert "there is no /nowhere" in broken.answer()["text"]
     for number in range(4):
         other = start(f"next{number}")
         Talk(other, Code({**code.files, "number": b"%d" % number}), links=links).deliver()

@@ -2,11 +2,11 @@
 
 The supervisor forks it, and passes messages on between it and the launcher:
 
-    launcher -> node    tree, within PREPARE; listing; meet, join; piece ...; place
-    node -> launcher    wanted; met, joined; took ...; placed or unplaced
+    launcher -> node    tree, within PREPARE; listing; piece ...
+    node -> launcher    wanted; took ...; placed or unplaced
 
-A node may want something again: when a file turns out to be damaged, or did not come from another node. Of nodes
-that share their cache directory one writes, and the others look once it is done.
+A node wants the listing, and then contents, if it lacks them; it may want contents again that turn out to be damaged.
+Of the processes that share a cache directory, one makes a tree, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import errno
 import fcntl
 import os
 import socket
-import time
 
 from launcher.node import messages
 from launcher.node.code import folders, listing, proof
 from launcher.node.code.folders import LOCK, Folder, is_hollow, read_name
 from launcher.node.code.missing_pieces import Intake
-from launcher.node.code.store import LOOK_S, SharedCache, Store, find_base
+from launcher.node.code.store import Store, find_base, make_alone
 from launcher.node.loop import READABLE, WRITABLE
 from launcher.node.processes import workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Mapping, NoReturn
+    from typing import Any, Callable, ContextManager, Dict, Iterable, Mapping, NoReturn
 
     from launcher.node.code.listing import Entry
     from launcher.node.loop import Loop
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
     Header = Dict[str, Any]
 
-_LOOK_AGAIN_S = 0.2
-_ROUNDS = 3  # of asking for files and writing them; the launcher serves as many
+_ROUNDS = messages.MOST_WANTED - 1  # of asking for files and writing them, after the listing
+_NAMED = ("wrong", "extras", "repaired", "empty", "moved", "unmade")  # lists of names in the answer
 _MOST_LOCKS = 4
 _READ_BYTES = 1 << 18
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -50,7 +49,7 @@ class GivenUpError(Exception):
 def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[str, str]) -> NoReturn:
     """In a fork: do the work, answer, and exit; `wanted`: the launcher's `tree`."""
     try:
-        intake = Intake(sock, env)
+        intake = Intake(sock)
         try:
             store = Store(find_base(env))
             if os.path.lexists(store.base) or not (wanted.get("is_check") or wanted.get("is_dry")):
@@ -59,6 +58,8 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
                 _prune(intake, store, is_dry=wanted["is_dry"])
             else:
                 Worker(sock, intake, store, wanted, run).work()
+        except EOFError:  # the supervisor is gone
+            pass
         except OSError as error:
             place = os.fsdecode(error.filename or find_base(env))
             text = "can't keep the code in %s: %s" % (place, error.strerror)
@@ -74,15 +75,11 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
 
 def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
     """Remove all code that no living run needs, and answer what was removed and what is left."""
-    found = folders.find_ended(store)
-    size = store.measure() + sum(entry.size for folder in found for entry in folder.read_entries())
-    for folder in found:
-        folder.unlock()
-    left = folders.find_left(store)
-    left += [] if is_dry else folders.prune(store, kept=0)
+    kept_bytes = store.measure()
+    runs, size, left = folders.prune(store, kept=0, is_dry=is_dry)
     if not is_dry:
         store.prune(0)
-    intake.say(messages.PRUNED, runs=len(found), bytes=size, left=left[: messages.MOST_NAMES])
+    intake.say(messages.PRUNED, runs=runs, bytes=kept_bytes + size, left=left[: messages.MOST_NAMES])
 
 
 class Worker:
@@ -103,49 +100,38 @@ class Worker:
     def work(self) -> None:
         """Put the code in its place, answer, and remove what earlier runs have left; or only compare it."""
         if self._wanted["is_check"]:
-            self._read_listing("", is_kept=False)
+            self._read_listing(is_kept=False)
             self._compare()
             return
-        cache = SharedCache(self._store, self._wanted["group"])
-        try:
-            self._read_listing(cache.name, is_kept=True)
-            is_writer = self._intake.take_files(self._store, self._entries, self._find_needed(), cache.name)
-        finally:
-            cache.leave()  # all others have come, or the launcher would not have said `place`
-        self._place(is_writer=is_writer)
-        if is_writer:
-            try:
-                folders.prune(self._store)
-                self._store.prune()
-            except OSError:  # the next run tries it again; this one has its code
-                pass
-
-    def _read_listing(self, group: str, *, is_kept: bool) -> None:
-        self._listing = self._intake.read_listing(self._store, self._wanted["hash"], group, is_kept=is_kept)
-        self._entries = listing.decode(self._listing)
-
-    def _find_needed(self) -> list[Entry]:
-        """Return what may have to be copied: nothing if a directory of this name was filled with the same."""
-        like = folders.find_like(self._store, self._wanted["name"], self._listing)
-        return [] if like is not None and like.read_listing() == self._listing else self._entries
-
-    def _place(self, *, is_writer: bool) -> None:
         links = self._find_targets()
         place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
         if ":" in place.root:
             raise GivenUpError("PYTHONPATH can't have %s: there is a colon in it" % place.root)
-        if not is_writer:
-            self._answer(place, self._await(place))
-        elif _is_there(place):
-            changed = proof.find_wrong(place.root, self._entries)
-            wrong = self._mend(place, changed)
-            place.remove_bytecode(self._entries)
-            place.write_listing(self._listing)
-            self._link(place, links)
+        with self._alone():
+            self._read_listing(is_kept=True)
+            was_there = _is_there(place)
+            if was_there:
+                self._link(place, links)
+                place.write_listing(self._listing)
+            else:
+                place, wrong = self._fill(place, links)
+        if was_there:
+            changed, wrong = self._restore(place)
             self._answer(place, wrong, changed)
-        else:
-            place, wrong = self._fill(place, links)
-            self._answer(place, wrong)
+            return
+        self._answer(place, wrong)
+        try:
+            folders.prune(self._store)
+            self._store.prune()
+        except OSError:  # the next run tries it again; this one has its code
+            pass
+
+    def _alone(self) -> ContextManager[None]:
+        return make_alone(self._store, self._wanted["hash"], self._intake.pause)
+
+    def _read_listing(self, *, is_kept: bool) -> None:
+        self._listing = self._intake.read_listing(self._store, self._wanted["hash"], is_kept=is_kept)
+        self._entries = listing.decode(self._listing)
 
     # ---- its directory ------------------------------------------------------------------------------------------
 
@@ -155,6 +141,9 @@ class Worker:
         Each file is hashed once: when its directory was taken over, or after it was written. Nothing of a run is in
         that directory, so it may be removed if this fails.
         """
+        like = folders.find_like(self._store, self._wanted["name"], self._listing)
+        if like is None or like.read_listing() != self._listing:  # otherwise that one may be taken over as it is
+            self._intake.take_files(self._store, self._entries, self._entries)
         folder, before = folders.begin(self._store, self._wanted["name"])
         try:
             wrong = self._mend(folder, self._find_changed(folder, before))
@@ -168,15 +157,25 @@ class Worker:
             raise GivenUpError("another process has removed the code from %s; run the command again" % found.path)
         return found, wrong
 
+    def _restore(self, place: Folder) -> tuple[list[Entry], list[Entry]]:
+        """Mend what has changed in a directory that was there; return that, and what is wrong even then."""
+        changed = wrong = proof.find_wrong(place.root, self._entries)
+        if changed:
+            with self._alone():
+                wrong = self._mend(place, proof.find_wrong(place.root, changed))
+        place.remove_bytecode(self._entries)
+        place.write_listing(self._listing)
+        return changed, wrong
+
     def _find_changed(self, folder: Folder, before: bytes) -> list[Entry]:
         """Remove what an earlier run had and this one hasn't; return what is to be written."""
         there = self._entries if before == self._listing else listing.decode(before) if before else []
         folder.remove_bytecode(there)
         if there is self._entries:
             return []
-        needed, kept = set(map(_key, self._entries)), set(map(_key, there))
-        folder.remove_files([entry for entry in there if _key(entry) not in needed])
-        return [entry for entry in self._entries if _key(entry) not in kept]
+        needed, kept = set(self._entries), set(there)
+        folder.remove_files([entry for entry in there if entry not in needed])
+        return [entry for entry in self._entries if entry not in kept]
 
     def _mend(self, folder: Folder, wrong: list[Entry]) -> list[Entry]:
         """Write what is wrong, and return what is wrong even then.
@@ -190,18 +189,6 @@ class Worker:
                 self._intake.take_files(self._store, self._entries, wrong)
             folder.put(self._store, wrong)
             wrong = proof.find_wrong(folder.root, wrong)
-        return wrong
-
-    def _await(self, place: Folder) -> list[Entry]:
-        """Return what is wrong in a directory that another node has filled, once this one sees all that it can see."""
-        deadline = time.monotonic() + LOOK_S
-        while True:
-            wrong = proof.find_wrong(place.root, self._entries)
-            if not wrong or time.monotonic() > deadline:
-                break
-            time.sleep(_LOOK_AGAIN_S)
-        if os.path.isdir(place.path):
-            place.lock(fcntl.LOCK_SH)
         return wrong
 
     def _find_targets(self) -> list[tuple[str, str]]:
@@ -242,44 +229,33 @@ class Worker:
 
     # ---- the answer ---------------------------------------------------------------------------------------------
 
-    def _answer(self, place: Folder, wrong: list[Entry], changed: list[Entry] | None = None) -> None:
+    def _answer(self, place: Folder, wrong: list[Entry], changed: Iterable[Entry] = ()) -> None:
         """Answer, and leave the lock of the directory to the supervisor; changed: what was mended there."""
-        answer = self._prove(place, wrong)
-        answer["repaired"] = [entry.path for entry in changed or () if entry not in wrong][: messages.MOST_NAMES]
-        answer["empty"] = [name for name, target in self._made.items() if _is_empty(target)][: messages.MOST_NAMES]
-        answer["moved"] = self._moved[: messages.MOST_NAMES]
-        answer["unmade"] = self._unmade[: messages.MOST_NAMES]
-        message = messages.encode(messages.PLACED, **answer)
+        repaired = [entry.path for entry in changed if entry not in wrong]
+        empty = [name for name, target in self._made.items() if _is_empty(target)]
+        told = self._prove(place, wrong, repaired=repaired, empty=empty, moved=self._moved, unmade=self._unmade)
+        message = messages.encode(messages.PLACED, **told)
         self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
 
-    def _prove(self, place: Folder, wrong: list[Entry]) -> Header:
-        """Return what the directory holds: all files were hashed, and these are wrong."""
-        lacking = set(map(_key, wrong))
-        right = (
-            listing.encode(entry for entry in self._entries if _key(entry) not in lacking) if wrong else self._listing
-        )
-        extras = proof.find_extras(place.root, self._entries, [name for name, _, _ in self._wanted["links"]])
-        return {
-            "path": place.root,
-            "hash": listing.hash_listing(right),
-            "wrong": [entry.path for entry in wrong][: messages.MOST_NAMES],
-            "wrong_count": len(wrong),
-            "extras": proof.find_extra_code(place.root, extras, messages.MOST_NAMES),
-            "repaired": [],
-            "empty": [],
-            "moved": [],
-            "unmade": [],
-        }
+    def _prove(self, place: Folder | None, wrong: list[Entry], **names: list[str]) -> Header:
+        """Return what the directory holds: all files were hashed, and these are wrong; names: what else is told."""
+        found: Header = {"path": "", "hash": "", "wrong_count": len(wrong), **{key: [] for key in _NAMED}}
+        if place is not None:
+            lacking = set(wrong)
+            right = [entry for entry in self._entries if entry not in lacking]
+            extras = proof.find_extras(place.root, self._entries, [name for name, _, _ in self._wanted["links"]])
+            names["wrong"] = [entry.path for entry in wrong]
+            names["extras"] = proof.find_extra_code(place.root, extras, messages.MOST_NAMES)
+            found["path"] = place.root
+            found["hash"] = listing.hash_listing(listing.encode(right) if wrong else self._listing)
+        found.update({key: paths[: messages.MOST_NAMES] for key, paths in names.items()})
+        return found
 
     def _compare(self) -> None:
         """Answer how the newest directory of this name differs from the listing; change nothing."""
         place = folders.find_like(self._store, self._wanted["name"], self._listing)
-        if place is None:
-            nothing: Header = {key: [] for key in ("wrong", "extras", "repaired", "empty", "moved", "unmade")}
-            self._intake.say(messages.PLACED, path="", hash="", wrong_count=0, **nothing)
-        else:
-            wrong = proof.find_wrong(place.root, self._entries)
-            self._intake.say(messages.PLACED, **self._prove(place, wrong))
+        wrong = proof.find_wrong(place.root, self._entries) if place is not None else []
+        self._intake.say(messages.PLACED, **self._prove(place, wrong))
 
 
 def _hold(place: Folder) -> list[int]:
@@ -298,10 +274,6 @@ def _is_there(place: Folder) -> bool:
         return True
     place.unlock()  # it was moved away meanwhile
     return False
-
-
-def _key(entry: Entry) -> tuple[str, str, str]:
-    return entry.path, entry.kind, entry.content
 
 
 def _is_empty(path: str) -> bool:

@@ -26,7 +26,7 @@ from launcher.node.code import listing, proof
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, Sequence
+    from typing import Iterable, Mapping, Sequence
 
     from launcher.node.code.listing import Entry
     from launcher.node.code.store import Store
@@ -102,11 +102,14 @@ class Folder:
             file.write(self.name)
 
     def write_listing(self, data: bytes) -> None:
-        """Note what was put there, so that the note is whole at any time."""
-        part = os.path.join(self.path, _LISTING + ".part")
-        with open(part, "wb") as file:
+        """Note what was put there, and that it was there now; the note is whole at any time."""
+        path = os.path.join(self.path, _LISTING)
+        if self.read_listing() == data:
+            os.utime(path)
+            return
+        with open(path + ".part", "wb") as file:
             file.write(data)
-        os.rename(part, os.path.join(self.path, _LISTING))
+        os.rename(path + ".part", path)
 
     def find_written(self, entries: Iterable[Entry]) -> list[str]:
         """Return what is there and was not sent, also beside the root; of a directory its name alone."""
@@ -122,22 +125,24 @@ class Folder:
         return proof.find_touched(self.root, entries, since)
 
     def make_links(self, links: Sequence[tuple[str, str]]) -> None:
-        """Make the links instead of those that were there; what a run has put where one was stays."""
-        self.remove_links()
-        with open(os.path.join(self.path, _LINKS), "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write("\0".join(name for name, _ in links))
+        """Make these links, and no others; what a run has put where one was stays."""
+        wanted = dict(links)
+        self.remove_links(wanted)
+        if self.read_links() != list(wanted):
+            with open(os.path.join(self.path, _LINKS), "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write("\0".join(wanted))
         for name, target in links:
             path = os.path.join(self.root, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             if not os.path.lexists(path):
                 os.symlink(target, path)
 
-    def remove_links(self) -> None:
-        """Remove the links; what a run has put where one was stays."""
+    def remove_links(self, kept: Mapping[str, str] = {}) -> None:
+        """Remove the links, but for those with these targets; what a run has put where one was stays."""
         folders = proof.RealFolders(self.root)
         for name in self.read_links():
             path = os.path.join(self.root, name)
-            if folders.has(name.rpartition("/")[0]) and os.path.islink(path):
+            if folders.has(name.rpartition("/")[0]) and os.path.islink(path) and os.readlink(path) != kept.get(name):
                 os.unlink(path)
 
     def put(self, store: Store, entries: Iterable[Entry]) -> list[Entry]:
@@ -301,43 +306,28 @@ def abandon(folder: Folder) -> None:
     folder.unlock()
 
 
-def find_ended(store: Store) -> list[Folder]:
-    """Return the directories of runs that have ended and have something to remove, locked."""
-    found = []
-    for folder in _find_folders(store, None):
-        if folder.lock(fcntl.LOCK_EX) and (folder.read_entries() or is_hollow(folder.root)):
-            found.append(folder)
-        else:
-            folder.unlock()
-    return found
+def prune(store: Store, *, kept: int = KEPT, is_dry: bool = False) -> tuple[int, int, list[str]]:
+    """Remove the files of runs that have ended, but for the newest of each name; is_dry: remove nothing.
 
-
-def prune(store: Store, *, kept: int = KEPT) -> list[str]:
-    """Remove the files of runs that have ended, but for the newest of each name.
-
-    Return the directories that are left, because something is in them that was not sent.
+    Return how many have ended, how many bytes were sent for them, and which directories stay, because something is in
+    them that was not sent, or whose listing is damaged.
     """
-    left = []
-    by_name: dict[str, list[Folder]] = {}
-    for folder in find_ended(store):
-        by_name.setdefault(folder.name, []).append(folder)
-    for found in by_name.values():
-        for number, folder in enumerate(sorted(found, key=_changed_at, reverse=True)):
-            if number >= kept and not _remove_folder(folder):
+    sizes, left = [], []
+    numbers: dict[str, int] = {}
+    for folder in sorted(_find_folders(store, None), key=_changed_at, reverse=True):
+        if folder.lock(fcntl.LOCK_EX):
+            entries = folder.read_entries()
+            if entries or is_hollow(folder.root):
+                sizes.append(sum(entry.size for entry in entries))
+                numbers[folder.name] = numbers.get(folder.name, 0) + 1
+                is_old = numbers[folder.name] > kept and not is_dry
+                left += [folder.root] if is_old and not _remove_folder(folder, entries) else []
+            elif os.path.isdir(folder.root):
                 left.append(folder.root)
-            folder.unlock()
-    _remove_unfinished(store, UNFINISHED_S if kept else _BEGUN_S)
-    return left
-
-
-def find_left(store: Store) -> list[str]:
-    """Return the directories of ended runs that hold nothing that is known to be sent: some listing may be damaged."""
-    found = []
-    for folder in _find_folders(store, None):
-        if folder.lock(fcntl.LOCK_EX) and os.path.isdir(folder.root) and not folder.read_entries():
-            found += [] if is_hollow(folder.root) else [folder.root]
         folder.unlock()
-    return found
+    if not is_dry:
+        _remove_unfinished(store, UNFINISHED_S if kept else _BEGUN_S)
+    return len(sizes), sum(sizes), left
 
 
 def is_hollow(folder: str) -> bool:
@@ -354,10 +344,10 @@ def _remove_hollow(folder: str) -> None:
                 pass
 
 
-def _remove_folder(folder: Folder) -> bool:
+def _remove_folder(folder: Folder, entries: Iterable[Entry]) -> bool:
     """Remove what was sent; return whether nothing is left."""
     folder.remove_links()
-    folder.remove_files(folder.read_entries())
+    folder.remove_files(entries)
     for path in proof.find_extras(folder.root, [], []):
         _remove_hollow(os.path.join(folder.root, path))
     try:
@@ -381,7 +371,7 @@ def _unlink(path: str) -> None:
 
 def _remove_unfinished(store: Store, age_s: float) -> None:
     """Remove directories of this age that nobody finished, because a process was killed; nobody knew of them."""
-    for entry in list(os.scandir(store.trees)):
+    for entry in list(os.scandir(store.trees)) if os.path.isdir(store.trees) else ():
         folder = Folder(entry.path, "")
         if entry.name.startswith(_FRESH) and time.time() - _changed_at(folder) > age_s:
             if folder.lock(fcntl.LOCK_EX):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+from typing import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Iterator
@@ -9,50 +14,27 @@ if TYPE_CHECKING:
 FILE = "-"
 PROGRAM = "x"  # a file that is executable
 LINK = "l"
+_READ_BYTES = 1 << 20
 HASH_CHARACTERS = 64  # SHA-256, in hex
 
 
-class Entry:
+class Entry(NamedTuple):
     """One file of a tree, or one symbolic link."""
 
-    __slots__ = ("content", "kind", "path", "size")
-
-    def __init__(self, path: str, kind: str, size: int, content: str) -> None:
-        """path: below the tree, with `/` between names and bytes that are no UTF-8 as surrogates.
-
-        size: in bytes; content: the hash of a file, or the target of a link.
-        """
-        self.path = path
-        self.kind = kind
-        self.size = size
-        self.content = content
-
-    def as_list(self) -> list[object]:
-        """Return the form that is sent."""
-        return [self.path, self.kind, self.size, self.content]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Entry) and self.as_list() == other.as_list()
-
-    def __hash__(self) -> int:
-        return hash(self.path)
-
-    def __repr__(self) -> str:
-        return "Entry(%r, %r, %r, %r)" % (self.path, self.kind, self.size, self.content)
+    path: str  # below the tree, with `/` between names and bytes that are no UTF-8 as surrogates
+    kind: str
+    size: int  # in bytes
+    content: str  # the hash of a file, or the target of a link
 
 
 def encode(entries: Iterable[Entry]) -> bytes:
     """Return a listing as bytes; equal trees give equal bytes."""
-    import json
-
     ordered = sorted(entries, key=lambda entry: entry.path)
-    return json.dumps([entry.as_list() for entry in ordered], separators=(",", ":")).encode("ascii")
+    return json.dumps(ordered, separators=(",", ":")).encode("ascii")
 
 
 def decode(data: bytes) -> list[Entry]:
     """Return the entries of a listing; raise ValueError if it isn't one, or names a place outside of the tree."""
-    import json
-
     found = json.loads(data.decode("ascii"))
     entries = [_read_entry(each) for each in (found if isinstance(found, list) else [found])]
     paths = {entry.path for entry in entries}
@@ -65,9 +47,16 @@ def decode(data: bytes) -> list[Entry]:
 
 def hash_listing(data: bytes) -> str:
     """Return the hash that names the tree with this listing."""
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()
+
+
+def hash_file(fd: int, size: int) -> str:
+    """Return the hash of a file of this size; empty if it has another size. Raise OSError on a damaged disk."""
+    digest, place = hashlib.sha256(), 0
+    while data := os.pread(fd, min(_READ_BYTES, size + 1 - place), place):
+        digest.update(data)
+        place += len(data)
+    return digest.hexdigest() if place == size else ""
 
 
 def parents(path: str) -> Iterator[str]:

@@ -13,11 +13,10 @@ from launcher.node.code import listing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterable
+    from typing import Iterable
 
     from launcher.node.code.listing import Entry
 
-_READ_BYTES = 1 << 20
 BYTECODE = "__pycache__"
 _WALK_S = 0.3  # a run may have written millions of files
 
@@ -38,8 +37,6 @@ class RealFolders:
 
 def find_wrong(root: str, entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries whose file or link is missing below `root`, or differs."""
-    import hashlib
-
     folders = RealFolders(root)
     wrong = []
     for entry in entries:
@@ -49,7 +46,7 @@ def find_wrong(root: str, entries: Iterable[Entry]) -> list[Entry]:
         elif entry.kind == listing.LINK:
             if not _is_link(path, entry.content):
                 wrong.append(entry)
-        elif not _is_file(path, entry, hashlib.sha256):
+        elif not _is_file(path, entry):
             wrong.append(entry)
     return wrong
 
@@ -84,7 +81,7 @@ def _is_link(path: str, target: str) -> bool:
         return False
 
 
-def _is_file(path: str, entry: Entry, make_hash: Callable[[], Any]) -> bool:
+def _is_file(path: str, entry: Entry) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nothing waits for a FIFO of that name
     except OSError:
@@ -96,14 +93,7 @@ def _is_file(path: str, entry: Entry, make_hash: Callable[[], Any]) -> bool:
             return False
         if is_program != (entry.kind == listing.PROGRAM):
             return False
-        digest, left = make_hash(), entry.size
-        while left > 0:
-            data = os.read(fd, min(left, _READ_BYTES))
-            if not data:
-                return False
-            digest.update(data)
-            left -= len(data)
-        return bool(digest.hexdigest() == entry.content)
+        return listing.hash_file(fd, entry.size) == entry.content
     except OSError:  # a damaged disk
         return False
     finally:

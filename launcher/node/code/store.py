@@ -6,6 +6,9 @@ nodes that share the directory. A file may still be damaged later; whoever copie
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import threading
 import time
@@ -15,7 +18,7 @@ from launcher.node.system import is_remote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Mapping
+    from typing import Callable, Iterator, Mapping
 
     from launcher.node.code.listing import Entry
 
@@ -23,6 +26,11 @@ _READ_BYTES = 1 << 20
 KEPT_S = 30 * 86400.0
 _UNFINISHED_S = 86400.0
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, until one of them is written
+_MAKING = "making-"  # and the beginning of a tree's hash: the lock of who makes it
+_TREE_CHARACTERS = 16
+_LIFE_S = 3.0  # between two signs of life of who has the lock
+STALLED_S = 20.0  # without one
+_LOOK_AGAIN_S = 0.05
 _LOCAL = "/var/tmp/launch-%d"  # of the user; on most systems for 30 days, which is long enough
 
 
@@ -81,9 +89,9 @@ class Store:
         except OSError:
             pass
 
-    def receive(self, entry: Entry) -> Arrival:
-        """Begin a file that comes in parts."""
-        return Arrival(os.path.join(self._arriving, os.urandom(8).hex()), self.path_of(entry.content), entry)
+    def receive(self, content: str) -> Arrival:
+        """Begin a file that comes in parts; content: its hash."""
+        return Arrival(os.path.join(self._arriving, os.urandom(8).hex()), self.path_of(content), content)
 
     def read(self, content: str, most_bytes: int) -> bytes:
         """Return a whole file; raise OSError if it isn't here, or is larger."""
@@ -97,8 +105,8 @@ class Store:
         """Remove what nothing was copied from for long, and what never arrived whole."""
         now = time.time() + 1  # a clock that is not this machine's may have written the times
         # Nothing younger than a minute is removed: a delivery may use it now.
-        groups = [each.path for each in os.scandir(self.base) if each.name.startswith("group-")]
-        for path in (*groups, *(each.path for each in os.scandir(self._arriving))):
+        locks = [each.path for each in os.scandir(self.base) if each.name.startswith(_MAKING)]
+        for path in (*locks, *(each.path for each in os.scandir(self._arriving))):
             _remove_older(path, now - max(60.0, min(kept_s, _UNFINISHED_S)))
         for folder in list(os.scandir(self._content)):
             for each in list(os.scandir(folder.path)):
@@ -131,8 +139,6 @@ class Store:
             os.close(source)
 
     def _clone(self, source: int, target: int) -> bool:
-        import fcntl
-
         try:
             if self._clones:
                 fcntl.ioctl(target, _FICLONE, source)
@@ -156,36 +162,23 @@ def _remove_older(path: str, limit: float) -> None:
 
 
 class Arrival:
-    """A file that comes in parts, in any order, and is kept only if its hash is the one that was announced."""
+    """A file that comes in parts, one after the other, and is kept only if its hash is the one that was announced."""
 
-    def __init__(self, part: str, path: str, entry: Entry) -> None:
+    def __init__(self, part: str, path: str, content: str) -> None:
         self._part = part
         self._path = path
-        self._entry = entry
-        self._left = entry.size
-        self._lock = threading.Lock()
-        self._is_over = False
+        self._content = content
+        self._digest = hashlib.sha256()
         self._fd, self._has_name = _open_new(part)
 
-    def write(self, begin: int, data: bytes | memoryview) -> bool:
-        """Write the part that begins here; return whether that completes the file, which takes no more then.
-
-        A neighbour may send a part that another thread writes at the same time, or that is there already.
-        """
-        view = memoryview(data)
-        with self._lock:
-            if self._is_over:
-                return False
-            self._left -= len(view)
-            while view:
-                written = os.pwrite(self._fd, view, begin)
-                begin, view = begin + written, view[written:]
-            self._is_over = self._left <= 0
-            return self._is_over
+    def write(self, data: bytes | memoryview) -> None:
+        """Write the next part."""
+        self._digest.update(data)
+        _write_all(self._fd, data)
 
     def finish(self) -> None:
         """Keep the file under its name if it has the announced hash, or remove it."""
-        if not self._has_hash():
+        if self._digest.hexdigest() != self._content:
             self.abandon()
             return
         try:
@@ -216,19 +209,8 @@ class Arrival:
         # With a directory, Python follows the link in /proc, which is to this very file.
         os.link("/proc/self/fd/%d" % self._fd, path, src_dir_fd=self._fd)
 
-    def _has_hash(self) -> bool:
-        import hashlib
-
-        digest, place = hashlib.sha256(), 0
-        while data := os.pread(self._fd, _READ_BYTES, place):
-            digest.update(data)
-            place += len(data)
-        return digest.hexdigest() == self._entry.content
-
     def abandon(self) -> None:
         """Remove what has come."""
-        with self._lock:
-            self._is_over = True
         os.close(self._fd)
         self._remove()
 
@@ -247,47 +229,54 @@ def _open_new(path: str) -> tuple[int, bool]:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), True
 
 
-LOOK_S = 5.0  # for a network file system to show what another node has written
+@contextlib.contextmanager
+def make_alone(store: Store, tree: str, pause: Callable[[float], object]) -> Iterator[None]:
+    """Let this process alone make a tree while the block runs: others wait here, then find what it has made.
 
-
-class SharedCache:
-    """This node's part in the cache directory, which other nodes may share: all of these read the same word in a file.
-
-    The first of them writes it.
+    They may be on other hosts that share the directory, so a lock on a file tells. Whoever is killed loses it. The file
+    also gets a new time now and then: a host that has died, or is frozen, may keep the lock on a network file system,
+    and nobody waits longer for that than STALLED_S. Two that make the same do no harm, and it costs the transfer: so
+    does a disk without locks, or one on which no file can be made. tree: its hash; pause: waits for some seconds.
     """
+    path = os.path.join(store.base, _MAKING + tree[:_TREE_CHARACTERS])
+    lock_fd = _await_lock(path, pause)
+    if lock_fd is None:
+        yield
+        return
+    is_over = threading.Event()
+    threading.Thread(target=_show_life, args=(path, is_over), daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        os.close(lock_fd)
 
-    def __init__(self, store: Store, nonce: str) -> None:
-        """nonce: of this delivery, since cloned machines have equal directories that they don't share."""
-        self._path = os.path.join(store.base, "group-" + nonce)
-        self._is_mine = False
-        self.name = os.urandom(8).hex()
+
+def _await_lock(path: str, pause: Callable[[float], object]) -> int | None:
+    """Return the locked file; None if no lock can be had, or its holder shows no life."""
+    seen_ns, seen_at = -1, time.monotonic()
+    while time.monotonic() - seen_at < STALLED_S:
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        except FileExistsError:
-            self.name = self._read() or self.name
-            return
-        os.write(fd, self.name.encode())
-        os.close(fd)
-        self._is_mine = True
-
-    def _read(self) -> str:
-        """Return the word, once it is there; empty if it doesn't come, or the file is gone."""
-        deadline = time.monotonic() + LOOK_S
-        while time.monotonic() < deadline:
-            try:
-                with open(self._path) as file:
-                    word = file.read(64)
-            except OSError:
-                return ""
-            if word:
-                return word
-            time.sleep(0.02)
-        return ""
-
-    def leave(self) -> None:
-        """Remove the file, if it is this node's; all others have read it by then."""
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # so a network file system looks again
+        except OSError:
+            return None
         try:
-            if self._is_mine:
-                os.unlink(self._path)
-        except FileNotFoundError:  # somebody has emptied the cache
-            pass
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except OSError as error:
+            changed_ns = os.fstat(fd).st_mtime_ns
+            os.close(fd)
+            if not isinstance(error, BlockingIOError):
+                return None
+        if changed_ns != seen_ns:
+            seen_ns, seen_at = changed_ns, time.monotonic()
+        pause(_LOOK_AGAIN_S)
+    return None
+
+
+def _show_life(path: str, is_over: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while not is_over.wait(_LIFE_S):
+            os.utime(path)

@@ -32,13 +32,6 @@ def make_credentials(count: int) -> Credentials:
 
     The certificate is valid from 2000 to 9999, since the clocks of the hosts may be wrong.
     """
-    password = secrets.token_hex(32)
-    certificate, key = make_certificate(password)
-    return Credentials(certificate, key, password, tuple(secrets.token_hex(32) for _ in range(count)))
-
-
-def make_certificate(password: str | None = None) -> tuple[str, str]:
-    """Return a new certificate and its key, both as PEM, the key encrypted if there is a password."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -52,10 +45,11 @@ def make_certificate(password: str | None = None) -> tuple[str, str]:
         .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))
         .sign(key, hashes.SHA256())
     )
-    plain = serialization.NoEncryption()
-    encryption = plain if password is None else serialization.BestAvailableEncryption(password.encode())
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
-    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
+    pem, password = serialization.Encoding.PEM, secrets.token_hex(32)
+    encryption = serialization.BestAvailableEncryption(password.encode())
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, encryption).decode()
+    tokens = tuple(secrets.token_hex(32) for _ in range(count))
+    return Credentials(certificate.public_bytes(pem).decode(), private, password, tokens)
 
 
 def make_server_context(credentials: Credentials) -> ssl.SSLContext:

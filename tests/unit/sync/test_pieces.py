@@ -1,133 +1,133 @@
-"""Files cut into pieces: every byte once, in order, for exactly the nodes that lack it."""
+"""Files cut into pieces: every byte that a node lacks once, in order, and each piece made once for all nodes."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import BinaryIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.code.listing import FILE, Entry
-from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES
-from launcher.sync.contents import Piece, cut
+from launcher.node.code.listing import FILE, LINK, Entry
+from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES, Decoder
+from launcher.sync import contents
+from launcher.sync.contents import Parts, Pieces, cut
+from launcher.sync.delivery import find_wanted
 
-ONE = frozenset({0})
 MIB = 1 << 20
 
 
-def cut_files(
-    files: Sequence[bytes], nodes: Mapping[int, frozenset[int]] | None = None, found: Sequence[bytes] = ()
-) -> list[Piece]:
-    """Return the pieces of these files; found: what is read of them, if they have changed since they were listed."""
-    entries = [
-        Entry(str(number), FILE, len(data), hashlib.sha256(data).hexdigest()) for number, data in enumerate(files)
-    ]
-    opened: list[BinaryIO] = []
-
-    def open_file(entry: Entry) -> BinaryIO:
-        opened.append(io.BytesIO((found or files)[int(entry.path)]))
-        return opened[-1]
-
-    pieces = list(cut(nodes or dict.fromkeys(range(len(files)), ONE), entries, open_file))
-    assert all(file.closed for file in opened)
-    return pieces
+def entries_of(files: Sequence[bytes]) -> list[Entry]:
+    return [Entry(str(number), FILE, len(data), hashlib.sha256(data).hexdigest()) for number, data in enumerate(files)]
 
 
-def join(pieces: Sequence[Piece]) -> dict[int, dict[int, bytes]]:
-    """Return what each node has then: of each file, the parts in the order in which they come."""
-    nodes: dict[int, dict[int, bytes]] = {}
-    for piece in pieces:
-        data = zlib.decompress(piece.payload) if piece.is_packed else piece.payload
-        assert len(data) == piece.size_bytes == sum(end - begin for _, begin, end in piece.parts) <= PIECE_BYTES
-        for index, begin, end in piece.parts:
-            for node in piece.nodes:
-                file = nodes.setdefault(node, {})
-                assert len(file.get(index, b"")) == begin, "a part comes after the one before it"
-                file[index] = file.get(index, b"") + data[: end - begin]
-            data = data[end - begin :]
-    return nodes
+class Source:
+    """Files that are read in pieces; `opened` has the number of each that was opened."""
+
+    def __init__(self, files: Sequence[bytes]) -> None:
+        self.files = list(files)
+        self.opened: list[int] = []
+        self.open_files: list[BinaryIO] = []
+        self.entries = entries_of(files)
+        self.pieces = Pieces(self.entries, self._open)
+
+    def _open(self, entry: Entry) -> BinaryIO:
+        self.opened.append(int(entry.path))
+        self.open_files.append(io.BytesIO(self.files[int(entry.path)]))
+        return self.open_files[-1]
+
+    async def read(self, *wanted: int) -> bytes:
+        """Return all that a node gets that wants these."""
+        data = b""
+        for parts in cut(wanted, self.entries):
+            data += unpack((await self.pieces.get(parts)).message)
+        return data
 
 
-def test_nothing_is_no_piece() -> None:
-    assert cut_files([]) == []
-
-
-def test_small_files_share_a_piece() -> None:
-    (piece,) = cut_files([b"print(1)\n", b"", b"x" * 100])
-    assert piece.parts == ((0, 0, 9), (1, 0, 0), (2, 0, 100))
-    assert (piece.nodes, piece.size_bytes) == (ONE, 109)
-
-
-def test_one_empty_file_is_a_piece() -> None:
-    (piece,) = cut_files([b""])
-    assert (piece.parts, piece.payload, piece.is_packed, piece.size_bytes) == (((0, 0, 0),), b"", False, 0)
+def unpack(message: bytes) -> bytes:
+    ((header, payload),) = Decoder().feed(message)
+    data = zlib.decompress(payload) if header["is_packed"] else payload
+    assert len(data) <= PIECE_BYTES
+    return data
 
 
 @pytest.mark.parametrize(
     ("sizes", "parts"),
     [
+        ([], []),
+        ([0], []),
+        ([9, 0, 100], [[(0, 0, 9), (2, 0, 100)]]),
         ([MIB], [[(0, 0, MIB)]]),
         ([MIB + 1], [[(0, 0, MIB)], [(0, MIB, MIB + 1)]]),
         ([2 * MIB], [[(0, 0, MIB)], [(0, MIB, 2 * MIB)]]),
         ([MIB - 1, 1, 1], [[(0, 0, MIB - 1), (1, 0, 1)], [(2, 0, 1)]]),
         ([1, MIB], [[(0, 0, 1)], [(1, 0, MIB)]]),
         ([MIB, 1], [[(0, 0, MIB)], [(1, 0, 1)]]),
-        ([MIB, 0, 1], [[(0, 0, MIB), (1, 0, 0)], [(2, 0, 1)]]),
-        ([MIB + 5, 7], [[(0, 0, MIB)], [(0, MIB, MIB + 5), (1, 0, 7)]]),
         ([3, MIB + 5, 7], [[(0, 0, 3)], [(1, 0, MIB)], [(1, MIB, MIB + 5), (2, 0, 7)]]),
     ],
 )  # fmt: skip
 def test_where_pieces_begin_and_end(sizes: list[int], parts: list[list[tuple[int, int, int]]]) -> None:
-    files = [os.urandom(size) for size in sizes]
-    pieces = cut_files(files)
-    assert [list(piece.parts) for piece in pieces] == parts
-    assert join(pieces) == {0: dict(enumerate(files))}
+    entries = [Entry(str(number), FILE, size, "") for number, size in enumerate(sizes)]
+    assert [list(each) for each in cut(range(len(sizes)), entries)] == parts
 
 
 def test_what_shrinks_is_compressed_and_the_rest_is_sent_as_it_is() -> None:
-    text, noise = cut_files([b"spam " * 20000, os.urandom(MIB)])
-    assert text.is_packed and len(text.payload) < 2000
-    assert not noise.is_packed and len(noise.payload) == MIB
-    (mixed,) = cut_files([os.urandom(64 << 10) + bytes(MIB // 2)])
-    assert not mixed.is_packed, "its beginning decides"
+    files = [b"spam " * 20000, os.urandom(MIB), os.urandom(64 << 10) + bytes(MIB // 2)]
+    source = Source(files)
+    text, noise, mixed = (asyncio.run(source.pieces.get(parts)) for parts in cut(range(3), source.entries))
+    assert text.header["is_packed"] and text.sent_bytes < 2000
+    assert not noise.header["is_packed"] and noise.sent_bytes == MIB
+    assert not mixed.header["is_packed"], "its beginning decides"
 
 
-def test_files_for_other_nodes_are_in_other_pieces() -> None:
-    both, second = frozenset({0, 1}), frozenset({1})
-    pieces = cut_files([b"a", b"b", b"c", b"d"], {0: both, 1: both, 2: second, 3: both})
-    assert [(piece.nodes, piece.parts) for piece in pieces] == [
-        (both, ((0, 0, 1), (1, 0, 1))), (second, ((2, 0, 1),)), (both, ((3, 0, 1),)),
-    ]  # fmt: skip
-    assert join(pieces) == {0: {0: b"a", 1: b"b", 3: b"d"}, 1: {0: b"a", 1: b"b", 2: b"c", 3: b"d"}}
+def test_a_piece_is_made_once_for_all_nodes_that_want_it() -> None:
+    """Also if they want it at the same time, and if one of them wants another file as well."""
+    source = Source([b"small", os.urandom(2 * MIB + 9), b"other"])
+
+    async def read_all() -> list[bytes]:
+        return await asyncio.gather(source.read(0, 1), source.read(0, 1), source.read(1, 2))
+
+    small, large, other = source.files
+    assert asyncio.run(read_all()) == [small + large, small + large, large + other]
+    assert sorted(source.opened) == [0, 1, 2]
+    source.pieces.forget()
+    assert all(file.closed for file in source.open_files)
 
 
-def test_the_rest_of_a_large_file_goes_to_nobody_else() -> None:
-    large, small = os.urandom(MIB + 1), b"x"
-    pieces = cut_files([large, small], {0: frozenset({0}), 1: frozenset({1})})
-    assert join(pieces) == {0: {0: large}, 1: {1: small}}
+def test_pieces_that_nobody_uses_are_made_again_and_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_KEPT_BYTES", 3 * MIB)
+    monkeypatch.setattr(contents, "_MOST_OPEN", 2)
+    source = Source([os.urandom(MIB + 1) for _ in range(4)])
+    for _ in range(2):
+        assert asyncio.run(source.read(*range(4))) == b"".join(source.files)
+    assert source.opened == 2 * [0, 1, 2, 3]
+    assert sum(not file.closed for file in source.open_files) == 2
+    assert source.pieces._kept_bytes == sum(len(piece.message) for piece in source.pieces._kept.values()) <= 3 * MIB
 
 
-def test_files_that_nobody_wants_are_not_opened() -> None:
-    assert join(cut_files([b"a", b"b", b"c"], {1: ONE})) == {0: {1: b"b"}}
+def test_a_piece_that_was_forgotten_is_read_again() -> None:
+    source = Source([b"old", bytes(MIB + 1)])
+    asyncio.run(source.read(0, 1))
+    source.files[0] = b"new"
+    assert asyncio.run(source.read(0, 1))[:3] == b"old"
+    source.pieces.forget()
+    assert asyncio.run(source.read(0, 1))[:3] == b"new"
+    assert source.opened == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("left", [0, 1, MIB, MIB + 1])
-def test_a_file_that_shrinks_while_it_is_read_gets_another_hash(left: int) -> None:
-    """Its size is what was listed, so that the files after it are what they are."""
-    large = os.urandom(MIB + 9)
-    pieces = cut_files([large, b"next"], found=[large[:left], b"next"])
-    assert join(pieces) == {0: {0: large[:left].ljust(MIB + 9, b"\0"), 1: b"next"}}
-
-
-def test_a_file_that_grows_is_cut_off() -> None:
-    pieces = cut_files([b"old", b"next"], found=[b"old and more", b"next"])
-    assert join(pieces) == {0: {0: b"old", 1: b"next"}}
+@pytest.mark.parametrize("left", [0, 1, MIB, MIB + 1, MIB + 10])
+def test_a_file_whose_size_has_changed_leaves_those_after_it_alone(left: int) -> None:
+    """What is missing is filled up, and what is too much isn't read."""
+    large = os.urandom(MIB + 10)
+    source = Source([large[: MIB + 9], b"next"])
+    source.files[0] = large[:left]
+    assert asyncio.run(source.read(0, 1)) == large[:left][: MIB + 9].ljust(MIB + 9, b"\0") + b"next"
 
 
 def test_the_window_holds_several_pieces() -> None:
@@ -135,17 +135,18 @@ def test_the_window_holds_several_pieces() -> None:
     assert TREE_WINDOW_BYTES >= 2 * PIECE_BYTES
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 400) | st.integers(MIB - 2, MIB + 2), st.frozensets(st.integers(0, 2), min_size=1)),
-        max_size=8,
-    )
-)
-def test_all_nodes_get_all_that_they_want(wanted: list[tuple[int, frozenset[int]]]) -> None:
-    files = [bytes([number]) * size for number, (size, _) in enumerate(wanted)]
-    pieces = cut_files(files, {number: nodes for number, (_, nodes) in enumerate(wanted)})
-    expected: dict[int, dict[int, bytes]] = {}
-    for number, (_, nodes) in enumerate(wanted):
-        for node in nodes:
-            expected.setdefault(node, {})[number] = files[number]
-    assert join(pieces) == expected
+@given(st.lists(st.integers(0, 400) | st.integers(MIB - 2, MIB + 2), max_size=8), st.sets(st.integers(0, 7)))
+def test_a_node_gets_exactly_what_it_wants(sizes: list[int], wanted: set[int]) -> None:
+    source = Source([bytes([number]) * size for number, size in enumerate(sizes)])
+    chosen = [number for number in range(len(sizes)) if number in wanted]
+    assert asyncio.run(source.read(*chosen)) == b"".join(source.files[number] for number in chosen)
+    plans: list[Parts] = list(cut(chosen, source.entries))
+    assert all(sum(end - begin for _, begin, end in parts) <= PIECE_BYTES for parts in plans)
+
+
+@given(st.binary(max_size=4))
+def test_each_bit_is_a_file_that_the_node_wants(bits: bytes) -> None:
+    """Bits beyond the listing mean nothing, and links come with it."""
+    entries = [Entry(str(number), LINK if number == 3 else FILE, 1, "") for number in range(20)]
+    expected = [place for place in range(20) if int.from_bytes(bits, "little") >> place & 1 and place != 3]
+    assert find_wanted(bits, entries) == expected

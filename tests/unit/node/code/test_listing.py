@@ -30,7 +30,7 @@ def test_equal_trees_have_equal_listings() -> None:
     assert encoded == listing.encode(reversed(ENTRIES))
     assert encoded.isascii()
     assert listing.decode(encoded) == ENTRIES
-    assert [entry.as_list() for entry in listing.decode(encoded)] == json.loads(encoded)
+    assert [[*entry] for entry in listing.decode(encoded)] == json.loads(encoded)
     assert listing.hash_listing(encoded) == hashlib.sha256(encoded).hexdigest()
     assert listing.encode(ENTRIES[1:]) != encoded
     assert listing.decode(listing.encode([])) == []
