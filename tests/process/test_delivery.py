@@ -632,8 +632,9 @@ def test_a_host_that_takes_nothing_gets_a_window_of_pieces(root: Path, tmp_path:
         return [] if order["type"] == messages.PIECE else wants_all(order, said, nonce)
 
     def end_at_last(data: bytes) -> None:
-        got["good"] += len(data) > MIB // 2
-        if got["good"] == 9:
+        is_piece = len(data) > MIB // 2
+        got["good"] += is_piece
+        if is_piece and got["good"] == 9:
             liar.opened[0].say(encode(messages.UNPLACED, text="enough", is_disk=False, is_full=False))
 
     liar = LyingTransport(lie)
