@@ -38,7 +38,7 @@ from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
-from launcher.runs.incident_log import IncidentLog, SharedIncidents
+from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import (
     Controller,
     End,
@@ -199,7 +199,7 @@ def ask_value(run: ListedRun | RemoteRun, find: Callable[[ListedRun], Any], *, m
     from launcher.transports.base import TransportError
 
     try:
-        with contextlib.closing(_prepare(run.way, _find_shared([run.way])[run.way], may_ask=may_ask)()) as launcher:
+        with contextlib.closing(_prepare(run.way, may_ask=may_ask)()) as launcher:
             launcher.ask(about_run(run.id, partial(print_value, find)), find_streams(os.environ))
             data = launcher.read_output()
     except TransportError as error:
@@ -253,7 +253,7 @@ def _asking(way: Way, run: RemoteRun | None = None) -> Iterator[RemoteLauncher]:
     from launcher.transports.base import TransportError
 
     try:
-        launcher = _prepare(way, _find_shared([way])[way])()
+        launcher = _prepare(way)()
         try:
             yield launcher
         finally:
@@ -322,7 +322,7 @@ def read_state(run: ListedRun | RemoteRun) -> Row:
     if isinstance(run, ListedRun):
         return as_row(run, now)
     answers, _ = _ask_for_rows([run.way] if run.row is None else [])
-    return _read_row(run, answers, now)
+    return read_row_of(run, answers, now)
 
 
 def read_rows(show: Show | None = None) -> tuple[list[Row], list[str]]:
@@ -332,7 +332,7 @@ def read_rows(show: Show | None = None) -> tuple[list[Row], list[str]]:
     def make_rows(answers: Mapping[Way, _Answer], *, is_late: bool) -> list[Row]:
         here = [as_row(run, now) for run in runs if isinstance(run, ListedRun)]
         elsewhere = [
-            _read_row(run, answers, now)
+            read_row_of(run, answers, now)
             for run in runs
             if isinstance(run, RemoteRun) and (not is_late or run.row is not None or run.way in answers)
         ]
@@ -347,7 +347,7 @@ def _sort(rows: Collection[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: float(row["age_s"]))
 
 
-def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row:
+def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row:
     """Return the row of a run elsewhere; if its host gave none, only what is known here, and why."""
     if run.row is not None:
         return _complete(run, {**run.row}, now)
@@ -355,6 +355,7 @@ def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row
     found = next((row for row in rows if row["run"] == run.id), None)
     if found is not None:
         runs = RunList.of_user(os.environ)
+        _note_incidents(run, found, now)
         if may_live(found):
             runs.note_alive(run, found)
         else:
@@ -363,6 +364,15 @@ def _read_row(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row
     why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
     known = "; ".join(filter(None, [why, _describe_sighting(run, now)]))
     return _complete(run, make_unknown_row(run.id, known), now)
+
+
+def _note_incidents(run: RemoteRun, row: Row, now: float) -> None:
+    """Remember what went wrong with hosts in this run; its controller may blame these alone."""
+    log = IncidentLog.of_user(os.environ)
+    log.note(run.id, run.began_at, dict.fromkeys(run.hosts))
+    for host, what, ago_s in row["blamed"] or ():
+        if host in run.hosts:
+            log.note(run.id, max(run.began_at, now - ago_s), {host: what})
 
 
 def _describe_sighting(run: RemoteRun, now: float) -> str:
@@ -404,30 +414,6 @@ def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
     return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source)]
 
 
-def forget_elsewhere(names: Collection[str]) -> tuple[list[str], list[str]]:
-    """Let the hosts that control runs of this machine forget what went wrong with these hosts.
-
-    Return those of which anything was known there, and the names of the controlling hosts that did not answer.
-    """
-    from launcher.controller.orders import forget_hosts
-
-    runs = [run for run in RunList.of_user(os.environ).read_all() if isinstance(run, RemoteRun)]
-    ways = {run.way: None for run in runs if not run.hosts or {*run.hosts} & {*names}}
-    answers, failures = _ask_all(ways, partial(forget_hosts, [*names]), lambda data: list(load_json(data)))
-    known = [name for name in names if any(name in answer for answer in answers.values())]
-    return known, [failure.host for failure in failures]
-
-
-def _find_shared(ways: Collection[Way]) -> dict[Way, SharedIncidents]:
-    """Return what is exchanged with each of these: of the runs that were started here and that it controls."""
-    log = IncidentLog.of_user(os.environ)
-    found: dict[Way, dict[str, Collection[str]]] = {way: {} for way in ways}
-    for run in RunList.of_user(os.environ).read_all():
-        if isinstance(run, RemoteRun) and run.way in found:
-            found[run.way][run.id] = run.hosts
-    return {way: SharedIncidents(log, runs) for way, runs in found.items()}
-
-
 def _ask_for_rows(
     ways: Collection[Way],
     show: Show | None = None,
@@ -452,10 +438,9 @@ def _ask_all(
     on_late: gets the answers so far, and the names of the hosts that are waited for, if some take long.
     """
     answers: SimpleQueue[tuple[Way, _AnswerT | HostFailure]] = SimpleQueue()
-    shared = _find_shared(ways)
     for way in ways:
         ask = partial(_ask, request=request, read=read)
-        start_thread(_asker(way, shared[way], ask, answers), f"ask {way.name}", lambda error: None)
+        start_thread(_asker(way, ask, answers), f"ask {way.name}", lambda error: None)
     found: dict[Way, _AnswerT] = {}
     failures: list[HostFailure] = []
     late, deadline = dict.fromkeys(ways), time.monotonic() + _AT_ONCE_S
@@ -476,12 +461,12 @@ def _ask_all(
 
 
 def _asker(
-    way: Way, shared: SharedIncidents,
+    way: Way,
     ask: Callable[[Way, Callable[[], RemoteLauncher]], _AnswerT | HostFailure],
     answers: SimpleQueue[tuple[Way, _AnswerT | HostFailure]],
 ) -> Callable[[], object]:  # fmt: skip
     try:
-        connect = _prepare(way, shared)
+        connect = _prepare(way)
     except LauncherError as error:  # such as an ssh_config that was removed since
         failure = HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
         return lambda: answers.put((way, failure))
@@ -513,7 +498,7 @@ def read_answer(data: bytes) -> _Answer:
     return rows, len(all_rows) - len(rows)
 
 
-def _prepare(way: Way, shared: SharedIncidents, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
+def _prepare(way: Way, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
     """Return what connects, which any thread may do; may_ask: this one may ask for a password."""
     from launcher.cli.host_choice import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
@@ -525,4 +510,4 @@ def _prepare(way: Way, shared: SharedIncidents, *, may_ask: bool = True) -> Call
     open_transport = choose_opener(settings, hosts, env={}, python=way.python, may_ask=may_ask)
     transport = open_transport(hosts, lambda text: None)
     pythons = loader_pythons(way.python)
-    return lambda: RemoteLauncher(transport, way.host, pythons, _CONNECT_TIMEOUT_S, shared)
+    return lambda: RemoteLauncher(transport, way.host, pythons, _CONNECT_TIMEOUT_S)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     AS_JSON.but(help="Print one JSON list to stdout."),
     Option(
         ["--forget"], metavar="LIST", shell_complete=complete_hosts,
-        help="Clear the record of these hosts' failures, here and on the controller hosts.",
+        help="Clear the record of these hosts' failures.",
         heading="Hosts",
     ),
 ])  # fmt: skip
@@ -59,22 +59,16 @@ def _ranked(hosts: Sequence[Host]) -> list[tuple[int | None, Host]]:
 
 
 def _forget(words: str) -> int:
-    from launcher.cli.find_run import forget_elsewhere
     from launcher.hosts.hostfiles import parse_hosts
     from launcher.runs.incident_log import IncidentLog
 
     names = [host.name for host in parse_hosts(words, "--forget")]
-    known_elsewhere, unreached = forget_elsewhere(names)  # first: asked about runs, these hosts tell what they know
-    known_here = IncidentLog.of_user(os.environ).forget(names, time.time())
-    forgotten = [name for name in names if name in (*known_here, *known_elsewhere)]
+    forgotten = IncidentLog.of_user(os.environ).forget(names, time.time())
     unknown = [name for name in names if name not in forgotten]
     if forgotten:
         click.echo(f"launch: forgot what went wrong with {fold_names(forgotten)}", err=True)
     if unknown:
         click.echo(f"launch: nothing was known of {fold_names(unknown)}", err=True)
-    if unreached:
-        rest = "what is known there is ignored here, and cleared by the next command that reaches it"
-        click.echo(f"launch: {fold_names(unreached)} can't be reached: {rest}", err=True)
     return 0
 
 

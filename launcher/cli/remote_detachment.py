@@ -38,7 +38,7 @@ from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs.code_version import CodeQuestion
 from launcher.runs.execution import find_checkpoints
-from launcher.runs.incident_log import IncidentLog, SharedIncidents
+from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import ALL_RUN, QUEUED, Opener, RunOptions
 from launcher.session.session import Session
@@ -72,11 +72,10 @@ def run_planted(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(output), "git": question.version()}, credentials, proposed_id, output.quiet, output.as_json,
         output.notify, controller.name, output.survive_reboots,
+        IncidentLog.of_user(os.environ).describe([host.name for host in everyone], time.time()),
     )  # fmt: skip
-    names = tuple(host.name for host in everyone)
-    incidents = SharedIncidents(IncidentLog.of_user(os.environ), {proposed_id: names})
     streams = find_streams(os.environ)
-    planting = Planting(controller, request, transport, loader_pythons(job.python), streams, incidents)
+    planting = Planting(controller, request, transport, loader_pythons(job.python), streams)
     try:
         run_id = _gather(planting, everyone, output)
         way = Way(

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -84,8 +85,10 @@ def run_recorded(
             keep_origin(runs, record.run_id, job, (*hosts, *spares), checkpoints, run_options.until_at),
             keep_code_version(job, record, kept),
         ):
+            names = [host.name for host in (*hosts, *spares)]
             request = RunRequest(
                 with_trainer_command(job), hosts, open_transport, record, console, run_options, spares=spares,
+                incidents=incident_log.describe(names, time.time()) if incident_log is not None else {},
                 incident_log=incident_log, leave=leave,
             )  # fmt: skip
             end_process = os._exit if is_last else None

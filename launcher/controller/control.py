@@ -41,7 +41,6 @@ from launcher.output.run_folder import RunRecord, create_record, reopen_record
 from launcher.output.style import Style
 from launcher.output.write_queue import STALLED_S
 from launcher.runs.execution import execute_job, listed
-from launcher.runs.incident_log import IncidentLog
 from launcher.runs.kept_run import KeptRun
 from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.result import Result
@@ -101,7 +100,7 @@ def control(
                 start_thread(partial(_warn_of_reboots, hub, console), "units", lambda error: None)
             run = RunRequest(
                 request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
-                spares=request.spares, incident_log=IncidentLog(state / "hosts.json"),
+                spares=request.spares, incidents=request.incidents,
                 leave=partial(_leave, console, record, last_line, hub, kept, values, unit),
                 keep=kept.note if request.options.restarts else None,
                 can_reach=partial(_can_reach, hub),
@@ -182,7 +181,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
         redirect_streams(record.folder)
         again = RunRequest(
             request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
-            spares=request.spares, incident_log=IncidentLog(state / "hosts.json"), keep=kept.note, standing=standing,
+            spares=request.spares, keep=kept.note, standing=standing,
             can_reach=partial(_can_reach, hub),
         )  # fmt: skip
         if unit is not None:

@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
@@ -30,7 +30,6 @@ from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import describe_error, tell
 from launcher.output.terminal import write_some
-from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.run_request import RunOptions
 from launcher.runs.run_rows import as_row
@@ -38,6 +37,7 @@ from launcher.transports.agents.credentials import Credentials
 
 LENGTH_BYTES = 8
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
+END = "end"
 LEFT = "left"  # once all ranks run
 LEFT_QUEUED = "left queued"
 BEAT_S = 5.0  # between two heartbeats of either side, or less
@@ -64,6 +64,7 @@ class Control:
     notify: str | None = None
     host: str = ""  # the name of the controlling host, as the launch host has it
     survives_reboots: bool = False  # each host starts what it has of the run after a boot
+    incidents: Mapping[str, str] = field(default_factory=dict)  # what went wrong with hosts in earlier runs, in words
 
 
 RunAction = Callable[[ListedRun, OutputStreams], int]  # it returns an exit code; launcher.commands.run_actions has them
@@ -94,25 +95,16 @@ def print_id(word: str | None, runs: RunList, streams: OutputStreams) -> int:
     return 0
 
 
-def forget_hosts(names: Sequence[str], runs: RunList, streams: OutputStreams) -> int:
-    """Forget what went wrong with these hosts; print, as a JSON list, those of which anything was known."""
-    print(json.dumps(IncidentLog(runs.base.parent / "hosts.json").forget(names, time.time())))
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class Order:
     """A request with what it takes to answer it."""
 
     request: Request
     streams: OutputStreams  # where the answer is shown
-    # Begins the last line of both streams: on stderr the exit code and REFUSED or UNKNOWN, or why they end before
-    # that; on stdout what is known of hosts from `runs`. A heartbeat on stderr is the mark alone.
+    # Begins the last line of both streams; behind it comes END on stdout, and on stderr the exit code and REFUSED or
+    # UNKNOWN, or why they end before that. A heartbeat on stderr is the mark alone.
     mark: bytes
     silence_s: float = SILENCE_S  # after it the launch host is gone, unless the run was told to go on without it
-    incidents: str = "{}"  # what the launch host knows of hosts, see IncidentLog.tell
-    runs: tuple[str, ...] = ()  # from which it wants to know more
-    sent_at: float = 0.0  # by the launch host's clock
 
 
 def encode(order: Order) -> bytes:
@@ -137,12 +129,10 @@ def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
     data = _take(int.from_bytes(_take(LENGTH_BYTES, wait_s), "big"), wait_s)
     order = pickle.loads(data)  # it comes from the launcher that sent this code
     assert isinstance(order, Order)
-    log, ahead_s = IncidentLog.of_user(variables), time.time() - order.sent_at
-    last_line, ending = LastLine(order.mark, partial(log.tell_of_runs, order.runs, ahead_s)), ""
+    last_line, ending = LastLine(order.mark), ""
     period_s = min(BEAT_S, order.silence_s / messages.BEATS_PER_SILENCE)
     start_thread(partial(last_line.beat, period_s), "beat", lambda error: None)
     try:
-        log.learn(order.incidents, ahead_s)
         if isinstance(order.request, Control):
             from launcher.controller.control import control  # half of this package, which no other request needs
 
@@ -198,9 +188,8 @@ def read_in_time(size: int, silence_s: float | None) -> bytes:
 class LastLine:
     """The last line of both streams of this process, which is written once; nobody may read it any more."""
 
-    def __init__(self, mark: bytes, tell_incidents: Callable[[], str]) -> None:
+    def __init__(self, mark: bytes) -> None:
         self._mark = mark
-        self._tell_incidents = tell_incidents
         self._lock = threading.Lock()
         self._is_written = False
 
@@ -210,7 +199,7 @@ class LastLine:
             was_written, self._is_written = self._is_written, True
         if was_written:
             return
-        for fd, text in ((STDOUT, self._tell_incidents()), (STDERR, word)):
+        for fd, text in ((STDOUT, END), (STDERR, word)):
             with contextlib.suppress(OSError):
                 view = memoryview(self._mark + text.encode() + b"\n")
                 while view:

@@ -29,7 +29,6 @@ from launcher.open_files import allow_open_files
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import is_run_id
-from launcher.runs.incident_log import SharedIncidents
 from launcher.session.pool import CONNECT_WINDOW, FILES_PER_HOST, OWN_FILES
 from launcher.session.signals import outlast_signals
 from launcher.transports.base import Channel, Transport, TransportError, failure_of
@@ -44,7 +43,6 @@ class Planting:
 
     def __init__(
         self, controller: Host, request: Control, transport: Transport, pythons: Sequence[str], streams: OutputStreams,
-        incidents: SharedIncidents | None = None,
     ) -> None:  # fmt: skip
         self.run_id = ""
         self._controller = controller
@@ -52,7 +50,6 @@ class Planting:
         self._transport = transport
         self._pythons = pythons
         self._streams = streams
-        self._incidents = incidents
         self._hosts = (*request.hosts, *request.spares)
         self._events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._is_listening = threading.Event()
@@ -155,7 +152,7 @@ class Planting:
     def _serve_controller(self) -> None:
         timeout_s = self._request.job.timeouts.connect_timeout_s
         try:
-            launcher = RemoteLauncher(self._transport, self._controller, self._pythons, timeout_s, self._incidents)
+            launcher = RemoteLauncher(self._transport, self._controller, self._pythons, timeout_s)
             self._launcher = launcher
             launcher.ask(self._request, self._streams)
             self._read_answers(launcher)

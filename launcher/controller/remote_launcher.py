@@ -6,9 +6,7 @@ import contextlib
 import re
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from launcher.concurrency import start_thread
@@ -23,7 +21,6 @@ from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams, find_remote_streams
 from launcher.output.terminal import write_some
-from launcher.runs.incident_log import SharedIncidents
 from launcher.transports import bootstrap
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.bootstrap import MARKER_TIMEOUT_S, hanging_up, open_python
@@ -34,7 +31,7 @@ _CODE_S = 120.0  # for the code of this package to get there
 _ANSWER_S = 30.0  # for an answer that is read whole
 _MOST_ANSWER_BYTES = 4096
 _MOST_LINE_BYTES = 1 << 16
-_MOST_LAST_LINE_BYTES = 1 << 22
+_MOST_LAST_LINE_BYTES = 1 << 12
 _MOST_OUTPUT_BYTES = 64_000_000
 
 
@@ -43,14 +40,9 @@ class RemoteLauncher:
 
     def __init__(
         self, transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float,
-        incidents: SharedIncidents | None = None,
     ) -> None:  # fmt: skip
-        """Connect and send the code, unless the host has it; raise TransportError.
-
-        incidents: exchanged with each request, and learned once all output was read.
-        """
+        """Connect and send the code, unless the host has it; raise TransportError."""
         self.host = host
-        self._incidents = incidents
         python = open_python(transport, host, pythons, timeout_s)
         self.channel = python.channel
         self.exit_code: int | None = None  # once all output was read; None: it has left its streams, and continues
@@ -76,9 +68,7 @@ class RemoteLauncher:
     def ask(self, request: Request, streams: OutputStreams) -> None:
         """Send the request; view: of this process's streams."""
         silence_s = self._silence_s if isinstance(request, Control) else orders.SILENCE_S
-        order = Order(request, find_remote_streams(streams), self._mark, silence_s, sent_at=time.time())
-        if self._incidents is not None:
-            order = replace(order, incidents=self._incidents.tell(), runs=tuple(self._incidents.runs))
+        order = Order(request, find_remote_streams(streams), self._mark, silence_s)
         self._send(orders.encode(order))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 
@@ -115,8 +105,6 @@ class RemoteLauncher:
                 raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
             if data:
                 yield stream, data
-        if self._incidents is not None:
-            self._incidents.learn(self._cuts[STDOUT].word)
         word = self._cuts[STDERR].word
         self.is_queued = word == orders.LEFT_QUEUED
         if word not in (orders.LEFT, orders.LEFT_QUEUED):

@@ -453,10 +453,10 @@ class Run:
         if verdict is None:
             return decision
         self._attempts[-1]["search"] = asdict(verdict)
-        self._write_attempts()
         searched = use_verdict(decision, verdict, names)
         if searched.is_blamed:
             self._note_incidents(dict.fromkeys(searched.without, "failed test-distributed"))
+        self._write_attempts()
         return searched
 
     def _replace_hosts(self, result: Result, decision: Restart) -> None:
@@ -514,14 +514,15 @@ class Run:
                 "then": None if decision is None else decision.why,
                 "restarts": asdict(self._count_restarts(follows=not isinstance(decision, Stop))),
                 "search": None,
+                "blamed": {},
                 "result": result.as_record(),
             }
         )
-        self._write_attempts()
         here = [host for host in self._hosts.hosts if host.name in self._carried.here]
         has_one_other = bool(here) and len(self._hosts.hosts) - len(here) == 1
         incidents = find_incidents(result.cause, refusal, ending, has_one_other=has_one_other)
         self._note_incidents({host.name: incidents.get(host.name) for host in self._hosts.hosts})
+        self._write_attempts()
 
     def _write_attempts(self) -> None:
         attempts = [dict(attempt) for attempt in self._attempts]  # written later, by another thread
@@ -529,6 +530,7 @@ class Run:
 
     def _note_incidents(self, incidents: Mapping[str, Incident | None]) -> None:
         """Remember for each host what went wrong with it, or that nothing did."""
+        self._attempts[-1]["blamed"] |= {host: what for host, what in incidents.items() if what is not None}
         if self._request.incident_log is not None:
             note = partial(self._request.incident_log.note, self._record.run_id, wall_clock(), incidents)
             with contextlib.suppress(LauncherError):  # no thread is left; a run needs no memory
@@ -642,12 +644,10 @@ class Run:
 
 def _begin(request: RunRequest) -> Standing:
     """Return where a run stands before its first attempt."""
-    log, names, now = request.incident_log, [host.name for host in (*request.hosts, *request.spares)], wall_clock()
     hosts = HostsAndSpares(request.hosts[: request.options.num_nodes], request.spares, request.options.min_nodes)
-    incidents = log.describe(names, now) if log is not None else {}
     others = request.hosts[len(hosts.hosts) :]
-    carried = CarriedOver(incidents=incidents, until=request.options.until_at, others=tuple(others))
-    return Standing(now, hosts, (), (), carried, None)
+    carried = CarriedOver(incidents=request.incidents, until=request.options.until_at, others=tuple(others))
+    return Standing(wall_clock(), hosts, (), (), carried, None)
 
 
 def _ignore(*args: object) -> None:

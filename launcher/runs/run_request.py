@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from launcher.hosts.host import Host
@@ -58,7 +58,8 @@ class RunRequest:
     console: RunConsole
     options: RunOptions
     spares: Sequence[Host] = ()
-    incident_log: IncidentLog | None = None  # what went wrong with hosts in earlier runs; None: nothing is remembered
+    incidents: Mapping[str, str] = field(default_factory=dict)  # what went wrong with hosts in earlier runs, in words
+    incident_log: IncidentLog | None = None  # where this run notes what goes wrong; None: only in its record
     find_culprits: CulpritFinder | None = None  # tests which of these hosts are to blame; None: nobody can
     leave: Callable[[str], object] | None = None  # the terminal, once it isn't needed any more; gets why
     # Tells whether all of these hosts can be reached, without asking them; None: only an attempt can tell.

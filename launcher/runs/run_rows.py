@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.escapes import one_line
 from launcher.output.run_folder import is_run_id
+from launcher.runs.incident_log import INCIDENTS
 from launcher.runs.run_state import describe_doing, read_doing
 from launcher.wording import count
 
@@ -22,6 +24,7 @@ _TAIL_BYTES = 8192
 _MOST_TEXT = 200
 _MOST_PATH = 4096
 _MOST_NUMBER = 1 << 32
+_MOST_BLAMED = 1000
 
 Record = dict[str, Any]  # the run.json of a run
 Row = dict[str, Any]  # the values of one run for --json
@@ -66,6 +69,11 @@ def _make_row(run: ListedRun, record: Record, now: float) -> Row:
         "pid": run.controller.pid if run.is_alive else None,
         "logs": run.controller.folder,
         "can_continue": run.can_be_taken_up,
+        "blamed": [
+            [host, what, max(0.0, round(now - datetime.fromisoformat(attempt["ended_at"]).timestamp(), 1))]
+            for attempt in attempts
+            for host, what in attempt.get("blamed", {}).items()
+        ],
         "last_line": find_last_line(run, record),
     }
 
@@ -99,6 +107,14 @@ def _or_none(is_form: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: value is None or is_form(value)
 
 
+def _is_blame(value: object) -> bool:
+    """Tell whether this is a host, what went wrong with it, and how many seconds ago."""
+    match value:
+        case [str(), what, ago_s]:
+            return what in INCIDENTS and _is_number(ago_s)
+    return False
+
+
 _FORMS: Mapping[str, Callable[[object], bool]] = {
     "run": lambda value: isinstance(value, str) and is_run_id(value),
     "name": _or_none(_is_text),
@@ -117,6 +133,9 @@ _FORMS: Mapping[str, Callable[[object], bool]] = {
     "pid": _or_none(_is_count),
     "logs": _or_none(_is_text),
     "can_continue": _or_none(lambda value: isinstance(value, bool)),
+    "blamed": _or_none(
+        lambda value: isinstance(value, list) and len(value) <= _MOST_BLAMED and all(map(_is_blame, value))
+    ),
     "last_line": _is_text,
 }
 

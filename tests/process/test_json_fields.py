@@ -30,7 +30,7 @@ from launcher.runs.inspection import Inspection
 GUIDE = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")
 COMMON = {"event", "time"}
 # Objects whose keys are names of hosts and variables, and what another table has.
-LEAVES = {"left", "unreachable", "written", "exit_codes", "failures", "env", "plan", "result"}
+LEAVES = {"left", "blamed", "unreachable", "written", "exit_codes", "failures", "env", "plan", "result"}
 FAILS = """
 import os, sys, time
 print("ready", flush=True)

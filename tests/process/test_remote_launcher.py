@@ -24,14 +24,13 @@ from machines.processes import wait_until
 
 from launcher.commands.run_actions import print_value, wait
 from launcher.controller import orders, remote_launcher
-from launcher.controller.orders import Control, about_run, forget_hosts, print_id, print_rows
+from launcher.controller.orders import Control, about_run, print_id, print_rows
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.controller.travelling_code import pack_code
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.output.output_streams import OutputStreams
-from launcher.runs.incident_log import IncidentLog, SharedIncidents
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
 from launcher.transports.agents.credentials import make_credentials
@@ -75,12 +74,12 @@ def listed(folder: Path) -> Iterator[None]:
         entry.close(is_kept=False)
 
 
-def start(python: str = sys.executable, incidents: SharedIncidents | None = None) -> RemoteLauncher:
-    return RemoteLauncher(LocalTransport(), Host("here"), [python], TIMEOUT_S, incidents)
+def start(python: str = sys.executable) -> RemoteLauncher:
+    return RemoteLauncher(LocalTransport(), Host("here"), [python], TIMEOUT_S)
 
 
-def ask(request: orders.Request, incidents: SharedIncidents | None = None) -> tuple[bytes, int | None]:
-    launcher = start(incidents=incidents)
+def ask(request: orders.Request) -> tuple[bytes, int | None]:
+    launcher = start()
     launcher.ask(request, VIEW)
     output = launcher.read_output()
     launcher.close()
@@ -120,27 +119,10 @@ def test_only_what_was_sent_runs(cache: Path) -> None:
         assert sorted(path.name for path in cache.iterdir() if path.suffix) == [], name
 
 
-def test_each_answer_brings_what_is_known_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each request takes it there, even if no run has the id that is asked about."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "there"))
-    here, there, now = IncidentLog(tmp_path / "here" / "hosts.json"), IncidentLog.of_user(os.environ), time.time()
-    here.note("20261119-101112", now, {"n1": "lost"})
-    there.note(RUN, now, {"n2": "lost", "n3": "lost"})
-    shared = SharedIncidents(here, {RUN: ("n1", "n2")})
-    assert ask(about_run(RUN, wait), shared)[1] == 2
-    assert [*here.describe(["n1", "n2", "n3"], now)] == ["n1", "n2"]
-    assert [*there.describe(["n1", "n2", "n3"], now)] == ["n1", "n2", "n3"]
-    assert ask(partial(forget_hosts, ["n2", "n4"])) == (b'["n2"]\n', 0)
-    assert here.forget(["n1"], time.time() + 1) == ["n1"]
-    assert ask(print_rows, shared) == (b"[]\n", 0)
-    assert [*there.describe(["n1", "n2", "n3"], now)] == ["n3"], "neither came back"
-
-
-def test_what_a_host_tells_is_no_longer_than_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_launcher, "_MOST_LAST_LINE_BYTES", 1000)
-    IncidentLog.of_user(os.environ).note(RUN, time.time(), {f"n{number}": "lost" for number in range(100)})
-    with pytest.raises(TransportError, match="here: its last line is longer than 1000 bytes"):
-        ask(print_rows, SharedIncidents(IncidentLog(tmp_path / "here" / "hosts.json"), {RUN: ("n1",)}))
+def test_the_last_line_is_no_longer_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_launcher, "_MOST_LAST_LINE_BYTES", 2)
+    with pytest.raises(TransportError, match="here: its last line is longer than 2 bytes"):
+        ask(print_rows)
 
 
 def test_what_is_removed_while_it_runs_is_not_missed(cache: Path) -> None:

@@ -456,6 +456,8 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
     searches = [attempt["search"] for attempt in done.record["attempts"]]
     assert searches == [None, {"alone": ["n3"], "together": [], "is_repeatable": True, "is_complete": True}, None]
     assert list(log.describe(["n1", "n2", "n3", "n4"], time.time())) == ["n3"]
+    blamed = [attempt["blamed"] for attempt in done.record["attempts"]]
+    assert blamed == [{}, {"n3": "failed test-distributed"}, {}]
 
 
 # ---- ranks that start warm ------------------------------------------------------------------------------------------

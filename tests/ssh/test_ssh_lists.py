@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 from launching import Done, Launch
 from machines.patience import slowed
-from ssh_hosts import SshHosts
 
 from launcher.cli import find_run
 from launcher.cli import main as cli
 from launcher.controller import remote_launcher
 from launcher.hosts.host import Host
-from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import RemoteRun, RunList, Way
 
 ROW = {
@@ -148,21 +146,3 @@ def test_hosts_that_can_t_be_asked_for_their_runs(launch: Launch) -> None:
         "  gone.invalid: the name gone.invalid is not known",
     ]
     assert call(launch, *words, "node1", code=0) == ["launch: no run was controlled by node1 yet"]
-
-
-def test_a_host_is_forgotten_wherever_it_is_remembered(launch: Launch, runs: RunList, hosts: SshHosts) -> None:
-    """What its controller host knows of it comes with the rows, and doesn't come back."""
-    here = IncidentLog.of_user(os.environ)
-    there = IncidentLog(hosts.hosts[0].folder / "home" / ".local" / "state" / "launch" / "hosts.json")
-    there.note("20261120-091233", time.time() - 60, {"node1": None, "node2": "lost", "node3": "lost"})
-    call(launch, "ps", code=0)
-    says = "lost in its last run, the last time 1 minute ago"
-    assert here.describe(["node1", "node2", "node3"], time.time()) == {"node2": says}
-    add(runs, launch, 34, None, "gone.invalid")
-    assert call(launch, "hosts", "--forget", "node2", code=0) == [
-        "launch: forgot what went wrong with node2",
-        "launch: gone.invalid can't be reached: what is known there is ignored here, and cleared by the next command "
-        "that reaches it",
-    ]
-    call(launch, "ps", code=0)
-    assert [each.describe(["node2", "node3"], time.time()) for each in (here, there)] == [{}, {"node3": says}]

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.cli.find_run import read_answer
+from launcher.cli.find_run import read_answer, read_row_of
 from launcher.escapes import one_line
+from launcher.hosts.host import Host
+from launcher.runs.incident_log import IncidentLog
+from launcher.runs.run_list import RemoteRun, RunList, Way, claim_place
 from launcher.runs.run_rows import may_live
+
+NOW = 1_800_000_000.0
 
 ROW: dict[str, Any] = {
     "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0,
     "doing": None, "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 1.5,
     "nodes": [8, 8], "hosts": ["gpu1", None], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
-    "can_continue": False, "last_line": "step 1",
+    "can_continue": False, "blamed": [["gpu2", "lost", 60.0]], "last_line": "step 1",
 }  # fmt: skip
 
 
@@ -39,6 +46,9 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
     {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1}, {"doing": "running"},
     {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "what": []}}, {"doing": {**WAITS, "what": {}}},
     {"doing": {**WAITS, "hosts": []}}, {"doing": {**WAITS, "rebooting": [7]}},
+    {"blamed": {}}, {"blamed": [["gpu2", "lost"]]}, {"blamed": [[7, "lost", 1]]}, {"blamed": [["gpu2", "burns", 1]]},
+    {"blamed": [["gpu2", ["lost"], 1]]}, {"blamed": [["gpu2", "lost", math.nan]]}, {"blamed": ["gpu2"]},
+    {"blamed": [["gpu2", "lost", 1]] * 1001},
     {"doing": {**WAITS, "left_s": "soon"}}, {"doing": {**WAITS, "left_s": ""}},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
@@ -58,7 +68,7 @@ def test_texts_of_a_host_are_cleaned() -> None:
 
 def test_the_row_of_an_older_controller() -> None:
     """It doesn't tell what the run does now."""
-    fresh = ("doing", "restarts_without_progress", "restarts_left")
+    fresh = ("doing", "restarts_without_progress", "restarts_left", "blamed")
     old = {key: value for key, value in ROW.items() if key not in fresh}
     ((row,), unread) = read_answer(json.dumps([old]).encode())
     assert (row["doing"], row["restarts_left"], unread) == (None, None, 0)
@@ -76,3 +86,24 @@ def test_which_runs_may_live() -> None:
               if may_live({**ROW, "state": state})]  # fmt: skip
     assert living == ["starting", "running", "unknown"]
     assert may_live({**ROW, "state": "killed", "can_continue": True})
+
+
+def test_what_a_controller_says_of_its_hosts_is_remembered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is asked; it may blame the hosts of its own run, since that began, and no others."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    log, run_id, way = IncidentLog.of_user(os.environ), str(ROW["run"]), Way("gpu1")
+    runs = RunList.of_user(os.environ)
+    assert claim_place(runs.base, run_id, "token")
+    runs.add(RemoteRun(run_id, way, None, NOW - 3600, (Host("gpu1"), Host("gpu2"))))
+    (run,) = runs.read_all()
+    assert isinstance(run, RemoteRun)
+    row = {**ROW, "blamed": [["gpu2", "lost", 7200.0], ["gpu9", "lost", 60.0]]}
+    for seconds in range(0, 90, 30):
+        read_row_of(run, {way: ([row], 0)}, NOW + seconds)
+    says = "lost in its last run, the last time 1 hour ago"
+    assert log.describe(["gpu1", "gpu2", "gpu9"], NOW) == {"gpu2": says}
+    assert log.forget(["gpu2"], NOW) == ["gpu2"]
+    read_row_of(run, {way: ([row], 0)}, NOW + 90)
+    assert log.describe(["gpu2"], NOW) == {}

@@ -23,7 +23,7 @@ ROW = {
     "doing": None, "restarts": None, "restarts_without_progress": None, "restarts_left": None, "age_s": 1.5,
     "nodes": [8, 8], "hosts": ["gpu1", "gpu2"],
     "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
-    "can_continue": False, "last_line": "step 1",
+    "can_continue": False, "blamed": [], "last_line": "step 1",
 }  # fmt: skip
 LOGINS = (Host("gpu1", "ann", 2222), Host("gpu2"))
 WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
