@@ -69,8 +69,7 @@ def main():
     world = distributed.init()
     gpu = torch.cuda.get_device_properties(world.device) if world.device.type == "cuda" else None
     has = f", {gpu.name} with {gpu.total_memory / 2**30:.0f} GB" if gpu else ""
-    with distributed.rank_ordered():
-        print(f"{world}{has}, pid {os.getpid()}", flush=True)
+    print(f"{world}{has}, pid {os.getpid()}", flush=True)
 
     torch.manual_seed(0)  # the same data on all ranks
     inputs = torch.randn(args.data_size, 16)

@@ -17,19 +17,18 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import socket
 import struct
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,12 +41,9 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 TORCHRUN_VARIABLES = (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # only torchrun and `launch` set this variable
 # What starts ranks, the innermost first: the variable that shows it; those of rank, size, local rank and local size.
+OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
 STARTERS = (
-    (
-        MPIRUN,
-        "OMPI_COMM_WORLD_RANK",
-        tuple(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-    ),
+    (MPIRUN, OPEN_MPI[0], OPEN_MPI),
     (SRUN, "SLURM_STEP_ID", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")),  # the ranks count the last
     (MPIEXEC, "PMI_LOCAL_RANK", ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),  # Cray's
     (MPIEXEC, "PMI_RANK", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),  # MPICH's and Intel's
@@ -57,7 +53,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 BACKENDS = ("auto", "nccl", "gloo")
 # Ports that no service is registered for, below those that the kernel hands out (32768 on).
 FIRST_PORT, PORT_COUNT = 15_000, 15_000
-TORCH_PORT, MAX_PORT = 29_500, 65_535
+TORCH_PORT = 29_500
 DEVICES = Path("/dev")
 CPU = torch.device("cpu")
 SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -117,11 +113,10 @@ def init(backend: str = "auto", timeout_s: float = 600) -> World:
     """
     world = replace(find_place(os.environ), timeout_s=timeout_s)
     check_place(world)
-    check_address(world, os.environ)
-    warn_of_idle_tasks(world, os.environ)
+    for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):  # a script of sbatch without srun, or a shell of salloc
+        if world.launched_by == SINGLE_PROCESS and os.environ.get(name, "1") not in ("", "1"):
+            log.warning("only one process trains, but %s is %s; fix: start it with srun", name, os.environ[name])
     chosen = choose_backend(backend, os.environ)
-    if chosen == "gloo" and backend == "auto":
-        warn_of_idle_gpus(world, os.environ)
     device = choose_device(world, chosen, torch.cuda.device_count() if chosen == "nccl" else 0)
     world = replace(world, backend=chosen, device=device)
     store = connect(world)
@@ -182,19 +177,6 @@ def barrier() -> None:
         dist.barrier()
 
 
-@contextmanager
-def rank_ordered() -> Iterator[None]:
-    """Run the block on one rank after another, from rank 0; every rank must call this. An error passes the turn on."""
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    for _ in range(rank):
-        barrier()
-    try:
-        yield
-    finally:
-        for _ in range(world_size - rank):
-            barrier()
-
-
 def all_reduce_mean(value: Number) -> Number:
     """Return the mean of `value` over the ranks: a number for a number, a tensor of any shape for a tensor.
 
@@ -202,10 +184,7 @@ def all_reduce_mean(value: Number) -> Number:
     """
     if not isinstance(value, torch.Tensor):
         on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
-        total = torch.tensor(float(value), dtype=torch.float64, device="cuda" if on_gpu else "cpu")
-        return float(all_reduce_mean(total).item())
-    if not value.is_floating_point():
-        raise TypeError(f"a mean needs a floating-point tensor, got {value.dtype}")
+        return float(all_reduce_mean(torch.tensor(value, dtype=torch.float64, device="cuda" if on_gpu else "cpu")))
     total = value.detach().clone()
     if dist.is_initialized():
         dist.all_reduce(total)
@@ -237,7 +216,7 @@ def find_place(environ: Mapping[str, str]) -> World:
     if present := [name for name in TORCHRUN_VARIABLES if name not in missing]:
         starter = "srun or torchrun" if environ.get("SLURM_JOB_ID") else "torchrun"
         remedy = f"fix: start with {starter}, or unset them for a single process"
-        raise WorldError(f"{_listed(present)} set but {_listed(missing)} not; {remedy}")
+        raise WorldError(f"set: {', '.join(present)}; not set: {', '.join(missing)}; {remedy}")
     return World(job_id=environ.get("SLURM_JOB_ID"), host=host_name(environ))
 
 
@@ -247,7 +226,7 @@ def read_place(environ: Mapping[str, str], launched_by: str, names: Sequence[str
     Under srun, rank 0 is on the first node of the step, unless MASTER_ADDR is set.
     """
     if missing := [name for name in names if name and not environ.get(name)]:
-        raise WorldError(f"{launched_by} started this rank, but {_listed(missing)} not set")
+        raise WorldError(f"{launched_by} started this rank, but didn't set {', '.join(missing)}")
     rank, world_size, local_rank, local_world_size = (_number(environ, name) for name in names)
     job_id = environ.get("SLURM_JOB_ID")
     # Each run of Open MPI's mpirun has a namespace of its own; MPICH gives its ranks no such thing.
@@ -294,11 +273,6 @@ def host_name(environ: Mapping[str, str]) -> str:
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Return `A is`, or `A, B are`."""
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
-
-
 def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
     text = environ.get(name) or str(default)
     if not text.isdecimal():
@@ -310,69 +284,22 @@ def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
 
 
 def check_place(world: World) -> None:
-    """Raise WorldError for numbers that can't be, or a host of rank 0 that this one doesn't know."""
+    """Raise WorldError for numbers that can't be, or a host of rank 0 that can't be reached."""
     ranks = [("rank", world.rank, world.world_size), ("local rank", world.local_rank, world.local_world_size)]
     for name, rank, size in ranks if world.local_world_size else ranks[:1]:
         if rank >= size:
             raise WorldError(f"{world.launched_by} says {name} {rank} of {size}: it must be below {size}")
-    if not 1 <= world.master_port <= MAX_PORT:
-        raise WorldError(f"MASTER_PORT must be between 1 and {MAX_PORT}, got {world.master_port}")
+    # Such an address is each node's own. With torchrun's variables it may be a port that is forwarded to rank 0.
+    is_own = re.match(r"127\.|::1$|localhost|ip6-l", world.master_addr)
+    if is_own and world.node_count > 1 and world.launched_by != TORCHRUN:
+        fix = "unset MASTER_ADDR" if world.launched_by == SRUN else "set MASTER_ADDR to the host of rank 0 on all ranks"
+        raise WorldError(f"rank 0 can't be reached at {world.master_addr} from {world.node_count} nodes; fix: {fix}")
     if world.world_size > 1:
         try:
             socket.getaddrinfo(world.master_addr, None)
         except OSError:
             fix = "set MASTER_ADDR to an address of that host on all ranks"
             raise WorldError(f"can't resolve {world.master_addr}, the host of rank 0; fix: {fix}") from None
-
-
-def check_address(world: World, environ: Mapping[str, str]) -> None:
-    """Raise WorldError if rank 0 can't be reached at MASTER_ADDR.
-
-    Every rank can tell that a loopback address is wrong for several nodes; only rank 0 can tell that the address is
-    another node's. torchrun's variables aren't checked: there the address may be a forwarded port's.
-    """
-    if world.world_size == 1 or world.launched_by == TORCHRUN:
-        return
-    address, is_set, what = world.master_addr, bool(environ.get("MASTER_ADDR")), ""
-    given = f"MASTER_ADDR is {environ.get('MASTER_ADDR') or 'not set'}"
-    fix = "set MASTER_ADDR to the host of rank 0 on all ranks"
-    if world.launched_by == SRUN:
-        given, fix = (given, "unset MASTER_ADDR") if is_set else (f"the first node is {address}", fix)
-    # A machine's own name may be a loopback address on itself alone.
-    if world.node_count > 1 and re.match(r"127\.|::1$|localhost|ip6-l", address):
-        what = f"the ranks are on {world.node_count} nodes"
-    elif world.is_main and address not in (world.host, socket.gethostname()) and not _is_own(address):
-        what = f"rank 0 is on {world.host}"
-    if what:
-        raise WorldError(f"{given}, but {what}; fix: {fix}")
-
-
-def _is_own(host: str) -> bool:
-    """Return whether one of the addresses of `host` is this machine's: only those can be bound."""
-    for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.bind(address)
-            return True
-    return False
-
-
-def warn_of_idle_tasks(world: World, environ: Mapping[str, str]) -> None:
-    """Warn if an sbatch script, or a shell of salloc, trains with one process although its job has more tasks or nodes.
-
-    SLURM_NTASKS is set only if a number of tasks was requested; SLURM_TASKS_PER_NODE may then be the number of CPUs.
-    """
-    sizes = {"tasks": environ.get("SLURM_NTASKS"), "nodes": environ.get("SLURM_JOB_NUM_NODES")}
-    more = [f"{size} {name}" for name, size in sizes.items() if size not in (None, "", "1")]
-    if world.launched_by == SINGLE_PROCESS and more:
-        log.warning("only one process trains, but this Slurm job has %s; fix: start it with srun", more[0])
-
-
-def warn_of_idle_gpus(world: World, environ: Mapping[str, str]) -> None:
-    """Warn once per node if Slurm allocated GPUs but torch is about to train without them."""
-    count = environ.get("SLURM_GPUS_ON_NODE", "")
-    if count not in ("", "0") and world.local_rank == 0 and not hides_gpus(environ):
-        text = "Slurm gave GPUs (%s) on %s, but torch %s sees none: using the CPU"
-        log.warning(text, count, world.host, torch.__version__)
 
 
 # ---- backend and device ----------------------------------------------------------------------------------------------
@@ -385,29 +312,18 @@ def choose_backend(backend: str, environ: Mapping[str, str]) -> str:
     if backend == "gloo" or torch.cuda.is_available():
         return "nccl" if backend == "auto" else backend
     gpus = [path for path in DEVICES.glob("nvidia[0-9]*") if os.access(path, os.R_OK)]  # a job may have no right to it
-    if torch.version.cuda and gpus and not hides_gpus(environ):
-        has = f"{host_name(environ)} has GPUs, but torch {torch.__version__} can't use them: {find_cuda_fault()}"
-        test = "test with python -c 'import torch; torch.cuda.init()'"
-        raise WorldError(f"{has}; fix: {test}; to train on the CPU, use backend gloo")
+    # An empty CUDA_VISIBLE_DEVICES, or one whose first entry names no GPU, such as -1, hides all of them.
+    if torch.version.cuda and gpus and re.match(r"\s*\+?\d|GPU-|MIG-", environ.get("CUDA_VISIBLE_DEVICES", "0")):
+        fault = "it sees none of them"
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001  # its type depends on the cause and on the version
+            fault = str(error).strip().partition("\n")[0]
+        has = f"{host_name(environ)} has GPUs, but torch {torch.__version__} can't use them: {fault}"
+        raise WorldError(f"{has}; fix: repair the driver, or use backend gloo to train on the CPU")
     if backend == "nccl":
         raise WorldError("backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU")
     return "gloo"
-
-
-def hides_gpus(environ: Mapping[str, str]) -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs, as an empty value or -1 does: its first entry names none."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return visible is not None and re.match(r"\s*\+?\d|GPU-|MIG-", visible) is None
-
-
-def find_cuda_fault() -> str:
-    """Return why CUDA can't start, from an error of torch that holds advice as well."""
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001  # its type depends on the cause and on the version
-        line = str(error).strip().partition("\n")[0]
-        return line[line.find("Error ") :] if "Error " in line else line.partition(". ")[0].rstrip(".")
-    return "it sees none of them"
 
 
 def choose_device(world: World, backend: str, device_count: int) -> torch.device:
@@ -415,10 +331,8 @@ def choose_device(world: World, backend: str, device_count: int) -> torch.device
     if backend != "nccl":
         return CPU
     if device_count > 1 and world.local_rank >= device_count:
-        raise WorldError(
-            f"local rank {world.local_rank} has no GPU of its own: torch sees {device_count} on {world.host}, "
-            "and NCCL would stop with 'Duplicate GPU detected'; fix: start one process per GPU"
-        )
+        has = f"local rank {world.local_rank} has no GPU of its own: torch sees {device_count} on {world.host}"
+        raise WorldError(f"{has}; fix: start one process per GPU")
     return torch.device("cuda", 0 if device_count == 1 else world.local_rank)
 
 
@@ -457,22 +371,26 @@ def connect(world: World) -> Store:
 def meet(world: World, store: Store) -> World:
     """Tell the other ranks about this one, and return the world with this host's ranks counted if nobody told.
 
-    Raise WorldError on every rank if they use different backends, in which they would wait for each other, or if two
-    use the same GPU. Correct torchrun's variables where they contradict srun or mpirun, since torch and other libraries
-    read them too: usually a batch script has exported them, the same for each rank.
+    Raise WorldError on every rank if they use different backends, in which they would wait for each other. Correct
+    torchrun's variables where they contradict srun or mpirun, since torch and other libraries read them too: usually a
+    batch script has exported them, the same for each rank.
     """
     turn = store.add(f"turns of {world.rank}", 1)  # a process may call `init` again
     keys = [f"{turn} {rank}" for rank in range(world.world_size)]
-    store.set(keys[world.rank], json.dumps([world.host, world.backend, find_gpu(world)]))
+    store.set(keys[world.rank], json.dumps([world.host, world.backend]))
     ranks = [json.loads(said) for said in store.multi_get(keys)]
-    if problem := find_conflict(ranks):
+    uses: dict[str, str] = {}
+    for rank, (host, backend) in enumerate(ranks):
+        uses.setdefault(backend, f"rank {rank} on {host} uses {backend}")
+    if len(uses) > 1:
         if store.add(f"{turn} heard", 1) == world.world_size:
             store.set(f"{turn} ended", "")
         if world.is_main:  # the last to fail, because its process may hold the store
             store.wait([f"{turn} ended"])
-        raise WorldError(problem)
+        fix = "let torch see a GPU for every rank, or choose gloo for all of them"
+        raise WorldError(f"{', but '.join(uses.values())}; fix: {fix}")
     if not world.local_world_size:
-        hosts = [host for host, _, _ in ranks]
+        hosts = [host for host, _ in ranks]
         names = list(dict.fromkeys(hosts))
         each, node_rank = hosts.count(world.host), names.index(world.host)
         world = replace(world, local_world_size=each, node_rank=node_rank, node_count=len(names))
@@ -491,33 +409,6 @@ def meet(world: World, store: Store) -> World:
             )
             log.warning(text, world.launched_by, ignored)
     return world
-
-
-def find_gpu(world: World) -> str:
-    """Return the UUID of this rank's GPU, if each rank may have been given its own, or all the same one."""
-    count = torch.cuda.device_count() if world.device.type == "cuda" else 0
-    if not count or 0 < world.local_world_size <= count:
-        return ""
-    return str(getattr(torch.cuda.get_device_properties(world.device), "uuid", ""))
-
-
-def find_conflict(ranks: Sequence[Sequence[Any]]) -> str:
-    """Return why these ranks can't work together, each with host, backend and the UUID of its GPU; "" if they can."""
-    backends: dict[str, str] = {}
-    gpus: dict[str, int] = {}
-    for rank, (host, backend, gpu) in enumerate(ranks):
-        backends.setdefault(backend, f"rank {rank} on {host} uses {backend}")
-        first = gpus.setdefault(gpu, rank) if gpu else rank
-        if first != rank:
-            return (
-                f"ranks {first} and {rank} share GPU {gpu}: NCCL would stop with 'Duplicate GPU detected'; "
-                "fix: start one process per GPU"
-            )
-    if len(backends) == 1:
-        return ""
-    return (
-        f"{', but '.join(backends.values())}; fix: let torch see a GPU for every rank, or choose gloo for all of them"
-    )
 
 
 # ---- network and CPUs ------------------------------------------------------------------------------------------------
@@ -563,16 +454,13 @@ def limit_threads(world: World, environ: Mapping[str, str]) -> None:
 
     torchrun and `launch` set OMP_NUM_THREADS, but srun and mpirun don't. A lower number that is already set is kept.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = share_cpus(world, environ, int(min(allowed, find_cpu_quota())))
-    if environ.get("OMP_NUM_THREADS") or torch.get_num_threads() <= count:
-        return
-    torch.set_num_threads(count)
-    if world.is_main:
-        threads = f"{count} thread{'' if count == 1 else 's'}"
-        ranks = f"{world.local_world_size} rank{'' if world.local_world_size == 1 else 's'} on {world.host}"
-        remedy = "set OMP_NUM_THREADS to change it"
-        log.warning("torch uses %s on each rank, its share of the CPUs (%s); %s", threads, ranks, remedy)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = share_cpus(world, environ, usable)
+    if not environ.get("OMP_NUM_THREADS") and torch.get_num_threads() > count:
+        torch.set_num_threads(count)
+        if world.is_main:
+            text = "torch's threads on each rank, its share of the CPUs: %d; set OMP_NUM_THREADS to change it"
+            log.warning(text, count)
 
 
 def share_cpus(world: World, environ: Mapping[str, str], usable: int) -> int:
@@ -584,22 +472,3 @@ def share_cpus(world: World, environ: Mapping[str, str], usable: int) -> int:
     if world.launched_by == SRUN and (per_task or on_node):
         return max(1, min(usable, per_task or on_node // world.local_world_size))
     return max(1, min(usable, on_node or usable) // world.local_world_size)
-
-
-def find_cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the CPU quota of this process's control groups (`docker run --cpus`, a pod's limit) in CPUs, else inf.
-
-    Each parent group may have a limit as well. In a container `own` may list paths of the host, which don't exist
-    there; the container's own group is mounted instead (Documentation/admin-guide/cgroup-v2.rst).
-    """
-    quotas = [math.inf]
-    for line in own.read_text().splitlines() if own.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        group = mounts / "cpu" if controllers else mounts  # version 1 has one tree per controller
-        for step in ("", *Path(path).parts[1:]) if not controllers or "cpu" in controllers.split(",") else ():
-            group = group / step
-            for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-                with suppress(OSError, ValueError):  # no such file, or `max`
-                    quota_us, period_us = map(int, " ".join((group / name).read_text() for name in names).split())
-                    quotas += [quota_us / period_us] if quota_us > 0 else []
-    return min(quotas)

@@ -233,7 +233,9 @@ class Checkpoints:
             self._load_shards(path)
         else:
             raise ConfigError(f"{path}: all ranks wrote it, but not all see it here; fix: put it on a shared disk")
-        states = on_main(partial(load_tensors, path / RANDOM), self._group)["states"]
+        load = partial(load_tensors, path / RANDOM)
+        sees_it = all(gather((path / RANDOM).exists(), self._group))
+        states = (load() if sees_it else on_main(load, self._group))["states"]
         if len(states) == self._world.world_size:
             own = states[self._world.rank]
             torch.set_rng_state(own["cpu"])

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from launcher.exchange import broadcast, gather
+from launcher.exchange import gather
 from launcher.trainer.config import ConfigError, TrainConfig
 from launcher.trainer.parallel import ParallelDims, on_main
 from launcher.trainer.prepare_data import find_shakespeare
@@ -63,8 +63,7 @@ class Data:
 
 def load_data(config: TrainConfig, group: Any) -> Data:
     """Return what the config describes, the same on every rank; group: of all ranks, on the CPU."""
-    text, digest = load_text(config.data, group)
-    tokens = torch.frombuffer(text, dtype=torch.uint8)
+    tokens, digest = load_text(config.data, group)
     tokens = tokens[: config.data_size * config.context + 1] if config.data_size else tokens
     samples = TokenSequences(tokens, config.context)
     size, held_back = len(samples), config.validation_fraction
@@ -73,19 +72,21 @@ def load_data(config: TrainConfig, group: Any) -> Data:
     return Data(samples, size - validation_size, source, digest)
 
 
-def load_text(path: str, group: Any) -> tuple[Any, str]:
+def load_text(path: str, group: Any) -> tuple[Tensor, str]:
     """Return the bytes of the text, which must not be changed, and their SHA-256.
 
     A rank whose host has the same file maps it into memory. If one hasn't, all get the text from rank 0.
     """
     digest = on_main(lambda: hashlib.sha256(open_text(path)).hexdigest(), group)
-    content: Any = None
+    content: Any = b""
     with suppress(ConfigError):
         content = open_text(path)
-    has_it = content is not None and hashlib.sha256(content).hexdigest() == digest
+    has_it = hashlib.sha256(content).hexdigest() == digest
+    size = gather(len(content), group)[0]
+    text = torch.frombuffer(content if has_it else bytearray(size), dtype=torch.uint8)
     if not all(gather(has_it, group)):
-        content = broadcast(bytearray(content) if dist.get_rank() == 0 else None, group)
-    return content, digest
+        dist.broadcast(text, 0, group=group)
+    return text, digest
 
 
 def open_text(path: str) -> Any:

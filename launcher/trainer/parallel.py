@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from launcher.distributed import World
-from launcher.exchange import broadcast
+from launcher.exchange import gather
 from launcher.trainer.config import ConfigError, RunError, TrainConfig
 from launcher.trainer.model import Transformer, init_weights
 
@@ -105,7 +105,7 @@ def make_cpu_group(world: World) -> Any:
 
 
 def on_main(run: Callable[[], Result], group: Any) -> Result:
-    """Run a function on rank 0, and return its result on every rank.
+    """Run a function on rank 0, and return its result, a small one, on every rank.
 
     ConfigError and RunError are raised on all of them, and RunError for an OSError.
     """
@@ -117,7 +117,7 @@ def on_main(run: Callable[[], Result], group: Any) -> Result:
             outcome = [None, error]
         except OSError as error:
             outcome = [None, RunError(f"{error.filename or 'rank 0'}: {error.strerror or error}")]
-    result, failure = broadcast(outcome, group)
+    result, failure = gather(outcome, group)[0]
     if failure is not None:
         raise failure
     return result  # type: ignore[no-any-return]  # rank 0's
@@ -232,7 +232,7 @@ def gradient_sync(module: nn.Module, *, is_last: bool) -> AbstractContextManager
     return nullcontext()
 
 
-def make_whole(tensor: Any) -> Tensor:
+def unshard(tensor: Any) -> Tensor:
     """Return the whole of a DTensor, for which every rank must call this; another tensor is whole."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole

@@ -24,15 +24,7 @@ from launcher.trainer.checkpoint import Checkpoints, Position, choose_folder, cl
 from launcher.trainer.config import NONE, ConfigError, RunError, TrainConfig, read_config
 from launcher.trainer.data import Loader, load_data
 from launcher.trainer.model import build_model
-from launcher.trainer.parallel import (
-    AMP_TYPES,
-    gradient_sync,
-    make_cpu_group,
-    make_whole,
-    on_main,
-    parallelize,
-    plan_dims,
-)
+from launcher.trainer.parallel import AMP_TYPES, gradient_sync, make_cpu_group, on_main, parallelize, plan_dims, unshard
 from launcher.trainer.report import Reporter, describe_peak_memory, describe_start
 
 EXIT_SIGTERM = 128 + signal.SIGTERM
@@ -192,7 +184,7 @@ class Trainer:
     def report_step(self) -> None:
         """Report the mean loss of all ranks; this waits for the GPU."""
         assert self.loss is not None  # a step has been taken
-        loss, norm = float(distributed.all_reduce_mean(self.loss)), float(make_whole(self.norm))
+        loss, norm = float(distributed.all_reduce_mean(self.loss)), float(unshard(self.norm))
         if self.world.is_main:
             self.reporter.record_step(self.position, loss, norm, self.optimizer.param_groups[0]["lr"])
         self.check_finite("loss", loss)
@@ -240,7 +232,7 @@ class Trainer:
         if self.loss is not None:
             self.check_finite("loss", float(distributed.all_reduce_mean(self.loss)))
             if not self.scaler.is_enabled():  # it skips steps whose gradient isn't finite
-                self.check_finite("gradient", float(make_whole(self.norm)))
+                self.check_finite("gradient", float(unshard(self.norm)))
         path = self.checkpoints.save(self.position)
         self.reporter.restart_clock(self.position.step)
         return path

@@ -175,6 +175,8 @@ def single_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
+    for name in WORLD_VARIABLES:  # ranks that met have set some, which other tests would read
+        os.environ.pop(name, None)
     monkeypatch.undo()
     if "launcher.distributed" in sys.modules:  # a trainer that failed leaves its process group
         sys.modules["launcher.distributed"].shutdown()

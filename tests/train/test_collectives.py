@@ -102,7 +102,7 @@ def test_the_first_step_waits_for_no_import(starter: Any) -> None:
 EXCHANGE = """
 from launcher import distributed, exchange
 rank = distributed.init("gloo").rank
-print(exchange.gather("x" * (100 * rank + 1)) == ["x", "x" * 101], exchange.broadcast(["rank", rank][rank:]))
+print(exchange.gather("x" * (100 * rank + 1)) == ["x", "x" * 101])
 distributed.leave(0)
 """
 
@@ -112,7 +112,7 @@ def test_values_of_different_sizes_go_between_ranks(starter: Any) -> None:
     script.write_text(EXCHANGE)
     ranks = starter.start_ranks(2, lambda _: [str(script)])
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
-    assert [rank.stdout for rank in ranks] == ["True ['rank', 0]\n"] * 2
+    assert [rank.stdout for rank in ranks] == ["True\n"] * 2
 
 
 # Where an interpreter's torch finds no numpy, torch's own way to exchange Python values fails.
@@ -159,7 +159,7 @@ def test_several_ranks_that_resume_without_numpy_say_so(starter: Any) -> None:
 def test_a_half_set_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert program.main([]) == 2
-    assert capsys.readouterr().err.startswith("MASTER_PORT is set but RANK, WORLD_SIZE, ")
+    assert capsys.readouterr().err.startswith("set: MASTER_PORT; not set: RANK, WORLD_SIZE, ")
 
 
 def test_joining_on_gpus_may_take_minutes() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from machines.ports import free_port
 
 from launcher import distributed
 from launcher.distributed import World, WorldError
-from launcher.node.facts import machine
 
 SECOND = World(5, 8, 1, 4, launched_by="torchrun")
 
@@ -33,8 +30,7 @@ def test_more_processes_than_gpus_are_explained() -> None:
     with pytest.raises(WorldError) as caught:
         distributed.choose_device(World(3, 4, 3, 4, host="gpu2"), "nccl", 2)
     assert str(caught.value) == (
-        "local rank 3 has no GPU of its own: torch sees 2 on gpu2, and NCCL would stop with 'Duplicate GPU detected'; "
-        "fix: start one process per GPU"
+        "local rank 3 has no GPU of its own: torch sees 2 on gpu2; fix: start one process per GPU"
     )
 
 
@@ -49,28 +45,6 @@ def meet(worlds: list[World], store: dist.Store) -> list[World | str]:
 
     with ThreadPoolExecutor(len(worlds)) as ranks:
         return list(ranks.map(join, worlds))
-
-
-def test_one_visible_gpu_each_is_well_and_the_same_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks that Slurm has dealt out in turns, of which each sees one GPU."""
-    uuids = {0: "GPU-aaaa", 1: "GPU-bbbb", 2: "GPU-aaaa"}
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=uuids[gpu.index]))
-    ranks = [
-        World(rank, 3, rank // 2, 0, torch.device("cuda", rank), "nccl", "srun", host=host)
-        for rank, host in enumerate(("gpu1", "gpu2", "gpu1"))
-    ]
-    shared = "ranks 0 and 2 share GPU GPU-aaaa: NCCL would stop with 'Duplicate GPU detected'; "
-    told = [dataclasses.replace(world, local_world_size=2) for world in ranks]
-    for worlds in (ranks, told):
-        assert meet(worlds, dist.HashStore()) == [f"{shared}fix: start one process per GPU"] * 3
-    uuids[2] = "GPU-cccc"
-    found = meet(ranks, dist.HashStore())
-    assert [str(world) for world in found] == [
-        "rank 0 of 3 (srun) on gpu1, local rank 0 of 2, cuda:0, nccl",
-        "rank 1 of 3 (srun) on gpu2, local rank 0 of 1, cuda:1, nccl",
-        "rank 2 of 3 (srun) on gpu1, local rank 1 of 2, cuda:2, nccl",
-    ]
 
 
 def test_backends() -> None:
@@ -88,30 +62,13 @@ def test_nccl_without_a_gpu() -> None:
     assert str(caught.value) == ("backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU")
 
 
-OLD_DRIVER = (
-    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
-    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
-)
-FABRIC = (
-    "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that "
-    "might have already set an error? Error 802: system not yet initialized"
-)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [
-        (OLD_DRIVER, "The NVIDIA driver on your system is too old (found version 11040)"),
-        (FABRIC, "Error 802: system not yet initialized"),
-        ("No CUDA GPUs are available", "No CUDA GPUs are available"),
-    ],
-)
+@pytest.mark.parametrize("error", ["Error 802: system not yet initialized", "No CUDA GPUs are available"])
 def test_gpus_that_cuda_can_not_use_are_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, fault: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     def init() -> None:
-        raise RuntimeError(error)
+        raise RuntimeError(f"{error}\nAdvice.")
 
     monkeypatch.setattr(torch.cuda, "init", init)  # as on a host whose driver and torch don't fit
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -124,8 +81,8 @@ def test_gpus_that_cuda_can_not_use_are_not_passed_over(
         with pytest.raises(WorldError) as caught:
             distributed.choose_backend(backend, environ)
         assert str(caught.value) == (
-            f"gpu2 has GPUs, but torch {torch.__version__} can't use them: {fault}; "
-            "fix: test with python -c 'import torch; torch.cuda.init()'; to train on the CPU, use backend gloo"
+            f"gpu2 has GPUs, but torch {torch.__version__} can't use them: {error}; "
+            "fix: repair the driver, or use backend gloo to train on the CPU"
         )
     assert distributed.choose_backend("gloo", environ) == "gloo"
     for hiding in ("", "-1", "NoDevFiles"):
@@ -164,8 +121,7 @@ def set_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
 
 
 def test_helpers_work_for_a_single_process() -> None:
-    with distributed.rank_ordered():
-        distributed.barrier()
+    distributed.barrier()
     assert distributed.all_reduce_mean(3.5) == 3.5
 
 
@@ -176,9 +132,6 @@ def test_a_mean_keeps_shape_and_type_and_leaves_its_argument_alone() -> None:
         mean = distributed.all_reduce_mean(value)
         assert (mean.tolist(), mean.dtype, mean.requires_grad) == ([[1.0, 2.0]], torch.float32, False)
         assert mean.data_ptr() != value.data_ptr()
-        with pytest.raises(TypeError) as caught:
-            distributed.all_reduce_mean(torch.tensor([1, 2]))
-        assert str(caught.value) == "a mean needs a floating-point tensor, got torch.int64"
     finally:
         distributed.shutdown()
 
@@ -209,28 +162,6 @@ def test_a_rank_gets_its_share_of_the_cpus(world: World, environ: dict[str, str]
     assert distributed.share_cpus(world, environ, usable) == share
 
 
-@pytest.mark.parametrize(
-    ("groups", "files", "quota"),
-    [
-        ("0::/\n", {"cpu.max": "250000 100000"}, 2.5),  # a container with a name space for its groups
-        ("0::/a/b\n", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2),
-        ("3:cpuset:/\n2:cpu,cpuacct:/docker/1\n", {"cpu/cpu.cfs_quota_us": "30", "cpu/cpu.cfs_period_us": "10"}, 3),
-        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "10"}, math.inf),
-        ("0::/\n", {}, math.inf),
-        ("", {}, math.inf),
-    ],
-)  # fmt: skip
-def test_the_quota_of_a_container_is_found(tmp_path: Path, groups: str, files: dict[str, str], quota: float) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    (tmp_path / "own").write_text(groups)
-    assert distributed.find_cpu_quota(tmp_path, tmp_path / "own") == quota
-    assert distributed.find_cpu_quota(tmp_path, tmp_path / "no-linux") == math.inf
-    assert machine.find_quota(str(tmp_path), str(tmp_path / "own")) == quota  # what `launch` reads on each host
-    assert machine.find_quota(str(tmp_path), str(tmp_path / "no-linux")) == math.inf
-
-
 def test_torch_takes_no_more_threads_than_a_rank_has_cpus(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,7 +176,7 @@ def test_torch_takes_no_more_threads_than_a_rank_has_cpus(
         torch.set_num_threads(before)
     assert seen == [4, 1, 2, 2]
     assert caplog.messages == [
-        "torch uses 2 threads on each rank, its share of the CPUs (2 ranks on gpu2); set OMP_NUM_THREADS to change it"
+        "torch's threads on each rank, its share of the CPUs: 2; set OMP_NUM_THREADS to change it"
     ]
 
 
@@ -271,7 +202,7 @@ def test_exported_variables_are_corrected_and_one_rank_says_so(
     store, values = dist.HashStore(), []
     for rank in range(4):  # the turns of the others are over, but for what is read
         for other in range(4):
-            store.set(f"1 {other}", '["gpu2", "gloo", ""]')
+            store.set(f"1 {other}", '["gpu2", "gloo"]')
         os.environ.update(exported)
         distributed.meet(World(rank, 4, rank, 0, launched_by="srun", host="gpu2"), store)
         values.append([os.environ[name] for name in distributed.RANK_VARIABLES])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import socket
@@ -132,20 +131,20 @@ REMEDY = "fix: start with torchrun, or unset them for a single process"
     [
         (
             TORCHRUN | {"MASTER_PORT": ""},
-            "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR are set but MASTER_PORT is not; " + REMEDY,
+            "set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR; not set: MASTER_PORT; " + REMEDY,
         ),
         (
             BY_HAND | {"SLURM_JOB_ID": "41"},  # a script that exports them, and then starts one process
-            "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are set but LOCAL_WORLD_SIZE is not; "
+            "set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; not set: LOCAL_WORLD_SIZE; "
             + REMEDY.replace("torchrun", "srun or torchrun"),
         ),
         (
             {"RANK": "5"},
-            "RANK is set but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not; " + REMEDY,
+            "set: RANK; not set: WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; " + REMEDY,
         ),
         (
             SBATCH_SCRIPT | {"MASTER_ADDR": "gpu05"},
-            "MASTER_ADDR is set but RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT are not; "
+            "set: MASTER_ADDR; not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT; "
             + REMEDY.replace("torchrun", "srun or torchrun"),
         ),
         (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number, got 'one'"),
@@ -155,16 +154,15 @@ REMEDY = "fix: start with torchrun, or unset them for a single process"
         (TORCHRUN | {"LOCAL_RANK": "4"}, "torchrun says local rank 4 of 4: it must be below 4"),
         (
             SLURM_TASK | {"SLURM_LOCALID": "", "SLURM_PROCID": ""},
-            "srun started this rank, but SLURM_PROCID, SLURM_LOCALID are not set",
+            "srun started this rank, but didn't set SLURM_PROCID, SLURM_LOCALID",
         ),
         (SLURM_TASK | {"SLURM_PROCID": "7"}, "srun says rank 7 of 3: it must be below 3"),
-        (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT must be between 1 and 65535, got 99999"),
         (
             TORCHRUN | {"MASTER_ADDR": "gpu1.invalid"},
             "can't resolve gpu1.invalid, the host of rank 0; fix: set MASTER_ADDR to an address of that host "
             "on all ranks",
         ),
-        (PMI | {"MPI_LOCALNRANKS": ""}, "mpiexec started this rank, but MPI_LOCALNRANKS is not set"),
+        (PMI | {"MPI_LOCALNRANKS": ""}, "mpiexec started this rank, but didn't set MPI_LOCALNRANKS"),
     ],
 )
 def test_half_set_or_wrong_variables_are_refused(environ: Mapping[str, str], message: str) -> None:
@@ -173,65 +171,27 @@ def test_half_set_or_wrong_variables_are_refused(environ: Mapping[str, str], mes
     assert str(caught.value) == message
 
 
-ELSEWHERE = "192.0.2.1"  # an address that no machine has (RFC 5737)
-FIRST_TASK = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "gpu07"}
-FIRST_OF_MPI = OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "SLURMD_NODENAME": "gpu1"}
-TO_MPI = "set MASTER_ADDR to the host of rank 0 on all ranks"
+FROM_TWO = "from 2 nodes; fix:"
 
 
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        (
-            SLURM_TASK | {"MASTER_ADDR": "127.0.0.1"},
-            "MASTER_ADDR is 127.0.0.1, but the ranks are on 2 nodes; fix: unset MASTER_ADDR",
-        ),
-        (
-            FIRST_TASK | {"MASTER_ADDR": "localhost"},
-            "MASTER_ADDR is localhost, but the ranks are on 2 nodes; fix: unset MASTER_ADDR",
-        ),
-        (
-            OPEN_MPI | {"MASTER_ADDR": "::1"},
-            f"MASTER_ADDR is ::1, but the ranks are on 2 nodes; fix: {TO_MPI}",
-        ),
-        (
-            OPEN_MPI | {"MASTER_ADDR": ""},
-            f"MASTER_ADDR is not set, but the ranks are on 2 nodes; fix: {TO_MPI}",
-        ),
-        (
-            FIRST_TASK | {"MASTER_ADDR": ELSEWHERE},
-            f"MASTER_ADDR is {ELSEWHERE}, but rank 0 is on gpu07; fix: unset MASTER_ADDR",
-        ),
-        (
-            FIRST_OF_MPI | {"MASTER_ADDR": ELSEWHERE},
-            f"MASTER_ADDR is {ELSEWHERE}, but rank 0 is on gpu1; fix: {TO_MPI}",
-        ),
-        (  # as a host file for srun may place the tasks
-            FIRST_TASK | {"SLURM_STEP_NODELIST": f"{ELSEWHERE},gpu07"},
-            f"the first node is {ELSEWHERE}, but rank 0 is on gpu07; fix: {TO_MPI}",
-        ),
-        (SLURM_TASK | {"MASTER_ADDR": ELSEWHERE}, ""),  # only rank 0 can know
-        (FIRST_TASK, ""),
-        (FIRST_TASK | {"SLURM_STEP_NODELIST": f"{ELSEWHERE},gpu07", "MASTER_ADDR": "gpu07"}, ""),
-        (FIRST_TASK | {"SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "localhost"}, ""),
-        (FIRST_TASK | {"MASTER_ADDR": socket.gethostname()}, ""),
-        # A port that `ssh -R` forwards, or a master of Kubeflow.
-        (TORCHRUN | {"MASTER_ADDR": "localhost"}, ""),
-        (TORCHRUN | {"MASTER_ADDR": ELSEWHERE, "RANK": "0"}, ""),
+        (SLURM_TASK | {"MASTER_ADDR": "127.0.0.1"}, f"127.0.0.1 {FROM_TWO} unset MASTER_ADDR"),
+        (SLURM_TASK | {"MASTER_ADDR": "localhost"}, f"localhost {FROM_TWO} unset MASTER_ADDR"),
+        (OPEN_MPI | {"MASTER_ADDR": "::1"}, f"::1 {FROM_TWO} set MASTER_ADDR to the host of rank 0 on all ranks"),
+        (OPEN_MPI | {"MASTER_ADDR": ""}, f"127.0.0.1 {FROM_TWO} set MASTER_ADDR to the host of rank 0 on all ranks"),
+        (SLURM_TASK | {"SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "localhost"}, ""),
+        (TORCHRUN | {"MASTER_ADDR": "localhost"}, ""),  # a port that `ssh -R` forwards, or a master of Kubeflow
     ],
 )
-def test_an_address_at_which_rank_zero_cannot_be_is_refused(environ: Mapping[str, str], message: str) -> None:
+def test_a_loopback_address_for_several_nodes_is_refused(environ: Mapping[str, str], message: str) -> None:
     try:
-        distributed.check_address(distributed.find_place(environ), environ)
+        distributed.check_place(distributed.find_place(environ))
     except WorldError as error:
-        assert str(error) == message
+        assert str(error) == f"rank 0 can't be reached at {message}"
     else:
         assert not message
-
-
-def test_only_own_addresses_can_be_bound() -> None:
-    own = ("127.0.0.1", "127.9.9.9", "0.0.0.0", "localhost")
-    assert [distributed._is_own(host) for host in (*own, ELSEWHERE)] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -263,25 +223,12 @@ def test_two_jobs_have_two_ports_that_the_kernel_gives_to_nobody() -> None:
     assert 15_000 <= min(ports) <= max(ports) < 30_000
 
 
-def test_what_slurm_gave_and_nobody_uses_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    script, task = distributed.find_place(SBATCH_SCRIPT), distributed.find_place(SLURM_TASK)
-    with caplog.at_level(logging.WARNING):
-        distributed.warn_of_idle_tasks(script, SBATCH_SCRIPT)
-        distributed.warn_of_idle_tasks(task, SLURM_TASK)
-        for nodes in ("2", "1"):  # sbatch -N2 --wrap
-            distributed.warn_of_idle_tasks(script, {"SLURM_JOB_ID": "41", "SLURM_JOB_NUM_NODES": nodes})
-        for gpus in ("", "0", "h100:8"):
-            environ = SLURM_TASK | {"SLURM_GPUS_ON_NODE": gpus}
-            for rank in (task, replace(task, local_rank=1)):
-                distributed.warn_of_idle_gpus(replace(rank, host="gpu08"), environ)
-            for none in ("", "-1"):
-                distributed.warn_of_idle_gpus(task, environ | {"CUDA_VISIBLE_DEVICES": none})
-    version = distributed.torch.__version__
-    assert caplog.messages == [
-        "only one process trains, but this Slurm job has 4 tasks; fix: start it with srun",
-        "only one process trains, but this Slurm job has 2 nodes; fix: start it with srun",
-        f"Slurm gave GPUs (h100:8) on gpu08, but torch {version} sees none: using the CPU",
-    ]
+def test_one_process_in_a_larger_job_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name, value in {**SBATCH_SCRIPT, "SLURM_JOB_NUM_NODES": "1"}.items():
+        monkeypatch.setenv(name, value)
+    distributed.init("gloo")
+    distributed.shutdown()
+    assert caplog.messages == ["only one process trains, but SLURM_NTASKS is 4; fix: start it with srun"]
 
 
 # ---- the programs themselves ---------------------------------------------------------------------------------------
@@ -291,7 +238,7 @@ import sys
 from launcher import distributed
 world = distributed.init("gloo", timeout_s=120)
 total = distributed.all_reduce_mean(float(world.rank))
-with distributed.rank_ordered(), open(sys.argv[1], "a") as file:
+with open(f"{sys.argv[1]}{world.rank}", "w") as file:
     print(world.rank, world.world_size, world.local_rank, world.local_world_size, world.launched_by, total, file=file)
 distributed.barrier()
 distributed.leave(0)
@@ -317,4 +264,5 @@ def test_ranks_of_mpi_find_each_other(argv: list[str], launched_by: str, forking
         capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "said").read_text() == f"0 2 0 2 {launched_by} 0.5\n1 2 1 2 {launched_by} 0.5\n"
+    said = [(tmp_path / f"said{rank}").read_text() for rank in range(2)]
+    assert said == [f"0 2 0 2 {launched_by} 0.5\n", f"1 2 1 2 {launched_by} 0.5\n"]

@@ -286,6 +286,6 @@ def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert trainer.main([]) == 2
     assert capsys.readouterr().err == (
-        "RANK, WORLD_SIZE are set but LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not; "
+        "set: RANK, WORLD_SIZE; not set: LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; "
         "fix: start with torchrun, or unset them for a single process\n"
     )
