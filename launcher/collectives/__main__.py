@@ -15,14 +15,14 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from launcher import distributed
 from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, BandwidthRow, measure_bandwidth
-from launcher.collectives.checks import OK, WRONG, CheckResult, agree, run_checks
-from launcher.collectives.gradients import compare_gradients
-from launcher.collectives.load import LOAD_S, Load, measure_load
+from launcher.collectives.checks import OK, WRONG, CheckResult, agree, compare_gradients, run_checks
+from launcher.collectives.load import LOAD_S, measure_load
 from launcher.collectives.matrix import Pair, describe_outliers, describe_pairs
 from launcher.collectives.pairs import Hosts, find_hosts, measure_pairs
 from launcher.collectives.watch import Watch, time_limit
@@ -37,7 +37,7 @@ RESULTS_FILE = "results.json"
 
 def summarize(checks: Sequence[CheckResult], world: World, hosts: int) -> str:
     """Return `all 14 checks passed with 4 ranks on 2 hosts (gloo, cpu)`."""
-    total, wrong = len(checks), sum(check.is_wrong for check in checks)
+    total, wrong = len(checks), sum(check.result == WRONG for check in checks)
     right = sum(check.result == OK for check in checks)
     words = f"all {total} checks passed" if right == total else f"{right} of {total} checks passed"
     words += f", {wrong} failed" if wrong else ""
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     if options.only != "checks":
         load_s = LOAD_S[world.device.type] if options.load is None else options.load
         loads = load_devices(world, watch, hosts, load_s)
-    passed = not any(check.is_wrong for check in checks)  # a skipped check isn't wrong
+    passed = not any(check.result == WRONG for check in checks)  # a skipped check isn't wrong
     if checks:
         say(world, summarize(checks, world, len(hosts.names)))
     folder = os.environ.get("LAUNCH_FILES")  # the files there are copied to the launch host
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
             "ranks": world.world_size, "hosts": hosts.names, "backend": world.backend, "device": world.device.type,
             "initialised_s": initialised_s, "checks": [asdict(check) for check in checks],
             "bandwidth": [asdict(speed) for speed in speeds], "pairs": [asdict(pair) for pair in pairs],
-            "loads": [asdict(load) for load in loads], "passed": passed,
+            "loads": loads, "passed": passed,
         }  # fmt: skip
         Path(folder, RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n", "utf-8")
     with watch.step("the last barrier"):
@@ -153,7 +153,7 @@ def show_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
     return pairs
 
 
-def load_devices(world: World, watch: Watch, hosts: Hosts, load_s: float) -> list[Load]:
+def load_devices(world: World, watch: Watch, hosts: Hosts, load_s: float) -> list[dict[str, Any]]:
     """Measure every device under load; `launch` compares them, since it knows what they are called."""
     if not load_s:
         return []

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.collectives.checks import all_to_all, reduce_scatter, shift
+from launcher.collectives.checks import reduce_scatter, shift
 from launcher.collectives.matrix import bandwidth_words, size_words, time_words
 from launcher.collectives.watch import Watch
 from launcher.distributed import World
@@ -82,7 +82,7 @@ def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], 
         "broadcast": lambda: dist.broadcast(whole, src=0),
         "all_gather": lambda: all_gather(whole, own),
         "reduce_scatter": lambda: reduce_scatter(own, whole),
-        "all_to_all": lambda: all_to_all(other, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
         "send_recv": lambda: shift(world, other, whole),
     }
 

@@ -46,47 +46,20 @@ AMPERE = 8  # the first generation whose tensor cores know bf16
 
 
 @dataclass(frozen=True)
-class Sensors:
-    """What the driver says of a GPU under load; None: it doesn't say."""
-
-    number: int | None  # nvidia-smi's
-    temperature_c: int | None  # at the end
-    hottest_c: int | None
-    clock_mhz: float | None  # the median, as is the power
-    power_w: float | None
-    reasons: int  # why the clock was held down at some time, as NVML's bits
-    corrected_errors: int | None  # of its memory, during the load
-    uncorrected_errors: int | None
-
-
-@dataclass(frozen=True)
-class Load:
-    """What one rank's device did under load."""
-
-    rank: int
-    node: int  # its host's place in the order of the ranks
-    model: str
-    dtype: str  # of the matrices
-    flops: float  # operations per second
-    copy: float  # bytes per second, read and written
-    to_gpu: float | None  # None: a CPU
-    from_gpu: float | None
-    sensors: Sensors | None  # None: a CPU, or no NVML
-    numa_node: int | None  # that the GPU is at; None: a CPU, or not known
-
-
-@dataclass(frozen=True)
 class Work:
-    """One kind of work, named as in Load."""
+    """One kind of work."""
 
-    name: str
+    name: str  # flops, copy, to_gpu or from_gpu
     share: float  # of a round
     amount: float  # of one call: operations, or bytes
     call: Callable[[], object]
 
 
-def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> list[Load]:
-    """Load the devices of all ranks for so many seconds; return the same on all ranks."""
+def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> list[dict[str, Any]]:
+    """Load the devices of all ranks for so many seconds; return on all ranks what each device did.
+
+    `launcher.preflight.load` describes the values as MeasuredLoad.
+    """
     with near_gpu(world.device) as numa_node:
         dtype, works = prepare_works(world.device)
     with watch.step("warming up for the load"):
@@ -99,20 +72,17 @@ def measure_load(world: World, watch: Watch, hosts: Hosts, load_s: float) -> lis
             with watch.step(f"the load ({work.name})"):
                 dist.barrier()
                 rates[work.name].append(measure_rate(world, work, batches[work.name], work.share * load_s / rounds))
-    speeds = {name: median(found) for name, found in rates.items()}
-    node = max(place for place, leader in enumerate(hosts.leaders) if leader <= world.rank)
-    own = Load(
-        rank=world.rank,
-        node=node,
-        model=name_device(world.device),
-        dtype=dtype,
-        flops=speeds["flops"],
-        copy=speeds["copy"],
-        to_gpu=speeds.get("to_gpu"),
-        from_gpu=speeds.get("from_gpu"),
-        sensors=summarize(),
-        numa_node=numa_node,
-    )
+    own = {
+        "rank": world.rank,
+        "node": max(place for place, leader in enumerate(hosts.leaders) if leader <= world.rank),
+        "model": name_device(world.device),
+        "dtype": dtype,
+        "to_gpu": None,
+        "from_gpu": None,  # of CPUs
+        **{name: median(found) for name, found in rates.items()},
+        "sensors": summarize(),
+        "numa_node": numa_node,
+    }
     with watch.step("gathering the measurements under load"):
         return gather(own)
 
@@ -224,7 +194,7 @@ def name_device(device: torch.device) -> str:
 
 
 @contextmanager
-def watch_gpu(gpu: nvml.Gpu | None) -> Iterator[Callable[[], Sensors | None]]:
+def watch_gpu(gpu: nvml.Gpu | None) -> Iterator[Callable[[], dict[str, Any] | None]]:
     """Read the sensors of a GPU in a thread during the block; yield what sums them up, also after it."""
     if gpu is None:
         yield lambda: None
@@ -238,19 +208,19 @@ def watch_gpu(gpu: nvml.Gpu | None) -> Iterator[Callable[[], Sensors | None]]:
                 value = gpu.read(name)
                 values += [value] if value is not None else []
 
-    def summarize() -> Sensors:
+    def summarize() -> dict[str, Any]:
         temperatures, clocks, powers, reasons = seen.values()
-        corrected, uncorrected = (subtract(gpu.read(name), before[name]) for name in ERRORS)
-        return Sensors(
-            number=gpu.read("index"),
-            temperature_c=temperatures[-1] if temperatures else None,
-            hottest_c=max(temperatures, default=None),
-            clock_mhz=median(clocks) if clocks else None,
-            power_w=median(powers) / 1000 if powers else None,
-            reasons=reduce(or_, reasons, 0),
-            corrected_errors=corrected,
-            uncorrected_errors=uncorrected,
-        )
+        after = {name: gpu.read(name) for name in ERRORS}
+        known = [name for name in ERRORS if None not in (before[name], after[name])]
+        return {
+            "number": gpu.read("index"),
+            "temperature_c": temperatures[-1] if temperatures else None,
+            "hottest_c": max(temperatures, default=None),
+            "clock_mhz": median(clocks) if clocks else None,
+            "power_w": median(powers) / 1000 if powers else None,
+            "reasons": reduce(or_, reasons, 0),
+            **{name: after[name] - before[name] for name in known},  # type: ignore[operator]  # none of these is None
+        }
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -259,8 +229,3 @@ def watch_gpu(gpu: nvml.Gpu | None) -> Iterator[Callable[[], Sensors | None]]:
     finally:
         is_over.set()
         thread.join()
-
-
-def subtract(after: int | None, before: int | None) -> int | None:
-    """Return the difference of two counts that may be unknown."""
-    return None if after is None or before is None else after - before

@@ -1,12 +1,11 @@
-"""Latency and bandwidth between each pair of hosts: the measuring order, the table, its units, what is slow. Pure."""
+"""Latency and bandwidth between each pair of hosts: the measuring order, the slowest ones, their units. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-WHOLE_UP_TO = 16  # hosts; nobody reads a larger matrix
 SLOWEST = 5
 FACTOR = 2.0  # a pair that is worse than good pairs by this factor is reported
 NOTABLE_S = 20e-6  # and a latency must be worse by this much; less is noise
@@ -45,21 +44,16 @@ def list_rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def describe_pairs(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
-    """Return the table: one line for two hosts, two matrices for a few, the slowest pairs of many."""
+    """Return the one pair of two hosts, or the slowest ones of several; `--plot` shows them all."""
     if len(pairs) == 1:
         return [f"{names[0]} <-> {names[1]}   {pairs[0]}"]
-    if len(names) > WHOLE_UP_TO:
-        slowest = sorted(pairs, key=lambda pair: pair.bandwidth)[:SLOWEST]
-        latest = sorted(pairs, key=lambda pair: -pair.latency_s)[:SLOWEST]
-        return [
-            f"{len(pairs)} pairs; the {SLOWEST} with the lowest bandwidth:",
-            *_lines(names, slowest),
-            f"the {SLOWEST} with the highest latency:",
-            *_lines(names, latest),
-        ]
+    slowest = sorted(pairs, key=lambda pair: pair.bandwidth)[:SLOWEST]
+    latest = sorted(pairs, key=lambda pair: -pair.latency_s)[:SLOWEST]
     return [
-        *_draw("latency, us", names, pairs, lambda pair: pair.latency_s / 1e-6),
-        *_draw("bandwidth, GB/s", names, pairs, lambda pair: pair.bandwidth / 1e9),
+        f"{len(pairs)} pairs; those with the lowest bandwidth:",
+        *_lines(names, slowest),
+        "those with the highest latency:",
+        *_lines(names, latest),
     ]
 
 
@@ -94,22 +88,7 @@ def _lines(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
     return [f"  {names[pair.first]} <-> {names[pair.second]}   {pair}" for pair in pairs]
 
 
-def _draw(title: str, names: Sequence[str], pairs: Sequence[Pair], value: Callable[[Pair], float]) -> list[str]:
-    width = max(7, *map(len, names))
-    cells = {pair.hosts: number_words(value(pair)) for pair in pairs}
-    lines = [f"{title:16} " + " ".join(f"{name:>{width}}" for name in names)]
-    for row, name in enumerate(names):
-        words = [cells.get((min(row, column), max(row, column)), "-") for column in range(len(names))]
-        lines.append(f"  {name:14} " + " ".join(f"{word:>{width}}" for word in words))
-    return lines
-
-
-# ---- numbers with their units, as the tables show them ---------------------------------------------------------------
-
-
-def number_words(value: float) -> str:
-    """Return three digits, and all digits before the point: `0.123`, `12.3`, `1230`."""
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+# ---- numbers with their units ----------------------------------------------------------------------------------------
 
 
 def size_words(size_bytes: int) -> str:

@@ -17,7 +17,6 @@ from torch.distributed import all_reduce, barrier
 
 from launcher import distributed
 from launcher.collectives import checks
-from launcher.collectives.gradients import compare_gradients
 from launcher.collectives.watch import Watch
 
 
@@ -39,11 +38,11 @@ def check_corrupted(world: distributed.World) -> None:
     dist.broadcast = corrupt(dist.broadcast, world, 0)
     dist.all_gather = corrupt(dist.all_gather, world, 0)
     checks.reduce_scatter = corrupt(checks.reduce_scatter, world, 0)
-    checks.all_to_all = corrupt(checks.all_to_all, world, 0)
+    dist.all_to_all_single = corrupt(dist.all_to_all_single, world, 0)
     checks.shift = corrupt(checks.shift, world, 1)
     dist.barrier = lambda: None
     checks.run_checks(world, Watch(world, timeout_s=120))
-    print(compare_gradients(world, wrap=lambda model: model), flush=True)  # nobody averages the gradients
+    print(checks.compare_gradients(world, wrap=lambda model: model), flush=True)  # nobody averages the gradients
 
 
 def stall(world: distributed.World) -> None:

@@ -25,7 +25,6 @@ ALLOWED = {
     ("tests/unit/cli/test_bisection_command.py", "launcher.cli.test_distributed.print_culprits"): CLICK_FINDS_IT,
     ("tests/unit/cli/test_bisection_command.py", "launcher.cli.test_distributed.make_job"): CLICK_FINDS_IT,
     ("tests/train/wrong_ranks.py", "launcher.collectives.checks.reduce_scatter"): CORRUPTS_ITS_RESULT,
-    ("tests/train/wrong_ranks.py", "launcher.collectives.checks.all_to_all"): CORRUPTS_ITS_RESULT,
     ("tests/train/wrong_ranks.py", "launcher.collectives.checks.shift"): CORRUPTS_ITS_RESULT,
 }
 
