@@ -23,8 +23,6 @@ ALLOWED = {
     ("launcher/cli/job_request.py", "the program nproc"): "it is the option --nproc",
     ("launcher/cli/options/table.py", "the program nproc"): "it is the option --nproc",
     ("launcher/collectives/load.py", "'/sys/bus/pci/devices'"): "where it can't be read, the NUMA node isn't known",
-    ("launcher/distributed.py", "'/proc/self/cgroup'"): "where it can't be read, there is no quota",
-    ("launcher/distributed.py", "'/sys/fs/cgroup'"): "where it can't be read, there is no quota",
     ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
 }
 
