@@ -10,6 +10,7 @@ import ipaddress
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -115,6 +116,9 @@ def reader_of(form: Any) -> Reader:
         return _read_row(args) if origin is tuple and args[-1] is not ... else _read_list(origin, reader_of(args[0]))
     if origin is Mapping:
         return _read_mapping(*map(reader_of, args))
+    if isinstance(form, type) and issubclass(form, Enum):
+        members = {member.value: member for member in form}
+        return lambda value: members[value] if isinstance(value, str) and value in members else _refuse(value)
     if isinstance(form, type) and is_dataclass(form):
         sent = [field for field in fields(form) if NOT_SENT not in getattr(field.type, "__metadata__", ())]
         has_default = {f.name for f in sent if f.default is not MISSING or f.default_factory is not MISSING}
@@ -200,7 +204,7 @@ def _read_text(value: Any) -> str:
     if not isinstance(value, str):
         _refuse(value)
     is_harmless = len(value) <= MOST_LETTERS and value.isprintable()  # as nearly all are, and soon known
-    return value if is_harmless else one_line(value, MOST_LETTERS)
+    return value if is_harmless else one_line(value.encode("utf-8", "replace").decode(), MOST_LETTERS)
 
 
 def _read_flag(value: Any) -> bool:

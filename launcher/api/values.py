@@ -14,6 +14,7 @@ from launcher.errors import (
     UsageError,
 )
 from launcher.forms import reader_of
+from launcher.runs import run_rows, run_state
 from launcher.wording import count
 
 
@@ -184,42 +185,8 @@ class Host:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Doing:
-    """What a run does now."""
-
-    what: str
-    for_s: float
-    hosts: tuple[str, ...]
-    rebooting: tuple[str, ...]
-    place: int | None
-    behind: str | None
-    left_s: float | None
-    restart: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRun:
-    """One run of `launch ps`."""
-
-    run: str
-    name: str | None
-    state: str
-    exit_code: int | None
-    attempts: int
-    doing: Doing | None
-    restarts: int | None
-    restarts_without_progress: int | None
-    restarts_left: int | None
-    age_s: float
-    nodes: tuple[int | None, ...]
-    hosts: tuple[str | None, ...] | None
-    launch_host: str | None
-    controller: str
-    pid: int | None
-    logs: str | None
-    can_continue: bool | None
-    last_line: str
+ListedRun = run_rows.RunRow  # of `launch ps`
+Doing = run_state.Doing
 
 
 def read_result(event: Mapping[str, Any]) -> Result:

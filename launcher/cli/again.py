@@ -48,7 +48,6 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     )
     from launcher.cli.typed_command import hide_typed
     from launcher.runs.run_list import CODE, LISTING, PATCH, RunList
-    from launcher.runs.run_rows import may_live
 
     has_run = bool(words) and not words[0].startswith("-")
     found = find_run(words[0] if has_run else None)
@@ -58,14 +57,14 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     if typed.command not in COMMANDS:
         raise UsageError(f"run {found.id} was a {typed.command}", f"run it again: {shlex.join(typed.line)}")
     row = read_state(found)
-    if row["can_continue"]:
+    if row.can_continue:
         text = f"run {found.id} has not ended: its controller died"
         raise UsageError(text, f"continue it with launch rejoin {found.id}, or end it with launch stop {found.id}")
-    if may_live(row):
-        said = f"may still run: {row['last_line']}" if row["state"] == "unknown" else "still runs"
+    if row.may_live:
+        said = f"may still run: {row.last_line}" if row.state == "unknown" else "still runs"
         anyhow = f"start another one with {command_line(origin, typed.line)}"
         raise UsageError(f"run {found.id} {said}", f"stop it with launch stop {found.id}, or {anyhow}")
-    continues = row["state"] != "finished"
+    continues = row.state != "finished"
     typed_command: click.Command = importlib.import_module(COMMANDS[typed.command][0]).command
     timely = drop_past(typed, typed_command, origin)
     was_limited, typed = timely != typed, override(timely, typed_command, words[has_run:])
@@ -78,7 +77,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
         typed = override(typed, typed_command, ["--dry-run"])
     listing = _find_code(runs.read_kept(found.id, LISTING), found.id, origin) if same_code else None
     _enter(origin["directory"], found.id, origin["launch_host"])
-    state = f"was {row['state']}" if row["state"] in ("killed", "stopped") else row["state"]
+    state = f"was {row.state}" if row.state in ("killed", "stopped") else row.state
     tell(f"launch: again run {found.id}, which {state}: {command_line(origin, hide_typed(typed.line))}")
     if continues and origin.get("tree") is not None:
         _tell_written(found, typed)

@@ -51,7 +51,7 @@ from launcher.runs.run_list import (
     find_meant,
     name_runs,
 )
-from launcher.runs.run_rows import Row, as_row, describe_row, make_unknown_row, may_live, read_row
+from launcher.runs.run_rows import RunRow, make_row, read_row
 from launcher.wording import age, count
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ _AT_ONCE_S = 2.0  # for all hosts to answer; what is known by then is shown befo
 _MOST_LINE_BYTES = 16_000_000
 _MOST_SAID = 2000
 _UNREADABLE = "sent a row that can't be read"
-_Answer = tuple[list[Row], int]  # of a host: its rows, and how many can't be read
+_Answer = tuple[list[RunRow], int]  # of a host: its rows, and how many can't be read
 _AnswerT = TypeVar("_AnswerT")
-Show = Callable[[list[Row], list[str]], object]  # rows, and the hosts whose answers are late
+Show = Callable[[list[RunRow], list[str]], object]  # rows, and the hosts whose answers are late
 
 _OPTIONS = (
     option(
@@ -143,10 +143,10 @@ def carry_out(
         error, row = _describe_unknown(found), found.row
         if or_of_copy:
             return act(read_copy(found, error), streams)
-        if row is None or row["exit_code"] is None or not or_as_seen:
+        if row is None or row.exit_code is None or not or_as_seen:
             raise error
         tell(f"launch: {error.message}")
-        code = int(row["exit_code"])
+        code = int(row.exit_code)
     return code
 
 
@@ -223,7 +223,7 @@ def _describe_unknown(run: RemoteRun) -> UnknownRunError:
         return UnknownRunError(text, f"see launch ps --hosts {host}")
     forget = f"remove it from the list with launch ps --forget {run.id}"
     if run.row is not None:
-        text += f"; what launch ps saw last: {run.row['state']}, {run.row['last_line']}"
+        text += f"; what launch ps saw last: {run.row.state}, {run.row.last_line}"
     else:
         forget = f"stop what is left of it with launch clean --hosts LIST; {forget}"
     copy = Path("logs", run.id)
@@ -278,8 +278,8 @@ def _describe_unreached(run: RemoteRun) -> str:
 
 def _describe_return(run: RemoteRun) -> str:
     """Return what to do once the dead controller host of a run is back; empty if that run has no restarts."""
-    row = run.alive.row if run.alive is not None else {}
-    left, used = row.get("restarts_left"), row.get("restarts") or 0
+    row = run.alive.row if run.alive is not None else None
+    left, used = (row.restarts_left, row.restarts or 0) if row is not None else (None, 0)
     if left is not None and not left + used:
         return ""
     if_any = "" if left is not None or used else " if it has --restarts"
@@ -316,21 +316,21 @@ def read_run_json(run: ListedRun | RemoteRun) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def read_state(run: ListedRun | RemoteRun) -> Row:
+def read_state(run: ListedRun | RemoteRun) -> RunRow:
     """Return the row of one run."""
     now = time.time()
     if isinstance(run, ListedRun):
-        return as_row(run, now)
+        return make_row(run, now)
     answers, _ = _ask_for_rows([run.way] if run.row is None else [])
     return read_row_of(run, answers, now)
 
 
-def read_rows(show: Show | None = None) -> tuple[list[Row], list[str]]:
+def read_rows(show: Show | None = None) -> tuple[list[RunRow], list[str]]:
     """Return the rows of the runs that were started on this machine, the newest first, as read_rows_of does."""
     runs, now = RunList.of_user(os.environ).read_all(), time.time()
 
-    def make_rows(answers: Mapping[Way, _Answer], *, is_late: bool) -> list[Row]:
-        here = [as_row(run, now) for run in runs if isinstance(run, ListedRun)]
+    def make_rows(answers: Mapping[Way, _Answer], *, is_late: bool) -> list[RunRow]:
+        here = [make_row(run, now) for run in runs if isinstance(run, ListedRun)]
         elsewhere = [
             read_row_of(run, answers, now)
             for run in runs
@@ -343,52 +343,52 @@ def read_rows(show: Show | None = None) -> tuple[list[Row], list[str]]:
     return make_rows(answers, is_late=False), failures
 
 
-def _sort(rows: Collection[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: float(row["age_s"]))
+def _sort(rows: Collection[RunRow]) -> list[RunRow]:
+    return sorted(rows, key=lambda row: row.age_s)
 
 
-def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> Row:
+def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> RunRow:
     """Return the row of a run elsewhere; if its host gave none, only what is known here, and why."""
     if run.row is not None:
-        return _complete(run, {**run.row}, now)
+        return _complete(run, run.row, now)
     rows, unread = answers.get(run.way, ([], 0))
-    found = next((row for row in rows if row["run"] == run.id), None)
+    found = next((row for row in rows if row.run == run.id), None)
     if found is not None:
         runs = RunList.of_user(os.environ)
         _note_incidents(run, found, now)
-        if may_live(found):
+        if found.may_live:
             runs.note_alive(run, found)
         else:
             runs.note_end(run, found)
         return _complete(run, found, now)
     why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
     known = "; ".join(filter(None, [why, _describe_sighting(run, now)]))
-    return _complete(run, make_unknown_row(run.id, known), now)
+    return _complete(run, RunRow(run=run.id, state="unknown", last_line=known), now)
 
 
-def _note_incidents(run: RemoteRun, row: Row, now: float) -> None:
+def _note_incidents(run: RemoteRun, row: RunRow, now: float) -> None:
     """Remember what went wrong with hosts in this run; its controller may blame these alone."""
     log = IncidentLog.of_user(os.environ)
     log.note(run.id, run.began_at, dict.fromkeys(run.hosts))
-    for host, what, ago_s in row["blamed"] or ():
-        if host in run.hosts:
-            log.note(run.id, max(run.began_at, now - ago_s), {host: what})
+    for each in row.blamed or ():
+        if each.host in run.hosts:
+            log.note(run.id, max(run.began_at, now - each.ago_s), {each.host: each.what})
 
 
 def _describe_sighting(run: RemoteRun, now: float) -> str:
     """Return `3 h 02 min ago it was running`; empty if it was never seen to live."""
     if run.alive is None:
         return ""
-    return f"{age(max(0.0, now - run.alive.at))} ago it was {describe_row(run.alive.row)}"
+    return f"{age(max(0.0, now - run.alive.at))} ago it was {run.alive.row.describe()}"
 
 
-def _complete(run: RemoteRun, row: Row, now: float) -> Row:
+def _complete(run: RemoteRun, row: RunRow, now: float) -> RunRow:
     """Return a row with what this machine knows of the run."""
     age_s = round(max(0.0, now - run.began_at), 1)
-    return {**row, "name": run.name, "controller": run.way.name, "age_s": age_s}
+    return replace(row, name=run.name, controller=run.way.name, age_s=age_s)
 
 
-def read_rows_of(hosts: str, ssh_config: Path | None, show: Show | None = None) -> tuple[list[Row], list[str]]:
+def read_rows_of(hosts: str, ssh_config: Path | None, show: Show | None = None) -> tuple[list[RunRow], list[str]]:
     """Return the rows of the runs that these hosts control, and lines about hosts that don't answer.
 
     show: gets what rows there are, and the names of the hosts that are waited for, if these take long.
@@ -397,11 +397,11 @@ def read_rows_of(hosts: str, ssh_config: Path | None, show: Show | None = None) 
     return _merge(answers), failures
 
 
-def _merge(answers: Mapping[Way, _Answer]) -> list[Row]:
-    rows: dict[tuple[str, str], Row] = {}
+def _merge(answers: Mapping[Way, _Answer]) -> list[RunRow]:
+    rows: dict[tuple[str, str], RunRow] = {}
     for row in (row for found, _ in answers.values() for row in found):
-        place = row["controller"], row["run"]  # with one home directory for all hosts, each of them lists all runs
-        if place not in rows or rows[place]["state"] == "unknown":
+        place = row.controller, row.run  # with one home directory for all hosts, each of them lists all runs
+        if place not in rows or rows[place].state == "unknown":
             rows[place] = row
     return _sort(rows.values())
 
@@ -417,7 +417,7 @@ def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
 def _ask_for_rows(
     ways: Collection[Way],
     show: Show | None = None,
-    make_rows: Callable[[Mapping[Way, _Answer]], list[Row]] = lambda answers: [],
+    make_rows: Callable[[Mapping[Way, _Answer]], list[RunRow]] = lambda answers: [],
 ) -> tuple[dict[Way, _Answer], list[str]]:
     from launcher.controller.orders import print_rows
 

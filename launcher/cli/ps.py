@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +22,7 @@ from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 
 if TYPE_CHECKING:
-    from launcher.runs.run_rows import Row
+    from launcher.runs.run_rows import RunRow
 
 _SHOWN = 20
 _MOST_CELL = 60
@@ -76,22 +76,22 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
         return _forget(forget)
     printed: list[tuple[str, str]] = []
 
-    def choose(rows: list[Row]) -> list[Row]:
-        shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row["exit_code"] is None]
-        return [row for row in shown if (row["controller"], row["run"]) not in printed]
+    def choose(rows: list[RunRow]) -> list[RunRow]:
+        shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row.exit_code is None]
+        return [row for row in shown if (row.controller, row.run) not in printed]
 
-    def show(rows: list[Row], late: list[str]) -> None:
+    def show(rows: list[RunRow], late: list[str]) -> None:
         shown = choose(rows)
         if shown:
             _print_table(shown)
-        printed.extend((row["controller"], row["run"]) for row in shown)
+        printed.extend((row.controller, row.run) for row in shown)
         tell(f"launch: waiting for {fold_names(late)}")
 
     early = None if as_json else show
     rows, unreached = read_rows(early) if hosts is None else read_rows_of(hosts, ssh_config, early)
     shown = choose(rows)
     if as_json:
-        click.echo(json.dumps(shown, indent=2))
+        click.echo(json.dumps([row.as_record() for row in shown], indent=2))
     elif shown:
         _print_table(shown)
     elif not rows and not unreached:
@@ -113,11 +113,11 @@ def _forget(word: str) -> int:
 
     found = find_run(word)
     row = read_state(found)
-    if row["can_continue"]:
+    if row.can_continue:
         raise UsageError(f"run {found.id} has not ended: its controller died", f"launch stop {found.id}")
-    if row["state"] in ("starting", "running"):
-        raise UsageError(f"run {found.id} is {row['state']}", f"launch stop {found.id}")
-    if row["state"] == "unknown":
+    if row.state in ("starting", "running"):
+        raise UsageError(f"run {found.id} is {row.state}", f"launch stop {found.id}")
+    if row.state == "unknown":
         if isinstance(found, ListedRun):
             host = found.controller.host
             raise UsageError(
@@ -125,13 +125,13 @@ def _forget(word: str) -> int:
             )
         with contextlib.suppress(UnknownRunError):
             read_run_json(found)
-            raise UsageError(f"run {found.id} may continue: {row['last_line']}", f"launch stop {found.id}")
+            raise UsageError(f"run {found.id} may continue: {row.last_line}", f"launch stop {found.id}")
     RunList.of_user(os.environ).forget(found)
     tell(f"launch: run {found.id} is listed no more; its logs stay where they are")
     return 0
 
 
-def _print_table(rows: list[Row]) -> None:
+def _print_table(rows: list[RunRow]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -155,34 +155,33 @@ def _print_table(rows: list[Row]) -> None:
     console.width = own_width + room  # a terminal too narrow for that breaks the lines, and none is cut
     table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=room)
     for row, own in zip(rows, cells, strict=True):
-        table.add_row(*own, one_line(row["last_line"], 200))
+        table.add_row(*own, one_line(row.last_line, 200))
     with console.capture() as printed:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
     for row in rows:
-        if row["state"] == "unknown" and len(row["last_line"]) > room:  # it says what is known, and was cut
-            click.echo(f"launch: run {row['run']}: {one_line(row['last_line'], 200)}", err=True)
+        if row.state == "unknown" and len(row.last_line) > room:  # it says what is known, and was cut
+            click.echo(f"launch: run {row.run}: {one_line(row.last_line, 200)}", err=True)
 
 
-def _describe(row: Row) -> list[str]:
+def _describe(row: RunRow) -> list[str]:
     """Return the cells of a row but the last one; a host may have sent it."""
-    from launcher.runs.run_rows import describe_row
     from launcher.wording import age
 
-    own = (row["run"], row["name"] or "", describe_row(row), age(row["age_s"]), _describe_place(row))
+    own = (row.run, row.name or "", row.describe(), age(row.age_s), _describe_place(row))
     return [one_line(cell, _MOST_CELL) for cell in (*own, _describe_size(row))]
 
 
-def _describe_place(row: dict[str, Any]) -> str:
-    return "here" if row["controller"] == socket.gethostname() else str(row["controller"])
+def _describe_place(row: RunRow) -> str:
+    return "here" if row.controller == socket.gethostname() else str(row.controller)
 
 
-def _describe_size(row: dict[str, Any]) -> str:
+def _describe_size(row: RunRow) -> str:
     """Return `2 x 8 gpu[1-2]` for two hosts with eight ranks each; `-` before its ranks started."""
     from launcher.runs.run_state import fold_briefly
 
-    sizes = row["nodes"]
+    sizes = row.nodes
     if not sizes:
         return "-"
-    hosts = fold_briefly([host for host in row.get("hosts") or () if host])
+    hosts = fold_briefly([host for host in row.hosts or () if host])
     return f"{len(sizes)} x {'+'.join(str(size) for size in dict.fromkeys(sizes))} {hosts}".rstrip()

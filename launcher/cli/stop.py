@@ -49,14 +49,13 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
 def find_only() -> ListedRun | RemoteRun:
     """Return the run to stop if none is named; raise UsageError unless exactly one may live."""
     from launcher.cli.find_run import find_run, read_rows
-    from launcher.runs.run_rows import may_live
 
     runs = RunList.of_user(os.environ).read_all()
     unseen = {run.id for run in runs if isinstance(run, RemoteRun) and run.row is None}
     if unseen:
         rows = read_rows()[0]
-        living = [(row["run"], row["name"]) for row in rows if may_live(row)]
-        stopped = [(row["run"], row["name"]) for row in rows if row["run"] in unseen and row["state"] == "stopped"]
+        living = [(row.run, row.name) for row in rows if row.may_live]
+        stopped = [(row.run, row.name) for row in rows if row.run in unseen and row.state == "stopped"]
         if not living and len(stopped) == 1:  # another `launch stop` that was typed at the same time was quicker
             living = stopped
     else:

@@ -40,7 +40,7 @@ from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import tell
 from launcher.runs.kept_run import KeptRun, start_controller
 from launcher.runs.run_list import ListedRun
-from launcher.runs.run_state import Activity, describe_doing
+from launcher.runs.run_state import Activity
 from launcher.wording import fold_ranks
 
 _LAST_LINES = 20
@@ -121,7 +121,7 @@ def _continues(line: LogLine) -> bool:
 def _find_doing(run: ListedRun) -> str:
     """Return what a run does now, in words; empty if it has ended, or doesn't tell."""
     doing = run.read_doing(time.time())
-    return describe_doing(doing) if doing is not None else ""
+    return str(doing) if doing is not None else ""
 
 
 def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:

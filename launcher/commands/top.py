@@ -15,7 +15,7 @@ from launcher.node import messages
 from launcher.output.output_streams import OutputStreams
 from launcher.runs.odd_gpus import INTERVAL_S, OddWatch, Samples
 from launcher.runs.run_list import ListedRun
-from launcher.runs.run_state import Activity, describe_doing
+from launcher.runs.run_state import Activity
 from launcher.runs.samples import PERIOD_S as SAMPLES_S
 from launcher.runs.samples import HostNow, RunNow, now_as_text, read_now, want_now
 from launcher.session.connection import Event
@@ -145,8 +145,8 @@ def watch_run(run: ListedRun, is_running: Callable[[], bool]) -> Iterator[RunNow
 def _describe_silence(run: ListedRun) -> str:
     """Return why the hosts of a run tell nothing."""
     doing = run.read_doing(time.time())
-    if doing is not None and doing["what"] != Activity.RUNNING.value:
-        return describe_doing(doing)
+    if doing is not None and doing.what is not Activity.RUNNING:
+        return str(doing)
     return "no samples (just started, --no-samples, or a full disk)"
 
 

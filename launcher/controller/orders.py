@@ -32,7 +32,7 @@ from launcher.output.plain_messages import describe_error, tell
 from launcher.output.terminal import write_some
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.run_request import RunOptions
-from launcher.runs.run_rows import as_row
+from launcher.runs.run_rows import make_row
 from launcher.transports.agents.credentials import Credentials
 
 LENGTH_BYTES = 8
@@ -82,7 +82,7 @@ def _act(run_id: str, act: RunAction, runs: RunList, streams: OutputStreams) -> 
 
 def print_rows(runs: RunList, streams: OutputStreams) -> int:
     """Print the rows of all runs as a JSON list."""
-    print(json.dumps([as_row(run, time.time()) for run in runs.read()]))
+    print(json.dumps([make_row(run, time.time()).as_record() for run in runs.read()]))
     return 0
 
 

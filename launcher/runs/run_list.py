@@ -36,7 +36,7 @@ from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_durably, replace_private, write_private
 from launcher.runs.result import Result
-from launcher.runs.run_rows import read_row
+from launcher.runs.run_rows import RunRow, read_row
 from launcher.runs.run_state import Doing, RunState, parse_state
 from launcher.runs.state_home import find_state, own_state
 
@@ -234,7 +234,7 @@ class Sighting:
     """What `launch ps --json` said of a run that lived, and when, in wall-clock seconds of this machine."""
 
     at: float
-    row: Mapping[str, Any]
+    row: RunRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class RemoteRun:
     name: str | None = None
     began_at: float = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
     logins: tuple[Host, ...] = ()  # of its hosts and spares, as it was started; empty if it was started elsewhere
-    row: Mapping[str, Any] | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
+    row: RunRow | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
     alive: Sighting | None = None  # the last time that it was seen to live
 
     @property
@@ -434,15 +434,15 @@ class RunList:
         values = {"name": run.name, "began_at": run.began_at, "hosts": hosts, "way": asdict(run.way)}
         replace_private(self.base / run.id / WAY, json.dumps(values))
 
-    def note_end(self, run: RemoteRun, row: Mapping[str, Any]) -> None:
+    def note_end(self, run: RemoteRun, row: RunRow) -> None:
         """Remember how a run ended; a full disk is no error."""
         with contextlib.suppress(OSError):
-            replace_private(self.base / run.id / _SEEN, json.dumps(row))
+            replace_private(self.base / run.id / _SEEN, json.dumps(row.as_record()))
 
-    def note_alive(self, run: RemoteRun, row: Mapping[str, Any]) -> None:
+    def note_alive(self, run: RemoteRun, row: RunRow) -> None:
         """Remember that a run elsewhere lives, for the time when its host doesn't answer; a full disk is no error."""
         with contextlib.suppress(OSError):
-            replace_private(self.base / run.id / _ALIVE, json.dumps({"at": time.time(), "row": row}))
+            replace_private(self.base / run.id / _ALIVE, json.dumps({"at": time.time(), "row": row.as_record()}))
 
     def keep(self, run_id: str, name: str, data: bytes) -> None:
         """Keep something of a run that was started here; a disk that can't be written is no error."""
@@ -679,7 +679,7 @@ def _read_remote(place: Path) -> RemoteRun | None:
         return None
 
 
-def _read_seen(path: Path) -> dict[str, Any] | None:
+def _read_seen(path: Path) -> RunRow | None:
     try:
         return read_row(_read_json(path))
     except (OSError, ValueError):

@@ -1,51 +1,102 @@
 """What `launch ps` says of each run: its state, its age, its size, and its last line."""
 
-from __future__ import annotations
-
+# The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from launcher.escapes import one_line
+from launcher.forms import AS_ROW, Count, FormError, Most, reader_of
 from launcher.output.run_folder import is_run_id
-from launcher.runs.incident_log import INCIDENTS
-from launcher.runs.run_state import describe_doing, read_doing
+from launcher.runs.incident_log import Incident
+from launcher.runs.run_state import Activity, Doing, Seconds
 from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.runs.run_list import ListedRun
 
-_LIVING = ("starting", "running", "unknown")  # states of a run that may live
-_ENDED = ("finished", "failed", "stopped", "killed")
 _TAIL_BYTES = 8192
 _MOST_TEXT = 200
-_MOST_PATH = 4096
-_MOST_NUMBER = 1 << 32
-_MOST_BLAMED = 1000
 
 Record = dict[str, Any]  # the run.json of a run
-Row = dict[str, Any]  # the values of one run for --json
 
 
-def as_row(run: ListedRun, now: float) -> Row:
-    """Return the values of one run; now: wall-clock seconds.
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """A host of a run, what went wrong with it, and how long ago."""
 
-    Without those of its run.json, if that has another form: no run may keep the rows of others from being shown.
+    host: str
+    what: Incident
+    ago_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One run of `launch ps`; docs/json.md says what is None when."""
+
+    run: Annotated[str, is_run_id]
+    name: str | None = None
+    state: Literal["starting", "running", "finished", "failed", "stopped", "killed", "unknown"]
+    exit_code: Count | None = None
+    attempts: Count = 0
+    doing: Doing | None = None
+    restarts: Count | None = None
+    restarts_without_progress: Count | None = None
+    restarts_left: Count | None = None
+    age_s: Seconds = 0.0
+    nodes: tuple[Count | None, ...] = ()
+    hosts: tuple[str | None, ...] | None = None
+    launch_host: str | None = None
+    controller: str = ""
+    pid: Count | None = None
+    logs: str | None = None
+    can_continue: bool | None = None
+    blamed: Annotated[tuple[Annotated[Blamed, AS_ROW], ...], Most(1000)] | None = None
+    last_line: str = ""
+
+    @property
+    def may_live(self) -> bool:
+        """Whether the run may still live, or live again."""
+        return self.state in ("starting", "running", "unknown") or bool(self.can_continue)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it for --json."""
+        blamed = None if self.blamed is None else [[each.host, each.what, each.ago_s] for each in self.blamed]
+        return {**asdict(self), "blamed": blamed}
+
+    def describe(self) -> str:
+        """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`."""
+        if self.doing is not None and (self.doing.what is not Activity.RUNNING or self.doing.odd):
+            return str(self.doing)
+        if self.restarts:
+            return f"{self.state} ({count(self.restarts, 'restart')} used)"
+        return f"failed ({self.exit_code})" if self.state == "failed" else self.state
+
+
+def read_row(found: object) -> RunRow | None:
+    """Return the row that `as_record` gave on another machine; None if this can't be one."""
+    try:
+        row: RunRow = reader_of(RunRow)(found)
+    except FormError:
+        return None
+    return row
+
+
+def make_row(run: "ListedRun", now: float) -> RunRow:
+    """Return the row of a run; now: wall-clock seconds.
+
+    Without what its run.json says, if that has another form: no run may keep the rows of others from being shown.
     """
     record = run.read_record()
-    try:
-        row = _make_row(run, record, now)
-        if read_row(row) is not None:
-            return row
-    except (AttributeError, TypeError, KeyError, ValueError):
-        pass
-    return _make_row(run, {"run_id": run.id} if record else {}, now)
+    for known in (record, {"run_id": run.id} if record else {}):
+        with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError):
+            if (row := read_row(_find_values(run, known, now))) is not None:
+                return replace(row, doing=run.read_doing(now))
+    return RunRow(run=run.id, state=describe_state(run, {}), controller=run.controller.host)
 
 
-def _make_row(run: ListedRun, record: Record, now: float) -> Row:
+def _find_values(run: "ListedRun", record: Record, now: float) -> dict[str, Any]:
     attempts = record.get("attempts") or []
     state = run.read_state()
     restarts = asdict(state.restarts) if state is not None else {}
@@ -57,7 +108,6 @@ def _make_row(run: ListedRun, record: Record, now: float) -> Row:
         "state": describe_state(run, record),
         "exit_code": None if run.is_alive or run.end is None else run.end.exit_code,
         "attempts": len(attempts),
-        "doing": run.read_doing(now),
         "restarts": restarts.get("used"),
         "restarts_without_progress": restarts.get("without_progress"),
         "restarts_left": restarts.get("left"),
@@ -78,80 +128,7 @@ def _make_row(run: ListedRun, record: Record, now: float) -> Row:
     }
 
 
-def read_row(found: object) -> Row | None:
-    """Return the values that `as_row` gave on another machine, their texts cleaned; None if these can't be such."""
-    if not isinstance(found, dict) or not all(is_form(found.get(key)) for key, is_form in _FORMS.items()):
-        return None
-    return {key: _clean(found.get(key)) for key in _FORMS} | {"doing": read_doing(found.get("doing"))}
-
-
-def _clean(value: object) -> object:
-    if isinstance(value, list):
-        return [_clean(each) for each in value]
-    return one_line(value.encode("utf-8", "replace").decode(), _MOST_PATH) if isinstance(value, str) else value
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST_NUMBER
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and _is_number(value)
-
-
-def _or_none(is_form: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or is_form(value)
-
-
-def _is_blame(value: object) -> bool:
-    """Tell whether this is a host, what went wrong with it, and how many seconds ago."""
-    match value:
-        case [str(), what, ago_s]:
-            return what in INCIDENTS and _is_number(ago_s)
-    return False
-
-
-_FORMS: Mapping[str, Callable[[object], bool]] = {
-    "run": lambda value: isinstance(value, str) and is_run_id(value),
-    "name": _or_none(_is_text),
-    "state": lambda value: value in (*_LIVING, *_ENDED),
-    "exit_code": _or_none(_is_count),
-    "attempts": _is_count,
-    "doing": lambda value: value is None or read_doing(value) is not None,
-    "restarts": _or_none(_is_count),
-    "restarts_without_progress": _or_none(_is_count),
-    "restarts_left": _or_none(_is_count),
-    "age_s": _is_number,
-    "nodes": lambda value: isinstance(value, list) and all(map(_or_none(_is_count), value)),
-    "hosts": _or_none(lambda value: isinstance(value, list) and all(map(_or_none(_is_text), value))),
-    "launch_host": _or_none(_is_text),
-    "controller": _is_text,
-    "pid": _or_none(_is_count),
-    "logs": _or_none(_is_text),
-    "can_continue": _or_none(lambda value: isinstance(value, bool)),
-    "blamed": _or_none(
-        lambda value: isinstance(value, list) and len(value) <= _MOST_BLAMED and all(map(_is_blame, value))
-    ),
-    "last_line": _is_text,
-}
-
-
-def make_unknown_row(run_id: str, what_is_known: str) -> Row:
-    """Return the values of a run elsewhere of which its host has told nothing."""
-    known = {"run": run_id, "state": "unknown", "attempts": 0, "age_s": 0.0, "nodes": [], "controller": ""}
-    return {**dict.fromkeys(_FORMS), **known, "last_line": what_is_known}
-
-
-def may_live(row: Mapping[str, Any]) -> bool:
-    """Tell whether the run of a row may still live, or live again."""
-    return row["state"] in _LIVING or bool(row["can_continue"])
-
-
-def describe_state(run: ListedRun, record: Record) -> str:
+def describe_state(run: "ListedRun", record: Record) -> Any:
     """Return `starting`, `running`, `finished`, `failed`, `stopped`, `killed` or `unknown`."""
     if run.is_alive:
         return "running" if record else "starting"
@@ -162,16 +139,7 @@ def describe_state(run: ListedRun, record: Record) -> str:
     return "finished" if run.end.exit_code == 0 else "failed"
 
 
-def describe_row(row: Mapping[str, Any]) -> str:
-    """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`, `failed (7)`."""
-    if row["doing"] is not None and (row["doing"]["what"] != "running" or row["doing"]["odd"]):
-        return describe_doing(row["doing"])
-    if row["restarts"]:
-        return f"{row['state']} ({count(row['restarts'], 'restart')} used)"
-    return f"failed ({row['exit_code']})" if row["state"] == "failed" else str(row["state"])
-
-
-def find_last_line(run: ListedRun, record: Record) -> str:
+def find_last_line(run: "ListedRun", record: Record) -> str:
     """Return the cause of a run that failed, or else the last line that one of its ranks wrote."""
     if run.can_be_taken_up:
         return f"launch rejoin {run.id} continues it: its controller died"

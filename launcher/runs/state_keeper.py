@@ -10,7 +10,7 @@ from typing import Any
 from launcher.clock import wall_clock
 from launcher.errors import LauncherError
 from launcher.output.write_queue import WriteQueue
-from launcher.runs.run_state import Activity, RestartCount, RunState, describe_doing
+from launcher.runs.run_state import Activity, RestartCount, RunState
 
 LONG_WAIT_S = 300.0  # then --notify hears of it
 
@@ -98,7 +98,7 @@ class StateKeeper:
         self._end_wait()
 
     def _tell_long_wait(self) -> None:
-        self._on_long_wait(describe_doing(self.state.as_doing(wall_clock())))
+        self._on_long_wait(str(self.state.as_doing(wall_clock())))
 
     def _end_wait(self) -> None:
         if self._long_wait is not None:

@@ -22,6 +22,7 @@ from node_process import wait_until
 from launcher.hosts.host import Host
 from launcher.node import boot_units
 from launcher.runs.run_list import RemoteRun, RunList, Way, claim_place
+from launcher.runs.run_rows import RunRow
 from launcher.transports import bootstrap
 from launcher.transports.base import STDOUT
 
@@ -30,11 +31,10 @@ LOGINCTL = "#!/bin/sh\necho Linger=yes\n"
 SYSTEMCTL = "#!/bin/sh\n"
 REFUSES = "#!/bin/sh\necho 'You (ann) are not allowed to use this program (crontab)' >&2\nexit 1\n"
 # What `launch ps --json` says of a run that has ended.
-ENDED = {
-    **dict.fromkeys(("name", "doing", "restarts", "restarts_without_progress", "restarts_left", "pid", "logs")),
-    "run": RUN, "state": "finished", "exit_code": 0, "attempts": 1, "age_s": 1.5, "nodes": [1], "launch_host": "laptop",
-    "controller": "n1", "can_continue": False, "last_line": "",
-}  # fmt: skip
+ENDED = RunRow(
+    run=RUN, state="finished", exit_code=0, attempts=1, age_s=1.5, nodes=(1,), launch_host="laptop", controller="n1",
+    can_continue=False,
+)  # fmt: skip
 Tools = Callable[..., Path]
 
 

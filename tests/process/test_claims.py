@@ -28,7 +28,7 @@ from launcher.node.claims import ClaimHolder, Held, read_claim
 from launcher.node.loop import Loop
 from launcher.node.processes import workers
 from launcher.preflight.claims import ClaimOrder
-from launcher.runs.run_rows import describe_row
+from launcher.runs.run_rows import read_row
 
 pytestmark = pytest.mark.linux
 
@@ -553,7 +553,7 @@ def test_runs_that_wait_for_their_turn(launch: Callable[..., WarmProcess], tmp_p
 
     def states() -> dict[str, str]:
         rows = json.loads(run_launch("ps", "--json", cwd=tmp_path, code=0).stdout)
-        return {row["name"]: describe_row(row) for row in rows}
+        return {row.name: row.describe() for row in map(read_row, rows) if row is not None}
 
     def is_queued(name: str, place: str, whom: str) -> bool:
         """Return whether a run has said its place; on a busy host the first answer takes so long that it says how."""

@@ -23,6 +23,7 @@ from machines.launches import PROGRAM, run_launch
 from machines.patience import DEADLINE_S
 
 from launcher.runs.run_list import RemoteRun, RunList, Way
+from launcher.runs.run_rows import read_row
 
 RUN = ("singlenode", "--nproc", "2", "--cpu", "--no-check", "--stop-timeout", "0.5", "--no-python", "sh", "-c")
 # Each rank writes bytes of all kinds, and then a line for as long as there is no file `go`.
@@ -233,9 +234,11 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     row = {
         **machine.runs[0], "run": "20261120-091234", "state": "finished", "exit_code": 0, "last_line": "",
     }  # fmt: skip
-    runs.note_end(RemoteRun("20261120-091234", Way("127.0.0.1")), row)
-    runs.note_alive(RemoteRun("20261120-091233", Way("127.0.0.1")), {**row, "run": "20261120-091233",
-                    "state": "running", "exit_code": None, "restarts": 0, "restarts_left": 2})  # fmt: skip
+    lives = {"run": "20261120-091233", "state": "running", "exit_code": None, "restarts": 0, "restarts_left": 2}
+    ended, alive = read_row(row), read_row({**row, **lives})
+    assert ended is not None and alive is not None
+    runs.note_end(RemoteRun("20261120-091234", Way("127.0.0.1")), ended)
+    runs.note_alive(RemoteRun("20261120-091233", Way("127.0.0.1")), alive)
     said = machine.call("stop", "base", code=69).stderr.splitlines()
     assert said[0].startswith("launch: 127.0.0.1: ")
     assert re.fullmatch(

@@ -19,12 +19,12 @@ from launcher.cli import main as cli
 from launcher.controller import remote_launcher
 from launcher.hosts.host import Host
 from launcher.runs.run_list import RemoteRun, RunList, Way
+from launcher.runs.run_rows import RunRow
 
-ROW = {
-    "run": "20261120-091233", "name": "base", "state": "failed", "exit_code": 7, "attempts": 1, "restarts": None,
-    "age_s": 1.0, "nodes": [1], "launch_host": "here", "controller": "node1", "pid": None, "logs": "/logs",
-    "last_line": "node1 rank 0: no data",
-}  # fmt: skip
+ROW = RunRow(
+    run="20261120-091233", name="base", state="failed", exit_code=7, attempts=1, age_s=1.0, nodes=(1,),
+    launch_host="here", controller="node1", logs="/logs", last_line="node1 rank 0: no data",
+)  # fmt: skip
 NOW = datetime(2026, 11, 20, 9, 12, 33)
 FORGET = "remove it from the list with launch ps --forget 20261120-091233"
 SAYS = (

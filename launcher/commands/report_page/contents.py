@@ -19,7 +19,7 @@ from launcher.escapes import without_controls
 from launcher.forms import NOT_SENT, FormError, Most, Within, reader_of
 from launcher.output.log_reader import Choice, RunLogs
 from launcher.runs.run_list import ListedRun
-from launcher.runs.run_rows import as_row, describe_row
+from launcher.runs.run_rows import make_row
 from launcher.runs.run_state import Activity
 from launcher.wording import count
 
@@ -59,14 +59,14 @@ def collect_contents(run: ListedRun) -> Contents:
     if not run.folder.is_dir():
         raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")
     record, now = run.read_record(), time.time()
-    row = as_row(run, now)
+    row = make_row(run, now)
     times = TimeRange(run.began_at, _find_end(run, record, now))
     logs = RunLogs(run.folder, run.find_hosts(), Choice(node=0, rank=0), _READ_BYTES)
     numbers = find_numbers(logs.read(), str(record.get("utc_offset") or "+00:00"), times)
     logs.close()
     samples, findings = read_samples(run.folder)
     return Contents(
-        record, run.id, run.name, row["state"], describe_row(row), times, tuple(numbers),
+        record, run.id, run.name, row.state, row.describe(), times, tuple(numbers),
         tuple(plot_samples(samples, findings, times)), tuple(findings), tuple(_find_last_lines(run, record)), now,
         _find_start(run, now),
     )  # fmt: skip
@@ -96,7 +96,7 @@ def _find_end(run: ListedRun, record: Mapping[str, Any], now: float) -> float:
 def _find_start(run: ListedRun, now: float) -> float | None:
     """Return when the ranks that run now were started, in wall-clock seconds; None if none run."""
     doing = run.read_doing(now) if run.is_alive else None
-    return now - doing["for_s"] if doing is not None and doing["what"] == Activity.RUNNING.value else None
+    return now - doing.for_s if doing is not None and doing.what is Activity.RUNNING else None
 
 
 def _find_last_lines(run: ListedRun, record: Mapping[str, Any]) -> list[str]:

@@ -6,16 +6,15 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from launcher.cli.find_run import read_answer, read_row_of
-from launcher.escapes import one_line
 from launcher.hosts.host import Host
 from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import RemoteRun, RunList, Way, claim_place
-from launcher.runs.run_rows import may_live
+from launcher.runs.run_rows import RunRow, read_row
 
 NOW = 1_800_000_000.0
 
@@ -34,36 +33,35 @@ WAITS |= {"place": 0, "behind": "", "odd": []}
 def test_rows_of_a_host_that_tells_the_truth() -> None:
     waits = {**ROW, "doing": WAITS}
     rows = [ROW, waits, {**ROW, "name": "base", "exit_code": 3, "nodes": [None], "pid": None, "logs": None}]
-    assert read_answer(json.dumps(rows).encode()) == (rows, 0)
+    found, unread = read_answer(json.dumps(rows).encode())
+    assert (json.loads(json.dumps([row.as_record() for row in found])), unread) == (rows, 0)
     assert [read_answer(data) for data in (b"", b"{}", b"7")] == [([], 0), ([], 1), ([], 1)]
 
 
 @pytest.mark.parametrize("change", [
-    {"run": "../../etc"}, {"run": 3}, {"name": ["a"]}, {"age_s": "old"}, {"nodes": None}, {"last_line": None},
+    {"run": "../../etc"}, {"run": 3}, {"name": ["a"]}, {"age_s": "old"}, {"nodes": 8}, {"last_line": 7},
     {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"hosts": [1]},
     {"age_s": math.inf},
-    {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": None}, {"pid": 0.5},
+    {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": "1"}, {"pid": 0.5},
     {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1}, {"doing": "running"},
     {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "what": []}}, {"doing": {**WAITS, "what": {}}},
-    {"doing": {**WAITS, "hosts": []}}, {"doing": {**WAITS, "rebooting": [7]}},
+    {"doing": {**WAITS, "hosts": ["x" * 256]}}, {"doing": {**WAITS, "rebooting": [7]}},
     {"blamed": {}}, {"blamed": [["gpu2", "lost"]]}, {"blamed": [[7, "lost", 1]]}, {"blamed": [["gpu2", "burns", 1]]},
     {"blamed": [["gpu2", ["lost"], 1]]}, {"blamed": [["gpu2", "lost", math.nan]]}, {"blamed": ["gpu2"]},
     {"blamed": [["gpu2", "lost", 1]] * 1001},
     {"doing": {**WAITS, "left_s": "soon"}}, {"doing": {**WAITS, "left_s": ""}},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
-    assert read_answer(json.dumps([{**ROW, **change}, ROW, 7]).encode()) == ([ROW], 2)
+    assert read_answer(json.dumps([{**ROW, **change}, ROW, 7]).encode()) == ([read_row(ROW)], 2)
 
 
 def test_texts_of_a_host_are_cleaned() -> None:
     """Also for --json, whose reader may print them; nothing that a row doesn't have comes through."""
     said = "\x1b]52;c;aGk=\x07\ud800\n\u202e" + "x" * 10_000
     rows, _ = read_answer(json.dumps([{**ROW, "last_line": said, "more": said}]).encode())
-    assert [*rows[0]] == [*ROW]
-    assert read_answer(json.dumps([{**ROW, "doing": {**WAITS, "hosts": [said]}}]).encode())[0][0]["doing"]["hosts"] == [
-        one_line(said, 255)
-    ]
-    assert rows[0]["last_line"].startswith("?]52;c;aGk=????xxx") and len(rows[0]["last_line"]) < 5000
+    assert rows[0].last_line.startswith("?]52;c;aGk=????xxx") and len(rows[0].last_line) < 5000
+    ((row,), _) = read_answer(json.dumps([{**ROW, "doing": {**WAITS, "hosts": [said[:20]]}}]).encode())
+    assert row.doing is not None and row.doing.hosts == ("?]52;c;aGk=????xxxxx",)
 
 
 def test_the_row_of_an_older_controller() -> None:
@@ -71,8 +69,8 @@ def test_the_row_of_an_older_controller() -> None:
     fresh = ("doing", "restarts_without_progress", "restarts_left", "blamed")
     old = {key: value for key, value in ROW.items() if key not in fresh}
     ((row,), unread) = read_answer(json.dumps([old]).encode())
-    assert (row["doing"], row["restarts_left"], unread) == (None, None, 0)
-    assert {key: row[key] for key in old} == old
+    assert (row.doing, row.restarts_left, row.blamed, unread) == (None, None, None, 0)
+    assert {key: json.loads(json.dumps(row.as_record()))[key] for key in old} == old
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"[" * 10, b"text", b"[" * 100_000, b"9" * 5000])
@@ -82,10 +80,10 @@ def test_an_answer_that_is_no_json(data: bytes) -> None:
 
 
 def test_which_runs_may_live() -> None:
-    living = [state for state in ("starting", "running", "unknown", "finished", "failed", "killed", "stopped")
-              if may_live({**ROW, "state": state})]  # fmt: skip
+    states = get_args(RunRow.__annotations__["state"])
+    living = [state for state in states if RunRow(run=str(ROW["run"]), state=state).may_live]
     assert living == ["starting", "running", "unknown"]
-    assert may_live({**ROW, "state": "killed", "can_continue": True})
+    assert RunRow(run=str(ROW["run"]), state="killed", can_continue=True).may_live
 
 
 def test_what_a_controller_says_of_its_hosts_is_remembered_once(
@@ -99,7 +97,8 @@ def test_what_a_controller_says_of_its_hosts_is_remembered_once(
     runs.add(RemoteRun(run_id, way, None, NOW - 3600, (Host("gpu1"), Host("gpu2"))))
     (run,) = runs.read_all()
     assert isinstance(run, RemoteRun)
-    row = {**ROW, "blamed": [["gpu2", "lost", 7200.0], ["gpu9", "lost", 60.0]]}
+    row = read_row({**ROW, "blamed": [["gpu2", "lost", 7200.0], ["gpu9", "lost", 60.0]]})
+    assert row is not None
     for seconds in range(0, 90, 30):
         read_row_of(run, {way: ([row], 0)}, NOW + seconds)
     says = "lost in its last run, the last time 1 hour ago"

@@ -16,15 +16,14 @@ from machines.patience import DEADLINE_S
 from launcher.hosts.host import Host
 from launcher.runs import run_list
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, claim_place
+from launcher.runs.run_rows import Blamed, RunRow
 
 AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
-ROW = {
-    "run": "20261120-091233", "name": None, "state": "finished", "exit_code": 0, "attempts": 1,
-    "doing": None, "restarts": None, "restarts_without_progress": None, "restarts_left": None, "age_s": 1.5,
-    "nodes": [8, 8], "hosts": ["gpu1", "gpu2"],
-    "launch_host": "laptop", "controller": "gpu1", "pid": None, "logs": "/l",
-    "can_continue": False, "blamed": [], "last_line": "step 1",
-}  # fmt: skip
+ROW = RunRow(
+    run="20261120-091233", state="finished", exit_code=0, attempts=1, age_s=1.5, nodes=(8, 8), hosts=("gpu1", "gpu2"),
+    launch_host="laptop", controller="gpu1", logs="/l", can_continue=False, blamed=(Blamed("gpu2", "lost", 60.0),),
+    last_line="step 1",
+)  # fmt: skip
 LOGINS = (Host("gpu1", "ann", 2222), Host("gpu2"))
 WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
 
@@ -68,7 +67,7 @@ def test_the_newest_comes_first_and_its_end_is_remembered(tmp_path: Path) -> Non
 def test_when_a_run_was_seen_last(tmp_path: Path) -> None:
     runs = RunList(tmp_path)
     add(runs, planted("run-1"))
-    row = {**ROW, "state": "running"}
+    row = replace(ROW, state="running")
     for content in (None, "", "[]", '{"at": Infinity, "row": {}}', json.dumps({"at": 1.8e9, "row": {"run": 3}})):
         if content is not None:
             (tmp_path / "run-1" / "alive.json").write_text(content)
@@ -85,7 +84,7 @@ def test_an_end_that_can_t_be_read_was_not_seen(tmp_path: Path, change: dict[str
     """So its host is asked again."""
     runs = RunList(tmp_path)
     add(runs, planted("run-1"))
-    runs.note_end(planted("run-1"), {**ROW, **change})
+    (tmp_path / "run-1" / "row.json").write_text(json.dumps({**ROW.as_record(), **change}))
     assert [run.row for run in read(runs)] == [None]
 
 

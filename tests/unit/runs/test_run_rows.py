@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from machines.example_run import ExampleRun
 
-from launcher.runs import run_rows
 from launcher.runs.run_list import Controller, End, ListedRun
-from launcher.runs.run_rows import as_row, find_last_line, make_unknown_row, read_row
+from launcher.runs.run_rows import find_last_line, make_row, read_row
 
 RUN = ListedRun(
     Path("R"), Controller("R", None, "/logs", "here", "", 1, 2, 0.0), is_alive=False, end=End(1, is_stopped=False)
@@ -47,18 +46,12 @@ def test_an_odd_run_json_costs_only_what_it_says(tmp_path: Path, change: dict[st
     """Not the row of its run, nor those of others."""
     run = ExampleRun().write(tmp_path)
     (run.folder / "run.json").write_text(json.dumps({**run.read_record(), **change}))
-    row = as_row(run, 7.0)
-    assert read_row(json.loads(json.dumps(row))) == row
-    assert (row["run"], row["state"], row["exit_code"]) == (run.id, "failed", 1)
+    row = make_row(run, 7.0)
+    assert read_row(json.loads(json.dumps(row.as_record()))) == row
+    assert (row.run, row.state, row.exit_code, row.logs) == (run.id, "failed", 1, str(run.folder))
     assert isinstance(run.find_hosts(), list)
 
 
 def test_a_run_that_never_started_says_why() -> None:
     error = "gpu1: no GPU (neither nvidia-smi nor rocm-smi found)"
     assert find_last_line(RUN, {"result": {"cause": None, "error": f"{error}\n  fix: install"}}) == error
-
-
-def test_a_run_whose_host_told_nothing_has_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_rows, "_FORMS", {**run_rows._FORMS, "added": lambda value: value is None})
-    row = make_unknown_row("20261120-091233", "doesn't answer")
-    assert "added" in row and read_row(row) == row
