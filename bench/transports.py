@@ -61,8 +61,7 @@ class Claim:
         return Row(name, ratio, "ratio", self.limit, f"{mine:.3g} against {other:.3g}, median of {len(pairs)}")
 
 
-# The hosts are on this machine, so their processes take its CPU as well. pdsh needs 0.12 s more CPU on each host: for
-# its relay, for the pdsh call that sends the code, and for compiling it; separate machines do that in parallel.
+# The hosts are on this machine, so their processes take its CPU as well.
 CLAIMS = (
     Claim("exec", "fabric", SSH_LOOP, 0.8),
     Claim("exec", "ssh", SSH_LOOP, 1.5),

@@ -63,7 +63,7 @@ def command(
     job = add_tree(job, sync, resolve_workdir(request.workdir), local_workdir(words), Path("logs"))
     if verbose:
         show_sources()
-    open_transport = choose_opener(transport, hosts, env=job.env, python=job.python)
+    open_transport = choose_opener(transport, hosts, python=job.python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 

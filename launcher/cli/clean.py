@@ -51,7 +51,7 @@ def command(
 
     hosts = read_hosts(choice)
     variables = parse_settings(env, os.environ)
-    open_transport = choose_opener(transport, hosts, env=variables, python=python)
+    open_transport = choose_opener(transport, hosts, python=python)
     console = Console(hosts, find_streams(os.environ), is_patient=True)
     settings = make_settings("clean", timeouts, variables, find_pythons(python))
     if code:

@@ -62,7 +62,7 @@ def command(
         raise UsageError("--fold and --json are both given", "pass only one of them")
     hosts = read_hosts(choice)
     refuse_trailing()
-    open_transport = choose_opener(transport, hosts, env={}, python=python)
+    open_transport = choose_opener(transport, hosts, python=python)
     streams = find_streams(os.environ)
     console = Console(hosts, streams, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)

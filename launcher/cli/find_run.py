@@ -507,7 +507,7 @@ def _prepare(way: Way, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
 
     settings = TransportSettings(way.transport, Path(way.ssh_config) if way.ssh_config else None, silence_s=0.0)
     hosts = [way.host]
-    open_transport = choose_opener(settings, hosts, env={}, python=way.python, may_ask=may_ask)
+    open_transport = choose_opener(settings, hosts, python=way.python, may_ask=may_ask)
     transport = open_transport(hosts, lambda text: None)
     pythons = loader_pythons(way.python)
     return lambda: RemoteLauncher(transport, way.host, pythons, _CONNECT_TIMEOUT_S)

@@ -37,7 +37,7 @@ def command(
     from launcher.output.output_streams import find_streams
 
     hosts = read_hosts(choice)
-    open_transport = choose_opener(transport, hosts, env={}, python=python)
+    open_transport = choose_opener(transport, hosts, python=python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
 
     def report(found: Survey) -> int:

@@ -9,7 +9,7 @@ import getpass
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from launcher.hosts.hostfiles import parse_hosts, read_hostfile
 from launcher.hosts.ranges import fold_names, name_key
 from launcher.job.job import Job
 from launcher.job.slurm_allocation import read_allocation, refuse_tasks
-from launcher.job.variables import is_secret, refuse_rank
+from launcher.job.variables import refuse_rank
 from launcher.transports.registry import TransportEntry, choose_transport
 from launcher.transports.settings import TransportSettings
 from launcher.wording import count
@@ -109,40 +109,27 @@ def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], resta
         raise UsageError(text, "set addr= in a hostfile instead")
 
 
-def choose_way(
-    settings: TransportSettings, hosts: Sequence[Host], env: Mapping[str, str]
-) -> tuple[TransportEntry, TransportSettings]:
+def choose_way(settings: TransportSettings, hosts: Sequence[Host]) -> tuple[TransportEntry, TransportSettings]:
     """Return the transport, and the settings with the Slurm job that this process is in.
 
-    Raise UsageError if no transport reaches the hosts, and for options that the chosen one would ignore. `env` is what
-    the ranks get.
+    Raise UsageError if no transport reaches the hosts, and for options that the chosen one would ignore.
     """
     allocation = read_allocation(os.environ)
     chosen = choose_transport(settings.transport, hosts, allocation)
     if not chosen.uses_ssh:
         _refuse_ssh(chosen, hosts)
-    if chosen.shows_variables:
-        _refuse_secrets(chosen, env)
     if chosen.prompting_program and settings.ask_password:
         fix = f"leave it out: {chosen.prompting_program} asks on the terminal, for each host"
         raise UsageError("--ask-password works only with --transport fabric", fix)
     return chosen, replace(settings, allocation=allocation)
 
 
-def choose_controller(
-    output: OutputOptions, chosen: TransportEntry, hosts: Sequence[Host], spares: Sequence[Host]
-) -> Host | None:
-    """Return the host that is to control the run: by default the last spare, or else node 0; None: this machine.
-
-    Raise UsageError if this way to the hosts needs this machine.
-    """
+def choose_controller(output: OutputOptions, hosts: Sequence[Host], spares: Sequence[Host]) -> Host | None:
+    """Return the host that is to control the run: by default the last spare, or else node 0; None: this machine."""
     if (
         not output.detach or output.controller == HERE or "SLURM_JOB_ID" in os.environ
     ):  # there, nothing outlives the job
         return None
-    if chosen.shows_variables:
-        text = f"--transport {chosen.name}: the controller's secrets would appear in command lines on the hosts"
-        raise UsageError(f"--detach: {text}", "add --controller here, or use --transport fabric")
     if output.controller is None:
         return (*hosts, *spares)[-1] if spares else hosts[0]
     named = parse_hosts(output.controller, "--controller")
@@ -166,14 +153,13 @@ def may_survive_reboots(output: OutputOptions, restarts: RestartOptions, control
 
 
 def choose_opener(
-    settings: TransportSettings, hosts: Sequence[Host], *, env: Mapping[str, str], python: str | None,
-    may_ask: bool = True,
-) -> Opener:  # fmt: skip
+    settings: TransportSettings, hosts: Sequence[Host], *, python: str | None, may_ask: bool = True
+) -> Opener:
     """Return what opens the transport to the hosts; raise UsageError, before contacting any, if there is none.
 
-    `env` is what the ranks get; `python`, if given, runs the supervisors; may_ask: for the secrets that it needs.
+    `python`, if given, runs the supervisors; may_ask: for the secrets that it needs.
     """
-    chosen, settings = choose_way(settings, hosts, env)
+    chosen, settings = choose_way(settings, hosts)
     return make_opener(chosen, settings, hosts, python=python, may_ask=may_ask)
 
 
@@ -269,17 +255,6 @@ def refuse_without_hosts() -> None:
         if is_on_command_line(option.name):
             text = f"{option.flag} is given, but no hosts are named"
             raise UsageError(text, "name them with --hosts or --hostfile, or omit it")
-
-
-def _refuse_secrets(transport: TransportEntry, env: Mapping[str, str]) -> None:
-    """Raise UsageError if the transport would show the value of a secret to other users."""
-    secrets = [name for name, value in env.items() if is_secret(name, value)]
-    if secrets:
-        raise UsageError(
-            f"--transport {transport.name}: {secrets[0]} would appear in command lines, "
-            "which all users on the hosts can read",
-            f"use --transport ssh, or set it on the hosts: env -u {secrets[0]} launch ...",
-        )
 
 
 def _add_messages(settings: TransportSettings, say: Callable[[str], None]) -> TransportSettings:

@@ -89,7 +89,7 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = Fals
     way = found.way if isinstance(found, RemoteRun) else Way(found.controller.host)
     config = Path(way.ssh_config) if way.ssh_config else None
     settings = TransportSettings(way.transport, config, silence_s=0.0)
-    opener = choose_opener(settings, [*starts], env={}, python=way.python, may_ask=may_ask)
+    opener = choose_opener(settings, [*starts], python=way.python, may_ask=may_ask)
     transport = opener([*starts], lambda text: None)
     start = partial(start_again, transport, pythons=loader_pythons(way.python), controller=way.name)
     outcomes: SimpleQueue[Outcome] = SimpleQueue()

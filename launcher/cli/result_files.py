@@ -74,7 +74,7 @@ def refuse_patterns(patterns: Sequence[str], option: str = "") -> None:
 
 def refuse_transport(chosen: TransportEntry, what: str) -> None:
     """Raise UsageError for a transport that carries no files back; what: is to use it."""
-    if chosen.needs_allocation or chosen.shows_variables:
+    if chosen.needs_allocation:
         text = f"{what}: --transport {chosen.name} can't copy files back"
         raise UsageError(text, "use --transport fabric or ssh, or copy them with scp or rsync")
 
@@ -181,7 +181,7 @@ def _open(
                 text = f"run {run_id} ran on {listed_names(unknown)}, which {command.name} doesn't name any more"
                 raise UsageError(text, "copy its files with scp or rsync")
             hosts, timeout_s = [known[name] for name in names], float(options["connect_timeout"])
-            chosen, settings = choose_way(settings, hosts, {})
+            chosen, settings = choose_way(settings, hosts)
             refuse_transport(chosen, "launch fetch PATH")
             opener = make_opener(chosen, settings, hosts, python=python)
         transport = opener(hosts, lambda text: None)

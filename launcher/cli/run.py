@@ -91,7 +91,7 @@ def command(
     tell_changes((*hosts, *spares), job)
     if output.verbose:
         show_sources()
-    chosen, settings = choose_way(settings, (*hosts, *spares), job.env)
+    chosen, settings = choose_way(settings, (*hosts, *spares))
     if queues and chosen.name == "srun":
         raise UsageError("--queue works only outside of Slurm jobs, whose GPUs nobody else has", "omit it")
     if output.fetch:
@@ -110,7 +110,7 @@ def command(
 
     run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
     run_options = replace(run_options, is_dry=dry_run, num_nodes=choice.num_nodes)
-    controller = choose_controller(output, chosen, hosts, spares)
+    controller = choose_controller(output, hosts, spares)
     output = replace(output, survive_reboots=may_survive_reboots(output, restarts, controller))
     if controller is not None and not dry_run:
         from launcher.cli.remote_detachment import run_planted

@@ -57,7 +57,7 @@ def command(
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
     options = replace(options, sync=folder or "")
     variables = parse_settings(env, os.environ)
-    opener = choose_opener(transport, hosts, env=variables, python=python)
+    opener = choose_opener(transport, hosts, python=python)
     console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
 
     def read() -> Tree:

@@ -79,11 +79,9 @@ def choose_hosts(
     test: CollectivesTest, choice: HostChoice, transport: TransportSettings
 ) -> tuple[tuple[Host, ...], Opener]:
     """Return the hosts named on the command line and what opens their transport; without any, this machine."""
-    import os
     import socket
 
     from launcher.hosts.host import Host
-    from launcher.job.variables import forwarded
 
     # Hosts of launcher.toml don't count: without hosts on the command line, only this machine is tested.
     if not any(map(is_on_command_line, ("hosts", "hostfile", "transport"))):
@@ -91,7 +89,7 @@ def choose_hosts(
         host = Host(socket.gethostname().split(".")[0], source="this machine")
         return (host,), open_this_machine()
     hosts = read_hosts(choice)
-    return hosts, choose_opener(transport, hosts, env=forwarded(os.environ), python=test.environment.python)
+    return hosts, choose_opener(transport, hosts, python=test.environment.python)
 
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:

@@ -133,7 +133,7 @@ def _watch_hosts(
     from launcher.output.output_streams import find_streams
 
     hosts = read_hosts(choice)
-    open_transport = choose_opener(transport, hosts, env={}, python=python)
+    open_transport = choose_opener(transport, hosts, python=python)
     console = Console(hosts, find_streams(os.environ), is_patient=True)
     settings = make_settings("top", timeouts, {}, find_pythons(python))
     return hold_session(

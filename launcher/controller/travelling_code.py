@@ -19,10 +19,10 @@ from pathlib import Path
 from launcher.transports.bootstrap import write_archive
 
 _STAYING = (
-    "api/", "cli/", "transports/registry.py", "transports/relayed/pdsh", "commands/demo_hosts.py", "commands/pairs.py",
+    "api/", "cli/", "transports/registry.py", "commands/demo_hosts.py", "commands/pairs.py",
     "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/timeline.py",
     *(f"transports/ssh/{name}" for name in (
-        "fabric", "host_keys.py", "identities.py", "packet_limits.py", "plain_config.py",
+        "fabric", "host_keys.py", "identities.py", "packet_limits.py", "pdsh", "plain_config.py",
     )),
 )  # fmt: skip
 _FOR_RANKS = (  # where they are compiled

@@ -106,11 +106,6 @@ LOSSES: Mapping[str, Explanation] = {
         "something on the launch host killed it; the hosts stopped the run",
         "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
     ),
-    "pdsh itself has ended": Explanation(
-        "loss",
-        "something on the launch host killed it; the hosts stopped the run",
-        "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
-    ),
     "the connection was lost": Explanation(
         "loss",
         "the host's sshd, a firewall or the network closed the connection",

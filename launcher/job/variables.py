@@ -1,8 +1,7 @@
 """Which environment variables reach the ranks: a documented allow-list, --env and --env-file.
 
 Other launchers that forward everything break nodes (SSH_CONNECTION, functions, one node's CUDA_VISIBLE_DEVICES), and
-those that forward nothing lose WANDB_API_KEY. Values travel over stdin and never appear in a command line, except with
-pdsh, which refuses secrets.
+those that forward nothing lose WANDB_API_KEY. Values travel over stdin and never appear in a command line.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ class Lease:
         self._loop = loop
         self._send_queue = send_queue
         self._on_expired = on_expired
-        self._hears_beats = True  # otherwise only the end of stdin shows that the launcher is gone
         self._heard_at = self.clock()
         self._timer: Timer | None = None
         self._echo: tuple[float, float] | None = None  # of the launcher's last beat: its time, and when it came
@@ -41,7 +40,6 @@ class Lease:
     def grant(self, header: dict[str, Any]) -> bool:
         """Take what PREPARE says of the lease, and begin to send beats; tell whether both machines sleep as one."""
         self.silence_s = header["silence_s"]
-        self._hears_beats = header.get("beats", True)
         sleeps_along = header.get("boot_id") is not None and header["boot_id"] == clock.boot_id()
         if sleeps_along:  # time in which both are suspended is not silence
             self.clock = time.monotonic
@@ -56,8 +54,6 @@ class Lease:
         self._echo = (header["at"], time.monotonic()) if "at" in header else None
 
     def _check(self) -> None:
-        if not self._hears_beats:
-            return
         left = self._heard_at + self.silence_s - self.clock()
         if left <= 0:
             self._on_expired(-left)

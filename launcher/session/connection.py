@@ -172,13 +172,13 @@ class Connection:
         if self.is_over:
             return
         self._expected.ask(header)
-        if header["type"] == messages.ROUTE and not self._transport.is_terse:  # there, each message starts a program
+        if header["type"] == messages.ROUTE:
             self._route_asked_at = time.monotonic()
         self._outbox.put(([header], message))
 
     def beat(self) -> None:
-        """Send a heartbeat, which renews the node's lease, unless several are queued or the transport sends none."""
-        if not self._transport.is_terse and self._outbox.qsize() < MAX_WAITING_BEATS:
+        """Send a heartbeat, which renews the node's lease, unless several are queued."""
+        if self._outbox.qsize() < MAX_WAITING_BEATS:
             self.send(messages.BEAT, at=time.monotonic())
 
     def noise_text(self) -> str:
@@ -190,9 +190,8 @@ class Connection:
 
     def admit_standstill(self, gap_s: float) -> None:
         """Hang up because the node has heard nothing for `gap_s`, and so has ended the run."""
-        if not self._transport.is_terse:
-            text = f"this machine was suspended for {gap_s:.0f} s, so the hosts stopped the run"
-            self.give_up(HostFailureKind.STANDSTILL, text)
+        text = f"this machine was suspended for {gap_s:.0f} s, so the hosts stopped the run"
+        self.give_up(HostFailureKind.STANDSTILL, text)
 
     def excuse(self, stood_s: float, now: float) -> None:
         """Leave out of the node's silence the time for which this process was suspended."""
@@ -264,8 +263,6 @@ class Connection:
 
     def _open(self) -> bytes:
         """Connect and start the supervisor; return what came after its marker."""
-        if self._transport.is_terse:  # each write starts a program, and what is known by then goes in one
-            self._is_ordered.wait()
         for python in self._settings.pythons:
             if self._is_closed:
                 break
@@ -273,22 +270,18 @@ class Connection:
             command = bootstrap.loader_command(python, self._nonce)
             self._channel = self._transport.open(self.host, command, self._settings.timeouts.connect_timeout_s)
             self._opened_at = time.monotonic()
-            if self._transport.is_terse:  # and no login shell could eat it
-                self._send_code("")
             found = bootstrap.await_marker(
                 self._channel, self._nonce, self.host.name, self._read_stderr, self._keep_noise
             )
             if found is not None and not self._is_closed:
                 magic, rest = found
                 self._opened_at = None  # it is no longer the login shell that takes its time
-                if not self._transport.is_terse:
-                    self._send_code(magic)
+                self._send_code(magic)
                 self._hear()
                 self.is_ready = True
                 self._may_write.set()  # messages may be queued already
                 return rest
             has_no_python = self._channel.exit_code() == bootstrap.NO_PYTHON_EXIT_CODE
-            self._has_orders = self._has_orders and not has_no_python  # nobody was there to read them
             self._channel.close()
             if not has_no_python:
                 break
@@ -298,20 +291,14 @@ class Connection:
         assert self._channel is not None  # it was opened just now
         self._refuse_closed()
         self._code = bootstrap.NodeCode(magic)
-        code = self._code.begin(self._nonce)
-        if self._transport.is_terse:  # all that is equal for all hosts goes in one write
-            code += self._first_parts()
-        self._channel.write(code)
+        self._channel.write(self._code.begin(self._nonce))
         self._is_ordered.wait()
         with self._lock:
             self._refuse_closed()
             self._has_orders = True
-        if parts := self._first_parts():
+        if parts := b"".join(map(self._code.add_for, self._first_headers)):
             self._channel.write(parts)
         self._channel.write(self._first_message)  # a separate write: srun sends equal ends of writes once
-
-    def _first_parts(self) -> bytes:
-        return b"".join(map(self._code.add_for, self._first_headers))
 
     def _refuse_closed(self) -> None:
         if self._is_closed:

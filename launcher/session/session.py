@@ -80,8 +80,8 @@ class Session:
 
     @property
     def can_keep_connections(self) -> bool:
-        """Whether a connection can outlive this session: one program of Slurm or pdsh serves all hosts at once."""
-        return not self._transport.is_terse and not self.is_slurm_step
+        """Whether a connection can outlive this session: one program of Slurm serves all hosts at once."""
+        return not self.is_slurm_step
 
     def catch_signals(self, on_quit: Callable[[], object] | None = None) -> AbstractContextManager[None]:
         """Let `pump` raise Interrupted for a signal that comes while the block runs; Ctrl-Z is ignored.
@@ -130,7 +130,6 @@ class Session:
             run=self.settings.run_id,
             mark=self._pool.connections[index].mark,
             silence_s=self.settings.timeouts.silence_s,
-            beats=not self._transport.is_terse,
             boot_id=boot_id(),
             stop_timeout_s=self.settings.timeouts.stop_timeout_s,
             env=dict(self.settings.env),

@@ -53,9 +53,6 @@ class Transport(Protocol):
     """Starts processes on hosts; threads may open several hosts at once."""
 
     name: str
-    # Each message to a host starts a program, so no heartbeats are sent and the host's lease depends on the
-    # connection alone.
-    is_terse: bool
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         """Start `command`, a shell's command line, on `host`; block until it is started, or raise TransportError."""

@@ -2,7 +2,7 @@
 
 A command line is small and works in every shell (bash, dash, zsh, fish, tcsh): single quotes around text without
 single quotes, backslash escapes that no shell touches, and no `!`.
-It prints a marker first. Except over pdsh, `launch` sends nothing before it, since an rc file that reads stdin would
+It prints a marker first. `launch` sends nothing before it, since an rc file that reads stdin would
 consume it.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 MARKER = "~launch"
-WAIT_S = 60.0  # for the next bytes of the code, which under pdsh each take a login
+WAIT_S = 60.0  # for the next bytes of the code
 MARKER_TIMEOUT_S = 10.0
 NOISE_BYTES = 64 << 10
 # Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
@@ -260,7 +260,7 @@ def last_line(noise: bytes) -> str:
     return lines[-1][:200] if lines else ""
 
 
-# ---- relays, which srun and pdsh start -------------------------------------------------------------------------------
+# ---- relays, which srun starts ---------------------------------------------------------------------------------------
 
 
 # The loader for a task of Slurm, whose marker is the line `here` of launcher.node.relays.relay: srun passes on no
@@ -288,47 +288,6 @@ def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
     """Return the code of a relay, which its loader reads; it is the same for every node and Python."""
     arguments = f"{nonce!r}, {block_bytes}, {kept_blocks}"
     return _program(_RELAY_MODULES, "", f"import launcher.node.relays.relay as program;program.main({arguments})")
-
-
-# A task of pdsh gets no input, so everything is in its command line, compressed: a login shell accepts 128 KB.
-_TASK_LOADER = (
-    "import base64,os,sys;"
-    "sys.version_info<(3,8)and os._exit(127);"
-    'sys.platform=="linux"or os._exit(119);'
-    'd=base64.b64decode("{blob}");'
-    + _UNPACKER
-    + 'n,*w=m.pop("words");import launcher.node.relays.{module} as p;p.{function}(n,{rank},*w)'
-)
-
-# Doesn't ask each Python for its version first, but runs it: exit code 127 means that it is missing or too old. Input
-# is sent often, and one start is faster than two.
-_INPUT_SHELL = 'for p; do "$p" -X utf8 -ISc "$0"; s=$?; [ $s -eq 127 ] || exit $s; done; exit 127'
-
-
-def relay_line(pythons: Sequence[str], nonce: str, rank: str, silence_s: float) -> str:
-    """Return the command line that starts a relay as a task of pdsh; pdsh replaces `rank` with the host's index."""
-    modules = ("clock", "relays.launcher_probe", "relays.relay_socket", *_RELAY_MODULES)
-    loader = _TASK_LOADER.format(
-        blob=_task_blob(modules, nonce, silence_s), module="relay", function="main_with_socket", rank=rank
-    )
-    return _task_line(_RELAY_SHELL, loader, pythons)
-
-
-def input_line(pythons: Sequence[str], nonce: str, rank: str, texts: Sequence[bytes], inputs: Sequence[Any]) -> str:
-    """Return the command line of a short pdsh that runs launcher.node.relays.relay_socket to deliver relays' input."""
-    blob = _task_blob(("relays.relay_socket",), nonce, list(texts), list(inputs))
-    loader = _TASK_LOADER.format(blob=blob, module="relay_socket", function="main", rank=rank)
-    return _task_line(_INPUT_SHELL, loader, pythons)
-
-
-def _task_blob(modules: tuple[str, ...], *words: Any) -> str:
-    """Return these modules of launcher.node, and words for a function of the last one, as text."""
-    message = {**_gather(modules, is_program=True, is_compiled=False), "words": words}
-    return base64.b64encode(zlib.compress(marshal.dumps(message, 2), 9)).decode()
-
-
-def _task_line(shell: str, loader: str, pythons: Sequence[str]) -> str:
-    return f"exec /bin/sh -c '{shell}' '{loader}' {shlex.join(pythons)}"
 
 
 # ---- the code that a Python reads from stdin -------------------------------------------------------------------------

@@ -120,7 +120,6 @@ class LocalTransport:
     """Starts processes on this machine, whatever the host is called."""
 
     name = "local"
-    is_terse = False
 
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
         return ProcessChannel(start_process(["/bin/sh", "-c", command]))

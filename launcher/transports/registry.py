@@ -27,7 +27,6 @@ class TransportEntry:
     open: Callable[[Sequence[Host], TransportSettings], Transport]  # raises UsageError
     uses_ssh: bool = True  # the options for SSH, and the users in host names, mean something to it
     needs_allocation: bool = False  # reaches the nodes of the Slurm job that `launch` runs in, and no other host
-    shows_variables: bool = False  # passes the ranks' variables in command lines, which every user of a host can read
     # The program that asks for passwords and passphrases by itself; "" where `launch` asks, once for all hosts.
     prompting_program: str = ""
 
@@ -61,7 +60,7 @@ def _open_ssh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
 
 
 def _open_pdsh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
-    from launcher.transports.relayed.pdsh import PdshTransport
+    from launcher.transports.ssh.pdsh import PdshTransport
 
     return PdshTransport(hosts, settings)
 
@@ -74,7 +73,7 @@ TRANSPORTS: Mapping[str, TransportEntry] = {
         SRUN,
         FABRIC,
         TransportEntry("ssh", _open_ssh, prompting_program="OpenSSH"),
-        TransportEntry("pdsh", _open_pdsh, shows_variables=True, prompting_program="ssh"),
+        TransportEntry("pdsh", _open_pdsh, prompting_program="ssh"),
     )
 }
 

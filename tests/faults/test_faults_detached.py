@@ -241,13 +241,11 @@ def test_a_run_ends_as_it_leaves_its_terminal(launch: FaultLaunch) -> None:
     assert "launch: the logs are on node1; fix: copy them with launch fetch" in done.stderr
 
 
-@pytest.mark.parametrize("words", [("--controller", "node9"), ("--transport", "pdsh")])
-def test_a_controller_that_can_t_be(launch: FaultLaunch, words: tuple[str, ...]) -> None:
-    done = launch.start(*words, *ranks()).wait()
+def test_a_controller_that_can_t_be(launch: FaultLaunch) -> None:
+    done = launch.start("--controller", "node9", *ranks()).wait()
     assert done.exit_code in {2, 69}
     assert not launch.ranks()
-    text = "the name node9 is not known" if "node9" in words else "the controller's secrets would appear in command"
-    assert text in done.stderr
+    assert "the name node9 is not known" in done.stderr
 
 
 def test_ctrl_c_before_anything_runs(launch: FaultLaunch) -> None:

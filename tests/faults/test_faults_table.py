@@ -23,11 +23,6 @@ def test_every_transport_is_tried() -> None:
     assert set(TRANSPORTS) == {way.name for way in WAYS} - {"local", "detached"}
 
 
-def test_a_transport_that_shows_variables_keeps_no_secret() -> None:
-    shown = {name for name, entry in TRANSPORTS.items() if entry.shows_variables}
-    assert shown == {name for name, gaps in GAPS.items() if Promise.SECRET in gaps}
-
-
 def test_gaps_are_of_ways_that_there_are() -> None:
     assert set(GAPS) <= {way.name for way in WAYS}
 

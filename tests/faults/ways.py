@@ -121,9 +121,8 @@ WAYS = (
     Way(
         "pdsh", NODES, _by_ssh("pdsh"),
         {
-            "sshd": _SESSION,
+            "sshd": Cut(_kill_sessions, r"the connection was lost: Connection to \S+ closed by remote host\."),
             "ssh": Cut(_kill(LOGIN, r"\S*ssh "), r"the connection was lost: its ssh was killed by signal 9", r"node\d"),
-            "pdsh": Cut(_kill(LOGIN, r"\S*pdsh "), r"the connection was lost: pdsh itself has ended", r"node\d"),
         },
         _SILENT_PORT,
         program="pdsh",
@@ -154,10 +153,6 @@ GAPS: Mapping[str, Mapping[Promise, str]] = {
         Promise.FROZEN: "the run continues",
         Promise.BROKEN: "the host is named and stops its ranks; it is checked only if a restart follows",
         Promise.RESTART_LOST: "once the run continues without its terminal; until then its start fails",
-    },
-    "pdsh": {
-        Promise.FROZEN: "only if the machine is; if `launch` alone is, no host detects it and the run continues",
-        Promise.SECRET: "refused: they would appear in command lines",
     },
     "local": {
         Promise.BROKEN: "not applicable: a pipe is the only connection",

@@ -88,7 +88,6 @@ class LyingTransport:
 
     lie: Lie
     name: str = "liar"
-    is_terse: bool = False
     opened: list[Channel] = field(default_factory=list)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from concurrency_limits import refuse_threads
@@ -20,11 +19,9 @@ from node_process import wait_until
 
 from launcher.concurrency import start_task, start_thread, start_timer
 from launcher.errors import LauncherError
-from launcher.hosts.host import Host
 from launcher.output.lines import STDERR
 from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
-from launcher.transports.relayed.pdsh_input import RelayInput
 from launcher.transports.relayed.srun import SrunStep
 
 DEADLINE_S = 60.0
@@ -109,28 +106,6 @@ def test_a_terminal_that_breaks_holds_up_nobody() -> None:
     with os.fdopen(read_end, "rb") as said:
         error = b"""TypeError("memoryview: a bytes-like object is required, not 'str'")"""
         assert said.read().splitlines()[0] == b"launch: printing failed (%s); the run continues" % error
-
-
-class NoPdsh:
-    def call(self, *args: Any, **kinds: Any) -> Any:
-        raise OverflowError("it broke")
-
-
-def post_input(pdsh: object) -> str:
-    """Return what is said of a host that gets no input."""
-    told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    relay_input = RelayInput(pdsh, [Host("n1")], ["python3"], "ab", "", 5.0, lambda *words: told.put(words))  # type: ignore[arg-type]
-    relay_input.post(0, [(b"shut 1", None)])
-    task, said = told.get(timeout=DEADLINE_S)
-    relay_input.close()
-    assert task == 0
-    return said
-
-
-def test_input_that_nobody_carries_is_lost_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert post_input(NoPdsh()) == "OverflowError('it broke')"
-    refuse_threads(monkeypatch, "carry pdsh")
-    assert post_input(NoPdsh()) == NO_THREAD
 
 
 @pytest.fixture

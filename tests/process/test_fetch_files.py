@@ -145,7 +145,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
 class Liar:
     """A host whose Python sends what it likes."""
 
-    name, is_terse = "liar", False
+    name = "liar"
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer

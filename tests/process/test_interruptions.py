@@ -78,7 +78,6 @@ class QuietTransport:
 
     breaks: bool = False
     name: str = "quiet"
-    is_terse: bool = False
     may_speak: threading.Event = field(default_factory=threading.Event)
     opened: int = 0
 
@@ -98,7 +97,6 @@ class ClosedTransport:
     may_open: threading.Event = field(default_factory=threading.Event)
     was_asked: bool = False
     name: str = "closed"
-    is_terse: bool = False
     channels: list[Channel] = field(default_factory=list)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
@@ -162,11 +160,8 @@ def test_a_node_that_is_lost_before_its_answer_is_asked_again(tmp_path: Path) ->
     assert (way.opened, dict(done.census.left), dict(done.census.unasked)) == (2, {"n1": []}, {})
 
 
-@pytest.mark.parametrize("is_terse", [False, True])
-def test_a_host_that_is_reached_too_late_gets_no_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_terse: bool
-) -> None:
-    way = ClosedTransport(is_terse=is_terse)
+def test_a_host_that_is_reached_too_late_gets_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    way = ClosedTransport()
     done = interrupt_exec(tmp_path, lambda: way.was_asked, n1=way)
     assert capsys.readouterr().out.splitlines()[-1] == "launch: stopped, nothing was started"
     assert (dict(done.census.left), dict(done.census.unasked)) == ({}, {})

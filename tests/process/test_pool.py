@@ -177,7 +177,6 @@ class OddTransport:
     """This machine's transport, except that something comes before a channel is opened, or of a host's own messages."""
 
     name = LocalTransport.name
-    is_terse = LocalTransport.is_terse
 
     def __init__(self, *, wait: Callable[[str], object] = lambda _: None, own_messages: Sequence[str] = ()) -> None:
         """wait: called with a command before it is started."""

@@ -206,7 +206,6 @@ class LateTransport:
     away: range
     opened: int = -1
     name: str = "late"
-    is_terse: bool = False
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         self.opened += 1

@@ -27,7 +27,7 @@ from node_process import is_alive, wait_until
 from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
 from launcher.node.relays import relay
-from launcher.node.relays.relay import SRUN_LINE_BYTES
+from launcher.node.relays.relay import LINE_BYTES
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
 from launcher.transports.relayed import step_lifecycle
 from launcher.transports.relayed.srun import SrunTransport
@@ -117,7 +117,7 @@ def test_bytes_come_back_as_they_were(echo: Callable[[bytes], bytes], data: byte
     assert echo(data) == data
 
 
-@pytest.mark.parametrize("size", [SRUN_LINE_BYTES - 1, SRUN_LINE_BYTES, SRUN_LINE_BYTES + 1, 4096, 1 << 20])
+@pytest.mark.parametrize("size", [LINE_BYTES - 1, LINE_BYTES, LINE_BYTES + 1, 4096, 1 << 20])
 def test_long_lines_come_back_as_they_were(echo: Callable[[bytes], bytes], size: int) -> None:
     data = os.urandom(size).replace(b"\n", b"\r")
     assert echo(data) == data

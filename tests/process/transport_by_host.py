@@ -16,12 +16,6 @@ class TransportByHost:
     ways: Mapping[str, Transport]
     name: str = "by host"
 
-    @property
-    def is_terse(self) -> bool:
-        """All of them are, or none: a session asks once for all hosts."""
-        (is_terse,) = {way.is_terse for way in self.ways.values()}
-        return is_terse
-
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         return self.ways[host.name].open(host, command, timeout_s)
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from launching import Done, Launch, every_transport, shell
+from launching import TRANSPORTS, Done, Launch, every_transport, shell
 from machines.patience import DEADLINE_S, slowed
 from machines.ports import free_port
 from ssh_hosts import SshHosts, make_key
@@ -21,7 +21,7 @@ from launcher.transports.bootstrap import MARKER_TIMEOUT_S
 NEVER_STARTED = ["--no-python", "touch", "started"]
 
 
-@every_transport
+@pytest.mark.parametrize("transport", [*TRANSPORTS, "pdsh"])
 def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts: SshHosts) -> None:
     user, port, closed_port = getpass.getuser(), hosts["node2"].port, free_port("127.0.0.2")
     key, unknown, changed = (launch.folder / name for name in ("other_key", "known hosts", "known_hosts"))
@@ -30,7 +30,7 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
     changed.write_text(hosts.known_line(hosts["node2"], hosts["node1"].public_key))
     hosts.add_login(launch.folder / "closed_key", "echo 'Please log in as the user ubuntu'; exit 142")
     hosts.add_login(launch.folder / "waiting_key", "head -n 1 >eaten")
-    fingerprint = "" if launch.transport == "ssh" else r": ssh-ed25519 SHA256:\S+"  # OpenSSH does not say it
+    fingerprint = "" if launch.transport != "fabric" else r": ssh-ed25519 SHA256:\S+"  # OpenSSH does not say it
     new_key = r"its host key has changed: SHA256:\S+, but known_hosts has SHA256:\S+"
     with socket.create_server(("127.0.0.2", 0)) as mute:
         mute_port = mute.getsockname()[1]
@@ -159,10 +159,10 @@ def test_a_gateway_s_new_host_key_is_written_once(launch: Launch, hosts: SshHost
 # ---- connections that fail sometimes --------------------------------------------------------------------------------
 
 
-@every_transport
+@pytest.mark.parametrize("transport", [*TRANSPORTS, "pdsh"])
 def test_many_hosts_behind_one_bastion(launch: Launch, hosts: SshHosts) -> None:
     """Its sshd drops connections at random beyond ten that have not logged in (MaxStartups); it need not."""
-    count = {"fabric": 24, "ssh": 16}[launch.transport]  # OpenSSH takes more CPU
+    count = {"fabric": 24, "ssh": 16, "pdsh": 16}[launch.transport]  # OpenSSH takes more CPU
     far = {"HostName": "127.0.0.2", "Port": hosts["node2"].port, "ProxyJump": "node1"}
     config = hosts.write_config(launch.folder / "config", **{f"far{number}": far for number in range(1, count + 1)})
     done = launch.exec("--hosts", f"far[1-{count}]", "--ssh-config", str(config), "-b", "--", "echo in")

@@ -482,6 +482,16 @@ def test_a_gateway_s_new_key_takes_no_other_s_place(
     assert len((tmp_path / "known_hosts").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("transport", ["pdsh"])
+def test_the_connection_itself_costs_no_session(launch: Launch, hosts: SshHosts, tmp_path: Path) -> None:
+    """Of which sshd allows so many over one; a process too many gets a login of its own."""
+    with sshd_with(hosts["node2"], tmp_path, "MaxSessions 1") as settings:
+        config = hosts.write_config(tmp_path / "config", node2=settings)
+        done = launch.exec("--hosts", "node2", "--ssh-config", str(config), "--", "echo in")
+        logins = (tmp_path / "sshd.log").read_text().count("Accepted publickey")
+    assert (done.exit_code, done.lines, logins) == (0, ["[node2] in"], 1), done.stderr
+
+
 @every_transport
 def test_a_new_key_that_is_added_by_hand_takes_no_other_s_place(
     log_in: LogIn, known: Callable[[str], dict[str, object]]

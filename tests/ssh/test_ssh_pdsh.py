@@ -1,27 +1,24 @@
-"""What is pdsh's alone: one process for all hosts, what its relays get, and its end."""
+"""What is pdsh's alone: one process that logs in to all hosts, what its ssh gets, and its end."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 from launching import Done, Launch, rank, shell
-from machines.patience import DEADLINE_S, slowed
+from machines.patience import slowed
 from machines.ports import free_port
 from machines.processes import wait_until
-from ssh_hosts import Process, SshHosts, read_processes, running_agent
+from ssh_hosts import Process, SshHosts, read_processes, running_agent, send_signal
 
 from launcher.hosts.host import Host
-from launcher.transports.relayed.pdsh_command import Pdsh
-from launcher.transports.relayed.pdsh_input import RelayInput
 from launcher.transports.settings import TransportSettings
+from launcher.transports.ssh.pdsh_command import Pdsh
 
 ME = pwd.getpwuid(os.getuid()).pw_name
-MOST_ARGUMENT_BYTES = 128 << 10  # of one argument (MAX_ARG_STRLEN)
 
 
 @pytest.fixture
@@ -79,46 +76,64 @@ def test_hosts_that_a_crowded_gateway_drops_have_their_time_anew(launch: Launch,
     assert (done.exit_code, done.lines) == (0, ["---- far[1-2] ----", "in"]), done.stderr
 
 
-def test_a_plan_that_no_command_line_could_take(launch: Launch) -> None:
-    sizes = launch.folder / "sizes.py"
-    sizes.write_text("import sys; print(sum(map(len, sys.argv[1:])))")
-    words = [f"{number}" * (MOST_ARGUMENT_BYTES // 4) for number in range(5)]
-    done = launch.run("--no-python", sys.executable, str(sizes), *words)
-    assert {line.partition("] ")[2] for line in done.lines} == {str(sum(map(len, words)))}
-
-
 def test_a_killed_launcher_leaves_neither_pdsh_nor_ssh_nor_sockets(launch: Launch) -> None:
     running = launch.start(*rank("wait"))
     running.wait_for_ranks()
-    pdsh, *clients = sorted(find_calls(launch), key=lambda process: process.argv[0])
-    assert (pdsh.argv[pdsh.argv.index("-f") + 1], len(clients)) == ("2", 2)  # 32 at a time would hang a collective
+    pdsh = find_pdsh(launch)
+    assert pdsh.argv[pdsh.argv.index("-f") + 1] == "2"  # 32 at a time would hang a collective
+    assert len(find_calls(launch)) == 5  # with two ssh for each host: its connection, and a process over that
     running.signal(signal.SIGKILL)
     running.wait_until_clean()
     assert wait_until(lambda: not find_calls(launch))
     assert wait_until(lambda: not find_folders(launch))
 
 
-def test_input_that_nobody_takes_is_lost(launch: Launch) -> None:
-    lost: list[tuple[int, str]] = []
-    hosts = [Host("node1"), Host("node2")]
-    pdsh = Pdsh(hosts, TransportSettings(ssh_config=launch.ssh_config, variables=os.environ))
-    relay_input = RelayInput(
-        pdsh, hosts, ["python3"], "0123abcd", "", DEADLINE_S,
-        lambda task, said: lost.append((task, said)),
-    )  # fmt: skip
-    relay_input.post(1, [(b"shut 1", None)])
-    assert wait_until(lambda: bool(lost))
-    relay_input.close()
-    assert lost == [(1, "its relay does not respond: Connection refused")]
+def test_a_run_outlives_pdsh_and_leaves_nothing_all_the_same(launch: Launch) -> None:
+    running = launch.start(*rank("wait"))
+    running.wait_for_ranks()
+    kill_pdsh(launch)
+    running.signal(signal.SIGINT)
+    done = running.finish()
+    assert done.exit_code == 130, done.stderr
+    assert "0 processes left on 2 hosts" in done.words[-1]
+    assert (find_calls(launch), find_folders(launch)) == ([], [])
 
 
-def test_secrets_are_refused(launch: Launch) -> None:
-    done = launch.run(*shell("true"), env={"WANDB_API_KEY": "k"})
-    assert done.exit_code == 2
-    assert done.stderr == (
-        "launch: --transport pdsh: WANDB_API_KEY would appear in command lines, which all users on the hosts can read\n"
-        "  fix: use --transport ssh, or set it on the hosts: env -u WANDB_API_KEY launch ...\n"
-    )
+def test_a_launcher_that_is_killed_after_pdsh_leaves_nothing(launch: Launch) -> None:
+    running = launch.start(*rank("wait"))
+    running.wait_for_ranks()
+    kill_pdsh(launch)
+    running.signal(signal.SIGKILL)
+    running.wait_until_clean()
+    assert wait_until(lambda: not find_calls(launch))
+    assert wait_until(lambda: not find_folders(launch))
+
+
+def test_a_connection_that_hangs_is_used_for_nothing_more(launch: Launch, hosts: SshHosts) -> None:
+    running = launch.start("--silence", f"{slowed(3):g}", *rank("wait"))
+    running.wait_for_ranks()
+    hanging = hosts["node2"].sessions()
+    try:
+        for pid in hanging:
+            send_signal(pid, signal.SIGSTOP)
+        done = running.finish()
+    finally:
+        for pid in hanging:
+            send_signal(pid, signal.SIGCONT)
+    assert done.exit_code == 69, done.stderr
+    assert "node2 connection" in done.stderr
+    assert "0 processes left on 2 hosts" in done.words[-1]
+
+
+def find_pdsh(launch: Launch) -> Process:
+    (pdsh,) = (process for process in find_calls(launch) if Path(process.argv[0]).name == "pdsh")
+    return pdsh
+
+
+def kill_pdsh(launch: Launch) -> None:
+    pdsh = find_pdsh(launch)
+    os.kill(pdsh.pid, signal.SIGKILL)
+    assert wait_until(lambda: pdsh.pid not in {process.pid for process in find_calls(launch)})
 
 
 @pytest.mark.parametrize(
@@ -158,7 +173,7 @@ def test_options_that_ssh_refuses_are_told_before_anything_starts(launch: Launch
 
 def test_ssh_is_told_of_its_configuration_once(launch: Launch) -> None:
     """What asks it about a host names the file itself."""
-    pdsh = Pdsh([Host("node1")], TransportSettings(ssh_config=launch.ssh_config, variables=os.environ))
+    pdsh = Pdsh("pdsh", [Host("node1")], TransportSettings(ssh_config=launch.ssh_config, variables=os.environ))
     assert "-F" not in pdsh.login_args(Host("node1"))
 
 

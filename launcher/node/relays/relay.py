@@ -1,17 +1,15 @@
-"""The relay: carries the streams of processes on this node over the streams of one task of srun or pdsh.
+"""The relay: carries the streams of processes on this node over the streams of one task of srun.
 
-Both interleave the output of their tasks, in whole lines: srun those of less than 1,024 bytes, pdsh those of at most
-128 KiB. So bytes are sent as lines of base64, and each line names a channel: one process that the launcher has started
-on one node. srun passes its input to every task. pdsh passes a task no input, only the end of file: there a second pdsh
-brings the launcher's lines, and its task on this node sends them to the relay's socket
-(launcher/node/relays/relay_socket.py).
+srun interleaves the output of its tasks, in whole lines of less than 1,024 bytes. So bytes are sent as lines of base64,
+and each line names a channel: one process that the launcher has started on one node. srun passes its input to every
+task.
 
     to all relays     open CHANNEL TASK COMMAND    data CHANNEL BYTES    again CHANNEL NUMBER
                       took CHANNEL SIZE            shut CHANNEL          hang TASK PID STARTED
     from each         here TASK NODE PID STARTED   out CHANNEL BYTES     err CHANNEL BYTES     exit CHANNEL CODE
 
-This file and `relayed_process` are sent without the rest of the node's code: to srun as the first line on stdin, after
-the loader has printed `here`; to pdsh within the command line, together with the three modules that only pdsh needs.
+This file and `relayed_process` are sent without the rest of the node's code, as the first line on stdin, after the
+loader has printed `here`.
 """
 
 from __future__ import annotations
@@ -25,24 +23,18 @@ from launcher.node.relays.relayed_process import RelayedProcess
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as signals
-    from socket import socket
     from typing import Any, Callable, Iterator, Tuple
-
-    from launcher.node.relays.launcher_probe import LoginConnection
 
     Wanted = Tuple[int, int, Callable[..., object], Tuple[Any, ...]]
 else:
     import _signal as signals  # the signal module imports enum; see launcher.node.signals
 
 WINDOW_BYTES = 1 << 20  # how much of a channel's output may be in transit over srun; the launcher says what it took
-SRUN_LINE_BYTES = 720  # before base64: 960 of the 1,023 that srun keeps together
-PDSH_LINE_BYTES = 12 << 10  # before base64; longer ones are no faster
-OUT_BYTES = 256 << 10  # while this much waits for srun or pdsh, no process's output is read
+LINE_BYTES = 720  # before base64: 960 of the 1,023 that srun keeps together
+OUT_BYTES = 256 << 10  # while this much waits for srun, no process's output is read
 READ_BYTES = 64 << 10
 START_S = 60.0  # exit if no channel was opened by then: the launcher has died
 LINGER_S = 2.0  # exit this long after the last channel: a killed srun tells nobody, and the task would stay
-NO_WINDOW = 1 << 62  # for pdsh, where the launcher doesn't report what it took
-LOOKS_PER_SILENCE = 3  # how often to check that the launch host responds
 
 _STDIN, _STDOUT = 0, 1
 # Variables that would make a rank look like a task of the relay's step, and those of the login that allocated the job.
@@ -57,30 +49,27 @@ class Relay:
     """All channels of this node.
 
     A process's exit is sent once, after all of its output. A process's pipes are not read while `OUT_BYTES` wait for
-    srun or pdsh, or while the launcher still has to take `window_bytes` of that process. When the launcher is gone
-    (`_is_cut`), all pipes are closed, and the relay stays until each process has exited by itself.
+    srun, or while the launcher still has to take WINDOW_BYTES of that process. When the launcher is gone (`_is_cut`),
+    all pipes are closed, and the relay stays until each process has exited by itself.
     """
 
-    def __init__(self, nonce: str, task: int, env: dict[str, str], line_bytes: int, window_bytes: int) -> None:
-        """Begin to catch signals; nonce: starts each of this relay's lines; task: this relay's number."""
+    def __init__(self, nonce: str, task: int, env: dict[str, str], block_bytes: int, kept_blocks: int) -> None:
+        """Begin to catch signals; nonce: starts each of this relay's lines; task: this relay's number.
+
+        It keeps the last `kept_blocks` of `block_bytes`, of any channel: the launcher may reuse one by its number.
+        """
         self._mark = b"~%s " % nonce.encode()
         self._task = b"%d" % task
         self._env = env
-        self._line_bytes = line_bytes
-        self._window_bytes = window_bytes
-        self._block_characters = self._kept_blocks = 0
+        self._block_characters = (block_bytes + 2) // 3 * 4
+        self._kept_blocks = kept_blocks
         self._children: dict[bytes, RelayedProcess] = {}  # by channel
-        self._sources = {_STDIN: b""}  # where the launcher's lines come from, with the start of an unfinished line
-        self._socket: socket | None = None
-        self._senders: dict[int, socket] = {}  # by descriptor
-        self._login: LoginConnection | None = None
-        self._look_s = 0.0
+        self._rest = b""  # of the launcher's lines, the start of an unfinished one
         self._kept: dict[int, bytes] = {}
         self._kept_count = 0
         self._outgoing = bytearray()
         self._is_cut = False  # whether the launcher is gone
         self._patience_s = START_S
-        self._looked_at = 0.0
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write, _STDOUT):
             os.set_blocking(fd, False)
@@ -88,21 +77,6 @@ class Relay:
         # Slurm signals every process of a step. The supervisor acts on a SIGTERM; the relay carries its last messages.
         for number in (signals.SIGCHLD, signals.SIGTERM, signals.SIGINT, signals.SIGHUP):
             signals.signal(number, lambda number, frame: None)
-
-    def keep_blocks(self, block_bytes: int, kept_blocks: int) -> None:
-        """Keep the last blocks of this size, of any channel, since the launcher may ask to reuse one by its number."""
-        self._block_characters = (block_bytes + 2) // 3 * 4
-        self._kept_blocks = kept_blocks
-
-    def open_socket(self, nonce: str, silence_s: float) -> None:
-        """Take the launcher's lines from a socket, since pdsh passes only the end of stdin; send `here`."""
-        from launcher.node.relays import launcher_probe, relay_socket
-
-        self._login = launcher_probe.LoginConnection(self._env.get("SSH_CONNECTION", "").split(), silence_s)
-        self._look_s = silence_s / LOOKS_PER_SILENCE
-        self._socket = relay_socket.open_socket(nonce, int(self._task))
-        pid = os.getpid()
-        self._say(b"here", b"%s - %d %d" % (self._task, pid, _started(pid)))
 
     def run(self) -> None:
         """Serve until the launcher is gone and every process has exited."""
@@ -118,63 +92,33 @@ class Relay:
             for fd, _ in ready:
                 callback, words = callbacks[fd]
                 callback(*words)
-            self._look_at_login()
         self._write()
 
     def _wait_ms(self) -> float | None:
-        if not self._children:
-            return self._patience_s * 1000
-        return self._look_s * 1000 if self._login is not None and not self._is_cut else None
-
-    def _look_at_login(self) -> None:
-        """Cut the channels if the launch host is gone: TCP shows that under pdsh, where no heartbeats are sent."""
-        if self._login is None or self._is_cut:
-            return
-        from launcher.node import clock
-
-        now = clock.boottime()
-        if now - self._looked_at < self._look_s:
-            return
-        self._looked_at = now
-        if self._login.is_dead():
-            self._cut()
+        return None if self._children else self._patience_s * 1000
 
     def _wanted(self) -> Iterator[Wanted]:
         """Yield each descriptor to wait for now, with its events, callback and the callback's arguments."""
         yield self._wake_read, select.POLLIN, self._take_signals, ()
-        if self._socket is not None:
-            yield self._socket.fileno(), select.POLLIN, self._accept_sender, ()
-        for source in self._sources:
-            yield source, select.POLLIN, self._read_launcher, (source,)
+        if not self._is_cut:
+            yield _STDIN, select.POLLIN, self._read_launcher, ()
         if self._outgoing:
             yield _STDOUT, select.POLLOUT, self._write, ()
         for channel, child in self._children.items():
             if child.backlog:
                 yield child.stdin, select.POLLOUT, child.feed, ()
-            if len(self._outgoing) < OUT_BYTES and child.untaken_bytes < self._window_bytes:
+            if len(self._outgoing) < OUT_BYTES and child.untaken_bytes < WINDOW_BYTES:
                 for fd in child.streams:
                     yield fd, select.POLLIN, self._read_child, (fd, channel)
 
     # ---- what comes from the launcher -----------------------------------------------------------------------------
 
-    def _accept_sender(self) -> None:
-        from launcher.node.relays import relay_socket
-
-        assert self._socket is not None  # it is watched
-        sender = relay_socket.accept(self._socket)
-        if sender is not None:
-            self._senders[sender.fileno()] = sender
-            self._sources[sender.fileno()] = b""
-
-    def _read_launcher(self, source: int) -> None:
-        try:
-            data = os.read(source, READ_BYTES)
-        except OSError:  # the sender was killed
-            data = b""
+    def _read_launcher(self) -> None:
+        data = os.read(_STDIN, READ_BYTES)
         if not data:
-            self._end_source(source)
+            self._cut()
             return
-        *lines, self._sources[source] = (self._sources[source] + data).split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             verb, name, *words = line.split(b" ")
             text = words[-1] if words else b""
@@ -188,18 +132,6 @@ class Relay:
                     _hang_up_relay(int(words[0]), int(words[1]))
             elif name in self._children:
                 self._serve(verb, name, self._children[name], text)
-
-    def _end_source(self, source: int) -> None:
-        """Confirm that all of a sender's lines were taken; at the end of stdin, cut, since the launcher is gone."""
-        if source == _STDIN:
-            self._cut()
-            return
-        del self._sources[source]
-        with self._senders.pop(source) as sender:
-            try:
-                sender.send(b"+")
-            except OSError:
-                pass  # the sender fails without the confirmation, and the launcher hangs up
 
     def _keep(self, text: bytes) -> None:
         self._kept[self._kept_count] = text
@@ -226,7 +158,6 @@ class Relay:
     def _cut(self) -> None:
         """Close all pipes and drop what waits, since the launcher is gone."""
         self._is_cut = True
-        self._sources.pop(_STDIN, None)
         self._outgoing.clear()
         for channel, child in list(self._children.items()):
             self._hang_up(channel, child)
@@ -271,9 +202,9 @@ class Relay:
 
     def _send(self, stream: bytes, channel: bytes, data: bytes) -> None:
         head = b"%s%s %s " % (self._mark, stream, channel)
-        for start in range(0, len(data), self._line_bytes):
+        for start in range(0, len(data), LINE_BYTES):
             self._outgoing += head
-            self._outgoing += b2a_base64(data[start : start + self._line_bytes])  # with its newline
+            self._outgoing += b2a_base64(data[start : start + LINE_BYTES])  # with its newline
 
     def _say(self, verb: bytes, words: bytes) -> None:
         self._outgoing += b"%s%s %s\n" % (self._mark, verb, words)
@@ -311,15 +242,5 @@ def _hang_up_relay(pid: int, started: int) -> None:
 def main(nonce: str, block_bytes: int, kept_blocks: int) -> None:
     """Serve the launcher that chose this nonce, as a task of srun."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
-    relay = Relay(nonce, int(os.environ["SLURM_PROCID"]), env, SRUN_LINE_BYTES, WINDOW_BYTES)
-    relay.keep_blocks(block_bytes, kept_blocks)
-    relay.run()
-    os._exit(0)
-
-
-def main_with_socket(nonce: str, task: int, silence_s: float) -> None:
-    """Serve the launcher that chose this nonce, as a task of pdsh."""
-    relay = Relay(nonce, task, dict(os.environ), PDSH_LINE_BYTES, NO_WINDOW)
-    relay.open_socket(nonce, silence_s)
-    relay.run()
+    Relay(nonce, int(os.environ["SLURM_PROCID"]), env, block_bytes, kept_blocks).run()
     os._exit(0)

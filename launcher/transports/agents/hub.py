@@ -423,7 +423,6 @@ class AgentTransport:
     They refuse what an attempt asks for after a later one has begun."""
 
     name = "agents"
-    is_terse = False
 
     def __init__(
         self, attempt: int, find_link: Callable[[str, float], AgentLink | None], next_number: Callable[[], int],

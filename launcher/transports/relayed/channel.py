@@ -1,6 +1,6 @@
 """The streams of one process that a relay or an agent has started: queues between a connection's threads and others.
 
-For a relay the others are those of a step, which is one srun or pdsh with the relays that it runs. For an agent
+For a relay the others are those of a step, which is one srun with the relays that it runs. For an agent
 (launcher/transports/agents) they are the thread of the hub, and "the step" below is the agent's link.
 """
 
@@ -36,9 +36,8 @@ class RelayLink(Protocol):
 class RelayChannel:
     """The streams of one process under the relay of its node; a Channel of launcher.transports.base.
 
-    The step's threads add what arrives, and its reader may be slow. Memory stays bounded: a relay under srun has a
-    window, as an agent has, and if it sends more than `most_bytes`, its channel ends; under pdsh the step waits in
-    `await_room`.
+    The step's threads add what arrives, and its reader may be slow. Memory stays bounded: a relay has a window, as an
+    agent has, and if it sends more than `most_bytes`, its channel ends.
     """
 
     def __init__(self, host: str, number: int, link: RelayLink, most_bytes: float = math.inf) -> None:
@@ -104,11 +103,6 @@ class RelayChannel:
                 self._pending[STDERR] += data
                 self._arrived.notify_all()
 
-    def await_room(self, most_bytes: int) -> None:
-        """Wait until less than `most_bytes` is left to read; meanwhile the caller reads nothing more for any host."""
-        with self._arrived:
-            self._arrived.wait_for(lambda: self._is_closed or sum(map(len, self._pending.values())) < most_bytes)
-
     def end(self, exit_code: int | None, failure: HostFailure | None = None) -> None:
         """Note that the process has ended, or (failure) the connection to it; a second call changes nothing."""
         with self._arrived:
@@ -123,7 +117,6 @@ class RelayChannel:
                     if pending:
                         data = bytes(pending)
                         pending.clear()
-                        self._arrived.notify_all()
                         return stream, data
                 if self._failure is not None:
                     raise TransportError(self._failure)

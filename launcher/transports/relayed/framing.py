@@ -1,4 +1,4 @@
-"""The lines that the launcher and the relays exchange over srun or pdsh. Pure.
+"""The lines that the launcher and the relays exchange over srun. Pure.
 
 launcher/node/relays/relay.py, the other side, describes the format: a verb, a channel, and data in base64.
 """
@@ -114,7 +114,7 @@ class DataLines:
 
 
 class LineDecoder:
-    """A parser of what srun or pdsh prints: lines of all relays in any order, with other output among them."""
+    """A parser of what srun prints: lines of all relays in any order, with other output among them."""
 
     def __init__(self, nonce: str) -> None:
         self._mark = b"~%s " % nonce.encode()

@@ -54,7 +54,6 @@ class SrunTransport:
     """
 
     name = "srun"
-    is_terse = False
 
     def __init__(
         self, hosts: Sequence[Host], allocation: Allocation, pythons: Sequence[str], environ: Mapping[str, str]

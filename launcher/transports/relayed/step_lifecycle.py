@@ -1,6 +1,6 @@
-"""One srun or pdsh from its start to its end: its relays, channels through it, hosts that it loses, when to end it.
+"""One srun from its start to its end: its relays, channels through it, hosts that it loses, when to end it.
 
-SrunStep and PdshStep have this in common. Each has a StepLifecycle, and is the StepProgram that it controls.
+SrunStep has a StepLifecycle, and is the StepProgram that it controls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launcher.transports.relayed.channel import RelayChannel, RelayLink
 from launcher.transports.relayed.framing import Exit, ProcessOutput, RelayStarted
 
 _REUSE_S = 0.5  # an idle relay gets another process; it is well below LINGER_S, after which the relay ends
-# After the end of a host's task or ssh: what the host printed before may still be in the other pipe, and Slurm may
+# After the end of a host's task: what the host printed before may still be in the other pipe, and Slurm may
 # report a moment later that it has cancelled the step.
 _SETTLE_S = 0.2
 
@@ -106,10 +106,6 @@ class Relays:
         """Return the relays that have started, by host; some may have ended."""
         return {host: relay.started for host, relay in self._relays.items() if relay.started is not None}
 
-    def are_settled(self) -> bool:
-        """Tell whether the relay of every host has started or is lost."""
-        return all(relay.started or relay.failure for relay in self._relays.values())
-
     def are_unused(self) -> bool:
         """Tell whether the step is no longer needed: every host is lost, or was asked for and has no channel left."""
         return not any(
@@ -128,21 +124,13 @@ class Relays:
         finally:
             relay.is_awaited = False
 
-    def deliver(
-        self, event: ProcessOutput | Exit, hosts: Sequence[str] | None = None, most_bytes: int | None = None
-    ) -> None:
-        """Pass a process's output, or its end, to its channel.
-
-        hosts: those that may have sent it, if that is known; another host's channel doesn't get it.
-        most_bytes: wait until less than this is left to read.
-        """
+    def deliver(self, event: ProcessOutput | Exit) -> None:
+        """Pass a process's output, or its end, to its channel."""
         channel = self._channels.get(event.channel)
-        if channel is None or (hosts is not None and channel.host not in hosts):
+        if channel is None:
             return
         if isinstance(event, ProcessOutput):
             channel.deliver(event.stream, event.data)
-            if most_bytes is not None:
-                channel.await_room(most_bytes)
             return
         with self.changed:
             self._channels.pop(event.channel, None)
@@ -172,26 +160,26 @@ def as_noise(line: str) -> bytes:
 
 
 class StepProgram(Protocol):
-    """What differs between srun and pdsh: how they are ended, and how a relay is told to end one process."""
+    """How srun is ended, and how a relay is told to end one process."""
 
     def send_shut(self, channel: RelayChannel) -> None:
         """Make the relay close the pipes of a process; `Relays.changed` is held."""
 
     def begin_end(self) -> None:
-        """Let srun or pdsh end, and with it every relay: they are no longer needed; `Relays.changed` is held."""
+        """Let srun end, and with it every relay: they are no longer needed; `Relays.changed` is held."""
 
     def await_end(self) -> None:
         """Wait a moment for that end."""
 
     def terminate(self) -> None:
-        """End srun or pdsh at once."""
+        """End srun at once."""
 
     def why_lost(self, host: str) -> HostFailure:
         """Return what has happened to a host's relay, as far as is known."""
 
 
 class StepLifecycle:
-    """Which hosts of one srun or pdsh are in use, and whether it is ending.
+    """Which hosts of one srun are in use, and whether it is ending.
 
     `relays.changed` guards all of it, and is notified of every change. `is_ending` becomes True once and stays so:
     when every host was asked for and is left or lost, or when the step is abandoned. From then on no host that was
@@ -199,7 +187,7 @@ class StepLifecycle:
     """
 
     def __init__(self, hosts: Sequence[str], process: StepProgram, program: str, most_bytes: float = math.inf) -> None:
-        """program: as in the message "launch can't PROGRAM any more", like "read pdsh"; most_bytes: as for Relays."""
+        """program: as in the message "launch can't PROGRAM any more"; most_bytes: as for Relays."""
         self.relays = Relays(hosts, most_bytes)
         self.is_ending = False
         self._hosts = tuple(hosts)

@@ -95,7 +95,6 @@ class FabricTransport:
     """Reaches each host over an SSH connection of its own, with one channel in it."""
 
     name = "fabric"
-    is_terse = False
 
     def __init__(self, settings: TransportSettings) -> None:
         """Raise UsageError if a named file is missing."""

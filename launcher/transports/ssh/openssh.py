@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import enum
 import fcntl
 import os
 import re
 import select
 import shutil
+import socket
 import subprocess
 import termios
 import threading
@@ -60,10 +62,13 @@ _STDERR_KEPT = 64 << 10
 class OpenSSHChannel:
     """An `ssh` process that has logged in."""
 
-    def __init__(self, process: subprocess.Popen[bytes], said: bytes, *, is_multiplexed: bool) -> None:
-        """Take over a process; said: what it has printed on stderr; is_multiplexed: it uses a running ControlMaster."""
+    def __init__(self, process: subprocess.Popen[bytes], said: bytes, *, master: str | None) -> None:
+        """Take over a process; said: what it has printed on stderr.
+
+        master: the socket of the ControlMaster whose connection it uses, "" if that isn't known; None: its own.
+        """
         self._process = process
-        self._is_multiplexed = is_multiplexed
+        self._master = master
         self._pipes = ProcessChannel(process)
         self._said = said
         self._stderr_tail = b""
@@ -91,7 +96,8 @@ class OpenSSHChannel:
             return None
         if code == _EXIT_OF_SSH:
             # When a ControlMaster ends, ssh exits without any of these messages.
-            return None if self._is_multiplexed or _LOST.search(self._stderr_tail) else KILLED
+            is_lost = self._master is not None and not _is_served(self._master)
+            return None if is_lost or _LOST.search(self._stderr_tail) else KILLED
         return code
 
 
@@ -99,7 +105,6 @@ class OpenSSHTransport:
     """Reaches each host by an `ssh` process, which reads ssh_config, keys and known_hosts by itself."""
 
     name = "ssh"
-    is_terse = False
 
     def __init__(self, settings: TransportSettings) -> None:
         """Find ssh; raise UsageError if it or a named file is missing."""
@@ -117,22 +122,22 @@ class OpenSSHTransport:
             self._env = {name: value for name, value in settings.variables.items() if name not in _PROMPTS}
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
-        self._answers = HostConfigs(ssh, settings.ssh_config)
+        self.answers = HostConfigs(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         atexit.register(self._end_connecting)
 
     def ask_first(self, hosts: Sequence[Host]) -> None:
         """Raise UsageError for an ssh_config that ssh would refuse for every host."""
-        self._answers.ask_first((host.name, login_args(host)) for host in hosts)
+        self.answers.ask_first((host.name, login_args(host)) for host in hosts)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         args = login_args(host)
-        answer = self._answers.of(host.name, args)
+        answer = self.answers.of(host.name, args)
         channel = self._this_machine.open(host, command, answer.place, answer.settings, is_direct=answer.is_direct)
         if channel is not None:
             return channel
-        jump_hosts = self._answers.of_jumps(answer)  # raises for a ProxyJump loop, which ssh would follow for ever
+        jump_hosts = self.answers.of_jumps(answer)  # raises for a ProxyJump loop, which ssh would follow for ever
         keep_known_keys(answer, jump_hosts)
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
         limit_s = own_limit_s or timeout_s
@@ -141,6 +146,16 @@ class OpenSSHTransport:
         return keep_trying(
             host.name, queue, lambda try_s: self._log_in(argv, answer, try_s), limit_s, may_boot=self._may_boot
         )
+
+    def open_shared(self, answer: HostConfig, args: Sequence[str], command: str, socket_path: str) -> Channel:
+        """Start `command` over the ControlMaster with this socket; if that refuses it, ssh logs in by itself.
+
+        args: of ssh for this host; answer: what `ssh -G` prints for them.
+        """
+        ssh, *options = self._argv(answer)
+        shared = ("-o", f"ControlPath={socket_path}", "-o", "LogLevel=INFO")
+        process = start_process([ssh, *shared, *options, *args, command], self._env)
+        return OpenSSHChannel(process, b"", master=socket_path)
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
@@ -166,11 +181,11 @@ class OpenSSHTransport:
             with self._lock:
                 self._connecting.discard(process)
         if login is not None:
-            return OpenSSHChannel(process, said, is_multiplexed=login is _Connection.MULTIPLEXED)
+            return OpenSSHChannel(process, said, master="" if login is _Connection.MULTIPLEXED else None)
         is_late = process.poll() is None
         end_process(process)
         text = said.decode("utf-8", "replace")
-        failure, jump_host = openssh_failures.classify(text, answer, self._answers.of_jumps(answer), is_late=is_late)
+        failure, jump_host = openssh_failures.classify(text, answer, self.answers.of_jumps(answer), is_late=is_late)
         raise LoginError(failure, jump_host)
 
     def _end_connecting(self) -> None:
@@ -178,6 +193,14 @@ class OpenSSHTransport:
         with self._lock:
             for process in self._connecting:
                 end_process(process)
+
+
+def _is_served(socket_path: str) -> bool:
+    """Tell whether a process listens at a socket."""
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
+        sock.connect(socket_path)
+        return True
+    return False
 
 
 class _Connection(enum.Enum):

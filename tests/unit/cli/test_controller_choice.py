@@ -12,7 +12,6 @@ from launcher.cli.options.table import SURVIVE_REBOOTS
 from launcher.cli.options.values import OutputOptions, RestartOptions
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports.registry import FABRIC, TRANSPORTS
 
 HOSTS = (Host("gpu1", user="ann", port=2222), Host("gpu2"))
 SPARES = (Host("gpu3", is_spare=True), Host("gpu4", is_spare=True))
@@ -23,9 +22,7 @@ def _a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def choose(
-    controller: str | None = None, *, spares: tuple[Host, ...] = (), transport: str = "fabric", detach: bool = True
-) -> Host | None:
+def choose(controller: str | None = None, *, spares: tuple[Host, ...] = (), detach: bool = True) -> Host | None:
     output = OutputOptions(
         quiet=False,
         ranks=None,
@@ -36,7 +33,7 @@ def choose(
         controller=controller,
     )
     with click.Context(click.Command("run")):
-        return choose_controller(output, TRANSPORTS[transport], HOSTS, spares)
+        return choose_controller(output, HOSTS, spares)
 
 
 def test_the_last_spare_or_else_node_0() -> None:
@@ -46,7 +43,7 @@ def test_the_last_spare_or_else_node_0() -> None:
 
 def test_a_host_of_the_run_is_reached_as_the_run_reaches_it() -> None:
     assert choose("GPU1") == HOSTS[0]
-    assert choose("head:22", transport=FABRIC.name) == Host("head", port=22, source="--controller")
+    assert choose("head:22") == Host("head", port=22, source="--controller")
 
 
 @pytest.mark.parametrize(("controller", "detach"), [("here", True), (None, False)])
@@ -59,15 +56,10 @@ def test_nothing_outlives_a_slurm_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose() is None
 
 
-@pytest.mark.parametrize(("controller", "transport", "text"), [
-    ("gpu1,gpu2", "fabric", "--controller names 2 hosts"),
-    (None, "pdsh", "--detach: --transport pdsh: the controller's secrets would appear in command lines"),
-])  # fmt: skip
-def test_what_is_refused(controller: str | None, transport: str, text: str) -> None:
+def test_two_controllers_are_refused() -> None:
     with pytest.raises(UsageError) as raised:
-        choose(controller, transport=transport)
-    assert raised.value.message.startswith(text)
-    assert choose("here", transport=transport) is None
+        choose("gpu1,gpu2")
+    assert raised.value.message == "--controller names 2 hosts"
 
 
 @pytest.mark.parametrize(("words", "controller", "restarts", "message"), [

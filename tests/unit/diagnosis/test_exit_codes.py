@@ -91,7 +91,6 @@ def test_an_ending_that_does_not_tell(code: int | None, number: int | None) -> N
         ("this machine was suspended for 40 s, so the hosts stopped the run", "the launch host slept"),
         ("the connection was lost", "the host's sshd, a firewall"),
         ("the connection was lost: its ssh was killed by signal 9", "something on the launch host"),
-        ("the connection was lost: pdsh itself has ended", "something on the launch host"),
         ("the connection was lost: ConnectionResetError(104)", "the host's sshd, a firewall"),
         ("it sent an invalid message: x", None),
     ],

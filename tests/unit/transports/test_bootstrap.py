@@ -7,14 +7,12 @@ import contextlib
 import io
 import marshal
 import re
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
 import zlib
-from binascii import b2a_base64
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from types import CodeType
@@ -31,9 +29,7 @@ from launcher.transports.bootstrap import (
     describe_end,
     drop_columns,
     find_parts,
-    input_line,
     loader_command,
-    relay_line,
     trainer_archive,
 )
 
@@ -64,31 +60,6 @@ def test_every_shell_starts_the_loader(shell):
 def test_a_python_that_is_not_there_is_told_by_the_exit_code(shell):
     done = subprocess.run([shell, "-c", loader_command("python3.none", NONCE)], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (127, b"") or shell == "tcsh"  # which says 1
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_starts_a_relay_and_brings_it_input(shell):
-    """As tasks of pdsh, from a command line that is nearly as long as one may be."""
-    nonce = secrets.token_hex(4)
-    pythons = ["python3.none", sys.executable]
-    relay = subprocess.Popen(
-        [shell, "-c", relay_line(pythons, nonce, "0", 15.0)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with relay:
-        assert relay.stdout.readline().startswith(f"~{nonce} here 0 - ".encode())
-        lines = [(b"open 1 0", 0), (b"data 1", 1)]
-        texts = [b"head -c 80000 | wc -c", secrets.token_bytes(80_000)]
-        line = input_line(pythons, nonce, "1", texts, [(7, []), (0, lines)])
-        assert 100_000 < len(line) < 128 << 10
-        done = subprocess.run([shell, "-c", line], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        assert (done.returncode, done.stdout) == (0, f"~{nonce} got 0\n".encode())
-        assert relay.stdout.readline() == f"~{nonce} out 1 ".encode() + b2a_base64(b"80000\n")
-
-
-def test_input_for_nobody_is_told():
-    line = input_line([sys.executable], "nobody", "0", [], [(0, [(b"shut 1", None)])])
-    done = subprocess.run(["/bin/sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (1, b"its relay does not respond: Connection refused\n")
 
 
 def test_a_python_in_a_folder_with_a_blank(tmp_path):

@@ -175,5 +175,5 @@ def test_any_bytes_are_lines_or_noise(data: bytes) -> None:
 
 
 def test_lines_of_relays_are_short_enough_for_srun() -> None:
-    longest = f"~{NONCE} out {10**9} ".encode() + b64encode(bytes(relay.SRUN_LINE_BYTES)) + b"\n"
+    longest = f"~{NONCE} out {10**9} ".encode() + b64encode(bytes(relay.LINE_BYTES)) + b"\n"
     assert len(longest) < 1024

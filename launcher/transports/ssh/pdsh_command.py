@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pwd
 import re
@@ -17,56 +18,62 @@ from launcher.private_files import lock_directory
 from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh.openssh_config import OPTIONS
 
-RANK = "%n"  # pdsh replaces it by the host's index in -w
 _ARGS = "PDSH_SSH_ARGS"  # replaces pdsh's own -a and -x
 _APPEND = "PDSH_SSH_ARGS_APPEND"
+_UNUSED = "true"  # the command, which pdsh wants, and which -N keeps ssh from starting: nothing runs on a host
 
 _PATH_BYTES = 103  # of a socket, on macOS; Linux has 107
-_ADDED_BYTES = 17  # by ssh while it makes one
 _PREFIX, _RANDOM_BYTES = "launch-pdsh-", 8
-_SHORT_S = 30  # for what takes less than one
+_NAME_BYTES = 6 + 17  # a slash and the host's index, and what ssh adds while it makes the socket
+_ALIVE_COUNT = 3
+_LEAST_ALIVE_S = 5
+_END_S = 2.0  # for pdsh and its ssh to end
 _TO_SSH = "use --transport ssh, which has no such limit"
-# sh waits for the end of its stdin, which comes when `launch` ends: neither pdsh nor its ssh would notice that.
-_WRAPPER = (
-    '"$@" </dev/null & exec >/dev/null 2>&1; read -r _; kill $! $(pgrep -P $!); wait $!; [ -z "$0" ] || rm -rf -- "$0"'
-)
+# sh waits for the end of its stdin, which comes when `launch` ends: neither pdsh nor its ssh would notice that. Each
+# ssh is found by its socket's path, since it outlives a pdsh that was killed.
+_WRAPPER = '"$@" </dev/null & exec >/dev/null 2>&1; read -r _; pkill -f "/${0##*/}/"; kill $!; wait $!; rm -rf -- "$0"'
 _LETTERS = re.compile(r"-[46AaCGgKkMNnqsTtVvXxYy]+")  # options of ssh that take no value
 _UNWANTED = re.compile("[qAXY]")  # quiet, and forwarding: as letters they would win over the options below
 _OPTIONS = {
     **OPTIONS,
-    "LogLevel": "INFO",  # a quieter ssh would not print why it fails
-    "ServerAliveInterval": "5",  # pdsh has no time-out for an established connection
-    "ServerAliveCountMax": "3",
+    "LogLevel": "VERBOSE",  # a quieter ssh would print neither that it has logged in nor why it fails
+    "ServerAliveCountMax": str(_ALIVE_COUNT),  # of a dead host, nothing else would end an idle connection
+    "ControlMaster": "yes",
+    "ControlPersist": "no",
 }
 
 
 class Call:
-    """A pdsh that was started, with pipes to its streams."""
+    """A pdsh that was started; its stdout has all that it and its ssh processes print."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: str, stderr: int) -> None:
-        """Start pdsh; `folder`: a directory to remove when it ends, or ""; stderr: as for Popen."""
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], directory: str) -> None:
+        """Start pdsh; `directory`: of the sockets, removed when pdsh ends."""
         pipe = subprocess.PIPE
-        with lock_directory(folder) as lock_fds:  # the shell keeps the lock until it has removed the directory
+        with lock_directory(directory) as lock_fds:  # the shell keeps the lock until it has removed the directory
             self.process = subprocess.Popen(
-                ["/bin/sh", "-c", _WRAPPER, folder, *argv], stdin=pipe, stdout=pipe, stderr=stderr, bufsize=0,
-                start_new_session=True, env=env, pass_fds=lock_fds,
+                ["/bin/sh", "-c", _WRAPPER, directory, *argv], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT,
+                bufsize=0, start_new_session=True, env=env, pass_fds=lock_fds,
             )  # fmt: skip
+        self.directory = directory
 
     def end(self) -> None:
-        """Stop pdsh; each ssh then sees end of file, and ends whether its host answers or not."""
+        """Stop pdsh and each ssh, whether its host answers or not."""
         assert self.process.stdin is not None  # asked for
         with contextlib.suppress(OSError):
             self.process.stdin.close()
+
+    def end_and_wait(self) -> None:
+        """Stop pdsh and each ssh, and wait a moment for their end."""
+        self.end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_S)
 
 
 class Pdsh:
     """How every pdsh of a transport is called: its program, environment, and the options of ssh."""
 
-    def __init__(self, hosts: Sequence[Host], settings: TransportSettings) -> None:
-        """Find pdsh; raise UsageError if there is none, or if it can't do what is asked."""
-        pdsh = shutil.which("pdsh")
-        if pdsh is None:
-            raise UsageError("--transport pdsh: no pdsh on this machine", "install pdsh, or use --transport ssh")
+    def __init__(self, pdsh: str, hosts: Sequence[Host], settings: TransportSettings) -> None:
+        """pdsh: its path, from find_pdsh. Raise UsageError if it can't do what is asked."""
         ssh_config, environ = settings.ssh_config, settings.variables
         check_config_file(ssh_config)
         if ssh_config is not None and not _is_plain(str(ssh_config)):
@@ -76,31 +83,36 @@ class Pdsh:
         self._environ = {**environ, _ARGS: " ".join(_keep_options(environ[_ARGS]))} if _ARGS in environ else environ
         self._own_options = own_options(environ)  # after those of `launch`, since ssh takes the first of two
         self._file = ["-F", str(ssh_config)] if ssh_config else []
+        interval_s = max(_LEAST_ALIVE_S, math.ceil(settings.silence_s / _ALIVE_COUNT))
         self._options = [
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
-            *(f"-o{name}={value}" for name, value in _OPTIONS.items()),
+            *(f"-o{name}={value}" for name, value in {**_OPTIONS, "ServerAliveInterval": interval_s}.items()),
         ]
 
-    def call(
-        self, hosts: Sequence[Host], command: str, timeout_s: float, folder: str, *, is_short: bool = False
-    ) -> Call:
-        """Start pdsh on these hosts; raise OSError.
+    def log_in(self, hosts: Sequence[Host], timeout_s: float) -> Call:
+        """Start a pdsh that logs in to these hosts and keeps their connections open; raise OSError.
 
-        `folder`: the directory for the sockets of ssh connections. A short call uses connections of a long one, and
-        prints everything on stdout.
+        The socket of a host's ControlMaster is named by the host's index, by which pdsh replaces %n.
         """
-        argv = [self._pdsh, "-R", "ssh", "-f", str(len(hosts)), "-t", str(max(1, int(timeout_s)))]
-        limit = ["-u", str(_SHORT_S)] if is_short else []
+        directory = tempfile.mkdtemp(prefix=_PREFIX, dir=find_place())
         names = ",".join(f"{host.user}@{host.name}" if host.user is not None else host.name for host in hosts)
-        options = [*self._file, *self._options, *_share(folder), *self._own_options]
+        options = ["-N", *self._file, f"-oControlPath={directory}/%n", *self._options, *self._own_options]
         env = {**self._environ, _APPEND: " ".join([*options, *_login_as(hosts)])}
-        stderr = subprocess.STDOUT if is_short else subprocess.PIPE
-        return Call([*argv, *limit, "-w", names, command], env, "" if is_short else folder, stderr)
+        limits = ["-f", str(len(hosts)), "-t", str(max(1, int(timeout_s))), "-u", "0"]
+        return Call([self._pdsh, "-R", "ssh", *limits, "-w", names, _UNUSED], env, directory)
 
     def login_args(self, host: Host) -> list[str]:
-        """Return the arguments with which ssh logs in to a host, for `ssh -G`; the caller adds -F."""
+        """Return the arguments with which ssh logs in to a host; the caller adds -F."""
         user = ["-l", host.user] if host.user is not None else []
         return [*self._options, *self._own_options, *user, "--", host.name]
+
+
+def find_pdsh() -> str:
+    """Return the path of pdsh; raise UsageError if there is none."""
+    pdsh = shutil.which("pdsh")
+    if pdsh is None:
+        raise UsageError("--transport pdsh: no pdsh on this machine", "install pdsh, or use --transport ssh")
+    return pdsh
 
 
 def own_options(environ: Mapping[str, str]) -> list[str]:
@@ -113,31 +125,16 @@ def _keep_options(text: str) -> list[str]:
     return [word for word in said if word != "-"]
 
 
-def make_folder(hosts: Sequence[Host]) -> str:
-    """Return a new directory for the sockets of connections to these hosts.
-
-    Return "" if every path would be too long, or can't be passed to ssh through pdsh.
-    """
-    longest = max(len(host.name.encode()) for host in hosts)
-    for place in (tempfile.gettempdir(), "/tmp"):  # that of macOS is long: /var/folders/...
-        socket_bytes = len(f"{place}/{_PREFIX}/".encode()) + _RANDOM_BYTES + longest + _ADDED_BYTES
-        if _is_plain(place) and socket_bytes <= _PATH_BYTES:
-            with contextlib.suppress(OSError):
-                return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
-    return ""
+def find_place() -> str:
+    """Return where the directory for sockets goes; the path of each must be short, and pass through pdsh unchanged."""
+    place = tempfile.gettempdir()
+    socket_bytes = len(f"{place}/{_PREFIX}".encode()) + _RANDOM_BYTES + _NAME_BYTES
+    return place if _is_plain(place) and socket_bytes <= _PATH_BYTES else "/tmp"  # that of macOS is long
 
 
 def _is_plain(path: str) -> bool:
     """Tell whether pdsh passes a path on unchanged: it splits at white space, and replaces what begins with %."""
     return len(path.split()) == 1 and "%" not in path
-
-
-def _share(folder: str) -> list[str]:
-    """Return the options by which all calls share a connection to each host, with its socket in that directory."""
-    if not folder:
-        return ["-oControlMaster=no", "-oControlPath=none"]
-    # Not ssh's own %C, which is equal for two names of one host. The user's ControlPersist would keep connections open.
-    return ["-oControlMaster=auto", f"-oControlPath={folder}/%h", "-oControlPersist=no"]
 
 
 def _login_as(hosts: Sequence[Host]) -> list[str]:
