@@ -31,7 +31,7 @@ _MOST_EACH_BYTES = 256 << 10
 _MOST_TOGETHER_BYTES = 32 << 20
 _SAMPLE_BYTES = 64 << 10
 _WORTH_IT = 0.9  # of its size, to which a sample must shrink
-_KEPT_BYTES = 32 << 20
+_KEPT_BYTES = 16 << 20
 _MOST_OPEN = 32
 _LEVEL = 1  # a higher one is slower than most networks
 

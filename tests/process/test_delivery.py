@@ -643,7 +643,7 @@ def test_a_host_that_takes_nothing_gets_a_window_of_pieces(root: Path, tmp_path:
 
 
 def test_a_signal_while_it_sends(root: Path, tmp_path: Path) -> None:
-    write(root, {**SMALL, "noise": os.urandom(5 * MIB)})
+    write(root, {**SMALL, "noise": os.urandom(12 * MIB)})
     seen = 0
 
     def interrupt(data: bytes) -> None:
@@ -653,7 +653,7 @@ def test_a_signal_while_it_sends(root: Path, tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             seen = 100
 
-    nodes = CacheTransport(tmp_path, before_write={"a": interrupt})
+    nodes = CacheTransport(tmp_path, before_write={"a": interrupt, "b": interrupt})
     with pytest.raises(Interrupted):
         send(root, nodes, "a", "b")
     for name in "ab":
