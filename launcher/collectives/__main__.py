@@ -15,16 +15,15 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from launcher import distributed
 from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, BandwidthRow, measure_bandwidth
-from launcher.collectives.checks import OK, WRONG, CheckResult, agree, compare_gradients, run_checks
+from launcher.collectives.checks import OK, WRONG, CheckResult, run_checks
 from launcher.collectives.load import LOAD_S, measure_load
-from launcher.collectives.matrix import Pair, describe_outliers, describe_pairs
-from launcher.collectives.pairs import Hosts, find_hosts, measure_pairs
+from launcher.collectives.matrix import describe_outliers, describe_pairs
+from launcher.collectives.pairs import find_hosts, measure_pairs
 from launcher.collectives.watch import Watch, time_limit
 from launcher.distributed import World
 
@@ -88,13 +87,15 @@ def run(options: argparse.Namespace) -> int:
     say(world, f"initialized in {initialised_s:.1f} s ({count_words(world.world_size, len(hosts.names))})")
     checks, speeds, pairs, loads = [], [], [], []
     if options.only != "load":
-        checks = [*run_checks(world, watch), check_gradients(world, watch)]
+        checks = run_checks(world, watch)
     if options.only is None:
         speeds = show_bandwidth(world, watch, [check.name for check in checks if check.result == OK], options.max_size)
-        pairs = show_pairs(world, watch, hosts)
-    if options.only != "checks":
-        load_s = LOAD_S[world.device.type] if options.load is None else options.load
-        loads = load_devices(world, watch, hosts, load_s)
+        pairs = measure_pairs(world, watch, hosts)
+        say(world, *describe_pairs(hosts.names, pairs), *describe_outliers(hosts.names, pairs))
+    load_s = LOAD_S[world.device.type] if options.load is None else options.load
+    if options.only != "checks" and load_s:  # `launch` compares the devices, since it knows what they are called
+        say(world, f"loading all {'GPUs' if world.device.type == 'cuda' else 'CPUs'} for {load_s:g} s")
+        loads = measure_load(world, watch, hosts, load_s)
     passed = not any(check.result == WRONG for check in checks)  # a skipped check isn't wrong
     if checks:
         say(world, summarize(checks, world, len(hosts.names)))
@@ -117,17 +118,6 @@ def limit_joining(device: str, step_s: float) -> float:
     return max(JOIN_S, JOIN_STEPS[device] * step_s)
 
 
-def check_gradients(world: World, watch: Watch) -> CheckResult:
-    """Take a DDP step, and print how its gradients compare with those of a single process."""
-    with watch.step("DDP step"):
-        comparison = compare_gradients(world)
-        if not comparison.is_equal:
-            print(f"rank {world.rank}: DDP step wrong: {comparison}", flush=True)
-        is_right = agree(world, right=comparison.is_equal)
-    say(world, f"{'DDP step':14} {comparison if is_right else WRONG}")
-    return CheckResult("DDP step", "fp32", OK if is_right else WRONG)
-
-
 def show_bandwidth(world: World, watch: Watch, names: Sequence[str], largest_mib: int | None) -> list[BandwidthRow]:
     """Measure the collectives that passed, and print each row as soon as it is measured."""
     if world.world_size == 1:
@@ -143,28 +133,10 @@ def show_bandwidth(world: World, watch: Watch, names: Sequence[str], largest_mib
     return speeds
 
 
-def show_pairs(world: World, watch: Watch, hosts: Hosts) -> list[Pair]:
-    """Measure each pair of hosts, and print the table and the slow hosts and pairs."""
-    if len(hosts.names) == 1:
-        return []
-    pairs = measure_pairs(world, watch, hosts)
-    for line in [*describe_pairs(hosts.names, pairs), *describe_outliers(hosts.names, pairs)]:
-        say(world, line)
-    return pairs
-
-
-def load_devices(world: World, watch: Watch, hosts: Hosts, load_s: float) -> list[dict[str, Any]]:
-    """Measure every device under load; `launch` compares them, since it knows what they are called."""
-    if not load_s:
-        return []
-    say(world, f"loading all {'GPUs' if world.device.type == 'cuda' else 'CPUs'} for {load_s:g} s")
-    return measure_load(world, watch, hosts, load_s)
-
-
-def say(world: World, text: str) -> None:
-    """Print a line on rank 0 only."""
-    if world.is_main:
-        print(text, flush=True)
+def say(world: World, *lines: str) -> None:
+    """Print lines on rank 0 only."""
+    if world.is_main and lines:
+        print("\n".join(lines), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from launcher.collectives.checks import reduce_scatter, shift
 from launcher.collectives.matrix import bandwidth_words, size_words, time_words
@@ -67,9 +66,9 @@ def bus_factor(collective: str, ranks: int) -> float:
 def list_sizes(largest_bytes: int) -> list[int]:
     """Return sizes from 4 KiB on, each 16 times the one before, and `largest_bytes` last."""
     sizes = [SMALLEST_BYTES]
-    while sizes[-1] * GROWTH < largest_bytes:
-        sizes.append(sizes[-1] * GROWTH)
-    return [*sizes, largest_bytes] if sizes[-1] < largest_bytes else sizes
+    while sizes[-1] < largest_bytes:
+        sizes.append(min(sizes[-1] * GROWTH, largest_bytes))
+    return sizes
 
 
 def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], Any]]:
@@ -77,20 +76,15 @@ def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], 
     part = max(1, size_bytes // FLOAT_BYTES // world.world_size)
     whole = torch.zeros(part * world.world_size, device=world.device)
     other, own = torch.zeros_like(whole), torch.zeros(part, device=world.device)
+    gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
     return {
         "all_reduce": lambda: dist.all_reduce(whole),
         "broadcast": lambda: dist.broadcast(whole, src=0),
-        "all_gather": lambda: all_gather(whole, own),
+        "all_gather": lambda: gather_flat(whole, own),
         "reduce_scatter": lambda: reduce_scatter(own, whole),
         "all_to_all": lambda: dist.all_to_all_single(other, whole),
         "send_recv": lambda: shift(world, other, whole),
     }
-
-
-def all_gather(output: Tensor, values: Tensor) -> None:
-    """Gather the values of all ranks, in rank order, into one flat output."""
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    function(output, values)
 
 
 def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int) -> Iterator[BandwidthRow]:

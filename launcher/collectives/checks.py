@@ -25,8 +25,7 @@ ELEMENTS = 4096
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LATE_S = 0.05  # the last rank enters the barrier this late, to expose a barrier that doesn't wait for it
 OK, WRONG = "ok", "WRONG"
-INPUTS, HIDDEN, OUTPUTS = 16, 32, 4
-SAMPLES = 8  # per rank
+SAMPLES = 8  # per rank, of the DDP step
 # Sums in another order round differently; a gradient that was not averaged is off by far more.
 TOLERANCE = 1e-5
 
@@ -120,6 +119,31 @@ def check_barrier(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return came, torch.ones_like(came)
 
 
+def check_ddp_step(
+    world: World, dtype: torch.dtype, wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel
+) -> tuple[Tensor, Tensor]:
+    """Take a step with each rank's share of the samples, and one with all samples in this process alone.
+
+    Return the gradients of both; those that differ by no more than rounding are made equal.
+    """
+    # TF32, which an image may turn on with TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, rounds by more than the tolerance.
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)  # the same model and samples on every rank
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).to(world.device)
+    inputs = torch.randn(world.world_size * SAMPLES, 16).to(world.device)
+    expected = find_gradients(model, inputs)
+    model.zero_grad()
+    got = find_gradients(wrap(model), inputs[world.rank * SAMPLES : (world.rank + 1) * SAMPLES])
+    is_close = (got - expected).abs() <= TOLERANCE * expected.abs().max()
+    return torch.where(is_close, expected, got), expected
+
+
+def find_gradients(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return all gradients of one backward pass, flat; the loss is a mean over the samples, as DDP expects."""
+    model(inputs).square().mean().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
 CHECKS: dict[str, Check] = {
     "all_reduce": check_all_reduce,
     "broadcast": check_broadcast,
@@ -128,8 +152,9 @@ CHECKS: dict[str, Check] = {
     "all_to_all": check_all_to_all,
     "send_recv": check_send_recv,
     "barrier": check_barrier,
+    "DDP step": check_ddp_step,
 }
-WITHOUT_DTYPE = ("barrier",)
+WITHOUT_DTYPE = ("barrier", "DDP step")
 
 
 def run_checks(world: World, watch: Watch, checks: Mapping[str, Check] = CHECKS) -> list[CheckResult]:
@@ -198,47 +223,6 @@ def _rows(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     count = torch.arange(ELEMENTS, device=numbers.device)
     digits = torch.div(numbers[:, None], 251 ** (count % 4), rounding_mode="floor")
     return ((count + digits) % 251).to(dtype)
-
-
-# ---- one step of DistributedDataParallel, compared with the same step of a single process ---------------------------
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The largest difference between DDP's and a single process's gradients, and the largest gradient."""
-
-    difference: float
-    largest: float
-
-    @property
-    def is_equal(self) -> bool:
-        """Return whether they are the same except for rounding; all-zero gradients would prove nothing."""
-        return self.largest > 0 and self.difference <= TOLERANCE * self.largest
-
-    def __str__(self) -> str:
-        words = "equal" if self.is_equal else "differ from"
-        largest = f"largest difference {self.difference:.3g}, largest gradient {self.largest:g}"
-        return f"gradients {words} a single process's ({largest})"
-
-
-def compare_gradients(world: World, wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel) -> Comparison:
-    """Take one step with each rank's share of the samples and one with all samples in this process; compare them."""
-    own = slice(world.rank * SAMPLES, (world.rank + 1) * SAMPLES)
-    # TF32, which an image may turn on with TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, rounds by more than the tolerance.
-    torch.set_float32_matmul_precision("highest")
-    torch.manual_seed(0)  # the same model and samples on every rank
-    model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, OUTPUTS)).to(world.device)
-    inputs = torch.randn(world.world_size * SAMPLES, INPUTS).to(world.device)
-    expected = find_gradients(model, inputs)
-    model.zero_grad()
-    got = find_gradients(wrap(model), inputs[own])
-    return Comparison(float((got - expected).abs().max()), float(expected.abs().max()))
-
-
-def find_gradients(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return all gradients of one backward pass, flat; the loss is a mean over the samples, as DDP expects."""
-    model(inputs).square().mean().backward()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
 # ---- collectives under the names that the installed torch has for them ----------------------------------------------

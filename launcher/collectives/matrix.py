@@ -45,8 +45,8 @@ def list_rounds(count: int) -> list[list[tuple[int, int]]]:
 
 def describe_pairs(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
     """Return the one pair of two hosts, or the slowest ones of several; `--plot` shows them all."""
-    if len(pairs) == 1:
-        return [f"{names[0]} <-> {names[1]}   {pairs[0]}"]
+    if len(pairs) < 2:
+        return [f"{names[0]} <-> {names[1]}   {pair}" for pair in pairs]
     slowest = sorted(pairs, key=lambda pair: pair.bandwidth)[:SLOWEST]
     latest = sorted(pairs, key=lambda pair: -pair.latency_s)[:SLOWEST]
     return [
