@@ -61,20 +61,18 @@ class Claim:
         return Row(name, ratio, "ratio", self.limit, f"{mine:.3g} against {other:.3g}, median of {len(pairs)}")
 
 
-# The hosts are on this machine, so their processes take its CPU as well.
+# The hosts are on this machine, so their processes take its CPU as well. Nobody waits for the ssh of pdsh, which
+# `launch` kills, so their CPU isn't known.
 CLAIMS = (
     Claim("exec", "fabric", SSH_LOOP, 0.8),
     Claim("exec", "ssh", SSH_LOOP, 1.5),
-    Claim("exec", "pdsh", PLAIN_PDSH, 3.0),
+    Claim("exec", "pdsh", PLAIN_PDSH, 2.5),
     Claim("exec_cpu", "fabric", SSH_LOOP, 0.3),
     Claim("exec_cpu", "ssh", SSH_LOOP, 1.3),
-    Claim("exec_cpu", "pdsh", PLAIN_PDSH, 1.3),
     Claim("stream_cpu", "fabric", SSH_LOOP, 1.8),
     Claim("stream_cpu", "ssh", SSH_LOOP, 1.8),
-    Claim("stream_cpu", "pdsh", PLAIN_PDSH, 1.8),
     Claim("flood_cpu", "fabric", SSH_LOOP, 1.5),
     Claim("flood_cpu", "ssh", SSH_LOOP, 1.8),
-    Claim("flood_cpu", "pdsh", PLAIN_PDSH, 1.5),
 )
 MOST = {"idle": ("% of a core", 1.0), "stream_mib": ("MiB", 256.0)}
 
