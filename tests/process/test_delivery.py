@@ -625,21 +625,24 @@ def test_a_host_that_takes_nothing_gets_a_window_of_pieces(root: Path, tmp_path:
     """So what waits for slow hosts takes a bounded part of this machine's memory."""
     write(root, {"noise": os.urandom(9 * MIB)})
     got = {"good": 0, "liar": 0}
+    window = TREE_WINDOW_BYTES // PIECE_BYTES
 
     def lie(order: dict[str, Any], said: list[Any], nonce: str) -> list[Any]:
         got["liar"] += order["type"] == messages.PIECE
         return [] if order["type"] == messages.PIECE else wants_all(order, said, nonce)
 
     def end_at_last(data: bytes) -> None:
-        got["good"] += len(data) > MIB // 2
-        if got["good"] == 9:
+        is_piece = len(data) > MIB // 2
+        got["good"] += is_piece
+        if is_piece and got["good"] == 9:
+            wait_until(lambda: got["liar"] >= window)
             liar.opened[0].say(encode(messages.UNPLACED, text="enough", is_disk=False, is_full=False))
 
     liar = LyingTransport(lie)
     good = CacheTransport(tmp_path, before_write={"good": end_at_last})
     found = send(root, TransportByHost({"good": good, "liar": liar}), "good", "liar")
     assert (found.failures, found.texts) == ([], ["liar: enough"])
-    assert got == {"good": 9, "liar": TREE_WINDOW_BYTES // PIECE_BYTES}
+    assert got == {"good": 9, "liar": window}
 
 
 def test_a_signal_while_it_sends(root: Path, tmp_path: Path) -> None:
