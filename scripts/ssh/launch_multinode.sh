@@ -10,7 +10,7 @@
 # For PyTorch before 2.0, where torchrun is missing or takes other options; from 2.0 on, use launch_torchrun_auto.sh.
 # The built-in trainer needs 2.4: replace `-m launcher.trainer --config "$config"` below with your own script.
 # CONFIG and, if it is relative, this directory must exist on each host. The first host has rank 0.
-# Runs `launch --start plain` from this checkout's .venv (made by `make demo`), or else the installed one.
+# Runs `launch --start=plain` from this checkout's .venv (made by `make demo`), or else the installed one.
 # LAUNCH_OPTS adds options, separated by spaces: launch run --help
 set -efuo pipefail # -f: no file names for the brackets of LAUNCH_OPTS
 
@@ -28,4 +28,4 @@ while [[ $# -gt 0 && $1 != -* ]]; do
 done
 find_config
 # shellcheck disable=SC2086  # LAUNCH_OPTS is a list of words
-exec "$launch" --start plain --hosts "$hosts" --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"
+exec "$launch" --start=plain --hosts "$hosts" --nproc "$ngpus" ${LAUNCH_OPTS-} -m launcher.trainer --config "$config" "$@"
