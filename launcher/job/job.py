@@ -118,10 +118,11 @@ class Job:
     in_script: bool = False  # started by scripts/ssh/, where users pass options in LAUNCH_OPTS
 
     def testing(self, names: Sequence[str], *words: str) -> Job:
-        """Return the job of test-distributed that starts its ranks as this one does."""
+        """Return the job of test-distributed that starts its ranks as this one does, but for a warm start."""
         return replace(
-            self, program=collectives_program(names, *words), workdir=None, hang_timeout_s=math.inf, on_hang=OnHang.TELL
-        )
+            self, program=collectives_program(names, *words), workdir=None, hang_timeout_s=math.inf,
+            on_hang=OnHang.TELL, start="torchrun" if self.start == "warm" else self.start,
+        )  # fmt: skip
 
     @property
     def uses_torchrun(self) -> bool:

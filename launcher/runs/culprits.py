@@ -76,7 +76,7 @@ class CulpritSearch:
         """Return why the group fails; empty if it passes."""
         members = [self._hosts[name] for name in group]
         job = self._make_job(group)
-        job = replace(job, start="torchrun", rendezvous_timeout_s=RENDEZVOUS_S)  # whose ranks wait for others that long
+        job = replace(job, rendezvous_timeout_s=RENDEZVOUS_S)  # whose ranks wait for others that long
         job = replace(job, timeouts=replace(job.timeouts, stop_timeout_s=STOP_S))
         try:
             record = await call_in_thread(self._create_record, DISK_S)

@@ -71,7 +71,7 @@ def _add(inspection: Inspection, findings: Sequence[Finding]) -> Inspection:
 
 async def _run(job: Job, hosts: Sequence[Host], open_transport: Opener, load_s: float) -> tuple[MeasuredLoad, ...]:
     names = [host.name for host in hosts]
-    job = replace(job.testing(names, "--only", "load", "--load", f"{load_s:g}"), start="torchrun")
+    job = job.testing(names, "--only", "load", "--load", f"{load_s:g}")
     job = replace(job, timeouts=replace(job.timeouts, stop_timeout_s=STOP_S))
     with TemporaryDirectory(prefix=f"{NAME}-") as folder:
         record = create_record(Path(folder), datetime.now(), lambda path, error: None, {"name": NAME})
