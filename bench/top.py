@@ -88,7 +88,7 @@ def _guardians() -> list[int]:
         with contextlib.suppress(OSError):
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b'print("~launch ' in words and words.startswith(b"python3") and parent not in found:
+            if b'"~launch ' in words and words.startswith(b"python3") and parent not in found:
                 found.append(pid)
     return found
 

@@ -30,8 +30,9 @@ from launcher.node import messages
 from launcher.node.file_sender import matches, split_path
 from launcher.private_files import make_private, open_private
 from launcher.sync.kept_code import hash_path
+from launcher.transports.archives import pack_node
 from launcher.transports.base import STDOUT, Channel, Transport, TransportError
-from launcher.transports.bootstrap import open_python, sender_code
+from launcher.transports.bootstrap import SENDER, open_python
 
 _MOST_LINE_BYTES = 1 << 20
 _MOST_FILES = 1_000_000  # and directories
@@ -78,11 +79,12 @@ def fetch_files(
         with _alone_in(target):
             known = _list_known(target)
             request = {**asdict(wish), "known": known, "kept_out": messages.KEPT_OUT}
-            python = open_python(transport, host, pythons, timeout_s)
+            python = open_python(transport, host, pythons, timeout_s, pack_node())
             answer = _Answer(python.channel, host, python.rest)
             try:
+                python.start(SENDER)
                 with contextlib.suppress(OSError):  # reading tells why it has ended
-                    python.channel.write(sender_code() + json.dumps(request).encode("ascii") + b"\n")
+                    python.channel.write(json.dumps(request).encode("ascii") + b"\n")
                 return _take(answer, known, wish, target)
             finally:
                 answer.close()

@@ -15,6 +15,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.output.lines import STDERR
 from launcher.transports import bootstrap
+from launcher.transports.archives import pack_node
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.bootstrap import LoadedPython, hanging_up, open_python
 
@@ -24,7 +25,7 @@ _DIALLING_S = 10.0  # for an agent to reach a controller that listens, and a whi
 _ERROR_BYTES = 4096
 
 _MOST_ADDRESSES = 256  # an agent dials all of them at once
-Order = Mapping[str, Any]  # what messages.PLANT has, but boot_code, which an agent gets that `survives` reboots
+Order = Mapping[str, Any]  # what messages.PLANT has
 
 
 def make_order(
@@ -53,17 +54,15 @@ def find_redial(request: Control) -> float:
 
 def open_agent(transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float) -> LoadedPython:
     """Log in and send the agent's code; it waits for its order. Raise TransportError."""
-    python = open_python(transport, host, pythons, timeout_s)
-    with contextlib.suppress(OSError):  # reading tells why it has ended
-        python.channel.write(bootstrap.agent_code(python.nonce, python.magic))
+    python = open_python(transport, host, pythons, timeout_s, pack_node())
+    python.start(bootstrap.AGENT)
     return python
 
 
 def give_order(channel: Channel, order: Order) -> None:
     """Let an agent dial."""
-    boot_code = bootstrap.boot_code() if order.get("survives") else ""
-    with contextlib.suppress(OSError):  # as above
-        channel.write(messages.encode(messages.PLANT, **order, boot_code=boot_code))
+    with contextlib.suppress(OSError):  # reading tells why it has ended
+        channel.write(messages.encode(messages.PLANT, **order))
 
 
 def await_answer(channel: Channel, host: Host, controller: str) -> str:

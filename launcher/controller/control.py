@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -30,6 +29,7 @@ from launcher.controller.rejoin import watch_agents
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.hosts.ranges import fold_names
 from launcher.node import messages
+from launcher.node.archive import find_own
 from launcher.node.facts import network
 from launcher.node.logind import is_shutting_down
 from launcher.output.console import Console
@@ -373,7 +373,9 @@ def _leave(
 ) -> None:  # fmt: skip
     """Leave the streams of the launch host, once what was said is written, and a run that may be restarted is kept."""
     if values.request.options.restarts:
-        kept.begin(values, Path(sys.path[0]))
+        own = find_own()
+        assert own is not None  # nothing else is sent
+        kept.begin(values, own.content)
     leave = partial(_leave_streams, console, record, last_line, hub, kept, values.request, unit, why)
     start_thread(leave, "leave", lambda error: None)
 

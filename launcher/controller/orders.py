@@ -26,6 +26,7 @@ from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.node import messages
+from launcher.node.processes import proc
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import describe_error, tell
@@ -35,7 +36,7 @@ from launcher.runs.run_request import RunOptions
 from launcher.runs.run_rows import make_row
 from launcher.transports.agents.credentials import Credentials
 
-LENGTH_BYTES = 8
+_LENGTH_BYTES = 8
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
 END = "end"
 LEFT = "left"  # once all ranks run
@@ -110,7 +111,7 @@ class Order:
 def encode(order: Order) -> bytes:
     """Return an order as bytes, with its length before it."""
     data = pickle.dumps(order, protocol=4)
-    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
 def find_patience(job: Job) -> float:
@@ -121,12 +122,11 @@ def find_patience(job: Job) -> float:
 # ---- on the other host -----------------------------------------------------------------------------------------------
 
 
-def main(variables: Mapping[str, str], wait_s: int) -> NoReturn:
-    """Read one order from stdin, carry it out, and exit.
-
-    variables: the environment of this process; wait_s: for the next bytes of the order.
-    """
-    data = _take(int.from_bytes(_take(LENGTH_BYTES, wait_s), "big"), wait_s)
+def main(nonce: str, wait_s: int) -> NoReturn:
+    """Read one order from stdin, carry it out, and exit; wait_s: for the next bytes of the order."""
+    proc.name_process("launch")
+    variables = os.environ
+    data = _take(int.from_bytes(_take(_LENGTH_BYTES, wait_s), "big"), wait_s)
     order = pickle.loads(data)  # it comes from the launcher that sent this code
     assert isinstance(order, Order)
     last_line, ending = LastLine(order.mark), ""

@@ -12,7 +12,6 @@ from typing import Any
 from launcher.concurrency import start_thread
 from launcher.controller import orders
 from launcher.controller.orders import Control, Order, Request
-from launcher.controller.travelling_code import pack_code
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.escapes import clean
 from launcher.hosts.host import Host
@@ -21,15 +20,13 @@ from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams, find_remote_streams
 from launcher.output.terminal import write_some
-from launcher.transports import bootstrap
+from launcher.transports.archives import pack_launcher
 from launcher.transports.base import Transport, TransportError
-from launcher.transports.bootstrap import MARKER_TIMEOUT_S, hanging_up, open_python
+from launcher.transports.bootstrap import CODE_S, LAUNCHER, MARKER_TIMEOUT_S, hanging_up, open_python
 
 MOST_MISSED = 3  # heartbeats of this side for which nothing comes, while something is awaited
-_OLDEST = "3.10"
-_CODE_S = 120.0  # for the code of this package to get there
+_OLDEST = (3, 10)
 _ANSWER_S = 30.0  # for an answer that is read whole
-_MOST_ANSWER_BYTES = 4096
 _MOST_LINE_BYTES = 1 << 16
 _MOST_LAST_LINE_BYTES = 1 << 12
 _MOST_OUTPUT_BYTES = 64_000_000
@@ -43,7 +40,7 @@ class RemoteLauncher:
     ) -> None:  # fmt: skip
         """Connect and send the code, unless the host has it; raise TransportError."""
         self.host = host
-        python = open_python(transport, host, pythons, timeout_s)
+        python = open_python(transport, host, pythons, timeout_s, pack_launcher())
         self.channel = python.channel
         self.exit_code: int | None = None  # once all output was read; None: it has left its streams, and continues
         self.is_queued = False  # it continues in the queue
@@ -54,13 +51,20 @@ class RemoteLauncher:
         self._cuts = {fd: LineCut(self._mark) for fd in (STDOUT, STDERR)}
         self._unread = python.rest
         self._silence_s = max(MARKER_TIMEOUT_S, timeout_s)
+        self._period_s = min(orders.BEAT_S, self._silence_s / messages.BEATS_PER_SILENCE)
         self._is_closed = threading.Event()
         self._is_reading = False
-        self._missed = 0  # heartbeats, while something is awaited
+        # Heartbeats, while something is awaited; this package may take a while to get there, and to be imported.
+        self._missed = -round((MARKER_TIMEOUT_S if python.is_kept else CODE_S) / self._period_s)
         self._is_silent = False
-        self._errors = bytearray()
+        if python.version < _OLDEST:
+            self.close()
+            needed, there = (".".join(map(str, each)) for each in (_OLDEST, python.version))
+            text = f"its Python is {there}, and the controller of a run needs {needed} or newer"
+            fix = "name a newer one with --python PATH, another host with --controller HOST, or --controller here"
+            raise TransportError(HostFailure(self.host.name, HostFailureKind.NO_PYTHON, text, fix))
         try:
-            self._send_code()
+            python.start(LAUNCHER)
         except BaseException:
             self.close()
             raise
@@ -84,11 +88,11 @@ class RemoteLauncher:
         if self._unread:
             data, self._unread = self._unread, b""
             return STDOUT, data
-        self._missed, self._is_reading = 0, True
+        self._is_reading = True
         try:
             return self.channel.read()
         finally:
-            self._is_reading = False
+            self._missed, self._is_reading = 0, False
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield the output that was not read yet, as pairs of stream and bytes.
@@ -154,7 +158,7 @@ class RemoteLauncher:
 
         Hang up if none of the other side's heartbeats comes: their number counts, since this process may be suspended.
         """
-        while not self._is_closed.wait(min(orders.BEAT_S, self._silence_s / messages.BEATS_PER_SILENCE)):
+        while not self._is_closed.wait(self._period_s):
             self.send(messages.BEAT)
             self._missed += 1
             if self._is_reading and self._missed > MOST_MISSED:
@@ -189,42 +193,6 @@ class RemoteLauncher:
         self._is_closed.set()
         with contextlib.suppress(Exception):  # a connection that is broken already
             self.channel.close()
-
-    def _send_code(self) -> None:
-        code = pack_code()
-        with self._limited(self._silence_s):
-            self._send(bootstrap.controller_code(code.name))
-            word, text = self._read_answer()
-        if word == "missing":
-            packed = code.compress()
-            with self._limited(_CODE_S):
-                self._send(len(packed).to_bytes(orders.LENGTH_BYTES, "big") + packed)
-                word, text = self._read_answer()
-        if word == "old":
-            text = f"its Python is {text}, and the controller of a run needs {_OLDEST} or newer"
-            fix = "name a newer one with --python PATH, another host with --controller HOST, or --controller here"
-            raise TransportError(HostFailure(self.host.name, HostFailureKind.NO_PYTHON, text, fix))
-        if word != "present":
-            fix = "see who owns it, and whether its disk is full, or set XDG_CACHE_HOME in the rc files there"
-            raise TransportError(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text or "no answer", fix))
-
-    def _read_answer(self) -> tuple[str, str]:
-        """Return the word and the text of an answer."""
-        data = b""
-        while b"\n" not in data and len(data) < _MOST_ANSWER_BYTES:
-            stream, piece = self._read()
-            if not stream:
-                text = bytes(self._errors).decode("utf-8", "replace").strip().splitlines()
-                raise TransportError(
-                    HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text[-1] if text else "no answer")
-                )
-            if stream == STDOUT:
-                data += piece
-            else:
-                self._errors += piece[:_MOST_ANSWER_BYTES]
-        line, _, self._unread = data.partition(b"\n")
-        word, _, said = line.decode("utf-8", "replace").partition(" ")
-        return word, said.strip()
 
 
 class LineCut:

@@ -1,9 +1,8 @@
 """The code that runs on every node. It needs Python 3.8 or newer, and imports only the standard library and itself.
 
-Nothing is installed on the nodes: `launcher.transports.bootstrap` sends these modules over the connection.
-The launcher waits until every host has started, so modules import little; what is seldom needed is imported where used.
+Nothing is installed on the nodes: `launcher.transports.archives` packs these modules, and `loading` imports them there.
 
 The launcher imports a few of them too: `messages` and `clock` anywhere, what describes code and directories in `sync`
 and `runs`, and `facts.network` in `controller` (tests/unit/test_house.py lists them); ranks have `nvml` in their
-archive. `controller_code`, `relays/` and `agents/` are sent separately from the rest.
+archive. Over srun and pdsh, `relays/` goes first.
 """

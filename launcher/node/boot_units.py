@@ -15,17 +15,15 @@ import glob
 import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 import time
+from typing import Iterator, List, Optional, Tuple
 
-from launcher.node import signals
 from launcher.node.own_folders import make_own
 from launcher.node.processes.run_owner import is_locked
 from launcher.node.system import machine_id, read_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterator, List, Optional, Tuple
 
 _DAEMONS = ("cron", "crond", "fcron")  # what they call themselves
 _ANSWER_S = 10.0  # for each program that is asked
@@ -103,7 +101,7 @@ def end(name: str) -> str:
         pids = sorted(_find_holders(find_lock(name)))  # a parent, which would start it again, is mostly the first
         for pid in pids:
             try:
-                os.kill(pid, signals.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             except OSError:  # it has just ended
                 pass
         if not pids:
@@ -433,8 +431,6 @@ def _name_of(line: bytes) -> str:
 
 def _ask(*argv: str, data: bytes = b"") -> Tuple[Optional[int], bytes, str]:
     """Run a program; return its exit code, its output and its first error; None if there is no such program."""
-    import subprocess
-
     env = {**os.environ, "LC_ALL": "C", "PATH": "%s:%s" % (os.environ.get("PATH", ""), _TOOLS)}
     if "XDG_RUNTIME_DIR" not in env:  # a login without pam_systemd has none
         env["XDG_RUNTIME_DIR"] = "/run/user/%d" % os.geteuid()

@@ -28,20 +28,16 @@ import struct
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from launcher.node import messages
-from launcher.node.loop import Loop
+from launcher.node.loop import Loop, Timer
 from launcher.node.processes import workers
+from launcher.node.send_queue import SendQueue
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+Name = Tuple[str, int]  # the key of what is claimed, "" for the queue, and a number
+Words = Dict[str, Any]
 
-    from launcher.node.loop import Timer
-    from launcher.node.send_queue import SendQueue
-
-    Name = Tuple[str, int]  # the key of what is claimed, "" for the queue, and a number
-    Words = Dict[str, Any]
 
 MOST_RESERVED_S = 600.0  # for the next attempt of a run
 _CPUS = "cpus"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from typing import Any, Callable, Generator, List
 
-from launcher.node import messages, signals
+from launcher.node import boot_units, messages
+from launcher.node.loop import Loop, Timer
 from launcher.node.processes import proc, run_folders, run_owner, stop_steps, workers
+from launcher.node.processes.ranks import Ranks
+from launcher.node.processes.run_processes import RunProcesses
+from launcher.node.send_queue import SendQueue
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Generator, List
+StopSteps = Generator[float, None, List[proc.Process]]
 
-    from launcher.node.loop import Loop, Timer
-    from launcher.node.processes.ranks import Ranks
-    from launcher.node.processes.run_processes import RunProcesses
-    from launcher.node.send_queue import SendQueue
-
-    StopSteps = Generator[float, None, List[proc.Process]]
 
 REMOVAL_TIMEOUT_S = 60.0  # for directories and boot units of earlier runs
 MOST_ERRORS = 20  # of callbacks, while the run is being stopped
@@ -158,8 +156,6 @@ class Ending:
         def remove() -> list[list[str]]:
             remaining = run_folders.remove_folders(folders)
             if units:
-                from launcher.node import boot_units
-
                 reasons = [[name, boot_units.end(name)] for name in units]
                 remaining += [[name, reason] for name, reason in reasons if reason]
             return remaining
@@ -181,7 +177,7 @@ class Ending:
     def _wake_guardian(self) -> None:
         """Continue this supervisor's guardian: if stopped by SIGSTOP, it would never exit."""
         if os.getppid() == self._guardian:  # otherwise it is dead, and its process id may be reused
-            os.kill(self._guardian, signals.SIGCONT)
+            os.kill(self._guardian, signal.SIGCONT)
 
     def _take_files(self, kept: str | None = None) -> None:
         """Take in what the ranks have left, and remove the run's directories but the one to be kept; only once."""
@@ -189,7 +185,7 @@ class Ending:
             return
         self._ranks.settle()  # torchrun reports exits through the directory
         for keeper in self._lost_keepers:  # stopped by SIGSTOP, they would never exit
-            proc.send_signal(keeper, signals.SIGKILL)
+            proc.send_signal(keeper, signal.SIGKILL)
         self.files = []
         if self.folder:
             self.files, self._uncopied = workers.read_files(os.path.join(self.folder, workers.FILES))

@@ -15,10 +15,7 @@ import os
 import stat
 import time
 from signal import alarm
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterator, Sequence
+from typing import Iterator, Sequence
 
 _READ_BYTES = 1 << 18
 _MOST_REQUEST_BYTES = 64 << 20
@@ -29,7 +26,7 @@ _MOST_NAMED = 100
 _written_at = [0.0]
 
 
-def main(wait_s: int) -> None:
+def main(nonce: str, wait_s: int) -> None:
     """Answer one request; wait_s: for the next bytes of it."""
     request = json.loads(_read_line(wait_s).decode("ascii"))
     try:

@@ -12,24 +12,22 @@ Do not assume that the supervisor's notes are complete: it may have died before 
 
 from __future__ import annotations
 
-import gc
 import os
+import signal
+import traceback
+from typing import Any, NoReturn
 
-from launcher.node import signals
-from launcher.node.processes import proc
+from launcher.node import messages, supervisor
+from launcher.node.facts import shared_directory
+from launcher.node.processes import proc, stop_steps, workers
 from launcher.node.processes.handover_log import read_notes
 from launcher.node.processes.run_processes import RunProcesses, become_subreaper, read_children
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-_FORWARDED = (signals.SIGTERM, signals.SIGHUP, signals.SIGINT)
-
-
-def main(nonce: str, take_modules: Callable[[bytes], object]) -> NoReturn:
-    """Run the node's side of one connection; never returns. take_modules: makes more modules importable."""
+def main(nonce: str, wait_s: int) -> NoReturn:
+    """Run the node's side of one connection; never returns."""
     # Two pipes: one shows the supervisor that the guardian lives; the other takes what the guardian needs if it dies.
     life_read, life_write = os.pipe()
     handover_read, handover_write = os.pipe()
@@ -44,14 +42,14 @@ def main(nonce: str, take_modules: Callable[[bytes], object]) -> NoReturn:
     if pid == 0:
         os.close(life_write)
         os.close(handover_read)
-        _run_supervisor(life_read, handover_write, guardian, (keepers_read, keepers_write), strangers, take_modules)
+        _run_supervisor(life_read, handover_write, guardian, (keepers_read, keepers_write), strangers)
     os.close(life_read)
     os.close(handover_write)
     os.close(keepers_read)
     _release_stdout()
     # The supervisor decides about signals that ask it to stop; it ignores SIGINT.
     for number in _FORWARDED:
-        signals.signal(number, lambda number, frame: _forward(pid, number))
+        signal.signal(number, lambda number, frame: _forward(pid, number))
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         os._exit(0)
@@ -61,20 +59,12 @@ def main(nonce: str, take_modules: Callable[[bytes], object]) -> NoReturn:
 
 def _run_supervisor(
     life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
-    take_modules: Callable[[bytes], object],
 ) -> NoReturn:  # fmt: skip
-    gc.disable()  # nothing that is imported is garbage, and looking for it takes 2 ms
-    from launcher.node import supervisor
-
-    gc.freeze()
-    gc.enable()
     try:
         become_subreaper()
-        supervisor.serve(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules)
+        supervisor.serve(life_fd, handover_fd, guardian, keepers_fds, strangers)
         os._exit(0)
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
-        import traceback
-
         traceback.print_exc()
         os._exit(1)
 
@@ -101,17 +91,13 @@ def _wait_for(supervisor: int) -> int:
         assert ended is not None  # it waits
         if ended.si_pid == supervisor:
             for number in _FORWARDED:
-                signals.signal(number, signals.SIG_IGN)
+                signal.signal(number, signal.SIG_IGN)
         _, status = os.waitpid(ended.si_pid, 0)
         if ended.si_pid == supervisor:
             return status
 
 
 def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: dict[int, int]) -> None:
-    from launcher.node import messages
-    from launcher.node.facts import shared_directory
-    from launcher.node.processes import stop_steps, workers
-
     ending = workers.describe_status(status)
     _say(nonce, messages.encode(messages.FAILED, text="its helper died", supervisor=ending))
     left: list[proc.Process] = []

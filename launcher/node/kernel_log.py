@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterator
+from typing import Iterator
 
 KERNEL_LOG = "/dev/kmsg"
 _MAX_RECORDS = 20000  # more than the log's ring holds

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any, Callable
 
 from launcher.node import clock, messages
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
-
-    from launcher.node.loop import Loop, Timer
-    from launcher.node.send_queue import SendQueue
+from launcher.node.loop import Loop, Timer
+from launcher.node.send_queue import SendQueue
 
 
 class Lease:

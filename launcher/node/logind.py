@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 _MANAGER = "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"
 _ANSWER_S = 2.0
 
@@ -20,8 +22,6 @@ def is_set(name: str) -> bool:
 
 
 def _ask(*argv: str) -> str:
-    import subprocess
-
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_ANSWER_S

@@ -1,4 +1,4 @@
-"""A small event loop on poll(2): importing selectors, asyncio and enum would triple the supervisor's start time."""
+"""A small event loop on poll(2)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 import os
 import select
 import time
+from typing import Any, Callable, NoReturn, Tuple
 
 from launcher.node.processes import workers
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn, Tuple
+Timer = Tuple[float, Callable[[], object]]
 
-    Timer = Tuple[float, Callable[[], object]]
 
 MOST_BYTES = 4 << 20  # as long as a message may be (messages.MAX_HEADER_BYTES)
 WRITABLE = select.POLLOUT

@@ -7,12 +7,10 @@ So output is sent in pieces without escaping, and damage to the stream is detect
 from __future__ import annotations
 
 import json
+from typing import Any, Callable, Dict
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
+Header = Dict[str, Any]
 
-    Header = dict[str, Any]
 
 MAX_HEADER_BYTES = 4 << 20  # from a node; a header from the launcher may hold large arguments for many ranks
 MAX_PAYLOAD_BYTES = 64 << 20
@@ -39,7 +37,6 @@ ENVIRONMENT = "environment"
 
 # launcher -> node
 PREPARE = "prepare"
-MODULES = "modules"  # more of launcher.node, its payload, for the messages that follow
 ROUTE = "route"
 PROBE = "probe"
 SHARE = "share"  # asks whether a directory is the one that node 0 sees

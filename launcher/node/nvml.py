@@ -8,10 +8,7 @@ without a new name (github.com/XuehaiPan/nvitop/issues/75). Their meaning is in 
 from __future__ import annotations
 
 import ctypes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
 _UNKNOWN = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # what some drivers answer for what they can't tell

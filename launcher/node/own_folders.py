@@ -9,7 +9,9 @@ at it and its use.
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import stat
 
 _MOST_LINKS = 40  # as the kernel has it
@@ -90,9 +92,6 @@ def _refuse_writers(path: str, found: os.stat_result) -> None:
 
 def _is_own_group(path: str, group: int) -> bool:
     """Tell whether only this user, or root, is in a directory's group, as where a umask of 002 is the default."""
-    import grp
-    import pwd
-
     if group == os.lstat("/").st_gid:
         return not _has_acl(path)
     try:
@@ -112,8 +111,6 @@ def _has_acl(path: str) -> bool:
 
 
 def _name_owner(found: os.stat_result) -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(found.st_uid).pw_name
     except KeyError:

@@ -11,17 +11,13 @@ import json
 import os
 import select
 import time
+from typing import Any, Callable
 
-from launcher.node import clock, messages
+from launcher.node import clock, messages, nvml
 from launcher.node.facts.gpus import GpuTool, follow_xids
+from launcher.node.loop import Loop, Timer
 from launcher.node.processes import proc, workers
 from launcher.node.system import is_in_container, read_rows
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
-
-    from launcher.node.loop import Loop, Timer
 
 _HANGS_S = 15.0  # nvidia-smi needs 3 s for a GPU whose driver isn't loaded
 _PROCESSES_S = 30.0  # between two looks for processes on the GPUs, each of which is a process itself
@@ -128,8 +124,6 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
 
 def find_reader() -> Callable[[], tuple[list[list[Any]], str | None]]:
     """Return what reads the GPUs: NVML, else a program; it returns their values and an error of the tool, if any."""
-    from launcher.node import nvml
-
     try:
         found = nvml.list_gpus()
     except nvml.NvmlError:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, Callable
 
 from launcher.node import messages
 from launcher.node.loop import WRITABLE, Loop
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
 
 LIMIT_BYTES = 4 << 20  # while this much waits for the network, the ranks' pipes are not read
 WRITE_BYTES = 256 << 10

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
+from typing import TYPE_CHECKING, Any, Callable, Dict
 
-from launcher.node import messages, signals
+from launcher.node import messages
 from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
 from launcher.node.lease import Lease
@@ -21,18 +23,16 @@ from launcher.node.processes.handover_log import HandoverLog
 from launcher.node.processes.rank_start import RankStart
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
+from launcher.node.processes.warm import WarmPython
 from launcher.node.send_queue import SendQueue
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict
-
+if TYPE_CHECKING:  # most starts need none of these, which together take as long as all others
     from launcher.node.claims import ClaimHolder, Held
     from launcher.node.code.code_process import CodeProcess
-    from launcher.node.processes.warm import WarmPython
     from launcher.node.sampler import Sampler
 
-    Handler = Callable[[Dict[str, Any], bytes], object]
+Handler = Callable[[Dict[str, Any], bytes], object]
+
 
 _OF_CODE = (messages.LISTING, messages.PIECE)
 _CLOSED = "the connection to launch closed"  # as it does at the end of the run; a lost one is silent
@@ -58,20 +58,18 @@ class Supervisor:
 
     def __init__(
         self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
-        take_modules: Callable[[bytes], object], inherited: Kept | None = None,
+        inherited: Kept | None = None,
     ) -> None:  # fmt: skip
         """Take what the guardian made before the fork, and what the attempt before this one has left.
 
         life_fd: closes when the guardian dies; handover_fd: where the `HandoverLog` is written; keepers_fds: both ends
         of a pipe that closes once guardian and supervisor are gone; strangers: start times, by process id, of the
-        children that the guardian had before it started anything; take_modules: makes more modules importable here,
-        but not in the guardian.
+        children that the guardian had before it started anything.
         """
         if os.path.expanduser("~") == "~":  # neither HOME nor passwd names a home directory, as in some containers
             os.environ["HOME"] = "/"
         self._loop = Loop()
         self._life_fd = life_fd
-        self._take_modules = take_modules
         self._handover_log = HandoverLog(handover_fd)
         self._keepers = [os.getpid(), guardian]
         self._owned = RunProcesses(None, self._keepers)
@@ -101,7 +99,6 @@ class Supervisor:
         self._sampler: Sampler | None = None  # if the launcher wants to know what GPUs and host do
         self.kept: Kept | None = None  # for the next attempt
         self._handlers: dict[str, Handler] = {
-            messages.MODULES: lambda _, payload: self._take_modules(payload),
             messages.BEAT: self._lease.hear,
             messages.PREPARE: self._prepare,
             messages.ROUTE: lambda header, _: self._responder.find_route(header),
@@ -148,17 +145,17 @@ class Supervisor:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
-        signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signals.signal(signals.SIGCHLD, lambda number, frame: None)
-        signals.signal(signals.SIGINT, signals.SIG_IGN)
-        for number in (signals.SIGTERM, signals.SIGHUP):
-            signals.signal(number, lambda number, frame: None)
-        signals.pthread_sigmask(signals.SIG_UNBLOCK, workers.CAUGHT)  # `serve` may have blocked them
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, workers.CAUGHT)  # `serve` may have blocked them
 
         def wake() -> None:  # handle signals here: handlers would interrupt other callbacks
             numbers = os.read(wake_read, 4096)
             self._ranks.reap()
-            for number in {signals.SIGTERM, signals.SIGHUP}.intersection(numbers):
+            for number in {signal.SIGTERM, signal.SIGHUP}.intersection(numbers):
                 self._ending.begin(messages.GOT_SIGNAL % number)
 
         self._loop.watch(wake_read, wake)
@@ -339,7 +336,7 @@ class Supervisor:
         # Without prctl it is the child of another process by now, which would be told how it ends.
         is_ours = now is not None and now.started == successor.started and now.ppid == os.getpid()
         if not is_clean or not is_ours:
-            proc.send_signal(successor, signals.SIGKILL)
+            proc.send_signal(successor, signal.SIGKILL)
             return None
         python.child = workers.Child(successor.pid)
         return python
@@ -360,12 +357,11 @@ class Kept:
 
 def serve(
     life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
-    take_modules: Callable[[bytes], object],
 ) -> None:  # fmt: skip
     """Serve a connection: one attempt, or several if something waits for the next."""
     inherited: Kept | None = None
     while True:
-        supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, take_modules, inherited)
+        supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, inherited)
         supervisor.run()
         inherited = supervisor.kept
         if inherited is None:
@@ -377,8 +373,8 @@ def serve(
                 inherited.claim.end(0.0 if supervisor.reason == _CLOSED else inherited.claim.lost_reserve_s)
             return
         # Nothing of the attempt may remain open here; a signal that comes meanwhile is for the next one.
-        signals.pthread_sigmask(signals.SIG_BLOCK, workers.CAUGHT)
-        signals.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, workers.CAUGHT)
+        signal.set_wakeup_fd(-1)
         del supervisor
         gc.collect()
         python, claim = inherited.python, inherited.claim

@@ -55,7 +55,7 @@ from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.sync.code_messages import code_line
 from launcher.sync.delivery import Delivered
-from launcher.transports import bootstrap
+from launcher.transports.archives import trainer_archive
 from launcher.wording import count, duration
 
 _LOST_RESERVE_S = 120.0  # for an attempt that another controller, or this one after a cut, makes
@@ -290,7 +290,7 @@ class Attempt:
 
     async def _start(self) -> None:
         assert self._plan is not None
-        archive = bootstrap.trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
+        archive = trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
         number = self._carried.attempts
         self._carried.others = ()
         self._steps = replace(self._steps, checked_at=wall_clock())

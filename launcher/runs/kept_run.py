@@ -36,11 +36,11 @@ _EXIT_S = 0.5  # for a process to exit that has closed its streams
 _OTHERS = "see launch ps for those that run"
 _AGAIN = "start the run again: it continues from its last checkpoint"
 
-# What is run is what was hashed, in memory, as in launcher.node.controller_code.
+# What is run is what was hashed, in memory, as in launcher.node.archive.
 _START_CODE = '''\
 """Take up the run of this directory, with the code that it was started with."""
 
-import hashlib, os, sys, tempfile
+import hashlib, os, sys
 
 here = os.path.dirname(os.path.abspath(__file__))
 try:
@@ -52,22 +52,15 @@ except OSError as error:
     sys.exit("launch: can't read %s: %s" % (error.filename, error.strerror))
 if hashlib.sha256(code).hexdigest() != "{code_name}":
     sys.exit("launch: {{}} is damaged\\n  fix: {again}".format(os.path.join(here, "code")))
-try:
-    fd = os.memfd_create("launch")
-except (AttributeError, OSError):
-    with tempfile.TemporaryFile() as file:
-        fd = os.dup(file.fileno())
-with open(fd, "wb", closefd=False) as file:
-    file.write(code)
-sys.path.insert(0, "/proc/self/fd/%d" % fd)
-try:
-    with open("/proc/self/comm", "w") as file:
-        file.write("launch")
-except OSError:
-    pass
+sys.path.insert(0, os.path.join(here, "code"))
+from launcher.node.archive import Archive
+del sys.path[0]
+Archive(code, {{}}).enter()
 
 from launcher.controller.control import take_up
+from launcher.node.processes.proc import name_process
 
+name_process("launch")
 take_up(os.path.dirname(here), os.environ)
 '''
 
@@ -87,8 +80,8 @@ class KeptRun:
         self._is_kept = False
         self._has_failed = False
 
-    def begin(self, request: object, code: Path) -> None:
-        """Keep the run from now on; code: the archive of this package that runs."""
+    def begin(self, request: object, code: bytes) -> None:
+        """Keep the run from now on; code: the archive that runs."""
         self._is_kept = True
         self._queue.put(partial(self._begin, request, code))
 
@@ -130,11 +123,10 @@ class KeptRun:
             (self._folder / START).unlink()  # first: what is left of the others can't be started
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _begin(self, request: object, code: Path) -> None:
+    def _begin(self, request: object, code: bytes) -> None:
         make_own(str(self._folder.absolute()))
-        archive = code.read_bytes()
-        start = _START_CODE.format(code_name=hashlib.sha256(archive).hexdigest(), again=_AGAIN, others=_OTHERS)
-        replace_durably(self._folder / _CODE, archive)
+        start = _START_CODE.format(code_name=hashlib.sha256(code).hexdigest(), again=_AGAIN, others=_OTHERS)
+        replace_durably(self._folder / _CODE, code)
         self._write(_GENERATION, 1)
         self._write(_REQUEST, request)
         self._write_standing()

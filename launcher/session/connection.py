@@ -25,7 +25,9 @@ from launcher.node import messages
 from launcher.session.allowed_messages import AllowedMessages, UnaskedMessage
 from launcher.session.settings import Settings
 from launcher.transports import bootstrap
+from launcher.transports.archives import pack_node
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
+from launcher.transports.bootstrap import SUPERVISOR
 
 MAX_WAITING_BEATS = 3
 _MOST_SAMPLES = 100  # that nobody has taken
@@ -97,10 +99,8 @@ class Connection:
         self._decoder = messages.Decoder(accept=lambda header: self._expected.accept(header))
         self._rest = b""  # of a line of stderr
         self._channel: Channel | None = None
-        self._outbox: SimpleQueue[tuple[Sequence[Mapping[str, Any]], bytes] | None] = SimpleQueue()
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._first_message = b""
-        self._first_headers: list[Mapping[str, Any]] = []
-        self._code = bootstrap.NodeCode("")
         self._is_ordered = threading.Event()  # or closed
         self._may_write = threading.Event()  # the node's code comes first
         self._lock = threading.Lock()
@@ -128,7 +128,6 @@ class Connection:
             self.heard_at = time.monotonic()
             self.noise = b""
             self.samples.clear()
-            self._first_headers = []
             self._has_orders = self.is_idle = False
             self._is_renewed = True
         return True
@@ -154,11 +153,10 @@ class Connection:
         """Let the node have its first message, as soon as it is reached."""
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
             self._expected.ask(header)
-            self._first_headers.append(header)
         if self._is_renewed:
             with self._lock:
                 self._has_orders = not self._is_closed
-            self._outbox.put((self._first_headers, first_message))
+            self._outbox.put(first_message)
             return
         self._first_message = first_message
         self._is_ordered.set()
@@ -174,7 +172,7 @@ class Connection:
         self._expected.ask(header)
         if header["type"] == messages.ROUTE:
             self._route_asked_at = time.monotonic()
-        self._outbox.put(([header], message))
+        self._outbox.put(message)
 
     def beat(self) -> None:
         """Send a heartbeat, which renews the node's lease, unless several are queued."""
@@ -267,37 +265,34 @@ class Connection:
             if self._is_closed:
                 break
             self._opened_at = None  # of this attempt: connecting again may take a while
-            command = bootstrap.loader_command(python, self._nonce)
+            archive = pack_node()
+            command = bootstrap.loader_command(python, self._nonce, archive)
             self._channel = self._transport.open(self.host, command, self._settings.timeouts.connect_timeout_s)
             self._opened_at = time.monotonic()
             found = bootstrap.await_marker(
                 self._channel, self._nonce, self.host.name, self._read_stderr, self._keep_noise
             )
             if found is not None and not self._is_closed:
-                magic, rest = found
                 self._opened_at = None  # it is no longer the login shell that takes its time
-                self._send_code(magic)
+                self._send_code(bootstrap.start_code(SUPERVISOR, archive, is_kept=found.is_kept))
                 self._hear()
                 self.is_ready = True
                 self._may_write.set()  # messages may be queued already
-                return rest
+                return found.rest
             has_no_python = self._channel.exit_code() == bootstrap.NO_PYTHON_EXIT_CODE
             self._channel.close()
             if not has_no_python:
                 break
         raise TransportError(self._failure or self._no_marker())
 
-    def _send_code(self, magic: str) -> None:
+    def _send_code(self, code: bytes) -> None:
         assert self._channel is not None  # it was opened just now
         self._refuse_closed()
-        self._code = bootstrap.NodeCode(magic)
-        self._channel.write(self._code.begin(self._nonce))
+        self._channel.write(code)
         self._is_ordered.wait()
         with self._lock:
             self._refuse_closed()
             self._has_orders = True
-        if parts := b"".join(map(self._code.add_for, self._first_headers)):
-            self._channel.write(parts)
         self._channel.write(self._first_message)  # a separate write: srun sends equal ends of writes once
 
     def _refuse_closed(self) -> None:
@@ -425,11 +420,8 @@ class Connection:
     def _write(self) -> None:
         self._may_write.wait()
         with contextlib.suppress(OSError):  # the reader meets the end of the connection and reports it
-            while self.is_ready and (item := self._outbox.get()) is not None:
+            while self.is_ready and (message := self._outbox.get()) is not None:
                 assert self._channel is not None  # the node has answered
-                headers, message = item
-                if parts := b"".join(map(self._code.add_for, headers)):
-                    self._channel.write(parts)
                 self._channel.write(message)
 
     def _break_writing(self, error: Exception) -> None:

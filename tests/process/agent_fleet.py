@@ -24,6 +24,7 @@ from launcher.node import messages
 from launcher.transports import bootstrap
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.agents.hub import Hub
+from launcher.transports.archives import pack_node
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.process_channel import LocalTransport
 
@@ -37,10 +38,12 @@ class Planted:
 
     def __init__(self, host: Host, order: dict[str, Any], python: str) -> None:
         self._nonce = secrets.token_hex(8)
-        self.channel = LocalTransport().open(host, bootstrap.loader_command(python, self._nonce), DEADLINE_S)
+        self.channel = LocalTransport().open(
+            host, bootstrap.loader_command(python, self._nonce, pack_node()), DEADLINE_S
+        )
         marker = self._read_line().split()
         assert marker[:2] == [bootstrap.MARKER.encode(), self._nonce.encode()]
-        self.channel.write(bootstrap.agent_code(self._nonce, marker[2].decode()))
+        self.channel.write(bootstrap.start_code(bootstrap.AGENT, pack_node(), is_kept=marker[2] == b"kept"))
         self.channel.write(messages.encode(messages.PLANT, **order))
 
     def read_answer(self) -> dict[str, Any]:
@@ -111,7 +114,7 @@ class Fleet:
             "connect_timeout_s": NEVER_S,
             "is_after_go": False,
             "machine": "",
-            "boot_code": "",
+            "survives": False,
         }
         added = {MARK: self.mark, "XDG_STATE_HOME": self.state.name}
         before = {key: os.environ.get(key) for key in added}

@@ -48,7 +48,7 @@ class Channel:
         self._lie = lie
         self._nonce = nonce
         self._pieces: queue.SimpleQueue[Piece | Iterator[Piece]] = queue.SimpleQueue()
-        self._pieces.put(f"~launch {nonce} 00\n".encode())
+        self._pieces.put(f"~launch {nonce} missing 3.11\n".encode())
         self._has_code = False
         self._decoder = Decoder(max_header_bytes=1 << 30)
         self._flood: Iterator[Piece] | None = None

@@ -29,6 +29,7 @@ from launcher.node import messages
 from launcher.session.allowed_messages import read_message
 from launcher.session.node_state import read_facts, read_route
 from launcher.transports import bootstrap
+from launcher.transports.archives import pack_node
 
 STOP_TIMEOUT_S = 0.2
 POLL_S = 0.01
@@ -85,10 +86,10 @@ class Node:
     """Guardian, supervisor and all below them; a message or a process that does not come in time fails the test."""
 
     def __init__(
-        self, folder: Path, *, python: str = sys.executable, magic: str | None = None, rc_file: str = "",
+        self, folder: Path, *, python: str = sys.executable, rc_file: str = "",
         typed: bytes = b"", env: Mapping[str, str] | None = None, mark: str | None = None,
     ) -> None:  # fmt: skip
-        """Start the loader behind `rc_file`; `magic`: what its Python is taken for; `typed`: sent before the marker."""
+        """Start the loader behind `rc_file`; `typed`: sent before the marker."""
         self.tmpdir, self.home = folder / "tmp", folder / "home"
         for path in (folder, self.tmpdir, self.home):
             path.mkdir()
@@ -103,7 +104,7 @@ class Node:
         self._stderr = folder / "stderr"
         with self._stderr.open("wb") as stderr:
             self.guardian = subprocess.Popen(
-                ["/bin/sh", "-c", rc_file + bootstrap.loader_command(python, self.nonce)],
+                ["/bin/sh", "-c", rc_file + bootstrap.loader_command(python, self.nonce, pack_node())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, bufsize=0, cwd=folder,
                 env={**os.environ, "HOME": str(self.home), "TMPDIR": str(self.tmpdir), **(env or {})},
                 start_new_session=True,
@@ -111,14 +112,13 @@ class Node:
         assert self.guardian.stdin and self.guardian.stdout
         self.stdin, self.stdout = self.guardian.stdin, self.guardian.stdout
         self.stdin.write(typed)
-        found, rest = self._read_marker()
-        self._code = bootstrap.NodeCode(magic or found)
-        self.stdin.write(self._code.begin(self.nonce))
+        self.had_code, rest = self._read_marker()
+        self.stdin.write(bootstrap.start_code(bootstrap.SUPERVISOR, pack_node(), is_kept=self.had_code))
         self._take(rest)
 
-    def _read_marker(self) -> tuple[str, bytes]:
+    def _read_marker(self) -> tuple[bool, bytes]:
         text = b""
-        pattern = re.compile(rb"%b %b (\w+)\n" % (bootstrap.MARKER.encode(), self.nonce.encode()))
+        pattern = re.compile(rb"%b %b (\w+) [0-9.]+\n" % (bootstrap.MARKER.encode(), self.nonce.encode()))
         deadline = time.monotonic() + DEADLINE_S
         while not (found := pattern.search(text)):
             assert time.monotonic() < deadline, f"no marker: {text!r}"
@@ -126,12 +126,11 @@ class Node:
             assert data != b"", f"ended without a marker: {text!r} {self.stderr}"
             text += data or b""
         self.noise = text[: found.start()]
-        return found[1].decode(), text[found.end() :]
+        return found[1] == b"kept", text[found.end() :]
 
     # ---- talking ----------------------------------------------------------------------------------------------------
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        self.stdin.write(self._code.add_for({"type": kind, **fields}))
         self.stdin.write(messages.encode(kind, payload, **fields))
 
     def prepare(self, **fields: Any) -> Message:

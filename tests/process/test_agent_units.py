@@ -23,7 +23,6 @@ from launcher.hosts.host import Host
 from launcher.node import boot_units
 from launcher.runs.run_list import RemoteRun, RunList, Way, claim_place
 from launcher.runs.run_rows import RunRow
-from launcher.transports import bootstrap
 from launcher.transports.base import STDOUT
 
 A = Host("n1")
@@ -67,7 +66,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
 
 
 def start(fleet: Fleet, **fields: Any) -> None:
-    fleet.start(boot_code=bootstrap.boot_code(), **fields)
+    fleet.start(survives=True, **fields)
 
 
 def kept(fleet: Fleet, home: Path) -> list[str]:
@@ -136,7 +135,7 @@ def test_a_host_that_starts_nothing(fleet: Fleet, tools: Tools) -> None:
 def test_an_agent_that_gives_up_is_not_started_again(fleet: Fleet, tools: Tools) -> None:
     home = tools(loginctl=LOGINCTL, systemctl=SYSTEMCTL)
     way = Wire(fleet.port)
-    fleet.plant("n1", [("127.0.0.1", way.port)], boot_code=bootstrap.boot_code(), redial_s=0.5)
+    fleet.plant("n1", [("127.0.0.1", way.port)], survives=True, redial_s=0.5)
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
     fleet.hub.go()
     assert fleet.hub.wait_for_units(DEADLINE_S) == {}

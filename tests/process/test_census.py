@@ -293,10 +293,9 @@ def test_a_killed_process_that_had_a_gpu_open_may_take_long_to_die(tmp_path: Pat
 
 
 LONE_STARTER = """
-import os, sys, time
-from launcher.node import signals
+import os, signal, sys, time
 from launcher.node.processes import proc, run_processes, stop_steps
-signals.signal(signals.HOLD, signals.SIG_IGN)
+signal.signal(proc.HOLD, signal.SIG_IGN)
 looks = []
 class Counted(run_processes.RunProcesses):
     def living(self):

@@ -153,7 +153,7 @@ class Liar:
     def open(self, host: Host, command: str, timeout_s: float) -> Liar:
         nonce = command.partition("~launch ")[2].partition('"')[0]
         self._pieces: Iterator[tuple[int, bytes]] = iter(
-            [(STDOUT, f"~launch {nonce} 00\n".encode()), (STDERR, b"said \x1b]0;x\n"), (STDOUT, self._answer)]
+            [(STDOUT, f"~launch {nonce} missing 3.11\n".encode()), (STDERR, b"said \x1b]0;x\n"), (STDOUT, self._answer)]
         )
         return self
 

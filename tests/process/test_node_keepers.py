@@ -38,7 +38,8 @@ from node_process import (
     wait_until,
 )  # fmt: skip
 
-from launcher.node import messages, signals
+from launcher.node import messages
+from launcher.node.processes import proc
 
 GAPS_S = (0, 0.006, 0.012, 0.02, 0.03, 0.05)  # between both deaths: in them the survivor begins its stop, and ends it
 any_order = pytest.mark.parametrize("first", ["guardian", "supervisor"])
@@ -336,9 +337,9 @@ def test_torchrun_is_held_and_hears_no_signal(nodes: Nodes, tmp_path: Path) -> N
     """Slurm tells every process of a job; while the stop goes on, torchrun must not end its ranks as well."""
     node = start_torchrun(nodes, tmp_path)
     torchrun = find_starter(node)
-    os.kill(torchrun, signals.HOLD)
+    os.kill(torchrun, proc.HOLD)
     node.wait_until(lambda: int(read_status(torchrun, "SigIgn"), 16) >> signal.SIGTERM - 1 & 1)
-    for number in (signal.SIGTERM, signals.HOLD, signal.SIGTERM):
+    for number in (signal.SIGTERM, proc.HOLD, signal.SIGTERM):
         os.kill(torchrun, number)
     assert is_alive(node.pid_of(0)), "it was ended by who is held"
     assert node.stop(STOP_TIMEOUT_S) == []

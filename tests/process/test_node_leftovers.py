@@ -37,6 +37,7 @@ from node_process import (
 from launcher.node import messages
 from launcher.node.facts import leftovers
 from launcher.transports import bootstrap
+from launcher.transports.archives import pack_node
 
 NOBODY = 65534
 # Its child has no environment.
@@ -160,7 +161,7 @@ def test_a_run_that_goes_on_is_owned(nodes: Nodes) -> None:
 
 def test_what_waits_for_its_code_or_its_order_is_named_if_asked(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guardians and supervisors are not: they show by their runs. What has just begun is another command's login."""
-    command = ["/bin/sh", "-c", bootstrap.loader_command(sys.executable, "nonce")]
+    command = ["/bin/sh", "-c", bootstrap.loader_command(sys.executable, "nonce", pack_node())]
     waiting = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
     since = time.monotonic()
     try:
@@ -168,7 +169,7 @@ def test_what_waits_for_its_code_or_its_order_is_named_if_asked(nodes: Nodes, mo
             assert each.stdout is not None
             each.stdout.readline()
         assert waiting[1].stdin is not None
-        waiting[1].stdin.write(bootstrap.agent_code("nonce", ""))
+        waiting[1].stdin.write(bootstrap.start_code(bootstrap.AGENT, pack_node(), is_kept=False))
         waiting[1].stdin.flush()
         wait_until(lambda: Path(f"/proc/{waiting[1].pid}/comm").read_text() == "launch-agent\n")
         live = nodes.start()

@@ -25,8 +25,7 @@ from launcher.job.facts import Checks, Gpu, NodeFacts
 from launcher.node import messages
 from launcher.session.node_state import read_facts
 from launcher.transports import bootstrap
-
-COMPILED, PLAIN = None, "00"
+from launcher.transports.archives import pack_node
 
 
 def write_program(path: Path, text: str) -> str:
@@ -39,11 +38,14 @@ def write_program(path: Path, text: str) -> str:
 # ---- hello ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("magic", [COMPILED, PLAIN], ids=["compiled", "plain"])
-def test_a_node_says_hello(nodes: Nodes, any_python: str, magic: str | None) -> None:
-    node = nodes.start(python=any_python, magic=magic)
+@pytest.mark.parametrize("has_code", [False, True, None], ids=["first", "second", "no directory"])
+def test_a_node_says_hello(nodes: Nodes, tmp_path: Path, any_python: str, has_code: bool | None) -> None:
+    cache = "/dev/null" if has_code is None else str(tmp_path / "cache")
+    for is_kept in [False, True] if has_code else [False]:
+        node = nodes.start(python=any_python, env={"XDG_CACHE_HOME": cache})
+        assert node.had_code == is_kept
+        hello = node.prepare()
     version = subprocess.run([any_python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
-    hello = node.prepare()
     assert [pid for pid, _ in hello.pop("keepers")] == [node.supervisor, node.guardian.pid]
     assert hello == {
         "type": "hello",
@@ -61,7 +63,7 @@ def test_a_node_says_hello(nodes: Nodes, any_python: str, magic: str | None) -> 
 
 def test_a_python_that_was_built_without_libffi_will_do(nodes: Nodes, tmp_path: Path) -> None:
     code = "import sys; sys.modules['ctypes'] = None; $4"
-    python = write_program(tmp_path / "python", f'exec {sys.executable} "$1" "$2" "$3" "{code}"')
+    python = write_program(tmp_path / "python", f'exec {sys.executable} "$1" "$2" "$3" "{code}" "$5" "$6" "$7"')
     node = nodes.start(python=python)
     node.prepare()
     node.start(shell("echo lives"))
@@ -103,9 +105,12 @@ def test_what_is_no_message_ends_the_run(node: Node) -> None:
     assert "MalformedMessage: not JSON: b'hello?'" in node.stderr
 
 
-@pytest.mark.parametrize("sent", [b"", b"exec('')", bootstrap.NodeCode("00").begin("nonce")[:5000]])
+START = bootstrap.start_code(bootstrap.SUPERVISOR, pack_node(), is_kept=False)
+
+
+@pytest.mark.parametrize("sent", [b"", b"9 x", START[:9], START[:5000]])
 def test_a_launcher_that_hangs_up_early_leaves_nothing(tmp_path: Path, sent: bytes) -> None:
-    command = bootstrap.loader_command(sys.executable, "nonce")
+    command = bootstrap.loader_command(sys.executable, "nonce", pack_node())
     done = subprocess.run(["/bin/sh", "-c", command], input=sent, capture_output=True, timeout=DEADLINE_S, check=False)
     assert done.stdout.startswith(b"~launch nonce ")
     assert done.stderr == b""

@@ -384,6 +384,14 @@ def test_a_directory_whose_listing_is_damaged_is_named_for_good(start: Any) -> N
     assert (root / "train.py").read_bytes() == FILES["train.py"]
 
 
+def test_cleaning_removes_what_hosts_keep_of_launch_itself(start: Any, cache: Path) -> None:
+    for number, is_dry in enumerate([True, False]):
+        cleaner = start(f"clean{number}")
+        cleaner.prepare(tree={"is_prune": True, "is_dry": is_dry})
+        assert cleaner.wait_for(messages.PRUNED)["bytes"] == 0, "it counts the code of runs"
+        assert bool([*(cache / "launch" / "code").iterdir()]) == is_dry
+
+
 def test_what_a_restart_replaces_is_kept_beside_it(start: Any) -> None:
     code = Code(FILES)
     node = start()

@@ -486,7 +486,7 @@ def test_a_node_that_freezes() -> None:
     talking(scene, silence_s=slowed(0.6), clock=WakefulClock())
 
 
-GIVES_MARKER = 'echo "$(echo "$*" | grep -o \'~launch [0-9a-f]*\') 00"; '
+GIVES_MARKER = 'echo "$(echo "$*" | grep -o \'~launch [0-9a-f]*\' | head -n 1) missing 3.11"; '
 
 
 def test_garbage_instead_of_messages(fake: Callable[[str], str]) -> None:
@@ -497,7 +497,7 @@ def test_garbage_instead_of_messages(fake: Callable[[str], str]) -> None:
 @pytest.mark.parametrize("kind", ["file", "stack", "output", "hello", "interrupt"])
 def test_what_no_guardian_says_costs_the_node_its_place(fake: Callable[[str], str], kind: str) -> None:
     """Its own line of stderr is known to whoever reads the node's argv, and may hold anything."""
-    nonce = "nonce=$(echo \"$*\" | grep -o '~launch [0-9a-f]*' | cut -c9-); "
+    nonce = "nonce=$(echo \"$*\" | grep -o '~launch [0-9a-f]*' | head -n 1 | cut -c9-); "
     line = '{\\"type\\":\\"' + kind + '\\",\\"name\\":\\"x\\",\\"local_rank\\":0,\\"stream\\":1}'
     program = fake(GIVES_MARKER + nonce + f'echo "$nonce {line}" >&2; cat >/dev/null')
     assert failure_of(program) == ("protocol", f"it sent an invalid message: not allowed on stderr: {kind!r}")

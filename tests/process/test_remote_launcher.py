@@ -26,14 +26,15 @@ from launcher.commands.run_actions import print_value, wait
 from launcher.controller import orders, remote_launcher
 from launcher.controller.orders import Control, about_run, print_id, print_rows
 from launcher.controller.remote_launcher import RemoteLauncher
-from launcher.controller.travelling_code import pack_code
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
+from launcher.transports import bootstrap
 from launcher.transports.agents.credentials import make_credentials
+from launcher.transports.archives import pack_launcher
 from launcher.transports.base import TransportError
 from launcher.transports.process_channel import LocalTransport, ProcessChannel, end_process
 
@@ -87,7 +88,7 @@ def ask(request: orders.Request) -> tuple[bytes, int | None]:
 
 
 def test_what_travels_needs_the_standard_library_only(tmp_path: Path) -> None:
-    zipfile.ZipFile(BytesIO(pack_code().archive)).extractall(tmp_path)
+    zipfile.ZipFile(BytesIO(pack_launcher().content)).extractall(tmp_path)
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", IMPORTS, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -107,7 +108,7 @@ def test_only_what_was_sent_runs(cache: Path) -> None:
     cache.mkdir(parents=True, mode=0o775)
     cache.chmod(0o775)  # of an earlier version, with a umask of 002
     assert ask(print_rows) == (b"[]\n", 0)
-    kept = cache / pack_code().name
+    kept = cache / pack_launcher().name
     assert [each.stat().st_mode & 0o777 for each in (cache.parent, cache, kept)] == [0o700, 0o700, 0o600]
     before = kept.stat().st_ino
     assert ask(print_rows) == (b"[]\n", 0)
@@ -115,8 +116,8 @@ def test_only_what_was_sent_runs(cache: Path) -> None:
     for name, damage in DAMAGES.items():
         damage(kept)
         assert ask(print_rows) == (b"[]\n", 0), name
-        assert kept.read_bytes() == pack_code().archive, name
-        assert sorted(path.name for path in cache.iterdir() if path.suffix) == [], name
+        assert kept.read_bytes() == pack_launcher().content, name
+        assert {path.name.partition(".")[0] for path in cache.iterdir()} - {"it"} == {kept.name}, name
 
 
 def test_the_last_line_is_no_longer_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +197,7 @@ def test_an_answer_ends_if_its_launch_host_is_silent(tmp_path: Path, monkeypatch
 def test_a_launcher_that_is_stopped_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by SIGSTOP, or when its machine stands still: nobody waits for ever for what it would say."""
     monkeypatch.setattr(orders, "BEAT_S", 0.1)
+    monkeypatch.setattr(remote_launcher, "CODE_S", 0.0)  # whether it is there or not
     with listed(tmp_path), contextlib.closing(start()) as launcher:
         os.kill(launcher.channel._process.pid, signal.SIGSTOP)  # type: ignore[attr-defined] # it is a LocalTransport's
         launcher.ask(about_run(RUN, wait), VIEW)
@@ -236,17 +238,21 @@ def test_an_answer_that_does_not_come(tmp_path: Path, monkeypatch: pytest.Monkey
         launcher.read_output()
 
 
-def test_a_python_that_does_not_take_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" "$1" "$2" "$3" "${{4%%exec(*}}import time;time.sleep({NEVER_S})"\n'
-    )
+def write_python(folder: Path, then: str) -> str:
+    """Write a Python that says that it has started, and then does this instead of taking the code."""
+    python = folder / "python"
+    says = "import os,sys,time;print(sys.argv[1],'missing 3.11',flush=True)"
+    python.write_text(f'#!/bin/sh\nbegin=${{4#?}}\nexec "{sys.executable}" -c "{says};{then}" "${{begin%%\\"*}}"\n')
     python.chmod(0o755)
+    return str(python)
+
+
+def test_a_python_that_does_not_take_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "CODE_S", 0.5)
     transport = KeptTransport()
     try:
-        with pytest.raises(TransportError, match=r"^here: no answer within"):
-            RemoteLauncher(transport, Host("here"), [str(python)], slowed(1.0))
+        with pytest.raises(TransportError, match=r"^here: it has not taken launch's code in 0.5 s$"):
+            RemoteLauncher(transport, Host("here"), [write_python(tmp_path, f"time.sleep({NEVER_S})")], TIMEOUT_S)
     finally:
         end_process(transport.channels[0]._process)
 
@@ -291,9 +297,7 @@ def test_a_process_whose_name_can_t_be_set(read_only_proc: str) -> None:
 
 def test_a_cache_that_can_t_be_written(cache: Path) -> None:
     cache.parent.parent.joinpath("launch").touch()
-    with pytest.raises(TransportError) as raised:
-        start()
-    assert raised.value.failure.text == f"can't keep the code in {cache.parent}: Not a directory"
+    assert ask(print_rows) == (b"[]\n", 0)
 
 
 def fill(folder: Path) -> None:
@@ -341,11 +345,10 @@ def test_a_python_that_is_too_old(any_python: str) -> None:
 
 def test_a_python_that_ends_before_its_code_comes(tmp_path: Path) -> None:
     """As one that a signal ends: what can't be sent to it is no error of its own."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$1" "$2" "$3" "${{4%%exec(*}}" </dev/null\n')
-    python.chmod(0o755)
-    with pytest.raises(TransportError, match="here: no answer"):
-        start(str(python))
+    with contextlib.closing(start(write_python(tmp_path, "os.close(0);os.kill(os.getpid(),9)"))) as launcher:
+        launcher.ask(print_rows, VIEW)
+        with pytest.raises(TransportError, match=r"here: launch was killed there \(exit code 137\)"):
+            launcher.read_output()
 
 
 def test_rows_of_this_machine(tmp_path: Path) -> None:

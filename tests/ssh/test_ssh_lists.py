@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -101,7 +100,7 @@ def test_a_sick_host_holds_up_no_row_of_others(
     monkeypatch.setattr(find_run, "_CONNECT_TIMEOUT_S", slowed(1.0))
     monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n"{sys.executable}" "$1" "$2" "$3" "${{4%%exec(*}}"\nexec cat >/dev/null\n')
+    python.write_text('#!/bin/sh\nbegin=${4#?}; echo "${begin%%\\"*} missing 3.11"; exec cat >/dev/null\n')
     python.chmod(0o755)
     runs = RunList.of_user(os.environ)
     runs.begin("20261120-091235", "local", launch.folder).close(is_kept=True)

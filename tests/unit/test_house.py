@@ -45,6 +45,7 @@ LIBRARIES = {
     "jinja2": {"commands"},
 }
 READ_ENVIRONMENT = {"cli", "api", "node", "distributed", "collectives", "trainer"}
+STARTED_BY_LOADER = {"launcher.controller.orders"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 
 # Pure packages do nothing but compute, and what reads files may still have no process, socket or clock.
@@ -155,14 +156,20 @@ def _may_import(module: Module, name: str) -> bool:
         is_lower = other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
         return is_lower or (mine == "collectives" and name.startswith("launcher.node.nvml"))
     if other == "node":
-        on_a_node = ("launcher.node.facts.network", "launcher.node.boot_units", "launcher.node.logind")
+        on_a_node = (
+            "launcher.node.facts.network",
+            "launcher.node.boot_units",
+            "launcher.node.logind",
+            "launcher.node.processes.proc",
+        )
         is_on_a_node = mine == "controller" and name.startswith(on_a_node)
         shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
         is_of_results = mine == "commands" and name.startswith("launcher.node.file_sender")
         of_itself = ("agents.notice", "facts.machine", "own_folders", "processes.run_owner", "logind")
         is_one_itself = mine == "runs" and name.startswith(tuple(f"launcher.node.{each}" for each in of_itself))
-        is_shared = name.startswith(("launcher.node.messages", "launcher.node.clock"))
+        shared_by_all = ("archive", "clock", "loading", "messages")
+        is_shared = name.startswith(tuple(f"launcher.node.{each}" for each in shared_by_all))
         return is_on_a_node or is_one_itself or is_of_trees or is_of_results or is_shared
     if other in LEVELS:
         return LEVELS[other] < LEVELS.get(mine, -1)
@@ -181,7 +188,7 @@ def find_library_faults(module: Module) -> list[str]:
 
 def find_environment_faults(module: Module) -> list[str]:
     """Say which lines read the environment outside the modules that may."""
-    if module.part in READ_ENVIRONMENT:
+    if module.part in READ_ENVIRONMENT or module.name in STARTED_BY_LOADER:
         return []
     return [f"{module.path}:{line}: reads the environment" for line in module.environment_reads()]
 
@@ -225,9 +232,23 @@ def find_node_faults(module: Module) -> list[str]:
     ]
 
 
+def find_late_generics(module: Module) -> list[str]:
+    """Say where a module in node/ evaluates a subscript of a built-in type, as in an alias: Python 3.8 can't."""
+    if module.part != "node":
+        return []
+    hints = [getattr(node, name, None) for node in module.nodes for name in ("annotation", "returns")]
+    unread = {id(part) for hint in hints if hint is not None for part in ast.walk(hint)}
+    subscripts = [node for node in module.nodes if isinstance(node, ast.Subscript) and id(node) not in unread]
+    return [
+        f"{module.path}:{node.lineno}: use typing's name for {node.value.id}[...]"
+        for node in subscripts
+        if isinstance(node.value, ast.Name) and node.value.id in ("dict", "frozenset", "list", "set", "tuple", "type")
+    ]
+
+
 FIND_FAULTS = (
     find_layer_faults, find_library_faults, find_environment_faults, find_impurities,
-    find_unseen_starts, find_node_faults,
+    find_unseen_starts, find_node_faults, find_late_generics,
 )  # fmt: skip
 
 

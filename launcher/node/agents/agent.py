@@ -3,7 +3,7 @@
 It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
 
     stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
-                       is_after_go, machine, boot_code}
+                       is_after_go, machine, survives}
     stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
     to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    unit {why}    leaving    beat
@@ -20,7 +20,7 @@ nothing in its hands, as after a lost connection: what the old one had started h
 
 If its host shuts down, it says so (`leaving`), and ends until the next boot.
 
-With boot_code, it lets its host start it again after a boot (agent_unit), and says whether that can be: `unit`.
+If it `survives` reboots, its host starts it again after a boot (agent_unit), or it says why that can't be: `unit`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 from functools import partial
+from typing import Any, Callable, Iterator, NoReturn, Optional, Tuple
 
-from launcher.node import boot_units, clock, logind, messages, signals, system
+from launcher.node import boot_units, clock, logind, messages, system
 from launcher.node.agents.agent_unit import AgentUnit, name_agent, restore_login
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
 from launcher.node.agents.notice import run_notice
+from launcher.node.processes import proc
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, NoReturn, Optional, Tuple
+Wanted = Tuple[int, int, Callable[[], object]]
 
-    Wanted = Tuple[int, int, Callable[[], object]]
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES = 64 << 10
@@ -178,11 +178,11 @@ class Agent:
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write):
             os.set_blocking(fd, False)
-        signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
         # SIGTERM has an effect only once it is read.
-        for number in (signals.SIGCHLD, signals.SIGHUP, signals.SIGTERM):
-            signals.signal(number, lambda number, frame: None)
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: None)
         if plant["is_after_go"] and not is_again:
             self._leave_login()
         elif is_again:
@@ -202,7 +202,7 @@ class Agent:
             for fd, _ in ready:
                 callbacks[fd]()
             self._flush()
-        signals.signal(signals.SIGTERM, signals.SIG_DFL)  # it is read no more
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is read no more
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
         if self._notice is not None and self._lifecycle.has_given_up:
             command, variables = self._notice
@@ -300,16 +300,16 @@ class Agent:
                     os._exit(1)
                 return
             if not pid and number:
-                _name_process("launch-agent")
+                proc.name_process("launch-agent")
                 generation = self._lifecycle.generation
                 again = Agent(self._nonce, self._plant, self._lock, self._unit, known, generation, is_again=True)
                 os._exit(again.run())
             if not pid:
                 return
             if not number:
-                _name_process("launch-guardian")
-                signals.set_wakeup_fd(-1)
-                signals.signal(signals.SIGTERM, signals.SIG_DFL)
+                proc.name_process("launch-guardian")
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 _drop(_STDOUT)
                 if self._link is not None:
                     self._link.close()
@@ -401,7 +401,7 @@ class Agent:
     def _take_signals(self) -> None:
         numbers = os.read(self._wake_read, 4096)
         self._children.reap()
-        if signals.SIGTERM in numbers:
+        if signal.SIGTERM in numbers:
             self._terminate()
 
     def _terminate(self) -> None:
@@ -410,8 +410,8 @@ class Agent:
             self._send(messages.LEAVING)
             self._flush()
             os._exit(0)
-        signals.signal(signals.SIGTERM, signals.SIG_DFL)
-        os.kill(os.getpid(), signals.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     # ---- the boot unit --------------------------------------------------------------------------------------------
 
@@ -445,15 +445,6 @@ def _describe_machine() -> str:
     return "%s %s" % (os.uname().nodename, system.machine_id() or "")
 
 
-def _name_process(name: str) -> None:
-    """Set what ps, top and `launch clean` show."""
-    try:
-        with open("/proc/self/comm", "w") as file:
-            file.write(name)
-    except OSError:
-        pass  # some containers have it read-only
-
-
 def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
     """Return the first message on stdin but heartbeats, or None if stdin ends before.
 
@@ -461,9 +452,9 @@ def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
     """
     decoder = messages.Decoder()
     while True:
-        signals.alarm(wait_s)
+        signal.alarm(wait_s)
         data = os.read(_STDIN, _READ_BYTES)
-        signals.alarm(0)
+        signal.alarm(0)
         if not data:
             return None
         for header, _ in decoder.feed(data):
@@ -473,7 +464,7 @@ def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
 
 def main(nonce: str, wait_s: int) -> NoReturn:
     """Serve the controller that the first message names; wait_s: for that message. Never returns."""
-    _name_process("launch-agent")
+    proc.name_process("launch-agent")
     plant = _read_plant(wait_s)
     if plant is None:
         os._exit(1)
@@ -484,13 +475,13 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     if lock is None:
         _tell(messages.PRESENT, nonce)
         os._exit(0)
-    unit = AgentUnit(plant) if plant["boot_code"] else None
+    unit = AgentUnit(plant) if plant["survives"] else None
     os._exit(Agent(nonce, plant, lock, unit).run())
 
 
 def main_after_boot(text: str) -> NoReturn:
     """Serve the controller of an agent that its host ended; text: what AgentUnit has kept. Never returns."""
-    _name_process("launch-agent")
+    proc.name_process("launch-agent")
     order = json.loads(text)
     restore_login(order)
     _drop(_STDIN, _STDOUT, _STDERR)

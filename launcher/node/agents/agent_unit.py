@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
 import time
+from binascii import b2a_base64
+from typing import Any
 
-from launcher.node import boot_units, clock
+from launcher.node import archive, boot_units, clock
 from launcher.node.processes import workers
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 BOOT_S = 60.0  # at least, for a controller whose host may have booted as well
 REMOVE_S = 5.0  # for a disk that hangs, at the end of the run
 _ANSWER_BYTES = 2048
 _POLL_S = 0.02
 _LOGIN = ("SSH_", "XDG_SESSION_")  # variables of a login: after a boot the sockets in them may be another user's
+_PROGRAM = """\
+import binascii, io, sys, zipfile
+content = binascii.a2b_base64("%s")
+archive = type(sys)("archive")
+exec(zipfile.ZipFile(io.BytesIO(content)).read("launcher/node/archive.py"), archive.__dict__)
+archive.Archive(content, {}).enter()
+from launcher.node.agents import agent
+agent.main_after_boot(%r)
+"""
 _ENDS = "SSH_CONNECTION"  # which of them shows the address by which others reach this node
 
 
@@ -34,7 +43,7 @@ class AgentUnit:
     """
 
     def __init__(self, plant: dict[str, Any], *, is_installed: bool = False) -> None:
-        """plant: the order of the agent, with `boot_code`, which makes launcher.node importable.
+        """plant: the order of the agent.
 
         is_installed: it has started this agent.
         """
@@ -98,20 +107,20 @@ class AgentUnit:
     def _describe(self) -> str:
         """Return the program that a boot starts."""
         order = {
-            "plant": {**self._plant, "boot_code": "", "boot_s": max(BOOT_S, self._plant["connect_timeout_s"])},
+            "plant": {**self._plant, "boot_s": max(BOOT_S, self._plant["connect_timeout_s"])},
             "environment": {
                 name: value for name, value in os.environ.items() if name == _ENDS or not name.startswith(_LOGIN)
             },
             "limits": _read_limits(),
             "umask": _read_umask(),
         }
-        return "%sprogram.main_after_boot(%r)\n" % (self._plant["boot_code"], json.dumps(order))
+        own = archive.find_own()
+        assert own is not None  # nothing else is sent
+        return _PROGRAM % (b2a_base64(own.content, newline=False).decode(), json.dumps(order))
 
 
 def restore_login(order: dict[str, Any]) -> None:
     """Give this process what the login had that started the agent first: a boot gives less."""
-    import resource
-
     os.environ.clear()
     os.environ.update(order["environment"])
     if not _has_address(os.environ.get(_ENDS, "")):
@@ -132,8 +141,6 @@ def restore_login(order: dict[str, Any]) -> None:
 
 def _has_address(ends: str) -> bool:
     """Tell whether this node still has the address to which the login went: addresses may change with a boot."""
-    import socket
-
     words = ends.split()
     try:
         found = socket.getaddrinfo(words[2], 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
@@ -153,8 +160,6 @@ def name_agent(plant: dict[str, Any]) -> str:
 
 
 def _read_limits() -> dict[str, int]:
-    import resource
-
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     return {name: resource.getrlimit(getattr(resource, name))[0] for name in names}
 

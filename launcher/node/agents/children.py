@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import select
 from functools import partial
+from typing import Callable, Iterator, Tuple
 
 from launcher.node import messages
 from launcher.node.relays.relayed_process import RelayedProcess
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Iterator, Tuple
+Wanted = Tuple[int, int, Callable[[], object]]
 
-    Wanted = Tuple[int, int, Callable[[], object]]
 
 READ_BYTES = 64 << 10
 REFUSED_EXIT_CODE = 126

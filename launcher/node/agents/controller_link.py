@@ -12,12 +12,9 @@ import os
 import select
 import socket
 import ssl
+from typing import Any, Optional
 
 from launcher.node import clock, messages
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Optional
 
 OUT_BYTES = 256 << 10  # while this much waits to be sent, no process's output is read
 _READ_BYTES = 64 << 10

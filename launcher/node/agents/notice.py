@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Mapping
+import signal
+import subprocess
+from typing import Mapping
 
 LONGEST_S = 60.0
 # The command comes through a pipe: every user of this machine can read a command line, and a webhook is a secret.
@@ -16,9 +15,6 @@ _CODES = {126: ", it can't be run", 127: ", it wasn't found"}
 
 def run_notice(command: bytes, env: Mapping[str, str]) -> str:
     """Run it for a minute at most, with the processes that it starts; return what failed, or ""."""
-    import signal
-    import subprocess
-
     try:
         process = subprocess.Popen(
             _SHELL, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -16,24 +16,20 @@ import errno
 import fcntl
 import os
 import socket
+from typing import Any, Callable, ContextManager, Dict, Iterable, Mapping, NoReturn
 
-from launcher.node import messages
+from launcher.node import kept_archives, messages
 from launcher.node.code import folders, listing, proof
 from launcher.node.code.folders import LOCK, Folder, is_hollow, read_name
+from launcher.node.code.listing import Entry
 from launcher.node.code.missing_pieces import Intake
 from launcher.node.code.store import Store, find_base, make_alone
-from launcher.node.loop import READABLE, WRITABLE
+from launcher.node.loop import READABLE, WRITABLE, Loop
 from launcher.node.processes import workers
+from launcher.node.send_queue import SendQueue
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, ContextManager, Dict, Iterable, Mapping, NoReturn
+Header = Dict[str, Any]
 
-    from launcher.node.code.listing import Entry
-    from launcher.node.loop import Loop
-    from launcher.node.send_queue import SendQueue
-
-    Header = Dict[str, Any]
 
 _ROUNDS = messages.MOST_WANTED - 1  # of asking for files and writing them, after the listing
 _NAMED = ("wrong", "extras", "repaired", "empty", "moved", "unmade")  # lists of names in the answer
@@ -79,6 +75,7 @@ def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
     runs, size, left = folders.prune(store, kept=0, is_dry=is_dry)
     if not is_dry:
         store.prune(0)
+        kept_archives.remove_all()
     intake.say(messages.PRUNED, runs=runs, bytes=kept_bytes + size, left=left[: messages.MOST_NAMES])
 
 

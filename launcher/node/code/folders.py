@@ -21,15 +21,11 @@ import os
 import shutil
 import stat
 import time
+from typing import Iterable, Mapping, Sequence
 
 from launcher.node.code import listing, proof
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterable, Mapping, Sequence
-
-    from launcher.node.code.listing import Entry
-    from launcher.node.code.store import Store
+from launcher.node.code.listing import Entry
+from launcher.node.code.store import Store
 
 _NAME, _LISTING, _LINKS, LOCK = "name", "listing", "links", "lock"
 OWN_NAMES = (_NAME, _LISTING, _LINKS, LOCK)

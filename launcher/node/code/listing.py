@@ -5,11 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterable, Iterator
+from typing import Iterable, Iterator, NamedTuple
 
 FILE = "-"
 PROGRAM = "x"  # a file that is executable

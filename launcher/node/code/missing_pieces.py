@@ -5,18 +5,15 @@ from __future__ import annotations
 import select
 import socket
 import zlib
+from typing import Any, Dict, Iterable
 
 from launcher.node import messages
 from launcher.node.code import listing
+from launcher.node.code.listing import Entry
+from launcher.node.code.store import Store
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable
+Header = Dict[str, Any]
 
-    from launcher.node.code.listing import Entry
-    from launcher.node.code.store import Store
-
-    Header = Dict[str, Any]
 
 _READ_BYTES = 1 << 18
 _MOST_LISTING_BYTES = 512 << 20

@@ -8,14 +8,10 @@ from __future__ import annotations
 import os
 import stat
 import time
+from typing import Iterable
 
 from launcher.node.code import listing
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterable
-
-    from launcher.node.code.listing import Entry
+from launcher.node.code.listing import Entry
 
 BYTECODE = "__pycache__"
 _WALK_S = 0.3  # a run may have written millions of files

@@ -12,15 +12,11 @@ import hashlib
 import os
 import threading
 import time
+from typing import Callable, Iterator, Mapping
 
+from launcher.node.code.listing import Entry
 from launcher.node.own_folders import make_own
 from launcher.node.system import is_remote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Iterator, Mapping
-
-    from launcher.node.code.listing import Entry
 
 _READ_BYTES = 1 << 20
 KEPT_S = 30 * 86400.0

@@ -5,14 +5,13 @@ Only what a run is likely to import counts. The script itself has a hash of its 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
+from typing import Any, Dict
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+Place = Dict[str, Any]
 
-    Place = dict[str, Any]
 
 MOST_FILES = 2000
 MOST_S = 0.4  # on a file system that responds
@@ -34,8 +33,6 @@ def sum_up(place: Place) -> dict[str, Any]:
 
     place: `folder`, and `script`: its name in that directory, or None. Without the directory there is no hash.
     """
-    import hashlib
-
     try:
         found = _hash_files(place)
     except TooMuch:
@@ -104,8 +101,6 @@ def _is_folder(entry: os.DirEntry[str], device: int) -> bool:
 
 def _hash_file(path: str, deadline: float) -> str:
     """Return the SHA-256 of a file; a hyphen if it can't be read."""
-    import hashlib
-
     _look_at_clock(deadline)
     content = hashlib.sha256()
     try:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
-from launcher.node import messages
-from launcher.node.facts import network, slurm
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from launcher.node import boot_units, messages
+from launcher.node.facts import gpus, leftovers, machine, network, slurm
+from launcher.node.processes import run_folders
 
 
 def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -25,8 +23,6 @@ def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
-    from launcher.node.facts import machine
-
     folder = os.path.expanduser(wanted.get("workdir") or "~")
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
@@ -44,23 +40,16 @@ def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def find_gpus() -> dict[str, Any]:
     """Return this node's GPUs, or those of its Slurm job, with the reason why there are none."""
-    from launcher.node.facts import gpus
-
     found = gpus.query_gpus()
     found["gpus"] = slurm.choose_gpus(found["gpus"])
     return found
 
 
 def _find_xids() -> list[dict[str, Any]]:
-    from launcher.node.facts import gpus  # only where it was imported before: it takes some milliseconds
-
     return gpus.find_xids()
 
 
 def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
-    from launcher.node.facts import leftovers, machine
-    from launcher.node.processes import run_folders
-
     script = wanted.get("script")
     runs = leftovers.find_runs(wanted["mark"])
     return {
@@ -78,8 +67,6 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
 
 def _find_units() -> list[dict[str, Any]]:
     """Return the boot units of this node: name, run, and whether what each would start is running."""
-    from launcher.node import boot_units
-
     return [
         {"name": name, "run": name.partition(".")[0], "is_running": boot_units.is_running(name)}
         for name in boot_units.find()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 import time
+from typing import Any, Callable
 
 from launcher.node import messages
 from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
-
+from launcher.node.processes import proc
 
 TOOL_TIMEOUT_S = 5
 # Without persistence mode, nvidia-smi loads the driver's firmware into each GPU, which took 25 s on some machines
@@ -165,8 +163,6 @@ def describe_process(pid: int) -> dict[str, Any]:
     The driver may count processes in another PID namespace than this one: the process with this id here is then another
     one, as its open files show.
     """
-    from launcher.node.processes import proc
-
     described: dict[str, Any] = {"owner": None, "name": None, "mark": None}
     process = proc.read_process(pid)
     if process is None or (proc.has_gpus() and proc.holds_gpu(process) is False):
@@ -180,8 +176,6 @@ def describe_process(pid: int) -> dict[str, Any]:
 
 
 def _user_name(uid: int) -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -7,15 +7,12 @@ the directories of such runs, see `processes.run_folders`.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from launcher.node import clock, system
 from launcher.node.processes import proc, run_folders, run_owner, workers
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-_LOADER = b'print("~launch '  # part of the command line of every program that launch sends
+_LOADER = b'"~launch '  # part of the command line of every program that launch sends
 _PLANTED = ("launch", "launch-agent", "launch-guardian")  # what such a program may call itself
 START_S = 2.0  # from the login of any command until its code has come
 

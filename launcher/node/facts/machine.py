@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
+from typing import Any
 
 from launcher.node import clock
+from launcher.node.facts import slurm
 from launcher.node.system import read_rows, read_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _HASHED_BYTES = 64 << 20  # no script is larger
 _CAP_IPC_LOCK = 14  # linux/capability.h
@@ -64,8 +63,6 @@ def _may_lock_all() -> bool:
 
 def hash_file(path: str) -> str | None:
     """Return the SHA-256 of a regular file; None for anything else, such as a pipe, whose read might never return."""
-    import hashlib
-
     try:
         if not os.path.isfile(path):
             return None
@@ -77,8 +74,6 @@ def hash_file(path: str) -> str | None:
 
 def count_cpus() -> int:
     """Return how many CPUs the run may use here at once, by affinity, quota and share of a Slurm job; at least 1."""
-    from launcher.node.facts import slurm
-
     allowed = len(os.sched_getaffinity(0))
     return slurm.count_cpus(int(max(1, min(allowed, find_quota()))))
 

@@ -7,10 +7,7 @@ All jobs on a machine listen on port 28028 by default, and any of them may answe
 from __future__ import annotations
 
 import socket
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict
+from typing import Dict
 
 ADDRESS = "NCCL_RAS_ADDR"
 _ENABLE = "NCCL_RAS_ENABLE"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import array
 import errno
+import fcntl
 import os
 import socket
 import struct
 import time
+from typing import Any, List, Tuple
 
 from launcher.node.system import read_rows, read_text
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, List, Tuple
+Link = List[float]  # fastest round trip in seconds, packets sent, packets lost
 
-    Link = List[float]  # fastest round trip in seconds, packets sent, packets lost
 
 CONNECT_TIMEOUT_S = 3.0
 RETRY_S = 0.5
@@ -50,10 +50,6 @@ def _one_of_each_first(found: list[list[str]]) -> list[list[str]]:
 
 
 def _list_ipv4() -> list[list[str]]:
-    import array
-    import fcntl
-    import struct
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         # Without a buffer it returns the size; some may be added meanwhile.
         size = struct.unpack("iL", fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, struct.pack("iL", 0, 0)))[0]

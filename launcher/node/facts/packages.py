@@ -9,12 +9,10 @@ import json
 import os
 import re
 import time
+from typing import Any
+from urllib.parse import unquote
 
 from launcher.node.system import read_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MOST_PACKAGES = 5000
 MOST_S = 0.3  # on a file system that responds
@@ -79,8 +77,6 @@ def _find_source(info: str) -> str | None:
         return None
     path = "/" + url[len("file://") :].partition("/")[2]
     if "%" in path:
-        from urllib.parse import unquote
-
         path = unquote(path)
     return path
 

@@ -6,16 +6,14 @@ arguments, which come over a pipe. If the ranks are started without torchrun, th
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any, Callable
 
-from launcher.node import messages, signals
+from launcher.node import messages
+from launcher.node.loop import Loop
 from launcher.node.processes import proc, torchrun, workers
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
-
-    from launcher.node.loop import Loop
 STATUS_FD = 3
 LOGIN_SHELL_TIMEOUT_S = 10
 
@@ -113,8 +111,6 @@ class Search:
 
         claim_fds: the sockets of the run's claim, which lasts as long as torchrun.
         """
-        import json
-
         assert self.order_fd is not None  # opened with the stub
         # If its import failed, nobody reads this; its exit is reported as torchrun's.
         workers.pass_on(self.order_fd, claim_fds)
@@ -132,8 +128,8 @@ class Search:
         self.order_fd = order_write
         fds = {0: order_read, 1: self.output_fds[0], 2: self.output_fds[1], STATUS_FD: status_write}
         fds[torchrun.KEEPERS_FD] = self._keepers_fd
-        words = ["torchrun", str(signals.HOLD), str(self._stop_timeout_s)] if self.for_torchrun else []
-        self.child = workers.spawn([python, "-c", STUB + torchrun.PROGRAM, *words], self._env, None, fds, signals.HOLD)
+        words = ["torchrun", str(proc.HOLD), str(self._stop_timeout_s)] if self.for_torchrun else []
+        self.child = workers.spawn([python, "-c", STUB + torchrun.PROGRAM, *words], self._env, None, fds, proc.HOLD)
         os.close(order_read)
         os.close(status_write)
         self._loop.read_all(status_read, lambda data: self._judge(python, data))
@@ -183,8 +179,6 @@ def find_program(name: str, env: dict[str, str]) -> str | None:
 
 
 def _parse(data: bytes) -> dict[str, Any] | None:
-    import json
-
     try:
         status: dict[str, Any] = json.loads(data.decode())
         return status

@@ -11,20 +11,28 @@ import os
 import select
 import time
 from functools import partial
+from socket import socket
+from typing import Any, Callable
 
 from launcher.node import messages
-from launcher.node.processes import workers
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from socket import socket
-    from typing import Any, Callable
-
-    from launcher.node.facts.pythons import Search
-    from launcher.node.facts.setup import AwaitExit, Setup
-    from launcher.node.facts.shared_directory import Token
-    from launcher.node.loop import Loop
-    from launcher.node.send_queue import SendQueue
+from launcher.node.facts import (
+    code,
+    gathering,
+    nccl_ras,
+    network,
+    packages,
+    pythons,
+    saves,
+    setup,
+    shared_directory,
+    visible_gpus,
+)
+from launcher.node.facts.pythons import Search
+from launcher.node.facts.setup import AwaitExit, Setup
+from launcher.node.facts.shared_directory import Token
+from launcher.node.loop import Loop
+from launcher.node.processes import sitecustomize, warm, workers
+from launcher.node.send_queue import SendQueue
 
 FACTS_TIMEOUT_S = 15.0
 GPUS_TIMEOUT_S = 70.0  # for what asks the GPUs' tool, which has a shorter timeout
@@ -85,8 +93,6 @@ class Responder:
 
         A setup changes `env` before the search for that Python.
         """
-        from launcher.node.facts import gathering
-
         self._env = env
         self._sum_up_code(wanted)
         late = {"error": "its checks did not finish in %g s: a file system may be hung" % FACTS_TIMEOUT_S}
@@ -99,7 +105,6 @@ class Responder:
         if not wanted.get("setup"):
             self.search_python(wanted, env, folder)
             return
-        from launcher.node.facts import setup
 
         def go_on(made: dict[str, Any]) -> None:
             self._made = made
@@ -131,12 +136,9 @@ class Responder:
             self._python = {}
             self._send_facts()
             return
-        from launcher.node.facts import pythons
 
         output_fds = self._open_torchrun_pipes()
         if wanted.get("warm"):
-            from launcher.node.processes import sitecustomize, warm
-
             self.warm_folder = warm.arm(folder)
             env = sitecustomize.put_first(self.warm_folder, env)
         self.search = pythons.Search(
@@ -176,7 +178,6 @@ class Responder:
             self._send_facts()
             return
         # Not in that Python: its import of torchrun would wait, which a run waits for.
-        from launcher.node.facts import packages
 
         def keep(found: dict[str, Any]) -> None:
             self._python = dict(python, **found)
@@ -189,7 +190,6 @@ class Responder:
         if wanted.get("code") is None:
             self._code = {}
             return
-        from launcher.node.facts import code
 
         self._ask(lambda: code.sum_up(_find_code(wanted)), code.TIMEOUT_S, code.UNKNOWN, self._keep_code)
 
@@ -200,8 +200,6 @@ class Responder:
 
     def list_code(self, header: dict[str, Any]) -> None:
         """Answer a LIST_CODE with path and hash of each file; None: they could not all be read."""
-        from launcher.node.facts import code
-
         self._ask(
             lambda: code.list_files(_find_code(header)),
             code.TIMEOUT_S,
@@ -211,8 +209,6 @@ class Responder:
 
     def _send_facts(self) -> None:
         if None not in (self._facts, self._gpus, self._python, self._code) and not self._is_over:
-            from launcher.node.facts import visible_gpus
-
             assert self._facts is not None and self._gpus is not None and self._code is not None  # checked above
             # Take the environment that the ranks will have: the login's, then the setup's, then --env.
             visible = visible_gpus.find_visible(self.gpus, self._env)
@@ -231,8 +227,6 @@ class Responder:
 
         With `listens`, a port for a neighbour's probe is open as well, and node 0 answers on the master port.
         """
-        from launcher.node.facts import network
-
         self._route_asked_at = time.monotonic()
         master = header["master"]
         if network.is_address(master):
@@ -248,8 +242,6 @@ class Responder:
 
     def _go_route(self, header: dict[str, Any], found: dict[str, Any]) -> None:
         """Hold and open the ports on the route, if `found` is one and not an error, and send the answer."""
-        from launcher.node.facts import network
-
         answer: dict[str, Any] = {
             "interface": None, "address": None, "port": None, "error": None, "probe_port": None, **found,
         }  # fmt: skip
@@ -265,8 +257,6 @@ class Responder:
         self._send_route(answer)
 
     def _open_ports(self, answer: dict[str, Any], port: int | None, *, listens: bool) -> None:
-        from launcher.node.facts import network
-
         if port is not None:
             self._held_port = network.hold_port(port)
             answer["port"] = self._held_port.getsockname()[1]
@@ -278,7 +268,6 @@ class Responder:
 
     def _name_holder(self, answer: dict[str, Any], port: int) -> None:
         """Send an answer whose error is that `port` is taken, and name the process that has it if possible."""
-        from launcher.node.facts import network
 
         def send(holder: str | None) -> None:
             self._send_route(dict(answer, error=answer["error"] + (" by %s" % holder if holder else "")))
@@ -306,8 +295,6 @@ class Responder:
         return port
 
     def _answer(self, listener: socket) -> None:
-        from launcher.node.facts import network
-
         try:
             sock, _ = listener.accept()
             sock.send(network.TOKEN)
@@ -333,8 +320,6 @@ class Responder:
 
     def probe(self, header: dict[str, Any]) -> None:
         """Answer a PROBE: whether and how well each of `targets` can be reached, and how long a DNS lookup takes."""
-        from launcher.node.facts import network
-
         questions: list[tuple[Callable[[], Any], float, Any]] = [
             (partial(network.try_target, host, port, is_measured=is_measured), PROBE_TIMEOUT_S, UNTRIED)
             for host, port, is_measured in header["targets"]
@@ -361,8 +346,6 @@ class Responder:
 
         None in the answer: nothing is known. note_token: gets the path of the file, and None once it is removed.
         """
-        from launcher.node.facts import shared_directory
-
         folder = os.path.join(os.path.expanduser(header["workdir"] or "~"), os.path.expanduser(header["folder"]))
         folder, name, up = os.path.normpath(folder), header["name"], header["up"]
         unknown = {"up": None, "is_there": None}
@@ -393,8 +376,6 @@ class Responder:
 
     def look_for_save(self, folder: str, since: float, least_s: float) -> None:
         """Answer a LOOK: whether a file in `folder` was last written after `since`, and at least `least_s` ago."""
-        from launcher.node.facts import saves
-
         self._ask(
             lambda: saves.look(folder, since, least_s),
             LOOK_TIMEOUT_S,
@@ -404,8 +385,6 @@ class Responder:
 
     def ask_ras(self, env: dict[str, str]) -> None:
         """Answer a RAS with what NCCL says; empty if nobody listens."""
-        from launcher.node.facts import nccl_ras
-
         self._ask(
             lambda: nccl_ras.ask(env),
             RAS_TIMEOUT_S,

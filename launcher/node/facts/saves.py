@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 MOST_FILES = 20_000
 _TICK_S = 0.02  # the kernel takes a file's time from a clock that moves 100 times a second

@@ -7,18 +7,15 @@ meanwhile.
 from __future__ import annotations
 
 import os
+from typing import Any, Callable
 
 from launcher.node.facts import gathering
 from launcher.node.facts.pythons import find_program
+from launcher.node.loop import Loop, Timer
 from launcher.node.processes import proc, workers
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
+AwaitExit = Callable[[workers.Child, Callable[[int], object]], object]
 
-    from launcher.node.loop import Loop, Timer
-
-    AwaitExit = Callable[[workers.Child, Callable[[int], object]], object]
 
 TAIL_BYTES = 4096  # of what a step prints: enough for its last lines
 TAIL_LINES = 5

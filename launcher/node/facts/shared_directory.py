@@ -10,12 +10,9 @@ import json
 import os
 import select
 import signal
+from typing import Any, Callable, NoReturn
 
 from launcher.node.processes import workers
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn
 
 REMOVE_S = 0.5  # removing takes a millisecond; a file system that hangs is not waited for
 

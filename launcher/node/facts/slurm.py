@@ -7,12 +7,9 @@ of other jobs.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from launcher.node.facts import network, visible_gpus
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def is_in_job() -> bool:

@@ -6,11 +6,10 @@ their prefixes, ends at the first entry that names no GPU, and a duplicate entry
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping
 
-    Seen = Mapping[int, Dict[str, Any]]
+Seen = Mapping[int, Dict[str, Any]]
+
 
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 UNKNOWN = -1  # the index of the GPU that a MIG device is part of

@@ -6,10 +6,7 @@ Memory is then taken there as well: pinned pages beside another GPU's CPUs reach
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Sequence
+from typing import Any, Sequence
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+HOLD = 60  # SIGRTMAX-4, unused by convention: torchrun does nothing more until guardian and supervisor are gone
 MARK = "LAUNCH_MARK"
 SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty outside Slurm
 FILES = "LAUNCH_FILES"  # a directory below the run's own on this machine
@@ -32,6 +33,15 @@ class Process:
         self.session = int(fields[3])
         self.started = int(fields[19])  # clock ticks since boot
         self.exit_status = int(fields[49])  # as wait(2) returns it; 0 unless this process may trace that one
+
+
+def name_process(name: str) -> None:
+    """Set what ps, top and `launch clean` show of this process."""
+    try:
+        with open("/proc/self/comm", "w") as file:
+            file.write(name)
+    except OSError:
+        pass  # some containers have it read-only
 
 
 def read_process(pid: int) -> Process | None:

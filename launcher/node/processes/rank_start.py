@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, Callable
 
-from launcher.node import messages, signals
-from launcher.node.processes import proc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
-
-    from launcher.node.ending import Ending
-    from launcher.node.facts.responder import Responder
-    from launcher.node.loop import Loop
-    from launcher.node.processes.ranks import Ranks
-    from launcher.node.processes.run_processes import RunProcesses
-    from launcher.node.processes.warm import WarmPython
-    from launcher.node.send_queue import SendQueue
+from launcher.node import messages
+from launcher.node.ending import Ending
+from launcher.node.facts import nccl_ras
+from launcher.node.facts.responder import Responder
+from launcher.node.loop import Loop
+from launcher.node.processes import faulthandler_stacks, numa, proc, shim, stacks
+from launcher.node.processes.ranks import Ranks
+from launcher.node.processes.run_processes import RunProcesses
+from launcher.node.processes.warm import WarmPython
+from launcher.node.send_queue import SendQueue
 
 
 class RankStart:
@@ -55,8 +52,6 @@ class RankStart:
 
     def warm_up(self, header: dict[str, Any], _: bytes) -> None:
         """Import torch in the Python that was found, in the environment of the ranks as far as it is known."""
-        from launcher.node.processes.warm import WarmPython
-
         search, folder = self._responder.search, self._responder.warm_folder
         if self._ending.has_begun or search is None or folder is None:
             return
@@ -89,19 +84,13 @@ class RankStart:
         self._enter_code(header)
         self.end_inherited()
         if header.get("with_stacks"):
-            from launcher.node.processes import faulthandler_stacks
-
             self._stacks_folder = faulthandler_stacks.arm(self._ending.folder, self.env)
         processes = header.get("processes") or [{}]
         self._owned.global_ranks = {each["rank"]: each["env"].get("RANK") for each in header.get("processes", ())}
         self.ranks_env = dict(header.get("env") or {}, **processes[0].get("env", {}))
         if not header.get("is_short"):
-            from launcher.node.facts import nccl_ras  # it imports socket, which takes 6 ms
-
             nccl_ras.give_address(self.env, self.ranks_env)
         if any(gpu is not None for gpu in header.get("near_gpus") or ()):
-            from launcher.node.processes import numa
-
             self._ranks.bind = numa.Binding(header["near_gpus"], self._responder.gpus).bind
         if not header.get("processes"):
             self._start_torchrun(header)
@@ -151,7 +140,7 @@ class RankStart:
                 {"rank": each["rank"], "env": python.find_changes(env)} for each, env in zip(processes, envs)
             ],
             "world": {name: envs[0][name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")},
-            "folder": self._ending.folder, "stop_timeout_s": self._ending.stop_timeout_s, "hold_signal": signals.HOLD,
+            "folder": self._ending.folder, "stop_timeout_s": self._ending.stop_timeout_s, "hold_signal": proc.HOLD,
             "lock": self.find_lock(), "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
             "wants_successor": header.get("keeps_python", False),
         }  # fmt: skip
@@ -168,8 +157,6 @@ class RankStart:
             self._start_processes(header)
 
     def _start_processes(self, header: dict[str, Any]) -> None:
-        from launcher.node.processes import shim
-
         self._responder.release_port()
         order = shim.ShimSpec(
             header["processes"], self.env, header["cwd"],
@@ -186,8 +173,6 @@ class RankStart:
 
     def send_stacks(self, header: dict[str, Any], _: bytes) -> None:
         """Answer a STACKS."""
-        from launcher.node.processes import stacks
-
         if self._ending.has_begun:
             return
         folder = "" if header.get("is_gentle") and self._stacks_folder else self._stacks_folder

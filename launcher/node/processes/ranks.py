@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
+from typing import Any, Callable, Iterable
 
-from launcher.node import messages, signals
-from launcher.node.processes import proc, workers
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Iterable
-
-    from launcher.node.loop import Loop
-    from launcher.node.processes.handover_log import HandoverLog
-    from launcher.node.processes.oom_kills import OomKills
-    from launcher.node.processes.run_processes import RunProcesses
-    from launcher.node.processes.shim import ShimSpec
-    from launcher.node.processes.warm import WarmPython
-    from launcher.node.send_queue import SendQueue
+from launcher.node import messages
+from launcher.node.loop import Loop
+from launcher.node.processes import proc, shim, workers
+from launcher.node.processes.handover_log import HandoverLog
+from launcher.node.processes.oom_kills import PERIOD_S, OomKills
+from launcher.node.processes.run_processes import RunProcesses
+from launcher.node.processes.shim import ShimSpec
+from launcher.node.processes.warm import WarmPython
+from launcher.node.send_queue import SendQueue
 
 
 class Ranks:
@@ -78,8 +75,6 @@ class Ranks:
 
     def start_processes(self, order: ShimSpec, keepers_fd: int) -> None:
         """Start plain commands as ranks, below a shim; keepers_fd: closes when guardian and supervisor are gone."""
-        from launcher.node.processes import shim
-
         self._tells_exits, self._expected = True, len(order.entries)
         null = os.open(os.devnull, os.O_RDONLY)
         fds: dict[int, dict[int, int]] = {}
@@ -297,7 +292,7 @@ class Ranks:
         self._exited.add(local_rank)
         if status and self._owned.starter is not None:
             # torchrun would print its report and kill the other ranks; the launcher decides what happens next.
-            proc.send_signal(self._owned.starter, signals.HOLD)
+            proc.send_signal(self._owned.starter, proc.HOLD)
         self._send_queue.drain(lambda rank: rank == local_rank)
         age_s = round(time.monotonic() - ended_at, 4)
         ending = workers.describe_status(status)
@@ -310,22 +305,18 @@ class Ranks:
 
     def _watch_memory(self, pid: int) -> None:
         if self._kills is None:
-            from launcher.node.processes.oom_kills import OomKills
-
             self._kills = OomKills()
             self._forget_old_kills()
         self._kills.watch(pid)
 
     def _forget_old_kills(self) -> None:
-        from launcher.node.processes.oom_kills import PERIOD_S
-
         assert self._kills is not None  # a rank runs
         self._kills.forget()
         self._loop.call_later(PERIOD_S, self._forget_old_kills)
 
     def _judge_kill(self, local_rank: int, ending: dict[str, Any]) -> str | None:
         """Judge whether the kernel killed a rank because memory ran out; a shell exits with 137 for a killed child."""
-        is_kill = ending["signal"] == signals.SIGKILL or ending["code"] == 128 + signals.SIGKILL
+        is_kill = ending["signal"] == signal.SIGKILL or ending["code"] == 128 + signal.SIGKILL
         process = self._owned.ranks.get(local_rank)
         if not is_kill or self._kills is None or process is None:
             return None

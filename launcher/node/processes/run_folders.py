@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import Any
 
 from launcher.node.processes import proc, run_owner, workers
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _TOKEN_LENGTH = 8  # at the end of the name
 

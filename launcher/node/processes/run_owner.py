@@ -16,15 +16,13 @@ note is on the disk, or its disk is full or has no locks, the directory is never
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from typing import Any, Iterable
 
 from launcher.node import clock, system
 from launcher.node.processes import proc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Iterable
 
 OWNER = "owner"
 _FIELDS = ("folder", "host", "machine_id", "boot_id", "pid_namespace")
@@ -106,8 +104,6 @@ def is_locked(path: str, *, is_shared: bool) -> bool | None:
     is_shared: whoever holds it shares it. If not, this asks with a shared one, so that several may ask at once.
     None: that is unknown, as on a file system without locks.
     """
-    import fcntl
-
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -12,15 +12,11 @@ guardian and supervisor have children as long as any of their descendants lives.
 from __future__ import annotations
 
 import os
+from typing import Any, Iterable
 
 from launcher.node import messages
 from launcher.node.processes import proc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Iterable
-
-    from launcher.node.processes.proc import Process
+from launcher.node.processes.proc import Process
 
 # What doesn't count as a file that is being written when its process is killed.
 _NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")

@@ -17,16 +17,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
+from typing import Any, NoReturn, Sequence
 
-from launcher.node import signals
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, stop_steps, workers
 from launcher.node.processes.run_processes import RunProcesses, become_subreaper
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NoReturn, Sequence
 
 _CORE_DUMPED = 0x80  # in a status of wait(2)
 
@@ -67,8 +64,8 @@ def start(
     try:
         kept = {fd for fds in streams.values() for fd in fds.values()}
         workers.drop_descriptors(keepers_fd, report_write, *readers, *order.claim_fds, *kept)
-        for number in (signals.SIGTERM, signals.SIGHUP, signals.SIGINT, signals.HOLD):  # stopping is for the keepers
-            signals.signal(number, signals.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, proc.HOLD):  # stopping is for the keepers
+            signal.signal(number, signal.SIG_IGN)
         _Shim(order, streams, keepers_fd, report_write).run()
     finally:
         os._exit(1)
@@ -90,8 +87,8 @@ class _Shim:
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
             os.set_blocking(fd, False)
-        signals.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signals.signal(signals.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         try:
             for entry in self._order.entries:
                 self._start(entry)

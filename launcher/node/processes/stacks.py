@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Callable
 
 from launcher.node import messages
+from launcher.node.loop import Loop
 from launcher.node.processes import faulthandler_stacks, proc, py_spy, workers
+from launcher.node.send_queue import SendQueue
 from launcher.node.system import read_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable
-
-    from launcher.node.loop import Loop
-    from launcher.node.send_queue import SendQueue
 
 # Together less than the launcher waits (ANSWER_S in runs/hangs.py).
 PY_SPY_TIMEOUT_S = 2.0

@@ -20,17 +20,13 @@ others at any time, so each step looks again.
 from __future__ import annotations
 
 import os
+import signal
 import time
+from typing import Callable, Generator
 
-from launcher.node import signals
 from launcher.node.processes import proc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Generator
-
-    from launcher.node.processes.proc import Process
-    from launcher.node.processes.run_processes import RunProcesses
+from launcher.node.processes.proc import Process
+from launcher.node.processes.run_processes import RunProcesses
 
 BEAT_S = 1.0  # how often to send heartbeats: the steps may take longer than the launcher tolerates silence
 REST_S = 1.0  # the least time between SIGTERM and SIGKILL for processes that are neither rank nor starter
@@ -59,12 +55,12 @@ def stop_run(
         yield from _wait(clock() + wait_s, lambda: not owned.living(), clock)
     living = owned.living()
     if owned.starter is not None:
-        proc.send_signal(owned.starter, signals.HOLD)
+        proc.send_signal(owned.starter, proc.HOLD)
     if timeout_s > 0 and _without_starter(owned, living):  # a starter alone has nothing to save
         end = clock() + timeout_s
         for rank in owned.ranks.values():
-            proc.send_signal(rank, signals.SIGTERM)
-            proc.send_signal(rank, signals.SIGCONT)  # a suspended process would not react
+            proc.send_signal(rank, signal.SIGTERM)
+            proc.send_signal(rank, signal.SIGCONT)  # a suspended process would not react
         yield from _wait(end, lambda: not any(map(proc.is_alive, owned.ranks.values())), clock)
         # These include a trainer that a shell script started; it may be saving.
         rest = _Rest(owned)
@@ -91,8 +87,8 @@ class _Rest:
             program = process.pid, process.started, process.name
             if program not in self._asked:
                 self._asked.add(program)
-                proc.send_signal(process, signals.SIGTERM)
-                proc.send_signal(process, signals.SIGCONT)
+                proc.send_signal(process, signal.SIGTERM)
+                proc.send_signal(process, signal.SIGCONT)
         return not living
 
 
@@ -118,10 +114,10 @@ def _kill(
         living = yield from _stop(owned, living, deadline)
         is_late = time.monotonic() > deadline - REST_S  # for what can't be killed, the starter isn't kept
         for process in [*_without_starter(owned, living), *(living if is_late else ())]:
-            proc.send_signal(process, signals.SIGKILL)
+            proc.send_signal(process, signal.SIGKILL)
         if not living:
             for child in (child for _ in range(_QUICK_LOOKS) for child in owned.living_children()):
-                proc.send_signal(child, signals.SIGKILL)
+                proc.send_signal(child, signal.SIGKILL)
         yield _PAUSES_S[min(turn, 1)]
         turn += 1
         living = owned.living()
@@ -139,7 +135,7 @@ def _kill(
 
 def _kill_starter(starter: Process) -> Generator[float, None, list[Process]]:
     """Kill it; return it if it lives on."""
-    proc.send_signal(starter, signals.SIGKILL)
+    proc.send_signal(starter, signal.SIGKILL)
     yield from _wait(time.monotonic() + REST_S, lambda: _is_reaped(starter), time.monotonic)
     return [starter] if proc.is_alive(starter) else []
 
@@ -152,7 +148,7 @@ def _stop(owned: RunProcesses, living: list[Process], deadline: float) -> Genera
         if not fresh:
             break
         for process in fresh:
-            proc.send_signal(process, signals.SIGSTOP)
+            proc.send_signal(process, signal.SIGSTOP)
         stopped.update(map(_identity, fresh))
         yield 0
         living = owned.living()

@@ -19,15 +19,10 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any, Callable
 
-from launcher.node import signals
+from launcher.node.loop import Loop
 from launcher.node.processes import proc, sitecustomize, torchrun, workers
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
-
-    from launcher.node.loop import Loop
 
 REPORT_FD, ORDER_FD = 3, 5  # of the Python; torchrun.KEEPERS_FD is between them
 
@@ -380,7 +375,7 @@ class WarmPython:
         fds = {0: null, 1: output_fds[0], 2: output_fds[1], REPORT_FD: report_write, ORDER_FD: order_read}
         fds[torchrun.KEEPERS_FD] = keepers_fd
         try:
-            self.child = workers.spawn(argv, sitecustomize.put_first(armed_folder, env), cwd, fds, signals.HOLD)
+            self.child = workers.spawn(argv, sitecustomize.put_first(armed_folder, env), cwd, fds, proc.HOLD)
         finally:
             for fd in (null, report_write, order_read):
                 os.close(fd)

@@ -7,14 +7,15 @@ returns and mixes ranks. The ranks of a warm Python open them too.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import socket
+import struct
+from typing import Any, Iterable, Sequence, Set
 
-from launcher.node import messages, own_folders, signals, system
+from launcher.node import messages, own_folders, system
 from launcher.node.processes import proc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Iterable, Sequence, Set
 
 STDOUT, STDERR = 1, 2
 FILES = "files"  # below the run's directory: what ranks leave here is sent to the launcher
@@ -23,8 +24,8 @@ _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
 _INTERPRETER_BYTES = 256  # the kernel reads no more: execve(2)
-CAUGHT = (signals.SIGTERM, signals.SIGHUP, signals.SIGCHLD)  # by the supervisor
-_IGNORED = (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, signals.HOLD)  # by Python, the supervisor or the shim
+CAUGHT = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # by the supervisor
+_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, proc.HOLD)  # by Python, the supervisor or the shim
 
 private_fds: Set[int] = set()  # descriptors that no fork of this process has, unless it is meant to
 
@@ -37,23 +38,23 @@ class Child:
         self.process = proc.read_process(pid)
 
 
-def fork(death_signal: int = signals.SIGKILL, kept: Sequence[int] = ()) -> int:
+def fork(death_signal: int = signal.SIGKILL, kept: Sequence[int] = ()) -> int:
     """Fork, and return as os.fork does; when this process dies, the kernel sends the child `death_signal` (0: none).
 
     kept: of `private_fds`, what the child keeps. A signal that this process catches ends the child, however early it
     comes, and never wakes this process's loop.
     """
     parent = os.getpid()
-    signals.pthread_sigmask(signals.SIG_BLOCK, CAUGHT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
     pid = -1
     try:
         pid = os.fork()
     finally:
         if pid == 0:
-            signals.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(-1)
             for number in CAUGHT:
-                signals.signal(number, signals.SIG_DFL)
-        signals.pthread_sigmask(signals.SIG_UNBLOCK, CAUGHT)
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CAUGHT)
     if pid == 0:
         for fd in private_fds.difference(kept):
             os.close(fd)
@@ -65,17 +66,12 @@ def fork(death_signal: int = signals.SIGKILL, kept: Sequence[int] = ()) -> int:
 
 def make_channel() -> tuple[int, int]:
     """Return where a child reads, and where this process writes: as a pipe, but descriptors can be passed on there."""
-    import socket
-
     reader, writer = socket.socketpair()
     return reader.detach(), writer.detach()
 
 
 def pass_on(fd: int, fds: Sequence[int]) -> None:
     """Give the process at the other end of a socket these descriptors, with one byte, if it lives."""
-    import socket
-    import struct
-
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("%di" % len(fds), *fds))] if fds else []
     try:
         with socket.socket(fileno=os.dup(fd)) as sock:
@@ -89,7 +85,7 @@ def spawn(
     env: dict[str, str],
     cwd: str | None,
     fds: dict[int, int],
-    death_signal: int = signals.SIGKILL,
+    death_signal: int = signal.SIGKILL,
 ) -> Child:
     """Start `argv` in a session of its own; `fds` maps the child's descriptors to this process's.
 
@@ -107,7 +103,7 @@ def spawn(
         for target, fd in kept.items():
             os.dup2(fd, target)
         for number in _IGNORED:
-            signals.signal(number, signals.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
         if cwd is not None:
             _enter(cwd)
         _execute(argv, env)
@@ -160,8 +156,6 @@ def _enter(folder: str) -> None:
 
 
 def _move_up(fd: int, least: int) -> int:
-    import fcntl
-
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
 
 
@@ -174,13 +168,11 @@ def _die_with(parent: int, number: int) -> None:
 def kill(child: Child) -> None:
     """Kill a child if it still exists; the processes that it started stay alive."""
     if child.process is not None:
-        proc.send_signal(child.process, signals.SIGKILL)
+        proc.send_signal(child.process, signal.SIGKILL)
 
 
 def widen(fd: int) -> None:
     """Let a pipe hold 1 MiB, so that large output comes in few large pieces."""
-    import fcntl
-
     try:
         fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
     except OSError:
@@ -302,8 +294,6 @@ def _lock_folder(path: str) -> None:
 
     See https://systemd.io/TEMPORARY_DIRECTORIES.
     """
-    import fcntl
-
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # never closed, and not inherited by children
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Wanted = Tuple[int, int, Callable[..., object], Tuple[Any, ...]]
 else:
-    import _signal as signals  # the signal module imports enum; see launcher.node.signals
+    import _signal as signals  # the signal module imports enum
 
 WINDOW_BYTES = 1 << 20  # how much of a channel's output may be in transit over srun; the launcher says what it took
 LINE_BYTES = 720  # before base64: 960 of the 1,023 that srun keeps together

@@ -17,6 +17,7 @@ from launcher.runs.policy import Ending, Outcome
 from launcher.runs.standing import Standing
 
 HOSTS = HostsAndSpares([Host("n1"), Host("n2")], [Host("n3")])
+CODE = b"PK"
 STANDING = Standing(1.0, HOSTS, [Ending(Outcome.ERROR)], [{"outcome": "error"}], CarriedOver(1, here={"n1"}), 2.0)
 
 
@@ -29,18 +30,12 @@ def place(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.fixture
-def code(tmp_path: Path) -> Path:
-    (tmp_path / "code").write_bytes(b"PK")
-    return tmp_path / "code"
-
-
-def test_it_is_read_back_as_it_was_last(place: Path, code: Path) -> None:
+def test_it_is_read_back_as_it_was_last(place: Path) -> None:
     kept = KeptRun(place)
     kept.note(STANDING)
     assert not kept.is_kept
     assert not (place / "kept").exists(), "it has not run for long enough"
-    kept.begin({"port": 7}, code)
+    kept.begin({"port": 7}, CODE)
     kept.note(replace(STANDING, attempt_began_at=None))
     assert kept.wait()
     for number in (2, 3):
@@ -59,10 +54,10 @@ def test_it_is_read_back_as_it_was_last(place: Path, code: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["request", "standing", "generation"])
-def test_what_a_power_cut_has_damaged_is_refused(place: Path, code: Path, name: str) -> None:
+def test_what_a_power_cut_has_damaged_is_refused(place: Path, name: str) -> None:
     kept = KeptRun(place)
     kept.note(STANDING)
-    kept.begin({}, code)
+    kept.begin({}, CODE)
     assert kept.wait()
     path = place / "kept" / name
     for content in (b"", b"\0" * path.stat().st_size, path.read_bytes()[:-1]):
@@ -74,12 +69,12 @@ def test_what_a_power_cut_has_damaged_is_refused(place: Path, code: Path, name: 
         KeptRun(place).resume()
 
 
-def test_what_can_t_be_kept_is_said_once(place: Path, code: Path) -> None:
+def test_what_can_t_be_kept_is_said_once(place: Path) -> None:
     said: list[OSError] = []
     (place / "kept").touch()
     kept = KeptRun(place, said.append)
     kept.note(STANDING)
-    kept.begin({}, code)
+    kept.begin({}, CODE)
     kept.note(STANDING)
     assert not kept.wait()
     assert [os.strerror(error.errno or 0) for error in said] == ["Not a directory"]

@@ -2,63 +2,64 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
-import marshal
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
-import zlib
-from importlib.util import MAGIC_NUMBER
+from hashlib import sha256
 from pathlib import Path
-from types import CodeType
 
 import pytest
+from machines.probe_code import make_probe
 
-from launcher.node import messages
 from launcher.session.settings import loader_pythons
-from launcher.transports import bootstrap
+from launcher.transports.archives import pack_launcher, pack_node, trainer_archive
 from launcher.transports.bootstrap import (
+    AGENT,
     MARKER,
-    NodeCode,
-    agent_code,
+    SUPERVISOR,
     describe_end,
-    drop_columns,
-    find_parts,
     loader_command,
-    trainer_archive,
+    start_code,
 )
 
 ROOT = Path(__file__).parents[3]
 NONCE = "0123456789abcdef"
-MARKER_LINE = f"{MARKER} {NONCE} {MAGIC_NUMBER.hex()}\n".encode()
+MARKER_LINE = re.compile(rb"%s %s missing 3\.[0-9]+\n" % (MARKER.encode(), NONCE.encode()))
+PROBE = make_probe("print(nonce, wait_s, sys.flags.isolated, sys.flags.no_site, flush=True)")
 SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "tcsh") if shutil.which(shell)]
 
 
 def test_the_command_line_holds_nothing_that_a_shell_would_change():
-    before, text, after = loader_command("python3", NONCE).split("'")
+    before, text, after = loader_command("python3", NONCE, pack_node()).split("'")
     assert (before, after) == ("exec python3 -X utf8 -ISc ", "")
-    assert re.findall(r"\\.", text) == [r"\n"]  # fish takes \\ and \' for escapes
-    assert not set(text) & set("!\n\r\t`$^#")
+    assert not set(text) & set("!\n\r\t`$^#\\")
     assert text.isascii()
-    assert len(text) < 300
+    assert text.startswith(f'"{MARKER} {NONCE}";')
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_starts_the_loader(shell):
-    command = loader_command(sys.executable, NONCE)
-    code = b"import sys; print('it runs', sys.flags.isolated, sys.flags.no_site)\n"
-    done = subprocess.run([shell, "-c", command], input=code + b"not read\n", capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, MARKER_LINE + b"it runs 1 1\n", b"")
+    command = loader_command(sys.executable, NONCE, PROBE)
+    sent = start_code("probe", PROBE, is_kept=False) + b"not read\n"
+    done = subprocess.run([shell, "-c", command], input=sent, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    marker = MARKER_LINE.match(done.stdout)
+    assert done.stdout[marker.end() :] == f"{NONCE} 60 1 1\n".encode()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_python_that_is_not_there_is_told_by_the_exit_code(shell):
-    done = subprocess.run([shell, "-c", loader_command("python3.none", NONCE)], capture_output=True, check=False)
+    done = subprocess.run([shell, "-c", loader_command("python3.none", NONCE, PROBE)], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (127, b"") or shell == "tcsh"  # which says 1
 
 
@@ -66,178 +67,58 @@ def test_a_python_in_a_folder_with_a_blank(tmp_path):
     python = tmp_path / "my env" / "python3"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
-    command = loader_command(str(python), NONCE)
+    command = loader_command(str(python), NONCE, PROBE)
     done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert done.stdout == MARKER_LINE
+    assert MARKER_LINE.fullmatch(done.stdout)
 
 
 def test_end_of_file_instead_of_code_ends_the_loader():
     done = subprocess.run(
-        ["/bin/sh", "-c", loader_command(sys.executable, NONCE)],
+        ["/bin/sh", "-c", loader_command(sys.executable, NONCE, PROBE)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, MARKER_LINE)
+    assert done.returncode == 0
+    assert MARKER_LINE.fullmatch(done.stdout)
 
 
-@pytest.mark.parametrize("sent", [b"", agent_code(NONCE, "")[:9000], agent_code(NONCE, "")])
+AGENT_CODE = start_code(AGENT, pack_node(), is_kept=False)
+
+
+@pytest.mark.parametrize("sent", [b"", AGENT_CODE[:9000], AGENT_CODE])
 def test_a_launch_host_that_falls_silent_ends_the_loader(sent):
     """Before the code, within it, and before the order of an agent: its login may last for hours."""
-    command = ["/bin/sh", "-c", loader_command(sys.executable, NONCE, 0.5)]
+    command = ["/bin/sh", "-c", loader_command(sys.executable, NONCE, pack_node(), 0.5)]
     with subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loader:
         with contextlib.suppress(BrokenPipeError):  # on a busy machine it ends before that
             loader.stdin.write(sent)
         assert loader.wait() == -signal.SIGALRM
 
 
-PROBE = """
-import sys, zlib, marshal
-line, _, sent = sys.stdin.buffer.read().partition(b"\\n")
-modules = marshal.loads(zlib.decompress(sent))
-compile(modules.pop(""), "importer", "exec")
-for name, code in sorted(modules.items()):
-    print(name, type(marshal.loads(code) if isinstance(code, bytes) else code).__name__)
-    compile(code, name, "exec") if isinstance(code, str) else None
-print(len(line) < 400, "<%d:" % len(sent) in line.decode())
-"""
-NODE_PACKAGES = ("launcher", "launcher.node", "launcher.node.facts", "launcher.node.processes")
-AGENT_PACKAGES = (*NODE_PACKAGES[:2], "launcher.node.agents", "launcher.node.processes", "launcher.node.relays")
-
-
-def node_code(nonce: str, magic: str) -> bytes:
-    return NodeCode(magic).begin(nonce)
-
-
-@pytest.mark.parametrize(("magic", "kind"), [(MAGIC_NUMBER.hex(), "code"), ("610d0d0a", "str"), ("", "str")])
-@pytest.mark.parametrize(
-    ("make_code", "packages", "own_modules"),
-    [
-        (node_code, NODE_PACKAGES, bootstrap._FIRST_MODULES),
-        (agent_code, AGENT_PACKAGES, bootstrap._AGENT_MODULES),
-    ],
-)
-def test_the_code_goes_compiled_to_a_python_like_ours_and_as_text_to_others(
-    make_code, packages, own_modules, magic, kind
-):
-    sent = make_code(NONCE, magic)
-    done = subprocess.run([sys.executable, "-ISc", PROBE], input=sent, capture_output=True, check=True)
-    *modules, last = done.stdout.decode().splitlines()
-    names = sorted([*(f"{name} str" for name in packages), *(f"launcher.node.{name} {kind}" for name in own_modules)])
-    assert modules == names
-    assert last == "True True"
-    assert NONCE.encode() in sent
-    assert sent == make_code(NONCE, magic)
-
-
-def test_every_module_of_the_node_is_sent():
-    agents = {name for name in find_modules() if name.startswith("agents.")}
-    parts = [name for names in bootstrap._PARTS.values() for name in names]
-    sent = [*bootstrap._FIRST_MODULES, *parts]
-    assert sorted(sent) == sorted(
-        find_modules() - agents - {"controller_code", "file_sender", "logind"}
-    )  # the relays' go by themselves
-    assert {name for name in bootstrap._AGENT_MODULES if name.startswith("agents.")} == agents
-
-
-def find_modules() -> set[str]:
-    folder = Path(str(bootstrap.resources.files("launcher.node")))
-    there = {path.relative_to(folder).with_suffix("").as_posix().replace("/", ".") for path in folder.rglob("*.py")}
-    return {name for name in there if not name.endswith("__init__") and not name.startswith("relays.")}
-
-
-def imported_by(name: str) -> set[str]:
-    """Return what a module of the node imports at once; where it imports late, a message has asked for it."""
-    found = set()
-    for node in ast.parse(bootstrap._source_of(name)).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("launcher.node"):
-            base = (node.module or "").removeprefix("launcher.node").removeprefix(".")
-            names = {f"{base}.{alias.name}".removeprefix(".") for alias in node.names}
-            found |= (names | {base}) & find_modules()
-    return found
-
-
-FACTS = {"type": messages.PREPARE, "facts": True}
-
-
-@pytest.mark.parametrize(
-    ("header", "parts"),
-    [
-        ({"type": messages.PREPARE}, []),
-        ({"type": messages.START, "is_short": True}, []),
-        ({"type": messages.STOP}, []),
-        (FACTS, ["network", "facts"]),
-        ({**FACTS, "setup": {"steps": []}}, ["network", "facts", "setup"]),
-        ({**FACTS, "tree": {"root": "r"}}, ["network", "facts", "code"]),
-        ({"type": messages.PREPARE, "tree": {"root": "r"}}, ["network", "code"]),
-        ({"type": messages.PROBE}, ["network"]),
-        ({"type": messages.SHARE}, ["network"]),
-        ({"type": messages.ADOPT}, ["network", "facts"]),
-        ({"type": messages.START}, ["network", "facts"]),
-        ({"type": messages.START, "with_stacks": True}, ["network", "facts", "sitecustomize", "arming"]),
-        ({"type": messages.STACKS}, ["sitecustomize", "arming", "stacks"]),
-    ],
-)
-def test_a_message_brings_what_it_needs_with_all_that_this_imports(header, parts):
-    assert find_parts(header) == parts
-    there = {*bootstrap._FIRST_MODULES, *(name for part in parts for name in bootstrap._PARTS[part])}
-    assert {name: imported_by(name) - there for name in there if imported_by(name) - there} == {}
-
-
-def find_full(modules: dict[str, str | bytes]) -> set[str]:
-    """Return the names of those that are no empty packages."""
-    return {name for name, code in modules.items() if code}
-
-
-def test_no_part_is_sent_twice():
-    code = NodeCode(MAGIC_NUMBER.hex())
-    code.begin(NONCE)
-    ((header, payload),) = messages.Decoder().feed(code.add_for(FACTS))
-    sent = marshal.loads(zlib.decompress(payload))
-    assert header["type"] == messages.MODULES
-    assert find_full(sent) == {
-        f"launcher.node.{name}" for part in ("network", "facts") for name in bootstrap._PARTS[part]
-    }
-    assert code.add_for(FACTS) == b""
-    ((_, payload),) = messages.Decoder().feed(code.add_for({**FACTS, "tree": {"root": "r"}}))
-    sent = marshal.loads(zlib.decompress(payload))
-    assert find_full(sent) == {f"launcher.node.{name}" for name in bootstrap._PARTS["code"]}
-
-
-def test_what_a_node_gets_at_first_is_small():
-    """64 hosts behind a slow uplink get all of it 64 times."""
-    assert len(NodeCode(MAGIC_NUMBER.hex()).begin(NONCE)) < 100_000
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11: earlier ones keep no columns")
-def test_code_without_columns_has_the_same_lines():
-    def check(code: CodeType, bare: CodeType) -> None:
-        assert list(bare.co_lines()) == list(code.co_lines())
-        assert {position[2:] for position in bare.co_positions()} == {(None, None)}
-        for inner, inner_bare in zip(code.co_consts, bare.co_consts, strict=True):
-            if isinstance(inner, CodeType):
-                check(inner, inner_bare)
-
-    for name in ("supervisor", "processes.stop_steps", "facts.network"):
-        code = compile(bootstrap._source_of(name), name, "exec")
-        check(code, drop_columns(code))
+def test_a_start_sends_little_where_the_code_is_kept():
+    size = len(loader_command("python3", NONCE, pack_node())) + len(start_code(SUPERVISOR, pack_node(), is_kept=True))
+    assert size < 4600, "with the first message it shall be under 5,000"
 
 
 def test_equal_code_gives_an_equal_archive():
     archive = zipfile.ZipFile(io.BytesIO(trainer_archive()))
     assert trainer_archive() == trainer_archive()
     assert {entry.date_time for entry in archive.infolist()} == {(2000, 1, 1, 0, 0, 0)}
-    assert archive.namelist()[:6] == [
-        "__main__.py",
-        "launcher/__init__.py",
-        "launcher/distributed.py",
-        "launcher/exchange.py",
-        "launcher/node/__init__.py",
-        "launcher/node/nvml.py",
-    ]
     packages = [ROOT / "launcher" / name for name in ("collectives", "trainer")]
     modules = {path.relative_to(ROOT).as_posix() for package in packages for path in package.rglob("*.py")}
-    assert set(archive.namelist()[6:]) == modules
+    alone = ("__init__.py", "distributed.py", "exchange.py", "node/__init__.py", "node/nvml.py")
+    assert set(archive.namelist()) == {"__main__.py", *(f"launcher/{name}" for name in alone), *modules}
+
+
+def test_archives_name_their_content():
+    for packed in (pack_node(), pack_launcher()):
+        assert sha256(packed.content).hexdigest() == packed.name
+    node, whole = (zipfile.ZipFile(io.BytesIO(packed.content)) for packed in (pack_node(), pack_launcher()))
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher" / "node").rglob("*.py")}
+    assert set(node.namelist()) == {"launcher/__init__.py", *modules}
+    assert {*node.namelist(), "launcher/runs/run.py", "ClusterShell/NodeSet.py"} <= set(whole.namelist())
+    assert not [name for name in whole.namelist() if name.startswith(("launcher/cli/", "launcher/api/"))]
 
 
 def test_the_archive_is_small():

@@ -1,0 +1,67 @@
+"""Keep archives of launch's code on this host, until no login has asked for one in a month."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import shutil
+import time
+from hashlib import sha256
+
+from launcher.node.archive import Archive
+from launcher.node.loading import make_folder, name_bytecode, read_kept
+
+KEPT_S = 30 * 86400.0
+
+
+def keep(folder: str, name: str, archive: Archive) -> dict[str, bytes]:
+    """Keep an archive and the bytecode that this Python makes of it; return that, or nothing if it can't be made."""
+    bytecode: dict[str, bytes] = {}
+    try:
+        _remove_older(folder, time.time() - KEPT_S)
+        if read_kept(folder, name) is None:
+            _write(os.path.join(folder, name), archive.content)
+        bytecode = {path: marshal.dumps(archive.compile(path)) for path in archive.files}
+        data = marshal.dumps(bytecode)
+        _write(os.path.join(folder, name_bytecode(name)), sha256(data).digest() + data)
+    except (OSError, SyntaxError):  # the disk takes nothing, or this Python is too old for a part of it
+        pass
+    return bytecode
+
+
+def remove_all() -> None:
+    """Remove all archives: what runs has its own in memory."""
+    try:
+        _remove_older(make_folder(), time.time() + KEPT_S)
+    except OSError:
+        pass  # there are none that may be used
+
+
+def _write(path: str, data: bytes) -> None:
+    """Write a file so that it appears whole: several may do so at once."""
+    fresh = "%s.%s" % (path, os.urandom(8).hex())
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(data)
+        os.rename(fresh, path)
+    except OSError:
+        _remove(fresh)
+        raise
+
+
+def _remove_older(folder: str, before: float) -> None:
+    for entry in os.scandir(folder):
+        try:
+            is_older = entry.stat(follow_symlinks=False).st_mtime < before
+        except OSError:  # another host that shares this home has removed or renamed it
+            continue
+        if is_older:
+            _remove(entry.path)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, or the directory in which an earlier version kept one."""
+    try:
+        os.unlink(path)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,211 @@
+"""How a host keeps launch's code: what is run is what was sent, whatever happens to the files and directories."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from machines.probe_code import make_probe
+
+from launcher.node.kept_archives import KEPT_S
+from launcher.transports.archives import PackedCode, pack_node
+from launcher.transports.bootstrap import loader_command, start_code
+
+pytestmark = pytest.mark.linux
+PROBE = make_probe(
+    "import part; print(part.WORD, flush=True)", part="WORD: str = 'sent'\nassert __annotations__['WORD'] is str"
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where the code is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache" / "launch" / "code"
+
+
+def begin(probe: PackedCode, python: str) -> subprocess.Popen[bytes]:
+    command = ["/bin/sh", "-c", loader_command(python, "nonce", probe)]
+    return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def read_marker(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().split()[2].decode()
+
+
+def go_on(process: subprocess.Popen[bytes], probe: PackedCode) -> tuple[str, str]:
+    """Return whether it had the code, and what its program has printed."""
+    said = read_marker(process)
+    output, errors = process.communicate(start_code("probe", probe, is_kept=said == "kept"))
+    return said, (output + errors).decode().strip()
+
+
+def start(probe: PackedCode = PROBE, python: str = sys.executable) -> tuple[str, str]:
+    return go_on(begin(probe, python), probe)
+
+
+def test_the_code_is_sent_once(cache: Path, any_python: str) -> None:
+    assert start(python=any_python) == ("missing", "sent")
+    assert start(python=any_python) == ("kept", "sent")
+    assert [path.stat().st_mode & 0o777 for path in (cache.parent, cache, *cache.iterdir())] == [0o700] * 2 + [
+        0o600
+    ] * 2
+    (kept,) = cache.glob(PROBE.name)
+    assert kept.read_bytes() == PROBE.content
+
+
+def test_another_python_takes_the_code_without_its_bytecode(cache: Path) -> None:
+    start()
+    (bytecode,) = cache.glob(f"{PROBE.name}.*")
+    bytecode.rename(cache / f"{PROBE.name}.00000000")
+    assert start() == ("kept", "sent")
+    assert bytecode.exists()
+
+
+def spoil_bytecode(path: Path) -> None:
+    (bytecode,) = path.parent.glob(f"{path.name}.*")
+    bytecode.write_bytes(bytecode.read_bytes().replace(b"sent", b"evil"))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "another archive": lambda path: path.write_bytes(path.read_bytes().replace(b"'sent'", b"'evil'")),
+    "cut off": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "a link": lambda path: (path.rename(path.with_name("it")), path.symlink_to("it")),
+    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_archive_is_sent_again(cache: Path, damage: Callable[[Path], object]) -> None:
+    start()
+    damage(cache / PROBE.name)
+    assert start() == ("missing", "sent")
+    assert start() == ("kept", "sent")
+    assert (cache / PROBE.name).read_bytes() == PROBE.content
+
+
+@pytest.mark.parametrize(
+    "spoil", [spoil_bytecode, lambda path: os.truncate(next(path.parent.glob(f"{path.name}.*")), 40)]
+)
+def test_damaged_bytecode_is_made_again(cache: Path, spoil: Callable[[Path], object]) -> None:
+    start()
+    spoil(cache / PROBE.name)
+    assert start() == ("kept", "sent")
+    (bytecode,) = cache.glob(f"{PROBE.name}.*")
+    assert b"evil" not in bytecode.read_bytes()
+
+
+def test_code_that_was_changed_on_its_way_is_not_run(cache: Path) -> None:
+    process = begin(PROBE, sys.executable)
+    read_marker(process)
+    changed = replace(PROBE, content=PROBE.content.replace(b"'sent'", b"'evil'"))
+    output, errors = process.communicate(start_code("probe", changed, is_kept=False))
+    assert (process.returncode, output, errors) == (1, b"", b"launch's code came with another content\n")
+    assert not list(cache.iterdir())
+
+
+def test_a_directory_in_which_others_may_write_is_not_used(cache: Path) -> None:
+    start()
+    cache.parents[1].chmod(0o777)
+    assert start() == ("missing", "sent")
+    cache.parents[1].chmod(0o755)
+    assert start() == ("kept", "sent")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_directory_of_another_user_is_not_used(cache: Path, level: int) -> None:
+    start()
+    os.chown([cache, *cache.parents][level], 12345, -1)
+    assert start() == ("missing", "sent")
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc/nothing"])
+def test_without_a_directory_it_is_imported_from_memory(
+    home: str, any_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    assert start(python=any_python) == ("missing", "sent")
+    assert start(python=any_python) == ("missing", "sent")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is full")
+def test_a_full_disk(cache: Path) -> None:
+    place = cache.parents[1]
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", str(place)], check=True)
+    try:
+        with contextlib.suppress(OSError):
+            (place / "full").write_bytes(bytes(1 << 20))
+        assert start() == ("missing", "sent")
+        assert [path.name for path in place.rglob("*") if path.is_file()] == ["full"]
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that hangs")
+def test_a_disk_that_hangs_is_not_used(cache: Path) -> None:
+    """As NFS does whose server is away: a process that looks there can't even be killed."""
+    fuse = os.open("/dev/fuse", os.O_RDWR)
+    place = cache.parents[1]
+    options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0"
+    subprocess.run(["mount", "-i", "-t", "fuse", "-o", options, "none", str(place)], pass_fds=[fuse], check=True)
+    try:
+        assert start() == ("missing", "sent")
+    finally:
+        os.close(fuse)
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_several_starts_at_once(cache: Path) -> None:
+    processes = [begin(PROBE, sys.executable) for _ in range(4)]
+    assert [read_marker(process) for process in processes] == ["missing"] * 4
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(start_code("probe", PROBE, is_kept=False))
+    assert [process.communicate()[0] for process in processes] == [b"sent\n"] * 4
+    assert start() == ("kept", "sent")
+    assert len(list(cache.iterdir())) == 2, "the archive and its bytecode"
+
+
+def test_what_nobody_has_used_for_long_is_removed(cache: Path) -> None:
+    start()
+    old = time.time() - KEPT_S - 60
+    for path in cache.iterdir():
+        os.utime(path, (old, old))
+    (cache / "used").touch()
+    other = make_probe("print(1, flush=True)")
+    assert start(other) == ("missing", "1")
+    names = {path.name.partition(".")[0] for path in cache.iterdir()}
+    assert names == {"used", other.name}
+
+
+def test_what_is_used_stays(cache: Path) -> None:
+    start()
+    old = time.time() - KEPT_S - 60
+    for path in cache.iterdir():
+        os.utime(path, (old, old))
+    start()
+    assert start(make_probe("print(1, flush=True)")) == ("missing", "1")
+    assert start() == ("kept", "sent")
+
+
+def test_a_traceback_shows_the_source(cache: Path) -> None:
+    probe = make_probe("try: 1 / 0  # here\n    except ZeroDivisionError: __import__('traceback').print_exc()")
+    for _ in range(2):
+        assert 'probe.py", line 4, in main\n    try: 1 / 0  # here\n' in start(probe)[1]
+
+
+def test_the_node_s_own_code_is_kept(cache: Path) -> None:
+    """With bytecode of each module."""
+    assert go_on(begin(pack_node(), sys.executable), pack_node())[0] == "missing"
+    assert len(list(cache.iterdir())) == 2
