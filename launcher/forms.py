@@ -204,7 +204,7 @@ def _read_text(value: Any) -> str:
     if not isinstance(value, str):
         _refuse(value)
     is_harmless = len(value) <= MOST_LETTERS and value.isprintable()  # as nearly all are, and soon known
-    return value if is_harmless else one_line(value.encode("utf-8", "replace").decode(), MOST_LETTERS)
+    return value if is_harmless else one_line(value, MOST_LETTERS)
 
 
 def _read_flag(value: Any) -> bool:

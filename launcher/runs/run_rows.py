@@ -2,6 +2,7 @@
 
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import contextlib
+import json
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -76,8 +77,9 @@ class RunRow:
 
 def read_row(found: object) -> RunRow | None:
     """Return the row that `as_record` gave on another machine; None if this can't be one."""
+    whole = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")  # half a character can't be printed
     try:
-        row: RunRow = reader_of(RunRow)(found)
+        row: RunRow = reader_of(RunRow)(json.loads(whole))
     except FormError:
         return None
     return row

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launcher.cli import ps
+from launcher.runs.run_rows import RunRow
 from launcher.runs.run_state import Activity, RestartCount, RunState
 
-ROW: dict[str, Any] = {
-    "run": "20261120-091233", "name": "base", "state": "running", "exit_code": None, "attempts": 0, "doing": None,
-    "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 3600.0, "nodes": [8, 8],
-    "hosts": ["gpu1", "gpu2"],
-    "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l", "last_line": "[gpu1:0] step 1 loss 4.17",
-}  # fmt: skip
+ROW = RunRow(
+    run="20261120-091233", name="base", state="running", restarts=0, restarts_without_progress=0, restarts_left=3,
+    age_s=3600.0, nodes=(8, 8), hosts=("gpu1", "gpu2"), launch_host="laptop", controller="gpu1", pid=7, logs="/l",
+    last_line="[gpu1:0] step 1 loss 4.17",
+)  # fmt: skip
 RUNS = {"doing": RunState(Activity.RUNNING, 0.0, RestartCount(1, 1, 2)).as_doing(9.0), "restarts": 1}
 WAITS = {"doing": RunState(Activity.WAITING, 0.0, RestartCount(1, 1, 2), {"gpu2": 0.0}).as_doing(250.0, ["gpu2"])}
 
@@ -41,7 +42,7 @@ def test_no_column_is_cut(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
-    ps._print_table([{**ROW, **change}])
+    ps._print_table([replace(ROW, **change)])
     row = capsys.readouterr().out.splitlines()[-1]
     for cell in ("20261120-091233", "base", state, "1 h 00 min", "gpu1", "2 x 8 gpu[1-2]"):
         assert f"{cell}  " in row, row
@@ -53,5 +54,5 @@ def test_what_is_known_of_a_run_is_not_cut(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     for columns, said in ((80, f"launch: run 20261120-091233: {known}\n"), (200, "")):
         monkeypatch.setenv("COLUMNS", str(columns))
-        ps._print_table([{**ROW, "state": "unknown", "restarts": None, "last_line": known}])
+        ps._print_table([replace(ROW, state="unknown", restarts=None, last_line=known)])
         assert capsys.readouterr().err == said

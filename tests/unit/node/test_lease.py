@@ -63,12 +63,6 @@ def test_it_ends_neither_sooner_nor_later_than_what_arrives_allows() -> None:
     assert scene.late == [0]
 
 
-def test_without_heartbeats_it_does_not_end() -> None:
-    scene = Scene(0.05, beats=False)
-    scene.run(0.3)
-    assert scene.late == []
-
-
 def test_before_it_is_granted_it_is_long_and_nothing_is_sent() -> None:
     loop, sent = Loop(), Sent()
     assert Lease(loop, sent, lambda late_s: None).silence_s == 15  # type: ignore[arg-type]
