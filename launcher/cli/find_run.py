@@ -38,7 +38,7 @@ from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import is_run_id
-from launcher.runs.incident_log import IncidentLog
+from launcher.runs.incident_log import Incident, IncidentLog
 from launcher.runs.run_list import (
     Controller,
     End,
@@ -368,11 +368,13 @@ def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> R
 
 def _note_incidents(run: RemoteRun, row: RunRow, now: float) -> None:
     """Remember what went wrong with hosts in this run; its controller may blame these alone."""
-    log = IncidentLog.of_user(os.environ)
-    log.note(run.id, run.began_at, dict.fromkeys(run.hosts))
-    for each in row.blamed or ():
-        if each.host in run.hosts:
-            log.note(run.id, max(run.began_at, now - each.ago_s), {each.host: each.what})
+    used: list[tuple[str, float, Incident | None]] = [(host, run.began_at, None) for host in run.hosts]
+    blamed = [
+        (each.host, max(run.began_at, now - each.ago_s), each.what)
+        for each in row.blamed or ()
+        if each.host in run.hosts
+    ]
+    IncidentLog.of_user(os.environ).note_all(run.id, [*used, *blamed])
 
 
 def _describe_sighting(run: RemoteRun, now: float) -> str:

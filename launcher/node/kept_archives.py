@@ -1,4 +1,4 @@
-"""Keep archives of launch's code on this host, until no login has asked for one in a month."""
+"""Keep archives of launch's code on this host for a month; then one that is still used is sent again."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from launcher.node.loading import make_folder, name_bytecode, read_kept
 KEPT_S = 30 * 86400.0
 
 
-def keep(folder: str, name: str, archive: Archive) -> dict[str, bytes]:
-    """Keep an archive and the bytecode that this Python makes of it; return that, or nothing if it can't be made."""
-    bytecode: dict[str, bytes] = {}
+def keep(folder: str, name: str, archive: Archive) -> bytes:
+    """Keep an archive and the bytecode that this Python makes of it, if that can be made and the disk takes it."""
     try:
         _remove_older(folder, time.time() - KEPT_S)
         if read_kept(folder, name) is None:
             _write(os.path.join(folder, name), archive.content)
-        bytecode = {path: marshal.dumps(archive.compile(path)) for path in archive.files}
-        data = marshal.dumps(bytecode)
+        data = marshal.dumps({path: marshal.dumps(archive.compile(path)) for path in archive.files})
         _write(os.path.join(folder, name_bytecode(name)), sha256(data).digest() + data)
     except (OSError, SyntaxError):  # the disk takes nothing, or this Python is too old for a part of it
         pass
-    return bytecode
+    return b""
 
 
-def remove_all() -> None:
+def remove_all() -> bytes:
     """Remove all archives: what runs has its own in memory."""
     try:
         _remove_older(make_folder(), time.time() + KEPT_S)
     except OSError:
         pass  # there are none that may be used
+    return b""
 
 
 def _write(path: str, data: bytes) -> None:
@@ -43,6 +42,8 @@ def _write(path: str, data: bytes) -> None:
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(data)
+        if os.path.isdir(path):
+            _remove(path)
         os.rename(fresh, path)
     except OSError:
         _remove(fresh)

@@ -10,19 +10,21 @@ import marshal
 import os
 import select
 import signal
+import stat
 import sys
 import zlib
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import MAGIC_NUMBER
-from typing import NoReturn
+from typing import Callable, NoReturn
 
 from launcher.node.archive import Archive
 from launcher.node.own_folders import make_own
 
 MARKER = "~launch"
 KEPT, MISSING = "kept", "missing"  # in the marker's line
-_LOOK_S = 3.0  # for the disk of that directory to respond
+_DISK_S = 3.0  # for the disk of that directory to respond
+_MOST_S = 120  # for a process that a disk holds up
 _HASH_BYTES = 32
 _MOST_BYTES = 64 << 20
 
@@ -34,7 +36,7 @@ def main(nonce: str, name: str, wait_s: int) -> NoReturn:
     lost power: sshd may notice that hours later.
     """
     signal.alarm(wait_s)
-    folder = _make_folder_in_time()
+    folder = os.fsdecode(in_time(lambda: _look(name)))
     archive = read_kept(folder, name) if folder else None
     print(MARKER, nonce, KEPT if archive else MISSING, "%d.%d" % sys.version_info[:2], flush=True)
     size, program = (b"".join(iter(lambda: os.read(0, 1).strip(b"\n"), b"")) or b"0 ").decode().split(" ")
@@ -46,10 +48,12 @@ def main(nonce: str, name: str, wait_s: int) -> NoReturn:
         if sha256(sent).hexdigest() != name:
             sys.exit("launch's code came with another content")
         archive = Archive(sent, {})
+    signal.alarm(0)
     archive.enter()
     if folder and not archive.bytecode:
-        archive.bytecode = import_module("launcher.node.kept_archives").keep(folder, name, archive)
-    signal.alarm(0)
+        kept_archives = import_module("launcher.node.kept_archives")
+        in_time(lambda: kept_archives.keep(folder, name, archive))
+        archive.bytecode = (read_kept(folder, name) or archive).bytecode  # else modules are compiled when imported
     import_module(program).main(nonce, wait_s)
     os._exit(0)
 
@@ -81,38 +85,44 @@ def read_kept(folder: str, name: str) -> Archive | None:
     return Archive(content, marshal.loads(data[_HASH_BYTES:]) if is_whole else {})
 
 
-def _make_folder_in_time() -> str:
-    """Make the directory in a fork, since its disk may hang, and return it; "" if there is none that may be used."""
+def in_time(act: Callable[[], bytes]) -> bytes:
+    """Return what `act` returns; nothing if that takes longer than a disk should.
+
+    A process apart does it, which nobody waits for any longer: on a disk that hangs it can't even be killed.
+    """
     found, answer = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            os.closerange(0, 3)  # the end of a login waits for all who have its streams
-            os.write(answer, os.fsencode(make_folder()))
+            if not os.fork():
+                signal.alarm(_MOST_S)
+                os.closerange(0, answer)  # the end of a login waits for all who have its streams
+                os.write(answer, act())
         finally:
             os._exit(0)
     os.close(answer)
-    is_answered = select.select([found], [], [], _LOOK_S)[0]
-    folder = os.fsdecode(os.read(found, 4096)) if is_answered else ""
-    os.close(found)
-    if is_answered:
-        os.waitpid(pid, 0)
-    return folder
+    os.waitpid(pid, 0)
+    with open(found, "rb", 0) as file:
+        return (file.read(4096) or b"") if select.select([file], [], [], _DISK_S)[0] else b""
+
+
+def _look(name: str) -> bytes:
+    """Make the directory, and read what is there, so that the next who does needs no disk."""
+    folder = make_folder()
+    read_kept(folder, name)
+    return os.fsencode(folder)
 
 
 def _read(path: str) -> bytes:
-    """Return what is there, and note that it was used; nothing if that is no file that can be read."""
+    """Return what a file of this user's holds, which nobody else may change; nothing if there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nothing waits for a FIFO of that name
         with open(fd, "rb") as file:
-            content = file.read(_MOST_BYTES)
+            found = os.fstat(fd)
+            is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o022 and found.st_nlink == 1
+            return file.read(min(found.st_size, _MOST_BYTES)) if is_own and stat.S_ISREG(found.st_mode) else b""
     except OSError:
         return b""
-    try:
-        os.utime(path)
-    except OSError:
-        pass  # on a disk that takes nothing, nothing is removed either
-    return content
 
 
 def _read_all(size: int, wait_s: int) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -70,9 +70,13 @@ class IncidentLog:
 
         at: wall-clock seconds. A run counts once, however often it is noted, and so does each kind of incident in it.
         """
+        self.note_all(run_id, [(host, at, what) for host, what in incidents.items()])
+
+    def note_all(self, run_id: str, incidents: Sequence[tuple[str, float, Incident | None]]) -> None:
+        """Record the same of incidents at several times: each has its host, when it was, and what went wrong."""
 
         def edit(hosts: _Hosts) -> None:
-            for host, what in incidents.items():
+            for host, at, what in incidents:
                 memory = hosts.setdefault(host, _Memory([]))
                 if at > memory.forgotten_at:
                     memory.runs = _add(memory.runs, {"run": run_id, "at": round(at), "what": what})

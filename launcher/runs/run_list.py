@@ -61,6 +61,7 @@ _END_BYTES = 256
 _LOOK_S = 0.5
 _IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
+_MOST_NUMBER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -675,7 +676,14 @@ def _read_remote(place: Path) -> RemoteRun | None:
             "alive": alive,
         })  # fmt: skip
         return run if math.isfinite(run.began_at) and isinstance(run.name, (str, type(None))) else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # it is being written, or none of ours
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+    ):  # it is being written, or none of ours
         return None
 
 
@@ -690,7 +698,7 @@ def _read_alive(path: Path) -> Sighting | None:
     try:
         found = _read_json(path)
         at, row = float(found["at"]), read_row(found["row"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
     return Sighting(at, row) if row is not None and math.isfinite(at) else None
 
@@ -702,7 +710,7 @@ def _is_well_formed(controller: Controller) -> bool:
     ]  # fmt: skip
     numbers = (controller.pid, controller.stop_signal, controller.began_at)
     return all(isinstance(text, str) for text in texts) and all(
-        isinstance(number, (int, float)) and math.isfinite(number) for number in numbers
+        isinstance(number, (int, float)) and abs(number) < _MOST_NUMBER for number in numbers
     )
 
 

@@ -3,10 +3,11 @@
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import contextlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from launcher.forms import AS_ROW, Count, FormError, Most, reader_of
 from launcher.output.run_folder import is_run_id
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES = 8192
 _MOST_TEXT = 200
+_MOST_BLAMED = 1000
 
 Record = dict[str, Any]  # the run.json of a run
 
@@ -53,7 +55,7 @@ class RunRow:
     pid: Count | None = None
     logs: str | None = None
     can_continue: bool | None = None
-    blamed: Annotated[tuple[Annotated[Blamed, AS_ROW], ...], Most(1000)] | None = None
+    blamed: Annotated[tuple[Annotated[Blamed, AS_ROW], ...], Most(_MOST_BLAMED)] | None = None
     last_line: str = ""
 
     @property
@@ -121,13 +123,19 @@ def _find_values(run: "ListedRun", record: Record, now: float) -> dict[str, Any]
         "pid": run.controller.pid if run.is_alive else None,
         "logs": run.controller.folder,
         "can_continue": run.can_be_taken_up,
-        "blamed": [
-            [host, what, max(0.0, round(now - datetime.fromisoformat(attempt["ended_at"]).timestamp(), 1))]
-            for attempt in attempts
-            for host, what in attempt.get("blamed", {}).items()
-        ],
+        "blamed": [*_find_blamed(attempts, now)][-_MOST_BLAMED:],
         "last_line": find_last_line(run, record),
     }
+
+
+def _find_blamed(attempts: Sequence[Any], now: float) -> Iterator[tuple[str, str, float]]:
+    """Yield each host to blame, with what and how long ago; another version may have other words, or no time."""
+    for attempt in attempts:
+        with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError, OverflowError):
+            ago_s = now - datetime.fromisoformat(attempt["ended_at"]).timestamp()
+            for host, what in attempt["blamed"].items():
+                if what in get_args(Incident):
+                    yield host, what, max(0.0, round(ago_s, 1))
 
 
 def describe_state(run: "ListedRun", record: Record) -> Any:

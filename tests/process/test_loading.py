@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,23 @@ def test_a_damaged_archive_is_sent_again(cache: Path, damage: Callable[[Path], o
     assert start() == ("missing", "sent")
     assert start() == ("kept", "sent")
     assert (cache / PROBE.name).read_bytes() == PROBE.content
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_what_others_could_have_written_is_not_run(cache: Path) -> None:
+    """While the directory was open to them, say; the archive has the right content, and still isn't theirs."""
+    start()
+    for path in cache.iterdir():
+        if path.name != PROBE.name:
+            data = path.read_bytes()[32:].replace(b"sent", b"evil")
+            path.write_bytes(sha256(data).digest() + data)
+            os.chown(path, 12346, -1)
+    assert start() == ("kept", "sent")
+    (bytecode,) = cache.glob(f"{PROBE.name}.*")
+    assert bytecode.stat().st_uid == os.geteuid()
+    bytecode.chmod(0o622)
+    (cache / PROBE.name).chmod(0o620)
+    assert start() == ("missing", "sent")
 
 
 @pytest.mark.parametrize(
@@ -189,14 +207,14 @@ def test_what_nobody_has_used_for_long_is_removed(cache: Path) -> None:
     assert names == {"used", other.name}
 
 
-def test_what_is_used_stays(cache: Path) -> None:
+def test_what_is_old_goes_when_another_comes(cache: Path) -> None:
     start()
     old = time.time() - KEPT_S - 60
     for path in cache.iterdir():
         os.utime(path, (old, old))
-    start()
-    assert start(make_probe("print(1, flush=True)")) == ("missing", "1")
     assert start() == ("kept", "sent")
+    assert start(make_probe("print(1, flush=True)")) == ("missing", "1")
+    assert start() == ("missing", "sent")
 
 
 def test_a_traceback_shows_the_source(cache: Path) -> None:

@@ -24,6 +24,7 @@ from launcher.node.code.folders import LOCK, Folder, is_hollow, read_name
 from launcher.node.code.listing import Entry
 from launcher.node.code.missing_pieces import Intake
 from launcher.node.code.store import Store, find_base, make_alone
+from launcher.node.loading import in_time
 from launcher.node.loop import READABLE, WRITABLE, Loop
 from launcher.node.processes import workers
 from launcher.node.send_queue import SendQueue
@@ -75,7 +76,7 @@ def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
     runs, size, left = folders.prune(store, kept=0, is_dry=is_dry)
     if not is_dry:
         store.prune(0)
-        kept_archives.remove_all()
+        in_time(kept_archives.remove_all)
     intake.say(messages.PRUNED, runs=runs, bytes=kept_bytes + size, left=left[: messages.MOST_NAMES])
 
 

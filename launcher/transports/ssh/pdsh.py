@@ -206,7 +206,10 @@ class Masters:
 
     def is_usable(self, host: str) -> bool:
         """Tell whether a process may be started on a host, or its failure isn't known to anybody yet."""
-        return host not in self._lost and not (host in self._ready and self._output.logins[host].has_ended)
+        return host not in self._lost and not (host in self._ready and self._has_ended(host))
+
+    def _has_ended(self, host: str) -> bool:
+        return self._output.logins[host].has_ended or not Path(self._sockets[host]).exists()
 
     def give_up(self, host: str) -> None:
         """Use the connection to a host for no other process; pdsh ends when none of its hosts is left."""

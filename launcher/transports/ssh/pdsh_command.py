@@ -27,11 +27,23 @@ _PREFIX, _RANDOM_BYTES = "launch-pdsh-", 8
 _NAME_BYTES = 6 + 17  # a slash and the host's index, and what ssh adds while it makes the socket
 _ALIVE_COUNT = 3
 _LEAST_ALIVE_S = 5
-_END_S = 2.0  # for pdsh and its ssh to end
+_END_S = 4.0  # for pdsh and its ssh to end
 _TO_SSH = "use --transport ssh, which has no such limit"
 # sh waits for the end of its stdin, which comes when `launch` ends: neither pdsh nor its ssh would notice that. Each
-# ssh is found by its socket's path, since it outlives a pdsh that was killed.
-_WRAPPER = '"$@" </dev/null & exec >/dev/null 2>&1; read -r _; pkill -f "/${0##*/}/"; kill $!; wait $!; rm -rf -- "$0"'
+# ssh is found by its socket's path, since it outlives a pdsh that was killed; it leads a session, in which its
+# ProxyCommand is. bash may have reaped pdsh, so that another process has its id.
+_WRAPPER = """
+"$@" </dev/null & exec >/dev/null 2>&1
+read -r _
+pkill -P $$
+wait $!
+for try in 1 2 3 4 5 6 7 8 9; do
+    found=$(pgrep -f "/${0##*/}/") || break
+    for pid in $found; do kill -- "-$pid" || kill "$pid"; done
+    sleep 0.2
+done
+rm -rf -- "$0"
+"""
 _LETTERS = re.compile(r"-[46AaCGgKkMNnqsTtVvXxYy]+")  # options of ssh that take no value
 _UNWANTED = re.compile("[qAXY]")  # quiet, and forwarding: as letters they would win over the options below
 _OPTIONS = {
@@ -112,6 +124,8 @@ def find_pdsh() -> str:
     pdsh = shutil.which("pdsh")
     if pdsh is None:
         raise UsageError("--transport pdsh: no pdsh on this machine", "install pdsh, or use --transport ssh")
+    if shutil.which("pkill") is None:
+        raise UsageError("--transport pdsh: no pkill on this machine", "install procps, or use --transport ssh")
     return pdsh
 
 
