@@ -167,7 +167,8 @@ def test_many_hosts_behind_one_bastion(launch: Launch, hosts: SshHosts) -> None:
     config = hosts.write_config(launch.folder / "config", **{f"far{number}": far for number in range(1, count + 1)})
     done = launch.exec("--hosts", f"far[1-{count}]", "--ssh-config", str(config), "-b", "--", "echo in")
     assert (done.exit_code, done.lines) == (0, [f"---- far[1-{count}] ----", "in"])
-    assert "drop connection" not in hosts["node1"].log
+    if launch.transport != "pdsh":  # which logs in to all at once, and again to those that were dropped
+        assert "drop connection" not in hosts["node1"].log
 
 
 @every_transport

@@ -95,7 +95,8 @@ class Pdsh:
         self._environ = {**environ, _ARGS: " ".join(_keep_options(environ[_ARGS]))} if _ARGS in environ else environ
         self._own_options = own_options(environ)  # after those of `launch`, since ssh takes the first of two
         self._file = ["-F", str(ssh_config)] if ssh_config else []
-        interval_s = max(_LEAST_ALIVE_S, math.ceil(settings.silence_s / _ALIVE_COUNT))
+        # Later than the lease of a run, which says more of a host that is silent.
+        interval_s = _LEAST_ALIVE_S + math.ceil(settings.silence_s / _ALIVE_COUNT)
         self._options = [
             *(["-p", str(port)] if (port := _port(hosts)) is not None else []),
             *(f"-o{name}={value}" for name, value in {**_OPTIONS, "ServerAliveInterval": interval_s}.items()),
