@@ -26,7 +26,7 @@ from launcher.transports.bootstrap import CODE_S, LAUNCHER, MARKER_TIMEOUT_S, ha
 
 MOST_MISSED = 3  # heartbeats of this side for which nothing comes, while something is awaited
 _OLDEST = (3, 10)
-_ANSWER_S = 30.0
+_ANSWER_S = 30.0  # for an answer that is read whole
 _MOST_LINE_BYTES = 1 << 16
 _MOST_LAST_LINE_BYTES = 1 << 12
 _MOST_OUTPUT_BYTES = 64_000_000
@@ -50,7 +50,6 @@ class RemoteLauncher:
         self._mark = f"~{secrets.token_hex(8)} ".encode()
         self._cuts = {fd: LineCut(self._mark) for fd in (STDOUT, STDERR)}
         self._unread = python.rest
-        self._answer_s = _ANSWER_S + (0.0 if python.is_kept else CODE_S)  # for an answer that is read whole
         self._silence_s = max(MARKER_TIMEOUT_S, timeout_s)
         self._period_s = min(orders.BEAT_S, self._silence_s / messages.BEATS_PER_SILENCE)
         self._is_closed = threading.Event()
@@ -140,9 +139,9 @@ class RemoteLauncher:
         return self.exit_code
 
     def read_output(self) -> bytes:
-        """Return all that it writes to stdout, if it does so in time; errors are copied to stderr."""
+        """Return all that it writes to stdout, within _ANSWER_S; errors are copied to stderr."""
         output, size_bytes = list[bytes](), 0
-        with self._limited(self._answer_s):
+        with self._limited(_ANSWER_S):
             for stream, data in _clean_lines(self.pieces(), (STDERR,)):
                 if stream == STDERR:
                     _try_to_write(stream, data)
