@@ -237,7 +237,7 @@ def test_a_boot_unit_that_takes_long_to_remove_costs_no_heartbeat(
     name = "20261120-091233.ab12cd34.0"
     (agents / f"{name}.py").write_text(f"# {os.uname().nodename}: made by launch\n")
     cleaner = nodes.start()
-    cleaner.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True, silence_s=slowed(2.0))
+    cleaner.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True, silence_s=slowed(3.0))
     cleaner.wait_for(messages.FACTS)
     with (agents / "crontab.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -247,7 +247,7 @@ def test_a_boot_unit_that_takes_long_to_remove_costs_no_heartbeat(
 
         def has_beaten() -> bool:
             cleaner.send(messages.BEAT)
-            return len(cleaner.find(messages.BEAT)) > before + 5
+            return len(cleaner.find(messages.BEAT)) > before + 1
 
         cleaner.wait_until(has_beaten)
         assert not cleaner.find(messages.CENSUS)
