@@ -251,8 +251,16 @@ def test_the_supervisor_is_killed(node: Node, argv: list[str]) -> None:
 def test_the_supervisor_is_killed_before_it_knows_of_a_run(nodes: Nodes) -> None:
     node = nodes.start()
     children = Path(f"/proc/{node.guardian.pid}/task/{node.guardian.pid}/children")
-    node.wait_until(children.read_text)
-    os.kill(int(children.read_text()), signal.SIGKILL)
+
+    seen = [""]
+
+    def is_supervisor() -> bool:  # it stays, unlike what looks whether the code is here
+        time.sleep(0.1)
+        seen.append(children.read_text())
+        return bool(seen[-1]) and seen[-1] == seen[-2]
+
+    node.wait_until(is_supervisor)
+    os.kill(int(seen[-1]), signal.SIGKILL)
     assert node.wait_for_guardian()["left"] == []
 
 
