@@ -92,7 +92,7 @@ class RemoteLauncher:
         try:
             return self.channel.read()
         finally:
-            self._missed, self._is_reading = min(self._missed, 0), False
+            self._is_reading = False
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield the output that was not read yet, as pairs of stream and bytes.
@@ -104,6 +104,8 @@ class RemoteLauncher:
             if not stream:
                 raise TransportError(self._describe_end())
             data = self._cuts[stream].take(data)
+            if self._cuts[stream].has_mark:  # it runs: from now on it is as late as any
+                self._missed = max(self._missed, 0)
             if self._cuts[stream].size_bytes > _MOST_LAST_LINE_BYTES:
                 text = f"its last line is longer than {_MOST_LAST_LINE_BYTES} bytes"
                 raise TransportError(HostFailure(self.host.name, HostFailureKind.PROTOCOL, text))
@@ -205,6 +207,7 @@ class LineCut:
         self._mark = mark
         self._held = b""
         self.word = ""
+        self.has_mark = False  # whether there was one
 
     @property
     def size_bytes(self) -> int:
@@ -213,7 +216,9 @@ class LineCut:
 
     def take(self, data: bytes) -> bytes:
         """Return what is certainly before the mark."""
-        data = (self._held + data).replace(self._mark + b"\n", b"")
+        data = self._held + data
+        self.has_mark |= self._mark in data
+        data = data.replace(self._mark + b"\n", b"")
         before, mark, rest = data.partition(self._mark)
         if mark:
             line, newline, _ = rest.partition(b"\n")

@@ -19,7 +19,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from machines.patience import NEVER_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.processes import wait_until
 
 from launcher.commands.run_actions import print_value, wait
@@ -207,6 +207,29 @@ def test_a_launcher_that_is_stopped_there(tmp_path: Path, monkeypatch: pytest.Mo
         finally:
             os.kill(launcher.channel._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     assert raised.value.failure.fix.startswith("log in there, and see whether it is overloaded")
+
+
+def test_a_launcher_that_is_stopped_once_it_was_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has had its time to get the code and to import it."""
+    monkeypatch.setattr(orders, "BEAT_S", slowed(0.3))
+    monkeypatch.setattr(orders, "SILENCE_S", slowed(0.5))  # there, heartbeats come as often as that demands
+    monkeypatch.setattr(remote_launcher, "CODE_S", 1e6)
+    failed = threading.Event()
+
+    def read() -> None:
+        with pytest.raises(TransportError, match=r"^here: launch doesn't respond there any more$"):
+            launcher.copy_output()
+        failed.set()
+
+    with listed(tmp_path), contextlib.closing(start()) as launcher:
+        launcher.ask(about_run(RUN, wait), VIEW)
+        threading.Thread(target=read, daemon=True).start()
+        assert wait_until(lambda: launcher._missed >= 0)
+        os.kill(launcher.channel._process.pid, signal.SIGSTOP)  # type: ignore[attr-defined] # it is a LocalTransport's
+        try:
+            assert failed.wait(DEADLINE_S)
+        finally:
+            os.kill(launcher.channel._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
 
 
 def test_a_launcher_that_says_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
