@@ -413,7 +413,8 @@ def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
     from launcher.hosts.hostfiles import parse_hosts
 
     config = str(ssh_config.absolute()) if ssh_config is not None else None
-    return [Way(host.name, host.user, host.port, ssh_config=config) for host in parse_hosts(hosts, source)]
+    named = parse_hosts(hosts, source, are_logins=True)
+    return [Way(host.name, host.user, host.port, ssh_config=config) for host in named]
 
 
 def _ask_for_rows(

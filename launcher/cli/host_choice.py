@@ -132,7 +132,7 @@ def choose_controller(output: OutputOptions, hosts: Sequence[Host], spares: Sequ
         return None
     if output.controller is None:
         return (*hosts, *spares)[-1] if spares else hosts[0]
-    named = parse_hosts(output.controller, "--controller")
+    named = parse_hosts(output.controller, "--controller", are_logins=True)
     if len(named) != 1:
         raise UsageError(f"--controller names {len(named)} hosts", "name one of them")
     known = {name_key(host.name): host for host in (*hosts, *spares)}

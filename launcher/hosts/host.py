@@ -18,6 +18,7 @@ from launcher.hosts.ranges import (
 )
 from launcher.wording import count, nearest
 
+SSH_PORT = 22
 _LISTED_LENGTH = 300  # a fix with more names than that hides what it points at
 
 

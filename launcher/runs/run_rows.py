@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from launcher.forms import AS_ROW, Count, FormError, Most, reader_of
 from launcher.output.run_folder import is_run_id
-from launcher.runs.incident_log import Incident
+from launcher.runs.incident_log import INCIDENTS, Incident
 from launcher.runs.run_state import Activity, Doing, Seconds
 from launcher.wording import count
 
@@ -134,7 +134,7 @@ def _find_blamed(attempts: Sequence[Any], now: float) -> Iterator[tuple[str, str
         with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError, OverflowError):
             ago_s = now - datetime.fromisoformat(attempt["ended_at"]).timestamp()
             for host, what in attempt["blamed"].items():
-                if what in get_args(Incident):
+                if what in INCIDENTS:
                     yield host, what, max(0.0, round(ago_s, 1))
 
 

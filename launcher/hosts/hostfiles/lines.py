@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
-from launcher.hosts.host import Host
+from launcher.hosts.host import SSH_PORT, Host
 from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
 from launcher.wording import nearest
 
 MAX_PORT = 65535
 MOST_SLOTS = 64  # after a colon
-SSH_PORT, FIRST_PORT = 22, 1024  # after a colon; below, other services have theirs
+FIRST_PORT = 1024  # after a colon; below, other services have theirs
 MAX_SLOTS = 65536  # far beyond any machine; it limits the memory that a typo costs
 
 # Open MPI's other spellings of these settings; the source is hostfile_lex.l of PRRTE.
@@ -100,17 +100,20 @@ def parse_item(item: Item) -> Iterator[HostfileEntry]:
         yield from parse_list(item.text)
 
 
-def parse_list(content: str) -> Iterator[HostfileEntry]:
-    """Yield the hosts of a list without settings, one at a time: a line can name more than memory holds."""
+def parse_list(content: str, *, are_logins: bool = False) -> Iterator[HostfileEntry]:
+    """Yield the hosts of a list without settings, one at a time: a line can name more than memory holds.
+
+    are_logins: they run no ranks, so the N of `host:N` is a port.
+    """
     targets = split_list(content)
     if len(targets) > 1:
         _refuse_doubtful(content, targets)
     for target in targets:
-        yield _parse_host(target, ())
+        yield _parse_host(target, (), is_login=are_logins)
 
 
-def _parse_host(target: str, pairs: Sequence[tuple[str, str]]) -> HostfileEntry:
-    names, settings = _parse_target(target)
+def _parse_host(target: str, pairs: Sequence[tuple[str, str]], *, is_login: bool = False) -> HostfileEntry:
+    names, settings = _parse_target(target, is_login=is_login)
     settings += [_read_setting(key, value) for key, value in pairs]
     by_key: dict[str, _Setting] = {}
     for setting in settings:
@@ -132,14 +135,14 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]]) -> HostfileEntry:
     return HostfileEntry(target, names, said)
 
 
-def _parse_target(target: str) -> tuple[tuple[str, ...], list[_Setting]]:
+def _parse_target(target: str, *, is_login: bool) -> tuple[tuple[str, ...], list[_Setting]]:
     user, at, rest = target.rpartition("@")
     if at and not user:
         raise UsageError(f"{shown(target)} is a ClusterShell group", f"list its hosts: nodeset -e {shown(target)}")
     pattern, number = split_number(rest)
     settings = [_Setting("user", user, target)] if at else []
     if number is not None:
-        settings.append(_Setting(_read_colon(target, number), number, target))
+        settings.append(_Setting("port" if is_login else _read_colon(target, number), number, target))
     return expand_names(pattern), settings
 
 

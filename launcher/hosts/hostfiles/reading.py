@@ -54,11 +54,14 @@ class _Gathered:
         return tuple(replace(said, name=name, source=source) for name, said, source, _ in self.named.values())
 
 
-def parse_hosts(text: str, source: str = "--hosts") -> tuple[Host, ...]:
-    """Read a list in the format of --hosts (commas or whitespace); raise HostfileError without a line number."""
+def parse_hosts(text: str, source: str = "--hosts", *, are_logins: bool = False) -> tuple[Host, ...]:
+    """Read a list in the format of --hosts (commas or whitespace); raise HostfileError without a line number.
+
+    are_logins: as for parse_list.
+    """
     gathered = _Gathered()
     with _located(source, None):
-        for entry in parse_list(text):
+        for entry in parse_list(text, are_logins=are_logins):
             gathered.add(entry, source, shown(entry.text))
         if not gathered.named:
             raise UsageError("names no host", "give at least one, as in node1,node2")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import HostFailure, HostFailureKind
+from launcher.hosts.host import SSH_PORT
 from launcher.transports.ssh.known_hosts import lacks_newline
 
 # An agent would not sign with a key: its user said no, or the smart card was removed.
@@ -49,9 +50,6 @@ def pass_on(failure: HostFailure, name: str, jump_host: str | None = None) -> Ho
     """
     text = failure.text if jump_host is None else f"jump host {jump_host}: {failure.text}"
     return replace(failure, host=name, text=text)
-
-
-SSH_PORT = 22
 
 
 @dataclass(frozen=True, slots=True)

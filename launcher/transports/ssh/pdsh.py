@@ -12,11 +12,11 @@ from pathlib import Path
 
 from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, UsageError
-from launcher.hosts.host import Host
+from launcher.hosts.host import SSH_PORT, Host
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import openssh_failures
-from launcher.transports.ssh.failures import SSH_PORT, is_passing, pass_on
+from launcher.transports.ssh.failures import is_passing, pass_on
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.transports.ssh.openssh_config import HostConfig, keep_known_keys, login_args

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.hosts.host import Host
+from launcher.hosts.host import SSH_PORT, Host
 from launcher.transports.base import Channel
 from launcher.transports.process_channel import LocalTransport
 from launcher.transports.settings import TransportSettings
-from launcher.transports.ssh.failures import SSH_PORT, Destination
+from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.known_hosts import AUTHORITY, REVOKED, KnownHostsFile, KnownKey, read_signer
 from launcher.transports.ssh.known_hosts_paths import find_files, has_tokens
 

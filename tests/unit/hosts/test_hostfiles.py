@@ -406,6 +406,16 @@ def said(host):
     return host.name, host.user, host.port, host.address, host.slots
 
 
+def test_a_login_has_a_port_and_no_slots():
+    """As of --controller, and of ps --hosts; 443 is where firewalls leave ssh a hole."""
+    read = parse_hosts("a:8,b:443,[::1]:22", are_logins=True)
+    assert [(host.name, host.port, host.slots) for host in read] == [
+        ("a", 8, None),
+        ("b", 443, None),
+        ("::1", 22, None),
+    ]
+
+
 # One sample for each dialect that people have, and the hosts that it means.
 SAMPLE_HOSTS = {
     "clustershell": "gpu3 gpu4 gpu1 gpu2 login viz01 viz02",

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.hosts.host import SSH_PORT
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh import this_machine
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.this_machine import SSH_PORT, ThisMachine, find_objection, is_this_machine
+from launcher.transports.ssh.this_machine import ThisMachine, find_objection, is_this_machine
 
 FOREIGN = "192.0.2.1"  # TEST-NET-1, which nobody has (RFC 5737)
 OTHER_KEY = "known_hosts has a different host key for it"
