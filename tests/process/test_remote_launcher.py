@@ -14,12 +14,13 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 
 import pytest
-from machines.patience import DEADLINE_S, NEVER_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
 from machines.processes import wait_until
 
 from launcher.commands.run_actions import print_value, wait
@@ -234,19 +235,21 @@ def test_a_launcher_that_is_stopped_once_it_was_heard(tmp_path: Path, monkeypatc
 
 def test_a_launcher_that_says_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for a run; its heartbeats are no output."""
-    monkeypatch.setattr(orders, "BEAT_S", slowed(0.3))
-    monkeypatch.setattr(orders, "SILENCE_S", slowed(0.5))  # there, heartbeats come as often as that demands
-    launcher = start()
-    with listed(tmp_path):
-        launcher.ask(about_run(RUN, wait), VIEW)
-        found = list[bytes]()
-        reader = threading.Thread(target=lambda: found.extend(data for _, data in launcher.pieces()))
-        reader.start()
-        time.sleep(slowed(0.3) * (remote_launcher.MOST_MISSED + 3))
-        assert reader.is_alive()
-    reader.join()
-    launcher.close()
-    assert b"".join(found) == f"launch: run {RUN} was never started; its launch has said why\n".encode()
+
+    def attempt(silence_s: float) -> None:
+        monkeypatch.setattr(orders, "BEAT_S", 0.6 * silence_s)
+        monkeypatch.setattr(orders, "SILENCE_S", silence_s)  # there, heartbeats come as often as that demands
+        with ThreadPoolExecutor() as pool, contextlib.closing(start()) as launcher:
+            with listed(tmp_path):
+                launcher.ask(about_run(RUN, wait), VIEW)
+                output = pool.submit(lambda: b"".join(data for _, data in launcher.pieces()))
+                time.sleep(0.6 * silence_s * (remote_launcher.MOST_MISSED + 3))
+                assert not output.done()
+            assert (
+                output.result(DEADLINE_S).decode() == f"launch: run {RUN} was never started; its launch has said why\n"
+            )
+
+    long_enough(attempt, 0.5)
 
 
 def test_an_answer_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

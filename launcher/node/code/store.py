@@ -260,7 +260,10 @@ def _await_lock(path: str, pause: Callable[[float], object]) -> int | None:
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
+            if _is_at(fd, path):
+                return fd
+            os.close(fd)  # its last holder has removed it between the two calls, and the next one has made another
+            continue
         except OSError as error:
             changed_ns = os.fstat(fd).st_mtime_ns
             os.close(fd)
@@ -270,6 +273,13 @@ def _await_lock(path: str, pause: Callable[[float], object]) -> int | None:
             seen_ns, seen_at = changed_ns, time.monotonic()
         pause(_LOOK_AGAIN_S)
     return None
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _show_life(path: str, is_over: threading.Event) -> None:

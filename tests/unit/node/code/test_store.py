@@ -57,6 +57,25 @@ def test_one_after_the_other_makes_a_tree_and_no_file_is_left(store: Store, tmp_
     assert [path for path in tmp_path.iterdir() if path.is_file()] == []
 
 
+def test_the_lock_of_a_file_that_was_removed_is_none(
+    store: Store, holder_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder ends after another process has opened the file and before that has locked it."""
+    path = tmp_path / "making-0123456789abcdef"
+    flock = fcntl.flock
+
+    def lock_late(fd: int, operation: int) -> None:
+        if path.exists():
+            path.unlink()
+            flock(holder_fd, fcntl.LOCK_UN)
+        flock(fd, operation)
+        monkeypatch.setattr(fcntl, "flock", flock)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    with make_alone(store, TREE, time.sleep):
+        assert path.exists(), "the next one waits for it"
+
+
 def test_a_living_holder_is_waited_for(
     store: Store, holder_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
