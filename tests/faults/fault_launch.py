@@ -52,8 +52,11 @@ def ranks(default: str = OBEYS, **others: str) -> list[str]:
 
 
 def short_silence() -> tuple[str, str]:
-    """Return the words for a --silence that the test waits for."""
-    return "--silence", f"{slowed(3.0):g}"
+    """Return the words for a --silence that the test waits for.
+
+    A detached launch leaves ten seconds after its ranks have started, unless a host has been silent for half of this.
+    """
+    return "--silence", f"{min(slowed(3.0), 12.0):g}"
 
 
 def short_connect() -> tuple[str, str]:

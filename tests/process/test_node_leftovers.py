@@ -237,19 +237,19 @@ def test_a_boot_unit_that_takes_long_to_remove_costs_no_heartbeat(
     name = "20261120-091233.ab12cd34.0"
     (agents / f"{name}.py").write_text(f"# {os.uname().nodename}: made by launch\n")
     cleaner = nodes.start()
-    cleaner.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True, silence_s=slowed(3.0))
-    cleaner.wait_for(messages.FACTS)
+    cleaner.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True, silence_s=slowed(6.0))
+
+    def has_come(kind: str, least: int) -> bool:
+        cleaner.send(messages.BEAT)
+        return len(cleaner.find(kind)) >= least
+
+    cleaner.wait_until(lambda: has_come(messages.FACTS, 1))
     with (agents / "crontab.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cleaner.send(messages.ADOPT, marks=[], units=[name])
         cleaner.send(messages.STOP, timeout_s=0)
         before = len(cleaner.find(messages.BEAT))
-
-        def has_beaten() -> bool:
-            cleaner.send(messages.BEAT)
-            return len(cleaner.find(messages.BEAT)) > before + 1
-
-        cleaner.wait_until(has_beaten)
+        cleaner.wait_until(lambda: has_come(messages.BEAT, before + 2))
         assert not cleaner.find(messages.CENSUS)
         cleaner.send(messages.STOP, timeout_s=0)  # a second Ctrl-C changes nothing any more
     assert cleaner.wait_for(messages.CENSUS)["folders"] == []
