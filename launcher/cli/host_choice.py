@@ -258,7 +258,7 @@ def refuse_without_hosts() -> None:
 
 
 def _add_messages(settings: TransportSettings, say: Callable[[str], None]) -> TransportSettings:
-    """Report hosts that are, or might be, this machine, and agents that don't answer, through `say`."""
+    """Report through `say` hosts that are, or might be, this machine, agents that don't answer, and what takes ssh."""
 
     def tell_doubt(name: str, doubt: str, fix: str) -> None:
         remedy = f"\n  fix: {fix}" if fix else ""
@@ -270,4 +270,7 @@ def _add_messages(settings: TransportSettings, say: Callable[[str], None]) -> Tr
     def tell_mute(path: str) -> None:
         say(f"launch: the SSH agent at {path} doesn't answer; its keys are not used\n  fix: restart it")
 
-    return replace(settings, on_local=tell_local, on_doubt=tell_doubt, on_mute=tell_mute)
+    def tell_openssh(need: str) -> None:
+        say(f"launch: using ssh instead of fabric: {need}")
+
+    return replace(settings, on_local=tell_local, on_doubt=tell_doubt, on_mute=tell_mute, on_openssh=tell_openssh)

@@ -24,11 +24,11 @@ from password_server import PASSWORD, PasswordServer
 from ssh_hosts import SSHD_PATH, SshHost, SshHosts, is_alive, make_key, running_agent, sign
 from terminal import Terminal
 
-from launcher.errors import HostFailure, HostFailureKind
+from launcher.errors import HostFailure, HostFailureKind, UsageError
 from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.settings import TransportSettings
-from launcher.transports.ssh import mute_agents
+from launcher.transports.ssh import mute_agents, openssh_needs
 from launcher.transports.ssh.fabric import FabricTransport
 from launcher.transports.ssh.failures import SECOND_KEY, SECOND_PASSWORD
 from launcher.transports.ssh.identities import Secrets
@@ -41,7 +41,13 @@ LogIn = Callable[..., str | HostFailure]
 
 
 @pytest.fixture
-def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
+def needs() -> list[str]:
+    """Where fabric writes what it has left to ssh."""
+    return []
+
+
+@pytest.fixture
+def log_in(hosts: SshHosts, tmp_path: Path, transport: str, needs: list[str]) -> LogIn:
     """Return a function that logs in to node2, with other settings of ssh_config, and returns what it prints."""
 
     def log_in(
@@ -53,7 +59,8 @@ def log_in(hosts: SshHosts, tmp_path: Path, transport: str) -> LogIn:
         config = hosts.write_config(tmp_path / "config", **blocks)
         try:
             named = host if isinstance(host, Host) else Host(host)
-            channel = make(TransportSettings(ssh_config=config)).open(named, command, DEADLINE_S)
+            settings = TransportSettings(ssh_config=config, on_openssh=needs.append)
+            channel = make(settings).open(named, command, DEADLINE_S)
         except TransportError as error:
             return error.failure
         text = b""
@@ -158,7 +165,7 @@ def test_algorithms_that_paramiko_lacks(
 @every_transport
 @pytest.mark.parametrize("kind", ["ed25519", "rsa"])
 def test_a_locked_key_whose_agent_has_it(
-    log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path, kind: str
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path, needs: list[str], kind: str
 ) -> None:
     """Also where only keys that ssh_config names may be tried."""
     key = tmp_path / "key"
@@ -168,11 +175,12 @@ def test_a_locked_key_whose_agent_has_it(
     assert log_in(node2={"IdentityFile": key}) == "in\n"
     key.with_name("key.pub").unlink()
     assert log_in(node2={"IdentityFile": key}) == "in\n"
+    assert needs == []
 
 
 @every_transport
 def test_a_key_whose_private_half_the_agent_alone_has(
-    log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, agent: Path, needs: list[str]
 ) -> None:
     key = tmp_path / "key"
     allow(hosts, make_key(key))
@@ -182,6 +190,7 @@ def test_a_key_whose_private_half_the_agent_alone_has(
     assert log_in(node2={"IdentityFile": key}) == "in\n"
     assert log_in(node2={"IdentityFile": tmp_path / "none"}).kind is HostFailureKind.LOGIN_REFUSED
     assert log_in(node2={"IdentityFile": tmp_path / "none", "IdentitiesOnly": "no"}) == "in\n"
+    assert needs == []
 
 
 @every_transport
@@ -309,8 +318,9 @@ def certified(hosts: SshHosts, tmp_path: Path) -> Path:
 
 
 @every_transport
-def test_a_certificate_beside_its_key(log_in: LogIn, certified: Path) -> None:
+def test_a_certificate_beside_its_key(log_in: LogIn, certified: Path, transport: str, needs: list[str]) -> None:
     assert log_in(node2={"IdentityFile": certified}) == "in\n"
+    assert needs == ([f"the certificate of {certified}"] if transport == "fabric" else [])
     certified.with_name("key-cert.pub").unlink()
     assert log_in(node2={"IdentityFile": certified}).kind is HostFailureKind.LOGIN_REFUSED
 
@@ -334,6 +344,77 @@ def test_a_certificate_of_a_key_in_an_agent(log_in: LogIn, certified: Path, agen
     assert (
         log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}).kind is HostFailureKind.LOGIN_REFUSED
     )
+
+
+# ---- what only ssh can do -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "need"),
+    [
+        ({}, None),
+        ({"PKCS11Provider": "/usr/lib/pkcs11.so"}, "PKCS11Provider in ssh_config"),
+        ({"RevokedHostKeys": "/dev/null"}, "RevokedHostKeys in ssh_config"),
+        ({"KnownHostsCommand": "/bin/cat /known"}, "KnownHostsCommand in ssh_config"),
+        ({"HostbasedAuthentication": "yes"}, "HostbasedAuthentication in ssh_config"),
+        ({"CertificateFile": "/none"}, "CertificateFile in ssh_config"),
+        ({"ProxyCommand": "cat /%C"}, "a token in ssh_config that only ssh expands"),
+        ({"UserKnownHostsFile": '"/a b/kh"'}, "the known_hosts file /a b/kh"),
+        ({"GSSAPIAuthentication": "yes"}, "a Kerberos ticket"),
+    ],
+)
+@pytest.mark.parametrize("is_gateway", [False, True])
+def test_what_only_ssh_can_do(
+    hosts: SshHosts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, object],
+    need: str | None,
+    is_gateway: bool,
+) -> None:
+    """Of the host or of one on the way to it; who types a password needs no ticket. A fake: klist, which has one."""
+    klist = tmp_path / "klist"
+    klist.write_text("#!/bin/sh\n")
+    klist.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    blocks = {"node1": settings, "node2": {"ProxyJump": "node1"}} if is_gateway else {"node2": settings}
+    config = hosts.write_config(tmp_path / "config", **blocks)
+    openssh_needs._has_ticket.cache_clear()
+    for secrets, found in ((None, need or ""), (Secrets(PASSWORD), "" if need == "a Kerberos ticket" else need or "")):
+        transport = FabricTransport(TransportSettings(ssh_config=config, secrets=secrets))
+        assert transport._find_need(transport._configs.on_the_way(Host("node2"))) == found
+    openssh_needs._has_ticket.cache_clear()
+
+
+def test_each_need_is_told_once(launch: Launch, hosts: SshHosts) -> None:
+    """The hosts that fabric reaches are still reached by it."""
+    config = hosts.write_config(launch.folder / "config", node2={"RevokedHostKeys": "/dev/null"})
+    done = launch.exec("--ssh-config", str(config), "--", 'echo "in $PPID $(ps -o ppid= $PPID)"')
+    assert (done.exit_code, len(done.lines)) == (0, 2), done.stderr
+    assert done.stderr.splitlines()[0] == "launch: using ssh instead of fabric: RevokedHostKeys in ssh_config"
+    assert done.stderr.count("using ssh") == 1
+
+
+def test_a_password_is_nothing_for_ssh(log_in: LogIn) -> None:
+    def make(settings: TransportSettings) -> FabricTransport:
+        return FabricTransport(replace(settings, secrets=Secrets(PASSWORD)))
+
+    failure = log_in(make=make, node2={"RevokedHostKeys": "/dev/null"})
+    need = "RevokedHostKeys in ssh_config"
+    assert (failure.text, failure.fix) == (
+        f"--ask-password can't be used with {need}: that takes ssh, which asks for itself",
+        f"log in with a key, or without {need}",
+    )
+
+
+def test_a_need_without_ssh(
+    log_in: LogIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: Callable[[str], dict[str, object]]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        UsageError, match=r"^a @revoked line in known_hosts takes ssh, which this machine doesn't have$"
+    ):
+        log_in(node2=known("@revoked * OTHER\n"))
 
 
 # ---- host keys ------------------------------------------------------------------------------------------------------
@@ -387,9 +468,19 @@ KNOWN = [
 
 @every_transport
 @pytest.mark.parametrize(("text", "outcome"), KNOWN, ids=[text for text, _ in KNOWN])
-def test_known_hosts(log_in: LogIn, known: Callable[[str], dict[str, object]], text: str, outcome: str) -> None:
+def test_known_hosts(
+    log_in: LogIn,
+    known: Callable[[str], dict[str, object]],
+    text: str,
+    outcome: str,
+    transport: str,
+    needs: list[str],
+) -> None:
+    """Fabric leaves to ssh the hosts of which a line is marked, and no other."""
     answer = log_in(node2=known(text + "\n"))
     assert (answer.strip() if isinstance(answer, str) else answer.kind) in outcome.split("|")
+    marked = re.search(r"^(@\S+) (?!node\*)\S+ ", text, re.MULTILINE) if transport == "fabric" else None
+    assert needs == ([f"a {marked[1]} line in known_hosts"] if marked else [])
 
 
 @every_transport

@@ -6,6 +6,7 @@ transport, and host keys are checked by launcher.transports.ssh.host_keys.
 
 Each hop on the way to a host has one Fabric connection, whose `gateway` is that of the hop before it. What ssh_config
 sets for a hop comes from `ssh -G`: paramiko's parser ignores `Include`, and applies some `Match` blocks to every host.
+A host whose login needs something that only ssh can do (`openssh_needs`) is reached by ssh.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import paramiko
 from paramiko import SSHConfig
 
 from launcher.concurrency import start_thread
-from launcher.errors import LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError, UsageError
 from launcher.hosts.host import Host
-from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
+from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel, TransportError
 from launcher.transports.process_channel import end_process
 from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh import fabric_failures
@@ -35,7 +36,9 @@ from launcher.transports.ssh.host_keys import KnownHosts
 from launcher.transports.ssh.identities import Login, Secrets, locked_keys
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
 from launcher.transports.ssh.mute_agents import is_mute
+from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, find_ssh, login_args, read_seconds
+from launcher.transports.ssh.openssh_needs import find_need
 from launcher.transports.ssh.packet_limits import BoundedPipe
 from launcher.transports.ssh.this_machine import ThisMachine
 
@@ -92,13 +95,14 @@ class FabricChannel:
 
 
 class FabricTransport:
-    """Reaches each host over an SSH connection of its own, with one channel in it."""
+    """Reaches each host over an SSH connection of its own, with one channel in it; or by ssh, where that is needed."""
 
     name = "fabric"
 
     def __init__(self, settings: TransportSettings) -> None:
         """Raise UsageError if a named file is missing."""
         check_config_file(settings.ssh_config)
+        self._settings = settings
         self._may_boot = settings.may_boot
         self._secrets = settings.secrets or Secrets()
         self._on_mute = settings.on_mute
@@ -106,6 +110,9 @@ class FabricTransport:
         self._queues = LoginQueues()
         self._configs = HostConfigs(find_ssh(), settings.ssh_config)
         self._known_hosts = KnownHosts()
+        self._openssh: OpenSSHTransport | None = None
+        self._told: set[str] = set()  # what only ssh can do
+        self._lock = threading.Lock()
 
     def ask_first(self, hosts: Sequence[Host]) -> None:
         """Raise UsageError for an ssh_config that ssh would refuse for every host."""
@@ -117,6 +124,8 @@ class FabricTransport:
         channel = self._this_machine.open(host, command, hop.place, hop.settings, is_direct=hop.is_direct)
         if channel is not None:
             return channel
+        if need := self._find_need(hops):
+            return self._reach_by_ssh(host.name, need).open(host, command, timeout_s)
         own_limit_s = None if self._may_boot else read_seconds(hop.option("connecttimeout"))
         queue = self._queues[hop.first_sshd]
 
@@ -127,6 +136,27 @@ class FabricTransport:
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
+
+    def _find_need(self, hops: Sequence[HostConfig]) -> str:
+        """Return what of a login only ssh can do, if anything."""
+        needs = (find_need(hop, self._usable(hop), self._known_hosts, self._secrets) for hop in hops)
+        return next(filter(None, needs), "")
+
+    def _reach_by_ssh(self, name: str, need: str) -> OpenSSHTransport:
+        if self._secrets.password is not None:
+            text = f"--ask-password can't be used with {need}: that takes ssh, which asks for itself"
+            fix = f"log in with a key, or without {need}"
+            raise TransportError(HostFailure(name, HostFailureKind.SSH, text, fix))
+        if find_ssh() is None:
+            raise UsageError(f"{need} takes ssh, which this machine doesn't have", "install openssh-client")
+        with self._lock:
+            if self._openssh is None:
+                self._openssh = OpenSSHTransport(self._settings, self._configs)
+            is_new = need not in self._told
+            self._told.add(need)
+        if is_new and self._settings.on_openssh is not None:
+            self._settings.on_openssh(need)
+        return self._openssh
 
     def _log_in(self, hops: Sequence[HostConfig], command: str, timeout_s: float) -> Channel:
         connection: fabric.Connection | None = None
@@ -176,7 +206,8 @@ class FabricTransport:
         self._configs.ask_all([(host.name, login_args(host)) for host in hosts])
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
-        for settings in (self._usable(hop) for host in hosts for hop in self._configs.on_the_way(host)):
+        ways = (self._configs.on_the_way(host) for host in hosts)
+        for settings in (self._usable(hop) for hops in ways if not self._find_need(hops) for hop in hops):
             keys = f"{settings['identityfile']} {settings.get('identityagent')}"
             if keys not in asked:
                 asked.add(keys)

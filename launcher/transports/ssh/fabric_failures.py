@@ -10,7 +10,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.errors import HostFailure
 from launcher.transports.ssh.failures import LET_IT_SIGN, SECOND_KEY, SECOND_PASSWORD, Destination
-from launcher.transports.ssh.host_keys import ChangedHostKey, RevokedHostKey, UnknownHostKey, UnrecordedHostKey
+from launcher.transports.ssh.host_keys import ChangedHostKey, UnknownHostKey, UnrecordedHostKey
 from launcher.transports.ssh.identities import LoginRefused
 from launcher.transports.ssh.openssh_config import HostConfig
 from launcher.transports.ssh.packet_limits import OversizedError
@@ -49,12 +49,10 @@ def classify(
 def _host_key(error: Exception, hop: HostConfig, place: Destination) -> HostFailure | None:
     if isinstance(error, ChangedHostKey):
         return place.key_changed(error.fingerprint, error.known_fingerprint)
-    if isinstance(error, RevokedHostKey):
-        return place.key_revoked(error.fingerprint)
     if isinstance(error, UnrecordedHostKey):
         return place.key_unrecorded(error.reason)
     if isinstance(error, UnknownHostKey):
-        return place.key_unknown(error.kind_and_fingerprint, doubt=error.doubt)
+        return place.key_unknown(error.kind_and_fingerprint)
     return None
 
 
@@ -63,23 +61,17 @@ def _login(error: Exception, hop: HostConfig, place: Destination) -> HostFailure
         return None
     if error.locked and not error.tried:
         return place.key_encrypted()
-    return place.login_refused(error.tried, _login_hint(error, hop))
+    return place.login_refused(error.tried, _login_hint(error))
 
 
-def _login_hint(error: LoginRefused, hop: HostConfig) -> str:
+def _login_hint(error: LoginRefused) -> str:
     """Return how the user can log in to this host, or an empty text if copying a key there is the remedy."""
-    if "gssapi-with-mic" in error.wanted and hop.option("gssapiauthentication") == "yes":
-        return "use --transport ssh, which supports GSSAPI"
     takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
     if error.has_accepted:
         return SECOND_PASSWORD if takes_password else SECOND_KEY
     if takes_password and "publickey" not in error.wanted:
         return "pass --ask-password: it wants a password"
-    if error.has_declined:
-        return LET_IT_SIGN
-    if error.unusable:
-        return f"add {error.unusable[0]} to an agent (ssh-add), or use --transport ssh"
-    return ""
+    return LET_IT_SIGN if error.has_declined else ""
 
 
 def _silence(error: Exception, hop: HostConfig, place: Destination) -> HostFailure | None:

@@ -22,7 +22,6 @@ SECOND_KEY = (
     "add another key to an agent or ssh_config: one was accepted, and its sshd wants more (AuthenticationMethods)"
 )
 LET_IT_SIGN = "confirm when the agent asks, or insert its smart card"
-_USUAL_FILE = "~/.ssh/known_hosts"
 # A host that is booting: first nothing answers, then the machine refuses, and at last sshd answers.
 _BOOTING = (
     HostFailureKind.REFUSED,
@@ -61,7 +60,7 @@ class Destination:
     port: int
     user: str
     alias: str | None = None  # HostKeyAlias
-    known_file: str | None = None  # the first UserKnownHostsFile
+    known_file: str | None = None  # the first UserKnownHostsFile; None if it isn't clear which
 
     @property
     def known_name(self) -> str:
@@ -129,22 +128,19 @@ class Destination:
             "otherwise don't connect: someone may be intercepting the connection",
         )
 
-    def key_revoked(self, fingerprint: str = "") -> HostFailure:
-        return self._says(
-            HostFailureKind.HOST_KEY_REVOKED,
-            f"its host key is marked as revoked{fingerprint and f': {fingerprint}'}",
-            f"ask whoever wrote @revoked into {self.known_file or 'known_hosts'}",
-        )
+    def key_revoked(self) -> HostFailure:
+        fix = f"ask whoever wrote @revoked into {self.known_file or 'known_hosts'}"
+        return self._says(HostFailureKind.HOST_KEY_REVOKED, "its host key is marked as revoked", fix)
 
-    def key_unknown(self, fingerprint: str = "", *, doubt: str = "") -> HostFailure:
-        """Return the failure of a host of which known_hosts has no key; doubt: why the file for it isn't clear."""
-        port = f"-p {self.port} " if self.port != 22 else ""
-        file = shlex.quote(self.known_file) if self.known_file else _USUAL_FILE
+    def key_unknown(self, fingerprint: str = "") -> HostFailure:
         said = f"its host key is not known{fingerprint and f': {fingerprint}'}"
-        if doubt:
-            return self._says(HostFailureKind.HOST_KEY_UNKNOWN, said, f"UserKnownHostsFile {file} {doubt}")
+        if self.known_file is None:  # it isn't clear to which file a line belongs
+            fix = f"log in once by hand, and accept the key if it is right: ssh {shlex.quote(self.name)}"
+            return self._says(HostFailureKind.HOST_KEY_UNKNOWN, said, fix)
+        port = f"-p {self.port} " if self.port != 22 else ""
+        file = shlex.quote(self.known_file)
         # If the file's last line has no newline, the new line would be appended to it, and its key would be lost.
-        end = f"echo >> {file}; " if lacks_newline(Path(self.known_file or _USUAL_FILE).expanduser()) else ""
+        end = f"echo >> {file}; " if lacks_newline(Path(self.known_file)) else ""
         rename = f" | sed {shlex.quote(f's/^[^ #]*/{self.alias}/')}" if self.alias else ""
         return self._says(
             HostFailureKind.HOST_KEY_UNKNOWN,

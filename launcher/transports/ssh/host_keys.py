@@ -1,7 +1,7 @@
 """Host keys: checked against the known_hosts files that ssh_config names, as OpenSSH does.
 
 Fabric never loads them and accepts every key, so a changed key would go unnoticed.
-paramiko's own reader supports neither wildcards, nor certificate authorities, nor revoked keys.
+paramiko's own reader supports no wildcards. A host of which a line is marked is left to ssh (see `openssh_needs`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,7 @@ import fabric
 import paramiko
 
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.identities import CERTIFICATE
-from launcher.transports.ssh.known_hosts import (
-    AUTHORITY,
-    KnownHostsFile,
-    KnownKey,
-    KnownKeys,
-    fingerprint,
-    is_revoked,
-    is_vouched_for,
-    read_signer,
-)
-from launcher.transports.ssh.known_hosts_paths import find_doubt, find_files
+from launcher.transports.ssh.known_hosts import KnownKey, KnownKeys, append, find_files, fingerprint, read
 from launcher.transports.ssh.packet_limits import BoundedPacketizer
 
 _ACCEPT_ANY = ("no", "off", "false")
@@ -47,18 +36,10 @@ class HostKeyRefused(paramiko.SSHException):
 
 
 class UnknownHostKey(HostKeyRefused):
-    """known_hosts has no key of this host; doubt: why none can be recorded there."""
-
-    def __init__(self, key: paramiko.PKey, doubt: str) -> None:
-        super().__init__("unknown", key)
-        self.doubt = doubt
-
-
-class RevokedHostKey(HostKeyRefused):
-    """known_hosts marks this key as revoked."""
+    """known_hosts has no key of this host."""
 
     def __init__(self, key: paramiko.PKey) -> None:
-        super().__init__("revoked", key)
+        super().__init__("unknown", key)
 
 
 class ChangedHostKey(HostKeyRefused):
@@ -81,8 +62,18 @@ class KnownHosts:
     """The known_hosts files, each read once for all hosts; threads that connect share it."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, KnownHostsFile] = {}
+        self._files: dict[Path, KnownKeys] = {}
         self._lock = threading.Lock()
+
+    def lines_about(self, place: Destination, settings: Mapping[str, Any]) -> tuple[list[KnownKey], list[KnownKey]]:
+        """Return the lines about the port of a host, and those about its usual port if that is another one.
+
+        settings: what ssh_config sets for it.
+        """
+        host, name = place.alias or place.host, place.known_name
+        files = [self._read(path) for path in find_files(settings)]
+        about = [line for keys in files for line in keys.about(name)]
+        return about, [line for keys in files for line in keys.about(host)] if name != host else []
 
     def guard(
         self,
@@ -95,99 +86,76 @@ class KnownHosts:
 
         on_untrusted: called if ssh_config accepts any key and this one isn't trusted; the host must get no password.
         """
-        own, others = find_files(settings, place)
-        host, name = place.alias or place.host, place.known_name
-        files = [self._read(path) for path in own + others]
-        about = [line for keys in files for line in keys.about(name)]
-        elsewhere = [line for keys in files for line in keys.about(host)] if name != host else []
-        doubt = find_doubt(own[0]) if own else ""
-        can_write = bool(own) and not doubt
+        about, usual = self.lines_about(place, settings)
+        # As in OpenSSH, a host's key for port 22 is accepted at a port for which no key is known.
+        known = about or usual
         wish = str(settings.get("stricthostkeychecking", "ask")).lower()
+        own = [path for path in find_files(settings) if str(path) == place.known_file]
         policy = _Policy(
-            host, name, about, elsewhere, doubt,
-            on_untrusted=on_untrusted if wish in _ACCEPT_ANY else None,
-            on_new=partial(self._write, own[0]) if can_write and wish == _ACCEPT_NEW else None,
+            known, is_changed=bool(about), on_untrusted=on_untrusted if wish in _ACCEPT_ANY else None,
+            on_new=partial(self._record, own[0], place.known_name) if own and wish == _ACCEPT_NEW else None,
         )  # fmt: skip
         connection.client.set_missing_host_key_policy(policy)
-        connection.connect_kwargs["transport_factory"] = partial(_make_transport, policy.lines)
+        connection.connect_kwargs["transport_factory"] = partial(_make_transport, known)
 
     def _read(self, path: Path) -> KnownKeys:
         with self._lock:
             if path not in self._files:
-                self._files[path] = KnownHostsFile.read(path)
-            return self._files[path].keys
+                self._files[path] = read(path)
+            return self._files[path]
 
-    def _write(self, path: Path, name: str, key: paramiko.PKey) -> None:
+    def _record(self, path: Path, name: str, key: paramiko.PKey) -> None:
         """Record a key; raise ChangedHostKey if a different one was recorded since the files were read.
 
         That happens with a jump host of many hosts: their threads look for its key before the first one records it.
         """
-        self._read(path)
+        keys, new = self._read(path), KnownKey(name, key.get_name(), key.asbytes(), None)
         with self._lock:
-            try:
-                known = self._files[path].record(KnownKey(name, key.get_name(), key.asbytes(), None))
-            except OSError as error:
-                raise UnrecordedHostKey(key, path, error) from error
-        if known is not None and known.blob != key.asbytes():
-            raise ChangedHostKey(key, known)
+            known = keys.about(name)
+            if not known:
+                try:
+                    append(path, new)
+                except OSError as error:
+                    raise UnrecordedHostKey(key, path, error) from error
+                keys.add(new)
+        if known and all(line.blob != new.blob for line in known):
+            raise ChangedHostKey(key, known[0])
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):
     """Decides about one host's key; paramiko gets no known keys, so that it asks this policy about each."""
 
     def __init__(
-        self, host: str, name: str, about: Sequence[KnownKey], elsewhere: Sequence[KnownKey], doubt: str, *,
-        on_untrusted: Callable[[], None] | None, on_new: Callable[[str, paramiko.PKey], None] | None,
+        self, known: Sequence[KnownKey], *, is_changed: bool, on_untrusted: Callable[[], None] | None,
+        on_new: Callable[[paramiko.PKey], None] | None,
     ) -> None:  # fmt: skip
-        self._host = host
-        self._name = name
-        self._about = about
-        self._known = next((line for line in about if line.marker is None), None)
-        # As in OpenSSH, a host's key for port 22 is accepted at a port for which no key is known. OpenSSH 9.2 does so
-        # even for a port with a known key if the server shows a certificate of an unknown authority; not here.
-        self._elsewhere = [line for line in elsewhere if line.marker is not None or self._known is None]
-        self._doubt = doubt
+        """is_changed: another key than the known ones is a changed one, and not one of another port."""
+        self._known = known
+        self._is_changed = is_changed
         self._on_untrusted = on_untrusted
         self._on_new = on_new
 
-    @property
-    def lines(self) -> list[KnownKey]:
-        """Return all lines of known_hosts with which a key may be compared."""
-        return [*self._about, *self._elsewhere]
-
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        certificate = key.public_blob.key_blob if key.public_blob is not None else None
-        signer = read_signer(certificate, self._host) if certificate else None
-        for lines in (self._about, self._elsewhere):
-            if is_revoked(lines, [key.asbytes(), *([signer] if signer else [])]):
-                raise RevokedHostKey(key)
-            if is_vouched_for(lines, key.asbytes(), signer):
-                return
-        if self._known is not None:
+        if any(line.blob == key.asbytes() for line in self._known):
+            return
+        if self._is_changed:
             if self._on_untrusted is None:
-                raise ChangedHostKey(key, self._known)
+                raise ChangedHostKey(key, self._known[0])
             self._on_untrusted()
         elif self._on_new is not None:
-            self._on_new(self._name, key)
+            self._on_new(key)
         elif self._on_untrusted is None:
-            raise UnknownHostKey(key, self._doubt)
+            raise UnknownHostKey(key)
 
 
 def _make_transport(lines: Iterable[KnownKey], sock: Any, **settings: Any) -> paramiko.Transport:
-    """Ask the server for a key that can be checked: a certificate if an authority is known, then keys of known types.
-
-    Also ask for the cipher that takes the least CPU time.
-    """
+    """Ask the server for a key that can be checked, of a known type; and for the cipher that takes the least CPU."""
     transport = paramiko.Transport(sock, packetizer_class=BoundedPacketizer, **settings)
     options = transport.get_security_options()
     options.ciphers = tuple(dict.fromkeys([_CIPHER, *options.ciphers]))
-    usual = list(options.key_types)
     first: list[str] = []
     for line in lines:
-        if line.marker == AUTHORITY:
-            first = [f"{kind}{CERTIFICATE}" for kind in usual] + first
-        elif line.marker is None:
-            first += ["rsa-sha2-512", "rsa-sha2-256"] if line.kind == "ssh-rsa" else [line.kind]
+        first += ["rsa-sha2-512", "rsa-sha2-256"] if line.kind == "ssh-rsa" else [line.kind]
     known = transport._key_info  # type: ignore[attr-defined] # setting one that it doesn't have is an error
-    options.key_types = [kind for kind in dict.fromkeys([*first, *usual]) if kind in known]
+    options.key_types = [kind for kind in dict.fromkeys([*first, *options.key_types]) if kind in known]
     return transport

@@ -1,7 +1,6 @@
-"""What a login offers, in OpenSSH's order: keys that ssh_config names, an agent's keys, certificates, a password.
+"""What a login over Fabric offers, in OpenSSH's order: keys that ssh_config names, an agent's keys, a password.
 
-Keys and certificates in files may have every format that OpenSSH writes. paramiko's own login ignores the agent under
-`IdentitiesOnly yes`, even for keys that ssh_config names.
+paramiko's own login ignores the agent under `IdentitiesOnly yes`, even for keys that ssh_config names.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import copy
 import os
 import socket
 import threading
@@ -20,14 +18,12 @@ from typing import Any
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
 from launcher.transports.ssh.failures import WOULD_NOT_SIGN
 from launcher.transports.ssh.mute_agents import find_socket
 
-CERTIFICATE = "-cert-v01@openssh.com"
 _HEADER = b"openssh-key-v1\0"
 _DEFAULT_FILES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519", "~/.ssh/id_ed25519_sk")
 _AGENT_TIMEOUT_S = 30.0
@@ -67,6 +63,16 @@ class Secrets:
         except paramiko.SSHException:  # it can't be used at all
             pass
         return False
+
+    def is_usable(self, path: Path) -> bool:
+        """Tell whether paramiko can sign with a key, once its passphrase was typed."""
+        try:
+            self.load(path)
+        except UnusableKey:
+            return False
+        except paramiko.PasswordRequiredException:
+            pass
+        return True
 
     def load(self, path: Path) -> paramiko.PKey:
         """Read a private key, once for all hosts; raise PasswordRequiredException, or UnusableKey."""
@@ -112,27 +118,6 @@ def _public_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.pub")
 
 
-def read_certificate(path: Path) -> tuple[bytes, PublicBlob] | None:
-    """Return the public key that a certificate is for, and the certificate; None if the file holds none."""
-    found = _read_line(path)
-    return (plain_public(found.key_blob), found) if found is not None and CERTIFICATE in found.key_type else None
-
-
-def plain_public(blob: bytes) -> bytes:
-    """Return the public key that a certificate is for; a public key without one is returned as it is."""
-    kind = paramiko.Message(blob).get_text()
-    if CERTIFICATE not in kind:
-        return blob
-    line = f"{kind} {base64.b64encode(blob).decode()}".encode()
-    try:
-        identity = serialization.load_ssh_public_identity(line)
-    except (ValueError, UnsupportedAlgorithm):
-        return blob
-    assert isinstance(identity, serialization.SSHCertificate)  # by its type
-    openssh = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return base64.b64decode(identity.public_key().public_bytes(*openssh).split()[1])
-
-
 def _read_line(path: Path) -> PublicBlob | None:
     try:
         return PublicBlob.from_string(path.read_text("utf-8", "replace"))
@@ -148,7 +133,6 @@ class LoginRefused(paramiko.AuthenticationException):
         super().__init__("login refused")
         self.tried = tuple(login.tried)
         self.locked = tuple(login.locked)
-        self.unusable = tuple(login.unusable)
         self.has_declined = login.has_declined
         self.has_accepted = login.has_accepted
         self.wanted = tuple(wanted)
@@ -184,13 +168,12 @@ class Identity:
 class Login:
     """How paramiko logs in to one host (its auth_strategy); `settings` are the options of ssh_config for the host.
 
-    The lists grow while it tries: `tried` is what was offered, `locked` and `unusable` are keys that could not be.
+    The lists grow while it tries: `tried` is what was offered, `locked` are keys that could not be.
     """
 
     def __init__(self, user: str, settings: Mapping[str, Any], secrets: Secrets) -> None:
         self.tried: list[str] = []
         self.locked: list[Path] = []  # their passphrases were not typed
-        self.unusable: list[Path] = []
         self.has_declined = False  # an agent
         self.has_accepted = False  # the server, a key, but it wants more
         self._user = user
@@ -236,60 +219,33 @@ class Login:
 
     def identities(self, agent_keys: Sequence[AgentKey]) -> Iterator[Identity]:
         """Yield the keys to offer: those of ssh_config that the agent holds, the agent's others, and those in files."""
-        certificates = self._certificates()
-        held = {plain_public(key.blob): key for key in agent_keys if CERTIFICATE not in key.get_name()}
-        signed = [key for key in agent_keys if CERTIFICATE in key.get_name()]
-        named = {path: read_public(path) for path in self._named}
+        held = {key.blob: key for key in agent_keys}
+        named = {path: read_public(path) for path in self.named}
         for path, public in named.items():
-            if public in held or any(plain_public(key.blob) == public for key in signed):
-                yield from _of_agent(f"{path} (agent)", public, held, signed, certificates)
+            if public in held:
+                yield _of_agent(f"{path} (agent)", held[public])
         if self._settings.get("identitiesonly", "no") != "yes":
-            others = {plain_public(key.blob): key.comment for key in agent_keys}
-            for public, comment in others.items():
+            for public, key in held.items():
                 if public not in named.values():
-                    yield from _of_agent(f"{comment or 'a key'} (agent)", public, held, signed, certificates)
+                    yield _of_agent(f"{key.comment or 'a key'} (agent)", key)
         for path, public in named.items():
             if public not in held and path.is_file():
-                yield from self._of_file(path, public, certificates)
-
-    def _of_file(
-        self, path: Path, public: bytes | None, certificates: Mapping[bytes, Sequence[PublicBlob]]
-    ) -> Iterator[Identity]:
-        try:
-            key = self._secrets.load(path)
-        except paramiko.PasswordRequiredException:
-            self.locked.append(path)
-            return
-        except UnusableKey:
-            self.unusable.append(path)
-            return
-        for blob in (*certificates.get(key.asbytes(), ()), None):
-            offered = copy.copy(key)
-            offered.public_blob = blob
-            yield Identity(_name(str(path), blob), offered)
+                try:
+                    yield Identity(str(path), self._secrets.load(path))
+                except paramiko.PasswordRequiredException:
+                    self.locked.append(path)
 
     @property
     def files(self) -> list[Path]:
         """Return the private keys that ssh_config names, or else the default ones, as far as they exist."""
-        return [path for path in self._named if path.is_file()]
+        return [path for path in self.named if path.is_file()]
 
     @property
-    def _named(self) -> list[Path]:
+    def named(self) -> list[Path]:
         """Return these, and those of which only the public half is in a file, beside them: an agent may hold them."""
         names = self._settings.get("identityfile") or _DEFAULT_FILES
         paths = [Path(os.path.expandvars(name)).expanduser() for name in names if name != "none"]
         return [path for path in dict.fromkeys(paths) if path.is_file() or _public_of(path).is_file()]
-
-    def _certificates(self) -> dict[bytes, list[PublicBlob]]:
-        """Return certificates by their public key: those that ssh_config names, and those in files beside the keys."""
-        named = self._settings.get("certificatefile", ())
-        paths = [Path(name).expanduser() for name in named if name != "none"]
-        paths += [path.with_name(f"{path.name}-cert.pub") for path in self._named]
-        found: dict[bytes, list[PublicBlob]] = {}
-        for path in dict.fromkeys(paths):
-            if certificate := read_certificate(path):
-                found.setdefault(certificate[0], []).append(certificate[1])
-        return found
 
     def _ask_methods(self, transport: paramiko.Transport) -> Sequence[str]:
         """Return the methods that the server would accept; a refused login doesn't always name them."""
@@ -308,7 +264,7 @@ def locked_keys(settings: Mapping[str, Any], secrets: Secrets) -> list[Path]:
     A default key counts only if every key is locked and the agent is empty: otherwise the login may succeed without it.
     """
     with open_agent(settings.get("identityagent")) as agent_keys:
-        held = {plain_public(key.blob) for key in agent_keys}
+        held = {key.blob for key in agent_keys}
     login = Login("", settings, secrets)
     locked = [path for path in login.files if read_public(path) not in held and secrets.is_locked(path)]
     is_alone = not held and len(locked) == len(login.files)
@@ -329,37 +285,8 @@ def _try(log_in: Any, secret: Any) -> Sequence[str] | None:
     return wanted or None
 
 
-def _of_agent(
-    name: str,
-    public: bytes | None,
-    held: Mapping[bytes, AgentKey],
-    signed: Sequence[AgentKey],
-    certificates: Mapping[bytes, Sequence[PublicBlob]],
-) -> Iterator[Identity]:
-    """Yield a key of an agent with each of the agent's certificates, with each of those in files, and without one."""
-    assert public is not None  # callers have found the key by it
-    key = held.get(public)
-    for certified in signed:
-        if plain_public(certified.blob) == public:
-            blob = PublicBlob(certified.get_name(), certified.blob)
-            # The agent signs for the plain key, or for the certificate if it has only that.
-            yield Identity(_name(name, blob), _held_key(key or certified, blob, with_inner=key is not None))
-    if key is not None:
-        for blob in certificates.get(public, ()):
-            yield Identity(_name(name, blob), _held_key(key, blob))
-        yield Identity(name, _held_key(key))
-
-
-def _held_key(key: AgentKey, certificate: PublicBlob | None = None, *, with_inner: bool = True) -> Any:
-    held: Any = HeldKey(key.agent, key.blob, key.comment)
-    held.public_blob = certificate
-    if not with_inner:
-        held.inner_key = None
-    return held
-
-
-def _name(name: str, certificate: PublicBlob | None) -> str:
-    return f"{name} with its certificate" if certificate is not None else name
+def _of_agent(name: str, key: AgentKey) -> Identity:
+    return Identity(name, HeldKey(key.agent, key.blob, key.comment))
 
 
 @contextlib.contextmanager

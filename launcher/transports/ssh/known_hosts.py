@@ -1,6 +1,7 @@
 """known_hosts files as sshd(8) describes them: names with wildcards or hashed, keys, markers.
 
-A file is read and appended to while ssh, ssh-keygen, editors and other launches may write it.
+A file is read and appended to while ssh, ssh-keygen, editors and other launches may write it. What a marked line means
+for a host key is left to ssh (see `openssh_needs`).
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import fcntl
 import functools
 import os
 import re
-import stat
-import time
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 AUTHORITY = "@cert-authority"
 REVOKED = "@revoked"
+_DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+_DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _HASHED = "|1|"
 _PATTERN = re.compile(r"[*?!]")
-_State = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,43 +121,6 @@ def _is_whole(kind: str, blob: bytes) -> bool:
     return not blob and len(fields) > 1 and fields[0] == kind.encode()
 
 
-def is_revoked(lines: Iterable[KnownKey], shown: Container[bytes]) -> bool:
-    """Tell whether a key that a host shows, or one that signed such a key, is marked as revoked."""
-    return any(line.marker == REVOKED and line.blob in shown for line in lines)
-
-
-def is_vouched_for(lines: Iterable[KnownKey], key: bytes, signer: bytes | None) -> bool:
-    """Tell whether the lines contain this host key, or `signer`, the key of the authority that signed it."""
-    return any(
-        line.blob == key if line.marker is None else line.marker == AUTHORITY and line.blob == signer for line in lines
-    )
-
-
-def read_signer(certificate: bytes, host: str) -> bytes | None:
-    """Return the public key that signed a host's certificate; None if the certificate isn't valid for the host now."""
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm  # needs 50 ms
-    from cryptography.hazmat.primitives import serialization
-
-    kind = certificate[4 : 4 + int.from_bytes(certificate[:4], "big")].decode("utf-8", "replace")
-    try:
-        identity = serialization.load_ssh_public_identity(f"{kind} {base64.b64encode(certificate).decode()}".encode())
-        assert isinstance(identity, serialization.SSHCertificate)  # by its type
-        identity.verify_cert_signature()
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
-        return None
-    principals = [name.decode("utf-8", "replace").lower() for name in identity.valid_principals]
-    is_good = (
-        identity.type is serialization.SSHCertificateType.HOST
-        and identity.valid_after <= time.time() < identity.valid_before
-        and not identity.critical_options
-        and (not principals or any(matches(host.lower(), principal) for principal in principals))
-    )
-    if not is_good:
-        return None
-    public = identity.signature_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return base64.b64decode(public.split()[1])
-
-
 def fingerprint(blob: bytes) -> str:
     """Return a key's fingerprint as ssh prints it, `SHA256:...`."""
     import hashlib
@@ -165,58 +128,56 @@ def fingerprint(blob: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-@dataclass(slots=True)
-class KnownHostsFile:
-    """One file and its keys.
+def find_files(settings: Mapping[str, str]) -> list[Path]:
+    """Return the files that UserKnownHostsFile and GlobalKnownHostsFile name, of which the first is written.
 
-    `keys` are those of the last read, so others may have changed the file since; `record` reads it again. Two threads
-    must not call `record` at once: the caller has a lock for that. A lock on the file keeps other processes out.
+    settings: as `ssh -G` prints them, with their tokens replaced.
     """
+    words = " ".join(_values(settings)).split()
+    return [Path(word).expanduser() for word in words if word != "none"]
 
-    path: Path
-    keys: KnownKeys = field(default_factory=KnownKeys)
-    _state: _State | None = None
 
-    @classmethod
-    def read(cls, path: Path) -> KnownHostsFile:
-        """Read a file; one that doesn't exist, or can't be read, has no keys."""
-        file = cls(path)
-        with contextlib.suppress(OSError, ValueError):
-            file.keys = KnownKeys(parse_known_hosts(path.read_text("utf-8", "replace")))
-        return file
+def find_unclear(settings: Mapping[str, str]) -> str:
+    """Return the value of which it isn't clear what files it names; an empty text if both are clear.
 
-    def record(self, new: KnownKey) -> KnownKey | None:
-        """Append a line and return None; if the file has keys for this name by now, return the same one, or another.
+    `ssh -G` prints no quotes: `"/a b/kh"` is `/a b/kh`. It may also leave tokens to ssh itself, and there is no `~ann`
+    for each ann.
+    """
+    for value in _values(settings):
+        are_paths = all(word.startswith(("/", "~/")) for word in value.split())
+        if value.strip() != "none" and (not are_paths or "%" in value or "${" in value):
+            return value
+    return ""
 
-        Raise OSError. The file is locked meanwhile: of two launches that meet a new host at once, the second finds what
-        the first has recorded.
-        """
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            _lock(descriptor)
-            self._read_again(descriptor)
-            known = [key for key in self.keys.about(new.names) if key.marker is None]
-            if not known:
-                self._append(descriptor, new)
-        finally:
-            os.close(descriptor)
-        return next((key for key in known if key.blob == new.blob), known[0]) if known else None
 
-    def _read_again(self, descriptor: int) -> None:
-        state = os.fstat(descriptor)
-        if stat.S_ISREG(state.st_mode) and _state_of(state) != self._state:
-            text = os.pread(descriptor, state.st_size, 0).decode("utf-8", "replace")
-            self.keys = KnownKeys(parse_known_hosts(text))
+def _values(settings: Mapping[str, str]) -> tuple[str, str]:
+    own = settings.get("userknownhostsfile", _DEFAULT_FILES)
+    return own, settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES)
 
-    def _append(self, descriptor: int, new: KnownKey) -> None:
-        """Write the line by one call, so that no other writer's gets into it; first end a last line without newline."""
+
+def read(path: Path) -> KnownKeys:
+    """Read a file; one that doesn't exist, or can't be read, has no keys."""
+    try:
+        return KnownKeys(parse_known_hosts(path.read_text("utf-8", "replace")))
+    except (OSError, ValueError):
+        return KnownKeys()
+
+
+def append(path: Path, new: KnownKey) -> None:
+    """Append a line by one call, so that no other writer's gets into it; end a last line that has no newline first.
+
+    Raise OSError.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _lock(fd)
         line = f"{new.names} {new.kind} {base64.b64encode(new.blob).decode()}\n".encode()
-        rest = b"\n" * _is_cut(descriptor) + line
+        rest = b"\n" * _is_cut(fd) + line
         while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        self.keys.add(new)
-        self._state = _state_of(os.fstat(descriptor))
+            rest = rest[os.write(fd, rest) :]
+    finally:
+        os.close(fd)
 
 
 def end_last_line(path: Path) -> None:
@@ -251,7 +212,3 @@ def _lock(descriptor: int) -> None:
 def _is_cut(descriptor: int) -> bool:
     size = os.fstat(descriptor).st_size  # 0 for anything but a file
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-
-
-def _state_of(state: os.stat_result) -> _State:
-    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns

@@ -106,8 +106,8 @@ class OpenSSHTransport:
 
     name = "ssh"
 
-    def __init__(self, settings: TransportSettings) -> None:
-        """Find ssh; raise UsageError if it or a named file is missing."""
+    def __init__(self, settings: TransportSettings, answers: HostConfigs | None = None) -> None:
+        """Find ssh; raise UsageError if it or a named file is missing; answers: of `ssh -G`, as far as it was asked."""
         check_config_file(settings.ssh_config)
         ssh = shutil.which("ssh")
         if ssh is None:
@@ -122,7 +122,7 @@ class OpenSSHTransport:
             self._env = {name: value for name, value in settings.variables.items() if name not in _PROMPTS}
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
-        self.answers = HostConfigs(ssh, settings.ssh_config)
+        self.answers = answers or HostConfigs(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         atexit.register(self._end_connecting)

@@ -11,6 +11,7 @@ import pwd
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -23,8 +24,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.known_hosts import end_last_line
-from launcher.transports.ssh.known_hosts_paths import expand_tokens, find_files
+from launcher.transports.ssh.known_hosts import end_last_line, find_files, find_unclear
 
 _TIMEOUT_S = 10
 _AT_ONCE = 8  # processes of ssh: more take no less time
@@ -33,6 +33,7 @@ _APPLE_OPTION = "Bad configuration option: usekeychain"  # not in another OpenSS
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
+_TOKEN = re.compile(r"%(.?)")
 
 
 # Values of StrictHostKeyChecking with which ssh adds no new key; "ask" too, since in batch mode it can't ask anybody.
@@ -96,11 +97,21 @@ class HostConfig:
     @property
     def proxy_command(self) -> str | None:
         """Return the ProxyCommand with its tokens replaced, a shell's line; None without one."""
-        command = self.option("proxycommand")
-        return expand_tokens(command, self.place) if command is not None else None
+        return next(iter(self._expanded("proxycommand")), None)
+
+    @property
+    def has_odd_tokens(self) -> bool:
+        """Tell whether a ProxyCommand, or the path of a key, has tokens that only ssh itself expands, such as %C."""
+        values = (value for name in ("proxycommand", "identityfile") for value in self.options.get(name, ()))
+        return any(token not in _token_values(self.place) for value in values for token in _TOKEN.findall(value))
 
     def _expanded(self, name: str) -> list[str]:
-        return [expand_tokens(value, self.place) for value in self.options.get(name, ()) if value != "none"]
+        """Return the values of an option; of one with tokens like %h each is replaced as ssh does, if it is known."""
+        values = [value for value in self.options.get(name, ()) if value != "none"]
+        if not any("%" in value for value in values):
+            return values
+        known = _token_values(self.place)
+        return [_TOKEN.sub(lambda found: known.get(found[1], found[0]), value) for value in values]
 
     @property
     def is_agent_limited(self) -> bool:
@@ -112,6 +123,19 @@ class HostConfig:
         """Tell whether ssh may add a key to known_hosts; with CheckHostIP it also adds a known host's new address."""
         is_strict = (self.option("stricthostkeychecking") or "ask") in _RECORDS_NO_KEY
         return not is_strict or self.option("checkhostip") == "yes"
+
+
+def _token_values(place: Destination) -> dict[str, str]:
+    name = socket.gethostname()
+    values = {
+        "%": "%", "h": place.host.lower(), "k": place.alias.lower() if place.alias else place.name, "n": place.name,
+        "p": str(place.port), "r": place.user, "i": str(os.getuid()), "l": name, "L": name.partition(".")[0],
+    }  # fmt: skip
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError:  # a user id without a name, as in some containers
+        return values
+    return {**values, "d": entry.pw_dir, "u": entry.pw_name}
 
 
 def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
@@ -150,8 +174,9 @@ def read_answer(name: str, lines: Iterable[str]) -> HostConfig:
     (host,), (port,), (user,) = options["hostname"], options["port"], options["user"]
     alias = options.get("hostkeyalias", ["none"])[0]
     place = Destination(name, host, int(port), user, None if alias == "none" else alias)
-    own, _ = find_files({key: values[0] for key, values in options.items()}, place)
-    return HostConfig(replace(place, known_file=str(own[0]) if own else None), options)
+    settings = {key: values[0] for key, values in options.items()}
+    files = [] if find_unclear(settings) or options.get("userknownhostsfile") == ["none"] else find_files(settings)
+    return HostConfig(replace(place, known_file=str(files[0]) if files else None), options)
 
 
 def find_ssh() -> str | None:

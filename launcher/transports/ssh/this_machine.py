@@ -12,7 +12,7 @@ import getpass
 import math
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +21,11 @@ from launcher.transports.base import Channel
 from launcher.transports.process_channel import LocalTransport
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.known_hosts import AUTHORITY, REVOKED, KnownHostsFile, KnownKey, read_signer
-from launcher.transports.ssh.known_hosts_paths import find_files, has_tokens
+from launcher.transports.ssh.known_hosts import AUTHORITY, REVOKED, find_files, find_unclear, read
 
 _FOLDER = Path("/etc/ssh")
 # A line of sshd_config, if the user may read that file: some systems show it to root alone.
-_NAMED_FILE = re.compile(r'^[ \t]*host(key|certificate)[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
+_NAMED_FILE = re.compile(r'^[ \t]*hostkey[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
 
 
 class ThisMachine:
@@ -103,7 +102,8 @@ _BY_COMMAND = Objection(
     "KnownHostsCommand may have a different host key for it",
     "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
 )
-_NO_TOKENS = "write that path in ssh_config without ${} and %C, or any % for GlobalKnownHostsFile"
+_CLEAR = "write its absolute path in ssh_config, without spaces, % and ${}"
+_BY_AUTHORITY = Objection("only a login can check what @cert-authority in known_hosts says of it")
 _OTHER_KEY = Objection("known_hosts has a different host key for it")
 _NO_KEY = Objection(
     "this machine has no host key to compare",
@@ -118,45 +118,33 @@ def find_objection(place: Destination, settings: Mapping[str, str]) -> Objection
     """
     if settings.get("knownhostscommand", "none") != "none":
         return _BY_COMMAND
-    own, others = find_files(settings, place)
-    unclear = next(filter(has_tokens, own + others), None)
-    if unclear is not None:
-        return Objection(f"{unclear} may have a different host key for it", _NO_TOKENS)
-    name = place.known_name
-    lines = [line for path in own + others for line in KnownHostsFile.read(path).keys.about(name)]
-    if all(line.marker == REVOKED for line in lines):
-        return None
-    return _compare(name, lines)
-
-
-def _compare(name: str, lines: Iterable[KnownKey]) -> Objection | None:
-    shown = list(_read_own())
-    keys = {blob for _, blob in shown}
-    signers: set[bytes | None] = set()
-    if any(line.marker == AUTHORITY for line in lines):
-        signers = {read_signer(blob, name) for kind, blob in shown if "-cert-" in kind}
+    if unclear := find_unclear(settings):
+        return Objection(f"{unclear} may have a different host key for it", _CLEAR)
+    lines = [line for path in find_files(settings) for line in read(path).about(place.known_name)]
     revoked = {line.blob for line in lines if line.marker == REVOKED}
-    for line in lines:
-        if line.marker != REVOKED and line.blob in (signers if line.marker == AUTHORITY else keys) - revoked:
-            return None
+    known = {line.blob for line in lines if line.marker is None} - revoked
+    shown = set(_read_own())
+    if known & shown or all(line.marker == REVOKED for line in lines):
+        return None
+    if any(line.marker == AUTHORITY for line in lines):
+        return _BY_AUTHORITY
     return _OTHER_KEY if shown else _NO_KEY
 
 
-def _read_own() -> Iterator[tuple[str, bytes]]:
-    """Yield type and content of this machine's host keys and certificates: sshd's default ones and sshd_config's."""
+def _read_own() -> Iterator[bytes]:
+    """Yield this machine's host keys: sshd's default ones and sshd_config's."""
     for path in _find_files():
         words = _text(path).split()
         with contextlib.suppress(ValueError):
             if len(words) > 1:
-                yield words[0], base64.b64decode(words[1], validate=True)
+                yield base64.b64decode(words[1], validate=True)
 
 
 def _find_files() -> Iterator[Path]:
     yield from _FOLDER.glob("ssh_host_*_key*.pub")
     for config in (_FOLDER / "sshd_config", *_FOLDER.glob("sshd_config.d/*.conf")):
-        for kind, value in _NAMED_FILE.findall(_text(config)):
-            is_private = kind.lower() == "key" and not value.endswith(".pub")
-            yield Path(f"{value}.pub" if is_private else value)
+        for value in _NAMED_FILE.findall(_text(config)):
+            yield Path(value if value.endswith(".pub") else f"{value}.pub")
 
 
 def _text(path: Path) -> str:

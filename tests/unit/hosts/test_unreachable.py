@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.unreachable import failure_lines, fold_failures
 from launcher.transports.ssh.failures import Destination, pass_on
@@ -31,10 +33,10 @@ def test_what_differs_in_the_addresses_alone_is_one_reason() -> None:
 
 
 def test_what_need_not_be_repeated_is_not_counted() -> None:
-    unknown = [place(name, name).key_unknown() for name in ("a", "b")]
+    unknown = [replace(place(name, name), known_file="/h/known").key_unknown() for name in ("a", "b")]
     ((_, _, fix),) = fold_failures(unknown)
     assert fix == (
-        "check it and add it: ssh-keyscan a >> ~/.ssh/known_hosts (and likewise for 1 more); "
+        "check it and add it: ssh-keyscan a >> /h/known (and likewise for 1 more); "
         "or trust new keys: StrictHostKeyChecking accept-new in ssh_config"
     )
 

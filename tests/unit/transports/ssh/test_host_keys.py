@@ -12,11 +12,11 @@ def test_a_name_has_one_new_key(tmp_path):
     """Two connections to one gateway have both seen that it is not known; the second shows another key."""
     path = tmp_path / "known_hosts"
     known, (first, second) = KnownHosts(), (paramiko.ECDSAKey.generate() for _ in range(2))
-    known._write(path, "gate", first)
-    known._write(path, "gate", first)
+    known._record(path, "gate", first)
+    known._record(path, "gate", first)
     with pytest.raises(ChangedHostKey):
-        known._write(path, "gate", second)
-    known._write(path, "[gate]:2222", second)
+        known._record(path, "gate", second)
+    known._record(path, "[gate]:2222", second)
     assert path.read_text().splitlines() == [
         f"gate {first.get_name()} {first.get_base64()}",
         f"[gate]:2222 {second.get_name()} {second.get_base64()}",

@@ -17,8 +17,6 @@ from launcher.transports.ssh.identities import (
     Secrets,
     UnusableKey,
     locked_keys,
-    plain_public,
-    read_certificate,
     read_public,
 )
 from launcher.transports.ssh.openssh_config import HostConfig
@@ -86,21 +84,10 @@ def test_a_file_that_holds_no_key(tmp_path, text):
     path = tmp_path / "key"
     path.write_text(text)
     assert read_public(path) is None
-    assert read_certificate(path) is None
     with pytest.raises(UnusableKey):
         Secrets().load(path)
     assert not Secrets().is_locked(path)
-
-
-def test_a_certificate_and_its_key(tmp_path):
-    public = make_key(tmp_path / "key", "-t", "ecdsa")
-    make_key(tmp_path / "ca", "-t", "ed25519")
-    argv = ["ssh-keygen", "-q", "-s", tmp_path / "ca", "-I", "me", tmp_path / "key.pub"]
-    subprocess.run(argv, check=True, timeout=DEADLINE_S)
-    certified, blob = read_certificate(tmp_path / "key-cert.pub")
-    assert certified == plain_public(blob.key_blob) == public
-    assert blob.key_type == "ecdsa-sha2-nistp256-cert-v01@openssh.com"
-    assert read_certificate(tmp_path / "key.pub") is None
+    assert not Secrets().is_usable(path)
 
 
 def test_a_fido_key_can_be_named_and_not_used(tmp_path):
@@ -132,27 +119,19 @@ def test_a_passphrase_is_wanted_where_nothing_else_will_do(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("unusable", "has_declined", "wanted", "fix"),
+    ("has_declined", "wanted", "fix"),
     [
-        (
-            ["/h/id_sk"],
-            False,
-            ["publickey"],
-            "add /h/id_sk to an agent (ssh-add), or use --transport ssh",
-        ),
-        ([], False, ["gssapi-with-mic", "publickey"], "use --transport ssh, which supports GSSAPI"),
-        ([], True, ["password"], "pass --ask-password: it wants a password"),
-        ([], True, ["publickey", "password"], "confirm when the agent asks, or insert its smart card"),
-        ([], True, [], "confirm when the agent asks, or insert its smart card"),
-        ([], False, ["publickey", "password"], "copy a key there: ssh-copy-id ann@10.0.0.2"),
-        ([], False, [], "copy a key there: ssh-copy-id ann@10.0.0.2"),
+        (True, ["password"], "pass --ask-password: it wants a password"),
+        (True, ["publickey", "password"], "confirm when the agent asks, or insert its smart card"),
+        (True, [], "confirm when the agent asks, or insert its smart card"),
+        (False, ["publickey", "password"], "copy a key there: ssh-copy-id ann@10.0.0.2"),
+        (False, [], "copy a key there: ssh-copy-id ann@10.0.0.2"),
     ],
 )
-def test_the_way_that_is_left_is_named(unusable, has_declined, wanted, fix):
+def test_the_way_that_is_left_is_named(has_declined, wanted, fix):
     login = Login("ann", {}, Secrets())
     login.tried.append("id")
-    login.unusable.extend(unusable)
     login.has_declined = has_declined
-    hop = HostConfig(Destination("node", "10.0.0.2", 22, "ann"), {"gssapiauthentication": ["yes"]})
+    hop = HostConfig(Destination("node", "10.0.0.2", 22, "ann"), {})
     failure = classify(LoginRefused(login, wanted), hop)
     assert (failure.text, failure.fix) == ("login refused for user ann (tried id)", fix)

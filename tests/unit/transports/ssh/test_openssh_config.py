@@ -163,5 +163,5 @@ def test_without_ssh_and_without_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.usefixtures("without_ssh")
 def test_without_ssh_files_of_host_keys(read: Read, tmp_path: Path) -> None:
-    found = settings_of(read, f'UserKnownHostsFile "{tmp_path}/k h" {tmp_path}/kh2\n')
-    assert found.place.known_file == f"{tmp_path}/k h"
+    found = settings_of(read, f"UserKnownHostsFile {tmp_path}/kh {tmp_path}/kh2\n")
+    assert found.place.known_file == f"{tmp_path}/kh"
