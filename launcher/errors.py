@@ -10,7 +10,7 @@ A Python program that uses `launcher` gets the same classes, the first one as `l
 begun `RunFailed` and `RankFailed` of `launcher.api.values`, which only it can raise.
 
 The library raises; `launcher.cli` prints the error and exits. Other messages are also printed
-by `output`, and by `commands.run_actions` and `controller.orders`, which answer for the host that controls a run.
+by `output`, and by `commands.run_answers` and `cli.answer`, which answer for the host that controls a run.
 
 How an error reaches the screen: a LauncherError ends the command. What goes wrong on one host of many must not, so
 it is a value. There are five types of such values, and none of them prints or exits:

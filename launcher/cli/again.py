@@ -105,10 +105,9 @@ def _tell_written(found: ListedRun | RemoteRun, typed: Typed) -> None:
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import ask_value
     from launcher.escapes import listed_names
-    from launcher.runs.run_list import ListedRun
 
     try:
-        written = ask_value(found, ListedRun.read_record, may_ask=False)["result"]["written"]
+        written = ask_value(found, "record", may_ask=False)["result"]["written"]
         roots = {str(root): [*map(str, names)] for root, *names in written.values()}
     except (LauncherError, click.exceptions.Exit, LookupError, TypeError, ValueError, AttributeError):
         return  # its host is off, or an older version has written that

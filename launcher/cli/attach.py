@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import click
 
-from launcher.cli.find_run import controller_options
+from launcher.cli.error_lines import find_asker, own_streams, tell
+from launcher.cli.find_run import carry_out, controller_options, fetch, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import option
 from launcher.cli.options.values import gather
+from launcher.commands.run_answers import conclude, find_doing, is_running
+from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
-from launcher.runs.run_list import RemoteRun
+from launcher.output.log_reader import Choice, JsonPrinter, LogLine, LogPrinter, RunLogs, ScreenPrinter, follow
+from launcher.output.log_writer import find_live_output
+from launcher.runs.run_list import ListedRun
+
+_LAST_LINES = 20
+_MOST_BLOCK = 24  # lines before these, among which the first one of a message is looked for
+_TAIL_BYTES = 1 << 16
 
 
 @click.command("attach", cls=Command)
@@ -27,28 +39,89 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
 
     Ctrl-C leaves, and the run continues. Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
-    from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import carry_out, fetch, find_run
     from launcher.cli.rejoin import rejoin_quietly
     from launcher.cli.result_files import fetch_asked
-    from launcher.commands.run_actions import ask_for_stacks, attach
-    from launcher.concurrency import start_thread
 
     found = find_run(run, controller, ssh_config)
-    start_thread(partial(rejoin_quietly, found, click.get_current_context()), "rejoin", lambda error: None)
-    signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, ask_for_stacks))
+    if find_asker() is None:
+        start_thread(partial(rejoin_quietly, found, click.get_current_context()), "rejoin", lambda error: None)
+        signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, "stacks"))
     try:
-        host = found.way.name if isinstance(found, RemoteRun) else None
-        code = carry_out(found, partial(attach, as_json=as_json, host=host), is_of_a_run=True)
+        if isinstance(found, ListedRun):
+            return attach(found, as_json=as_json, host=controller)
+        code = run_there(found, is_of_a_run=True)
     except KeyboardInterrupt:
         tell(f"launch: left; run {found.id} continues (launch attach, launch stop)")
         return 0
-    if isinstance(found, RemoteRun):
-        try:
-            fetch(found, Path("logs"), is_chosen=False)
-            fetch_asked(found, Path("logs"))
-        except LauncherError as error:
-            tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
-        except click.exceptions.Exit:
-            pass  # it was said why nothing could be copied, and the run's exit code is known
+    try:
+        fetch(found, Path("logs"), is_chosen=False)
+        fetch_asked(found, Path("logs"))
+    except LauncherError as error:
+        tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
+    except click.exceptions.Exit:
+        pass  # it was said why nothing could be copied, and the run's exit code is known
     return code
+
+
+def attach(run: ListedRun, *, as_json: bool = False, host: str | None = None) -> int:
+    """Show the last lines of a run and what follows, until it ends; return its exit code.
+
+    as_json: as objects on stdout, the first of which names the run, and the last one its result. host: how the user
+    names the machine that controls it. Ctrl-C raises KeyboardInterrupt, once all that was read is written.
+    """
+    title, host = f"run {run.id} ({run.name})" if run.name else f"run {run.id}", host or run.controller.host
+    if run.is_alive is False:
+        tell(f"launch: {title}, which {host} controlled, has ended; its last lines:")
+    else:
+        doing = f"; {doing}" if (doing := find_doing(run)) else ""
+        tell(f"launch: watching {title}, which {host} controls{doing}; Ctrl-C leaves it running")
+    hosts, streams = run.find_hosts(), own_streams()
+    printer: LogPrinter = ScreenPrinter(streams, hosts)
+    if as_json:
+        _emit("attached", run, controller=host, logs=run.controller.folder)
+        printer = JsonPrinter(streams, str(run.read_record().get("utc_offset") or "+00:00"))
+    live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
+    logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES, live)
+    try:
+        for line in choose_last([*deque(logs.read(), _LAST_LINES + _MOST_BLOCK)]):
+            printer.print(line)
+        printer.flush()
+        follow(logs, printer, lambda: is_running(run))
+    except KeyboardInterrupt:
+        printer.flush()
+        raise
+    code = conclude(run, streams, prints=False)
+    if as_json:
+        record = run.read_record()
+        attempts = record.get("attempts") or []
+        result = record.get("result") or {"exit_code": code, "error": "the run has no result"}
+        _emit("result", run, attempts=len(attempts), hosts=attempts[-1]["hosts"] if attempts else [], **result)
+    return code
+
+
+def _emit(event: str, run: ListedRun, **values: object) -> None:
+    """Print an object of --json about a run."""
+    from launcher.output.console import dated  # whose imports take long
+
+    print(json.dumps(dated(event, run=run.id, name=run.name, **values)), flush=True)
+
+
+def choose_last(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    """Return the last lines; a message of `launch` that began before them is there from its first line, or not at all.
+
+    What continues a message is indented.
+    """
+    kept = lines[-_LAST_LINES:]
+    messages = [line for line in kept if line.host is None]
+    if not messages or not _continues(messages[0]):
+        return kept
+    for index in range(len(lines) - len(kept) - 1, -1, -1):
+        if lines[index].host is None and not _continues(lines[index]):
+            return lines[index:]
+    begins = next((index for index, line in enumerate(messages) if not _continues(line)), len(messages))
+    partial = set(map(id, messages[:begins]))
+    return [line for line in kept if id(line) not in partial]
+
+
+def _continues(line: LogLine) -> bool:
+    return line.text.startswith(b" ")

@@ -1,12 +1,27 @@
-"""Print errors and messages of a command while no console is open, on the streams that os.environ describes."""
+"""The streams of a command, and its errors and messages on them while no console is open."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
+import click
+
+from launcher.output.output_streams import OutputStreams, find_streams
+
 if TYPE_CHECKING:
     from launcher.errors import HostFailure, LauncherError
+
+
+def find_asker() -> OutputStreams | None:
+    """Return the streams of the `launch` on another machine that runs this command here; None: the user does."""
+    context = click.get_current_context(silent=True)
+    return context.find_object(OutputStreams) if context is not None else None
+
+
+def own_streams() -> OutputStreams:
+    """Return the streams where the output of this command is shown."""
+    return find_asker() or find_streams(os.environ)
 
 
 def show_error(error: LauncherError) -> None:
@@ -19,13 +34,17 @@ def show_error(error: LauncherError) -> None:
 def tell(text: str) -> None:
     """Print a message on stderr."""
     from launcher.output import plain_messages
-    from launcher.output.output_streams import find_streams
 
-    plain_messages.tell(text, find_streams(os.environ))
+    plain_messages.tell(text, own_streams())
 
 
 def tell_lost(failure: HostFailure, known: str = "") -> None:
-    """Say that a host could not be asked; known: what to say of the run instead of that nothing is known."""
-    lines = [f"launch: {failure.host}: {failure.text}", f"  fix: {failure.fix}" if failure.fix else ""]
+    """Say that a host could not be asked, as describe_lost has it."""
+    tell(f"launch: {describe_lost(failure, known)}")
+
+
+def describe_lost(failure: HostFailure, known: str = "") -> str:
+    """Return that a host could not be asked; known: what to say of the run instead of that nothing is known."""
+    lines = [f"{failure.host}: {failure.text}", f"  fix: {failure.fix}" if failure.fix else ""]
     known = known or "launch: whether the run continues is unknown here; see launch ps"
-    tell("\n".join([*filter(None, lines), known]))
+    return "\n".join([*filter(None, lines), known])

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import click
 
-from launcher.cli.find_run import controller_options
+from launcher.cli.error_lines import own_streams
+from launcher.cli.find_run import controller_options, find_run, read_copy, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import AGO, option
 from launcher.cli.options.values import gather
+from launcher.commands.run_answers import is_running
+from launcher.errors import UsageError
+from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs, find_since
+from launcher.output.log_reader import follow as keep_printing
+from launcher.runs.run_list import RemoteRun, UnknownRunError
+from launcher.wording import fold_ranks
 
 
 @click.command("logs", cls=Command)
@@ -38,9 +47,50 @@ def command(
     Lines of all hosts are sorted by time. With --rank, stdout and stderr get exactly the bytes of that rank,
     without time and prefix.
     """
-    from launcher.cli.find_run import carry_out, find_run
-    from launcher.commands.run_actions import LogsRequest, print_logs
+    found = find_run(run, controller, ssh_config)
+    if isinstance(found, RemoteRun):
+        try:
+            return run_there(found, is_of_a_run=True)
+        except UnknownRunError as error:
+            found = read_copy(found, error)
+    if not found.folder.is_dir():
+        raise UsageError(f"the logs in {found.folder} were removed", "see launch ps for other runs")
+    record = found.read_record()
+    refuse_unknown(found.id, record, node=node, rank=rank, attempt=None if follow else attempt)
+    offset = str(record.get("utc_offset") or "+00:00")
+    stamp = None if since is None else find_since(since, offset, datetime.now(timezone.utc))
+    logs = RunLogs(found.folder, found.find_hosts(), Choice(node, rank, attempt, stamp))
+    printer = LogPrinter(own_streams()) if rank is None else ExactPrinter(own_streams())
+    try:
+        keep_printing(logs, printer, lambda: follow and is_running(found))
+    except KeyboardInterrupt:
+        printer.flush()
+        return 130
+    return 0
 
-    request = LogsRequest(follow, node, rank, attempt, since)
-    found, act = find_run(run, controller, ssh_config), partial(print_logs, request=request)
-    return carry_out(found, act, is_of_a_run=True, or_of_copy=True)
+
+def refuse_unknown(
+    run_id: str, record: Mapping[str, Any], *, node: int | None = None, rank: int | None = None,
+    attempt: int | None = None,
+) -> None:  # fmt: skip
+    """Raise UsageError for a node, a rank or an attempt that a run doesn't have, as its run.json says.
+
+    Of the last attempt it has the nodes; an earlier one may have had more. Before its ranks start it has no record.
+    """
+    nodes = (record.get("plan") or {}).get("nodes")
+    if not nodes:
+        return
+    attempts = record.get("attempts") or []
+    most = max((len(each["hosts"]) for each in attempts), default=0)
+    earlier = range(most) if most > len(nodes) else range(0)
+    ranks = {each["first_rank"] + local for each in nodes for local in range(each["nproc"])}
+    ranks |= set(range(len(earlier) * nodes[0]["nproc"]))
+    used = [each["restarts"]["used"] for each in attempts if "restarts" in each]
+    starts = used[-1] + 1 if used else max(1, len(attempts) + ("ended_at" not in record))
+    for name, number, known in (
+        ("node", node, {each["node_rank"] for each in nodes} | set(earlier)),
+        ("rank", rank, ranks),
+        ("attempt", attempt, set(range(starts))),
+    ):
+        if number is not None and number not in known:
+            raise UsageError(f"--{name} {number}: run {run_id} has no such {name}", f"choose from {fold_ranks(known)}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from launcher.cli.find_run import controller_options
+from launcher.cli.find_run import ask_value, carry_out, controller_options, find_run, unreadable
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.values import gather
@@ -40,7 +40,6 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     the controller again first.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import find_run
 
     found = find_run(run, controller, ssh_config)
     outcomes = rejoin(found, may_ask=True, takes_up=True)
@@ -61,19 +60,17 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = Fals
     Raise LauncherError if the run has no controller that lives, or can't have a host back. may_ask: for passwords;
     takes_up: start another controller if that of the run died.
     """
-    from launcher.cli.find_run import carry_out
     from launcher.cli.host_choice import choose_opener
     from launcher.controller.agent_start import start_again
-    from launcher.runs.kept_run import start_controller
     from launcher.session.settings import loader_pythons
     from launcher.transports.settings import TransportSettings
 
     ask = partial(_ask, found, may_ask=may_ask)
     answer = ask()
-    if answer["has_ended"]:
+    if answer["exit_code"] is not None:
         raise UsageError(f"run {found.id} has ended", "see launch ps for those that run")
     if not answer["is_alive"] and takes_up:
-        code = carry_out(found, start_controller)
+        code = carry_out(found, "controller")
         if code:
             raise click.exceptions.Exit(code)  # it has said why
         time.sleep(_DIAL_S)
@@ -110,19 +107,11 @@ def rejoin_quietly(found: ListedRun | RemoteRun, context: click.Context) -> None
 
 
 def _ask(found: ListedRun | RemoteRun, *, may_ask: bool) -> dict[str, Any]:
-    """Return what `find_orders` says of a run; raise LauncherError if that can't be had."""
-    from launcher.cli.find_run import ask_value
-    from launcher.commands.run_actions import find_orders
-
-    answer = ask_value(found, find_orders, may_ask=may_ask)
-    if isinstance(answer, dict) and answer.keys() == {"is_alive", "has_ended", "missing", "orders"}:
+    """Return what is known of the agents of a run; raise LauncherError if that can't be had."""
+    answer = ask_value(found, "agents", may_ask=may_ask)
+    if isinstance(answer, dict) and answer.keys() == {"is_alive", "exit_code", "missing", "orders"}:
         return answer
-    raise _unreadable(found)
-
-
-def _unreadable(found: ListedRun | RemoteRun) -> LauncherError:
-    host = found.way.name if isinstance(found, RemoteRun) else found.controller.host
-    return LauncherError(f"{host} sent an answer that can't be read")
+    raise unreadable(found.way.name if isinstance(found, RemoteRun) else found.controller.host)
 
 
 def choose_logins(found: ListedRun | RemoteRun, orders: Sequence[Mapping[str, Any]]) -> dict[Host, Mapping[str, Any]]:
@@ -142,7 +131,7 @@ def choose_logins(found: ListedRun | RemoteRun, orders: Sequence[Mapping[str, An
     try:
         wanted = {str(each["name"]): _read_order(each["order"]) for each in orders}
     except (TypeError, KeyError, ValueError, OverflowError):
-        raise _unreadable(found) from None
+        raise unreadable(name) from None
     if strange := [host for host in wanted if host not in known]:
         text = f"{name} says that run {found.id} misses {shown(strange[0])}, which is no host of the run"
         raise LauncherError(text, f"see who controls {name}; nothing was started")

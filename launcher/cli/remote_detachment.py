@@ -16,15 +16,15 @@ from typing import Any
 
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.find_run import ASK
 from launcher.cli.options.values import OutputOptions
 from launcher.cli.repetition import keep_origin, keep_version
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import hold_session, make_settings
 from launcher.cli.typed_command import describe_origin
 from launcher.clock import wall_clock
-from launcher.commands.run_actions import find_health, print_value, stop
 from launcher.commands.sync import sync
-from launcher.controller.orders import Control, about_run
+from launcher.controller.orders import Control
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostsUnreachable, UsageError
@@ -166,7 +166,7 @@ def _leave(
         return EXIT_SIGNAL_BASE + signal.SIGINT
     code = found.get("exit_code")
     lost = [] if found.get("is_alive") or code is not None else [controller.name]
-    lost += [host.name for host in hosts if host.name in found.get("lost", ()) and host.name not in lost]
+    lost += [host.name for host in hosts if host.name in found.get("missing", ()) and host.name not in lost]
     if lost:
         if controller.name not in lost and code is None:
             _end(run.id, connect)
@@ -202,7 +202,7 @@ def _conclude(run: RemoteRun, code: int, output: OutputOptions) -> int:
 
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
     try:
-        launcher.ask(about_run(run_id, partial(print_value, find_health)), find_streams(os.environ))
+        launcher.ask((ASK, run_id, "agents"), find_streams(os.environ))
         found = load_json(launcher.read_output() or b"{}")
     except ValueError:
         found = None
@@ -214,7 +214,7 @@ def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
 def _end(run_id: str, connect: Callable[[], RemoteLauncher]) -> None:
     """End a run that would fail sooner or later, if it has not ended yet: it did not prove itself."""
     with contextlib.suppress(TransportError), contextlib.closing(connect()) as launcher:
-        launcher.ask(about_run(run_id, partial(stop, is_now=True)), find_streams(os.environ))
+        launcher.ask(("stop", run_id, "--now"), find_streams(os.environ))
         for _ in launcher.pieces():
             pass  # what is said about it follows
 

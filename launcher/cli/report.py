@@ -28,7 +28,7 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
     logs are on another machine.
     """
     from launcher.cli.find_run import ask_value, find_run, read_copy
-    from launcher.commands.report_page.contents import collect_contents, read_contents, tell_contents
+    from launcher.commands.report_page.contents import collect_contents, read_contents
     from launcher.commands.report_page.page import write_page
 
     found = find_run(run, controller, ssh_config)
@@ -37,7 +37,7 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
             contents = collect_contents(found)
         else:
             try:
-                contents = read_contents(ask_value(found, tell_contents))
+                contents = read_contents(ask_value(found, "contents"))
             except UnknownRunError as error:
                 contents = collect_contents(read_copy(found, error))
         text = write_page(contents)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
 
-from launcher.cli.find_run import controller_options
+from launcher.cli.error_lines import own_streams, tell
+from launcher.cli.find_run import controller_options, find_run, read_rows, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.table import option
 from launcher.cli.options.values import gather
+from launcher.commands.run_answers import conclude, is_running
 from launcher.errors import UsageError
+from launcher.output.log_reader import LOOK_S
+from launcher.runs.kept_run import KeptRun, start_controller
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
+from launcher.runs.run_state import Activity
+
+_AGAIN_S = 0.5  # between the two signals of --now
+_UNHEARD_S = 10.0  # the same, if nothing shows that the first one was heard: they would be one to a controller
+_SUSPENDED_S = 3.0  # for a process that somebody has suspended for a moment
+_SUSPENDED = "is suspended"
 
 
 @click.command("stop", cls=Command)
@@ -33,14 +45,10 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
 
     The ranks get SIGTERM, so that they can save, and are killed after the run's stop timeout.
     """
-    from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import carry_out, find_run
-    from launcher.commands.run_actions import stop
-
     is_unnamed = run is None and controller is None and ssh_config is None
     found = find_only() if is_unnamed else find_run(run, controller, ssh_config)
     try:
-        return carry_out(found, partial(stop, is_now=now))
+        return run_there(found) if isinstance(found, RemoteRun) else stop(found, is_now=now)
     except KeyboardInterrupt:
         tell(f"launch: run {found.id} is still being stopped (launch wait)")
         return 130
@@ -48,8 +56,6 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
 
 def find_only() -> ListedRun | RemoteRun:
     """Return the run to stop if none is named; raise UsageError unless exactly one may live."""
-    from launcher.cli.find_run import find_run, read_rows
-
     runs = RunList.of_user(os.environ).read_all()
     unseen = {run.id for run in runs if isinstance(run, RemoteRun) and run.row is None}
     if unseen:
@@ -71,3 +77,69 @@ def several_or_none(runs: Sequence[tuple[str, str | None]], where: str = "") -> 
     if not runs:
         return UsageError(f"no run is running{where}", "see launch ps")
     return UsageError(f"{len(runs)} runs may be running{where}: {name_runs(runs)}", "name the one to stop")
+
+
+def stop(run: ListedRun, *, is_now: bool) -> int:
+    """Send the signals of Ctrl-C, once, or twice for `is_now`, wait until the run has ended, and print how.
+
+    A second one kills the ranks, so none is sent if this was asked before without `is_now`. Raise UsageError for a run
+    that has ended, unless it was stopped, as by another `launch stop` that was typed at the same time.
+    """
+    has_ended = run.is_alive is False
+    if has_ended and run.end is None and run.is_kept:
+        return _stop_without_controller(run, is_now=is_now)
+    if has_ended and (run.end is None or not run.end.is_stopped):
+        raise UsageError(f"run {run.id} has ended", "see launch ps for those that run")
+    if not has_ended and not run.is_here:
+        raise UsageError(f"run {run.id} is controlled by {run.controller.host}", "run launch stop there")
+    if is_now:
+        tell(f"launch: killing the ranks of run {run.id}, as a second Ctrl-C would: they can't save")
+    is_asked = has_ended or run.mark_stop()
+    if has_ended:
+        tell(f"launch: run {run.id} was stopped before")
+    elif is_asked and not is_now:
+        tell(f"launch: run {run.id} is being stopped already (--now kills its ranks)")
+    signals = (0 if is_asked else 1) + is_now
+    sent_at, asked_at, is_told = -math.inf, time.monotonic(), False
+    while is_running(run):
+        passed_s = time.monotonic() - sent_at
+        if not is_told and (why := _find_obstacle(run, time.monotonic() - asked_at)):
+            is_told, pid = True, run.controller.pid
+            tell(f"launch: run {run.id} doesn't stop: process {pid} on {run.controller.host}, its launch, {why}")
+            resume = f"kill -CONT {pid} there; or " if why == _SUSPENDED else ""
+            tell(f"  fix: {resume}kill -KILL {pid}{'' if resume else ' there'}, after which its hosts end the ranks")
+        if signals and passed_s > _AGAIN_S and (_is_stopping(run) or passed_s > _UNHEARD_S):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(run.controller.pid, run.controller.stop_signal)
+            signals, sent_at = signals - 1, time.monotonic()
+        time.sleep(LOOK_S)
+    conclude(run, own_streams(), prints=True)
+    return 0
+
+
+def _find_obstacle(run: ListedRun, passed_s: float) -> str:
+    """Return why the process that controls a run may never end it, some seconds after it was asked to; or ""."""
+    with contextlib.suppress(OSError):  # no /proc, as on macOS, or it has just ended
+        state = Path("/proc", str(run.controller.pid), "stat").read_text("utf-8", "replace").rpartition(") ")[2][:1]
+        if state in "Tt" and passed_s > _SUSPENDED_S:
+            return _SUSPENDED
+    return "doesn't respond" if passed_s > _UNHEARD_S and not _is_stopping(run) else ""
+
+
+def _is_stopping(run: ListedRun) -> bool:
+    """Return whether the controller of a run has written down that it stops the ranks."""
+    state = run.read_state()
+    return state is not None and state.what is Activity.STOPPING
+
+
+def _stop_without_controller(run: ListedRun, *, is_now: bool) -> int:
+    """Let nothing take up a run whose controller died, and let its agents wait for it no longer."""
+    run.mark_stop()
+    with contextlib.suppress(UsageError):  # another one was quicker
+        start_controller(run, own_streams())  # which sees the mark
+    now = run.look()
+    if now is None or not now.is_alive:
+        KeptRun(run.place).remove()
+        return 0
+    os.kill(now.controller.pid, now.controller.stop_signal)  # it was taken up a moment before
+    return stop(now, is_now=is_now)

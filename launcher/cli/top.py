@@ -90,9 +90,8 @@ def _find_run(word: str | None, controller: str | None, ssh_config: Path | None)
 
 
 def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
-    from launcher.cli.find_run import take_lines
-    from launcher.commands.run_actions import is_running
-    from launcher.commands.top import print_now, watch_run
+    from launcher.cli.find_run import take_samples
+    from launcher.commands.top import watch_run
     from launcher.runs.run_list import RemoteRun
     from launcher.runs.samples import parse_now
 
@@ -108,9 +107,9 @@ def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
 
     try:
         if isinstance(found, RemoteRun):
-            take_lines(found, print_now, lambda line: take(parse_now(line)))
+            take_samples(found, lambda line: take(parse_now(line)))
         else:
-            for now in watch_run(found, lambda: is_running(found)):
+            for now in watch_run(found):
                 take(now)
     except _DoneError:
         return 0 if has_shown else 1

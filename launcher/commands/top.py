@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 
 from launcher.clock import iso_time, wall_clock
 from launcher.commands.free import look
+from launcher.commands.run_answers import is_running
 from launcher.errors import EXIT_UNREACHABLE
 from launcher.job.facts import BoxClaim, GpuUse, HostSample, NodeFacts
 from launcher.node import messages
-from launcher.output.output_streams import OutputStreams
 from launcher.runs.odd_gpus import INTERVAL_S, OddWatch, Samples
 from launcher.runs.run_list import ListedRun
 from launcher.runs.run_state import Activity
@@ -127,10 +127,10 @@ async def watch_hosts(session: Session, show: Show, *, once: bool) -> int:
     return EXIT_UNREACHABLE if any(state.failure is not None for state in session.states) else 0
 
 
-def watch_run(run: ListedRun, is_running: Callable[[], bool]) -> Iterator[RunNow]:
+def watch_run(run: ListedRun) -> Iterator[RunNow]:
     """Yield what the hosts of a run do, whenever it has told that anew, until it ends; else what the run does."""
     last, heard_at = 0.0, time.monotonic()
-    while is_running():
+    while is_running(run):
         want_now(run.folder)
         now = read_now(run.folder)
         if now is not None and now.at != last:
@@ -150,11 +150,9 @@ def _describe_silence(run: ListedRun) -> str:
     return "no samples (just started, --no-samples, or a full disk)"
 
 
-def print_now(run: ListedRun, streams: OutputStreams) -> int:
+def print_now(run: ListedRun) -> int:
     """Print what the hosts of a run do, a JSON line each time, until it ends or nobody reads any more."""
-    from launcher.commands.run_actions import is_running
-
-    for now in watch_run(run, lambda: is_running(run)):
+    for now in watch_run(run):
         print(now_as_text(now), flush=True)
     return 0
 

@@ -24,7 +24,6 @@ from launcher.forms import load_json
 from launcher.hosts.ranges import shown
 from launcher.node.messages import is_file_name
 from launcher.output.lines import STDOUT
-from launcher.output.output_streams import OutputStreams
 from launcher.private_files import make_private, open_private, write_private
 from launcher.runs.run_list import ListedRun, Way
 
@@ -44,7 +43,7 @@ _LEFT_S = 86400.0  # a fetch that was killed leaves what it had
 _ORIGIN = "fetched.json"  # in a copy: which run it is of
 
 
-def send_logs(run: ListedRun, streams: OutputStreams) -> int:
+def send_logs(run: ListedRun) -> int:
     """Write the files of a run's logs to stdout, compressed: a line of JSON before each, with its path and its size."""
     if not run.folder.is_dir():
         raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")

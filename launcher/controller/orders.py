@@ -1,42 +1,37 @@
-"""What a launcher on another host is asked, as it travels there, and how that is done there.
+"""What a launcher on another host is asked, as it travels there; `launcher.cli.answer` does it there.
 
-Both sides run the same code, so an order travels as a pickle, with functions in it; nothing that comes back does. The
-output of what is asked is what `launch` would print here; the launch host copies it to its own streams.
+Both sides run the same code, so an order travels as a pickle; nothing that comes back does. The output of what is asked
+is what `launch` would print here; the launch host copies it to its own streams.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import select
 import signal
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
-from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.node import messages
 from launcher.node.processes import proc
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.output_streams import OutputStreams
-from launcher.output.plain_messages import describe_error, tell
 from launcher.output.terminal import write_some
-from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.run_request import RunOptions
-from launcher.runs.run_rows import make_row
 from launcher.transports.agents.credentials import Credentials
 
 _LENGTH_BYTES = 8
+_READ_BYTES = 4096
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
 END = "end"
 LEFT = "left"  # once all ranks run
@@ -46,7 +41,6 @@ SILENCE_S = 15.0  # for which an answer continues without hearing from the launc
 HUNG_UP = EXIT_SIGNAL_BASE + signal.SIGHUP  # the exit code of what doesn't hear from the launch host any more
 REFUSED = "refused"  # after the exit code of a run that never started
 UNKNOWN = "unknown"  # after the exit code, if no run has the id that was asked about
-_READ_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +62,7 @@ class Control:
     incidents: Mapping[str, str] = field(default_factory=dict)  # what went wrong with hosts in earlier runs, in words
 
 
-RunAction = Callable[[ListedRun, OutputStreams], int]  # it returns an exit code; launcher.commands.run_actions has them
-Request = Control | Callable[[RunList, OutputStreams], int]
-
-
-def about_run(run_id: str, act: RunAction) -> Request:
-    """Return the request to do something with one run."""
-    return partial(_act, run_id, act)
-
-
-def _act(run_id: str, act: RunAction, runs: RunList, streams: OutputStreams) -> int:
-    return act(runs.find(run_id), streams)
-
-
-def print_rows(runs: RunList, streams: OutputStreams) -> int:
-    """Print the rows of all runs as a JSON list."""
-    print(json.dumps([make_row(run, time.time()).as_record() for run in runs.read()]))
-    return 0
-
-
-def print_id(word: str | None, runs: RunList, streams: OutputStreams) -> int:
-    """Print the id of the run that this word means; None: the newest one."""
-    try:
-        print(runs.find(word).id)
-    except UnknownRunError as error:  # here it is not the launch host that knows more of it
-        raise UsageError(error.message, error.fix) from None
-    return 0
+Request = Control | tuple[str, ...]  # or a command about runs that are controlled there: its words after `launch`
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,41 +91,16 @@ def find_patience(job: Job) -> float:
 # ---- on the other host -----------------------------------------------------------------------------------------------
 
 
-def main(nonce: str, wait_s: int) -> NoReturn:
-    """Read one order from stdin, carry it out, and exit; wait_s: for the next bytes of the order."""
+def take(wait_s: int) -> tuple[Order, LastLine]:
+    """Read one order from stdin, and begin to send heartbeats; wait_s: for the next bytes of the order."""
     proc.name_process("launch")
-    variables = os.environ
     data = _take(int.from_bytes(_take(_LENGTH_BYTES, wait_s), "big"), wait_s)
     order = pickle.loads(data)  # it comes from the launcher that sent this code
     assert isinstance(order, Order)
-    last_line, ending = LastLine(order.mark), ""
+    last_line = LastLine(order.mark)
     period_s = min(BEAT_S, order.silence_s / messages.BEATS_PER_SILENCE)
     start_thread(partial(last_line.beat, period_s), "beat", lambda error: None)
-    try:
-        if isinstance(order.request, Control):
-            from launcher.controller.control import control  # half of this package, which no other request needs
-
-            code, has_begun = control(order.request, order.streams, last_line, variables, order.silence_s)
-            ending = "" if has_begun else f" {REFUSED}"
-        else:
-            start_thread(partial(_end_with_the_login, order.silence_s), "login", lambda error: None)
-            code = order.request(RunList.of_user(variables), order.streams)
-        sys.stdout.flush()
-    except UnknownRunError as error:
-        code, ending = error.exit_code, f" {UNKNOWN}"
-    except LauncherError as error:
-        tell(describe_error(error), order.streams)
-        code, ending = error.exit_code, f" {REFUSED}"
-    except KeyboardInterrupt:  # the run has not begun to listen to signals
-        tell("launch: stopped by you; nothing was started", order.streams)
-        code, ending = EXIT_SIGNAL_BASE + signal.SIGINT, f" {REFUSED}"
-    except BrokenPipeError:  # the launch host has hung up
-        code = EXIT_FAILED
-    except Exception:  # noqa: BLE001 - whoever reads the output must learn that it ends
-        traceback.print_exc()
-        code = EXIT_FAILED
-    last_line.write(f"{code}{ending}")
-    os._exit(code)
+    return order, last_line
 
 
 def _take(size: int, wait_s: float) -> bytes:
@@ -170,7 +114,8 @@ def _take(size: int, wait_s: float) -> bytes:
     return data
 
 
-def _end_with_the_login(silence_s: float) -> None:
+def end_with_the_login(silence_s: float) -> NoReturn:
+    """Exit once the launch host hangs up, or is silent for that long."""
     while read_in_time(_READ_BYTES, silence_s):
         pass
     os._exit(HUNG_UP)

@@ -20,10 +20,10 @@ import launcher
 from launcher.node.archive import find_own
 
 _NODE = ("launcher/__init__.py", "launcher/node/")
-# What a controller doesn't need: the command line, and SSH clients that need more than the standard library.
+# What a controller doesn't need, or can't have: SSH clients and pages that need other packages.
 _STAYING = tuple(
     f"launcher/{name}" for name in (
-        "api/", "cli/", "transports/registry.py", "commands/demo_hosts.py", "commands/pairs.py",
+        "api/", "commands/demo_hosts.py", "commands/pairs.py",
         "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/timeline.py",
         *(f"transports/ssh/{name}" for name in (
             "fabric", "host_keys.py", "identities.py", "packet_limits.py", "pdsh", "plain_config.py",
@@ -60,9 +60,9 @@ def pack_node() -> PackedCode:
 
 
 def pack_launcher() -> PackedCode:
-    """Return what a controller needs: that, and most of the rest, with ClusterShell's NodeSet."""
+    """Return what a controller needs: that, and most of the rest, with click and ClusterShell's NodeSet."""
     with _LOCK:
-        return _pack(("launcher/", "ClusterShell/"), _STAYING)
+        return _pack(("launcher/", "ClusterShell/", "click/"), _STAYING)
 
 
 def trainer_archive() -> bytes:
@@ -105,12 +105,13 @@ def _find_installed() -> dict[str, Path]:
     package = Path(launcher.__path__[0])
     names = (Path(folder, name) for folder, _, names in os.walk(package) for name in names)
     found = [path for path in names if path.suffix == ".py" and not path.name.startswith(".")]  # as of an editor
-    spec = importlib.util.find_spec("ClusterShell")
-    assert spec is not None and spec.origin is not None  # a dependency
-    return {
-        **{f"launcher/{path.relative_to(package).as_posix()}": path for path in found},
-        **{f"ClusterShell/{name}": Path(spec.origin).with_name(name) for name in _NODE_SET},
-    }
+    files = {f"launcher/{path.relative_to(package).as_posix()}": path for path in found}
+    for library in ("ClusterShell", "click"):
+        spec = importlib.util.find_spec(library)
+        assert spec is not None and spec.origin is not None  # a dependency
+        paths = Path(spec.origin).parent.glob("*.py")
+        files |= {f"{library}/{path.name}": path for path in paths if library == "click" or path.name in _NODE_SET}
+    return files
 
 
 def strip(source: bytes) -> str:

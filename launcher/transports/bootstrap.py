@@ -37,7 +37,7 @@ NOISE_BYTES = 64 << 10
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
 SUPERVISOR, AGENT, SENDER, LAUNCHER = (
-    "launcher.node.guardian", "launcher.node.agents.agent", "launcher.node.file_sender", "launcher.controller.orders"
+    "launcher.node.guardian", "launcher.node.agents.agent", "launcher.node.file_sender", "launcher.cli.answer"
 )  # fmt: skip
 _NOT_RUN = 126  # a shell's, for what it finds and can't run
 _RC_FILES = "~/.bashrc (bash), ~/.zshenv (zsh) or ~/.config/fish/config.fish"  # which these read without a terminal

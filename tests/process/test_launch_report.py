@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from html import unescape
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from machines.example_run import FINDING, ExampleRun
 from machines.launches import run_launch
 from machines.patience import DEADLINE_S
 
-from launcher.commands.report_page.contents import collect_contents, read_contents, tell_contents
+from launcher.cli.find_run import ASK
+from launcher.commands.report_page.contents import collect_contents, read_contents
 from launcher.commands.report_page.page import write_page
-from launcher.commands.run_actions import print_value
-from launcher.controller.orders import about_run
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.hosts.host import Host
 from launcher.output.output_streams import OutputStreams
@@ -111,7 +109,7 @@ def test_the_contents_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     launcher = RemoteLauncher(LocalTransport(), Host("here"), [sys.executable], DEADLINE_S)
     streams = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
-    launcher.ask(about_run(run["run"], partial(print_value, tell_contents)), streams)
+    launcher.ask((ASK, run["run"], "contents"), streams)
     contents = read_contents(json.loads(launcher.read_output()))
     launcher.close()
     assert (contents.run, contents.state) == (run["run"], "finished")

@@ -15,7 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from datetime import datetime
 from io import BytesIO
 from pathlib import Path
 
@@ -23,15 +23,14 @@ import pytest
 from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
 from machines.processes import wait_until
 
-from launcher.commands.run_actions import print_value, wait
 from launcher.controller import orders, remote_launcher
-from launcher.controller.orders import Control, about_run, print_id, print_rows
+from launcher.controller.orders import Control
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.output.output_streams import OutputStreams
-from launcher.runs.run_list import RunList
+from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import RunOptions
 from launcher.transports import bootstrap
 from launcher.transports.agents.credentials import make_credentials
@@ -41,16 +40,19 @@ from launcher.transports.process_channel import LocalTransport, ProcessChannel, 
 
 TIMEOUT_S = 10.0
 RUN = "20261120-091233"
+NOW = datetime(2026, 11, 20, 9, 12, 33)
+ROWS = ("ps", "--all", "--json")
+WAIT = ("wait", RUN)
 VIEW = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
 
-# Imports every module but those that only the ranks, or the nodes, need.
+# Imports every module but those that only the ranks, the nodes or another system need.
 IMPORTS = """
 import importlib, pathlib, sys
 RANKS = ("launcher.distributed", "launcher.exchange", "launcher.trainer", "launcher.collectives", "launcher.node.")
 sys.path.insert(0, sys.argv[1])
 for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
     name = ".".join(path.relative_to(sys.argv[1]).with_suffix("").parts).removesuffix(".__init__")
-    if name != "launcher.__main__" and not name.startswith(RANKS):
+    if name not in ("launcher.__main__", "click._winconsole") and not name.startswith(RANKS):
         importlib.import_module(name)
 """
 
@@ -88,7 +90,7 @@ def ask(request: orders.Request) -> tuple[bytes, int | None]:
     return output, launcher.exit_code
 
 
-def test_what_travels_needs_the_standard_library_only(tmp_path: Path) -> None:
+def test_what_travels_needs_nothing_else(tmp_path: Path) -> None:
     zipfile.ZipFile(BytesIO(pack_launcher().content)).extractall(tmp_path)
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", IMPORTS, str(tmp_path)], capture_output=True, text=True, check=False
@@ -97,7 +99,9 @@ def test_what_travels_needs_the_standard_library_only(tmp_path: Path) -> None:
 
 
 DAMAGES = {
-    "other code": lambda path: path.write_bytes(path.read_bytes().replace(b"print(json.dumps", b"print(repr('x') or")),
+    "other code": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"click.echo(json.dumps", b"click.echo(repr('x') or")
+    ),
     "cut off": lambda path: os.truncate(path, path.stat().st_size // 2),
     "a link": lambda path: (path.rename(path.with_name("it")), path.symlink_to("it")),  # to what was sent
     "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
@@ -108,15 +112,15 @@ def test_only_what_was_sent_runs(cache: Path) -> None:
     """The code is sent once, and again if the file's content is another, whoever has put it there."""
     cache.mkdir(parents=True, mode=0o775)
     cache.chmod(0o775)  # of an earlier version, with a umask of 002
-    assert ask(print_rows) == (b"[]\n", 0)
+    assert ask(ROWS) == (b"[]\n", 0)
     kept = cache / pack_launcher().name
     assert [each.stat().st_mode & 0o777 for each in (cache.parent, cache, kept)] == [0o700, 0o700, 0o600]
     before = kept.stat().st_ino
-    assert ask(print_rows) == (b"[]\n", 0)
+    assert ask(ROWS) == (b"[]\n", 0)
     assert kept.stat().st_ino == before, "it was not sent again"
     for name, damage in DAMAGES.items():
         damage(kept)
-        assert ask(print_rows) == (b"[]\n", 0), name
+        assert ask(ROWS) == (b"[]\n", 0), name
         assert kept.read_bytes() == pack_launcher().content, name
         assert {path.name.partition(".")[0] for path in cache.iterdir()} - {"it"} == {kept.name}, name
 
@@ -124,27 +128,28 @@ def test_only_what_was_sent_runs(cache: Path) -> None:
 def test_the_last_line_is_no_longer_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_launcher, "_MOST_LAST_LINE_BYTES", 2)
     with pytest.raises(TransportError, match="here: its last line is longer than 2 bytes"):
-        ask(print_rows)
+        ask(ROWS)
 
 
 def test_what_is_removed_while_it_runs_is_not_missed(cache: Path) -> None:
     """`launch clean` or a cleaner of caches may remove it, while a controller still has modules to import."""
     launcher = start()
     shutil.rmtree(cache)
-    launcher.ask(print_rows, VIEW)
+    launcher.ask(ROWS, VIEW)
     assert launcher.read_output() == b"[]\n"
     launcher.close()
 
 
 def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> None:
-    assert ask(partial(print_id, "1")) == (b"", 2)
-    assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
+    with listed(Path("nowhere")):
+        assert ask(("logs", RUN)) == (b"", 2)
+    assert capfd.readouterr().err.splitlines()[0] == f"launch: the logs in {Path.cwd() / 'nowhere'} were removed"
 
 
 def test_a_run_that_is_not_listed_there(capfd: pytest.CaptureFixture[str]) -> None:
     """The launch host knows more of it, and says that."""
     launcher = start()
-    launcher.ask(about_run("1", wait), VIEW)
+    launcher.ask(("wait", "1"), VIEW)
     assert (launcher.copy_output(), launcher.is_unknown) == (2, True)
     launcher.close()
     assert capfd.readouterr().err == ""
@@ -152,13 +157,15 @@ def test_a_run_that_is_not_listed_there(capfd: pytest.CaptureFixture[str]) -> No
 
 def test_no_rank_can_forge_the_last_line(tmp_path: Path) -> None:
     """It knows what is in the command line there."""
-    with listed(tmp_path), contextlib.closing(start()) as launcher:
+    with contextlib.closing(start()) as launcher:
         pid = launcher.channel._process.pid  # type: ignore[attr-defined] # it is a LocalTransport's
         words = re.findall("[0-9a-f]{16}", Path(f"/proc/{pid}/cmdline").read_text())
         assert words
         forged = "".join(f"~{word} 7 " for word in words)
-        launcher.ask(about_run(RUN, partial(print_value, forged.format)), VIEW)
-        assert json.loads(launcher.read_output()) == forged
+        entry = open_list().begin(RUN, forged, tmp_path)
+        launcher.ask(ROWS, VIEW)
+        assert [row["name"] for row in json.loads(launcher.read_output())] == [forged]
+        entry.close(is_kept=False)
 
 
 @pytest.mark.parametrize("is_printed", [False, True])
@@ -170,18 +177,17 @@ def test_what_a_host_says_can_t_move_the_cursor(
     stained = r"sed -u 's/^/\x1b]52;c;aGk=\x07/' >&2"
     python.write_text(f'#!/bin/sh\n{{ "{sys.executable}" "$@" 2>&1 >&3 3>&- | {stained}; }} 3>&1\n')
     python.chmod(0o755)
-    launcher = start(str(python))
-    launcher.ask(partial(print_id, "1"), VIEW)
-    assert launcher.copy_output(is_of_a_run=False) == 2 if is_printed else launcher.read_output() == b""
-    launcher.close()
-    assert capfd.readouterr().err.splitlines()[0] == "launch: no run '1'"
+    with listed(Path("nowhere")), contextlib.closing(start(str(python))) as launcher:
+        launcher.ask(("logs", RUN), VIEW)
+        assert launcher.copy_output(is_of_a_run=False) == 2 if is_printed else launcher.read_output() == b""
+    assert capfd.readouterr().err.splitlines()[0] == f"launch: the logs in {Path.cwd() / 'nowhere'} were removed"
 
 
 def test_it_ends_with_its_login(tmp_path: Path) -> None:
     """Nobody waits for a run on a host when nobody reads the answer."""
     with listed(tmp_path):
         launcher = start()
-        launcher.ask(about_run(RUN, wait), VIEW)
+        launcher.ask(WAIT, VIEW)
         launcher.close()
         assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
 
@@ -191,7 +197,7 @@ def test_an_answer_ends_if_its_launch_host_is_silent(tmp_path: Path, monkeypatch
     monkeypatch.setattr(orders, "SILENCE_S", 0.5)  # less than between two heartbeats
     with listed(tmp_path):
         launcher = start()
-        launcher.ask(about_run(RUN, wait), VIEW)
+        launcher.ask(WAIT, VIEW)
         assert wait_until(lambda: launcher.channel.exit_code() == 128 + signal.SIGHUP)
 
 
@@ -201,7 +207,7 @@ def test_a_launcher_that_is_stopped_there(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(remote_launcher, "CODE_S", 0.0)  # whether it is there or not
     with listed(tmp_path), contextlib.closing(start()) as launcher:
         os.kill(launcher.channel._process.pid, signal.SIGSTOP)  # type: ignore[attr-defined] # it is a LocalTransport's
-        launcher.ask(about_run(RUN, wait), VIEW)
+        launcher.ask(WAIT, VIEW)
         try:
             with pytest.raises(TransportError, match=r"^here: launch doesn't respond there any more$") as raised:
                 launcher.copy_output()
@@ -223,7 +229,7 @@ def test_a_launcher_that_is_stopped_once_it_was_heard(tmp_path: Path, monkeypatc
         failed.set()
 
     with listed(tmp_path), contextlib.closing(start()) as launcher:
-        launcher.ask(about_run(RUN, wait), VIEW)
+        launcher.ask(WAIT, VIEW)
         threading.Thread(target=read, daemon=True).start()
         assert wait_until(lambda: launcher._missed >= 0)
         os.kill(launcher.channel._process.pid, signal.SIGSTOP)  # type: ignore[attr-defined] # it is a LocalTransport's
@@ -241,7 +247,7 @@ def test_a_launcher_that_says_nothing_for_long(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(orders, "SILENCE_S", silence_s)  # there, heartbeats come as often as that demands
         with ThreadPoolExecutor() as pool, contextlib.closing(start()) as launcher:
             with listed(tmp_path):
-                launcher.ask(about_run(RUN, wait), VIEW)
+                launcher.ask(WAIT, VIEW)
                 output = pool.submit(lambda: b"".join(data for _, data in launcher.pieces()))
                 time.sleep(0.6 * silence_s * (remote_launcher.MOST_MISSED + 3))
                 assert not output.done()
@@ -260,7 +266,7 @@ def test_an_answer_that_does_not_come(tmp_path: Path, monkeypatch: pytest.Monkey
         contextlib.closing(start()) as launcher,
         pytest.raises(TransportError, match="no answer within"),
     ):
-        launcher.ask(about_run(RUN, wait), VIEW)
+        launcher.ask(WAIT, VIEW)
         launcher.read_output()
 
 
@@ -316,14 +322,14 @@ def test_a_controller_ends_if_its_launch_host_is_silent_before_go(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is read-only")
 def test_a_process_whose_name_can_t_be_set(read_only_proc: str) -> None:
     launcher = start(read_only_proc)
-    launcher.ask(print_rows, VIEW)
+    launcher.ask(ROWS, VIEW)
     assert launcher.read_output() == b"[]\n"
     launcher.close()
 
 
 def test_a_cache_that_can_t_be_written(cache: Path) -> None:
     cache.parent.parent.joinpath("launch").touch()
-    assert ask(print_rows) == (b"[]\n", 0)
+    assert ask(ROWS) == (b"[]\n", 0)
 
 
 def fill(folder: Path) -> None:
@@ -352,7 +358,7 @@ def test_a_cache_that_takes_nothing(tmp_path: Path, spoil: Callable[[Path], obje
         if is_known:  # and another version's code is there
             (tmp_path / "launch" / "code").mkdir(parents=True, mode=0o700)
         spoil(tmp_path)
-        assert ask(print_rows) == (b"[]\n", 0)
+        assert ask(ROWS) == (b"[]\n", 0)
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
@@ -372,14 +378,14 @@ def test_a_python_that_is_too_old(any_python: str) -> None:
 def test_a_python_that_ends_before_its_code_comes(tmp_path: Path) -> None:
     """As one that a signal ends: what can't be sent to it is no error of its own."""
     with contextlib.closing(start(write_python(tmp_path, "os.close(0);os.kill(os.getpid(),9)"))) as launcher:
-        launcher.ask(print_rows, VIEW)
+        launcher.ask(ROWS, VIEW)
         with pytest.raises(TransportError, match=r"here: launch was killed there \(exit code 137\)"):
             launcher.read_output()
 
 
 def test_rows_of_this_machine(tmp_path: Path) -> None:
     entry = open_list().begin("20261120-091233", "base", tmp_path)
-    (row,) = json.loads(ask(print_rows)[0])
+    (row,) = json.loads(ask(ROWS)[0])
     assert (row["run"], row["name"], row["state"], row["logs"]) == (
         "20261120-091233",
         "base",
@@ -387,6 +393,27 @@ def test_rows_of_this_machine(tmp_path: Path) -> None:
         str(tmp_path),
     )
     entry.close(is_kept=False)
+
+
+def test_rows_of_other_machines_are_theirs() -> None:
+    """Who asks reaches them, or doesn't; nobody else is asked."""
+    runs = open_list()
+    runs.add(RemoteRun(runs.take_id(NOW, "token"), Way("gone.invalid"), "elsewhere", time.time()))
+    assert ask(ROWS) == (b"[]\n", 0)
+    launcher = start()
+    launcher.ask(("logs", "elsewhere"), VIEW)
+    assert (launcher.copy_output(), launcher.is_unknown) == (2, True)
+    launcher.close()
+
+
+def test_a_command_prints_for_the_terminal_of_who_asks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """There it is a pipe, which has no width."""
+    open_list().begin(RUN, None, tmp_path).close(is_kept=True)
+    with contextlib.closing(start()) as launcher:
+        launcher.ask(WAIT, OutputStreams(frozenset({2}), is_one_file=False, with_color=True, columns=60))
+        assert launcher.copy_output() == 128 + signal.SIGKILL
+    end = "its launch was\n  killed, and its hosts end it within --silence\n"
+    assert capfd.readouterr().err == f"launch: run {RUN} has no result: {end}"
 
 
 @pytest.mark.parametrize("is_taken", [False, True])

@@ -20,7 +20,7 @@ import pytest
 from machines.patience import DEADLINE_S, slowed
 from machines.processes import wait_until
 
-from launcher.commands.run_actions import stop
+from launcher.cli.stop import stop
 from launcher.controller.orders import Control
 from launcher.controller.planting import Planting
 from launcher.errors import LauncherError, UsageError
@@ -159,7 +159,7 @@ def test_what_is_torn_is_never_used(started: Started, capfd: pytest.CaptureFixtu
         again = "start the run again: it continues from its last checkpoint"
         assert capfd.readouterr().err == f"launch: {path} is damaged\n  fix: {again}\n"
         path.write_bytes(whole)
-    assert stop(started.look(), STREAMS, is_now=False) == 0
+    assert stop(started.look(), is_now=False) == 0
     said = f"launch: stopped by you; the controller of run {RUN} died before its last process had ended\n"
     assert capfd.readouterr().err == said
     run = started.look()

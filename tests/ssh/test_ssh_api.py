@@ -77,7 +77,7 @@ def test_a_host_that_can_not_be_reached(options: dict[str, Value], launch: Launc
     assert not Path(launch.folder, "logs").exists()
 
 
-def test_a_detached_run_with_a_controller_on_a_host(options: dict[str, Value], hosts: SshHosts) -> None:
+def test_a_detached_run_with_a_controller_on_a_host(options: dict[str, Value], hosts: SshHosts, launch: Launch) -> None:
     """Its launch travels there; what is seen of it is the same."""
     with launcher.launch(WAITS, detach=True, name="far", **options) as run:
         assert {line.rank for _, line in zip(range(4), run, strict=False)} == {0, 1, 2, 3}
@@ -85,4 +85,10 @@ def test_a_detached_run_with_a_controller_on_a_host(options: dict[str, Value], h
     with launcher.attach("far") as again:
         assert (again.id, again.stop().exit_code) == (run.id, 130)
     assert wait_until(lambda: not hosts.ranks())
+    there = ("--controller", "node1", "--ssh-config", str(launch.ssh_config))
+    refused = launch.run_command("logs", "far", *there, "--since", "10m", "--rank", "99")
+    assert refused.stderr == f"launch: --rank 99: run {run.id} has no such rank\n  fix: choose from 0-3\n"
+    unknown = launch.run_command("wait", "near", *there)
+    assert unknown.stderr == "launch: no run 'near'\n  fix: see launch ps --hosts node1\n"
+    assert (refused.exit_code, unknown.exit_code) == (2, 2)
     shutil.rmtree(hosts.hosts[0].folder / "home" / ".local" / "state" / "launch")  # other tests list the runs there

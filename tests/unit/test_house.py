@@ -45,7 +45,6 @@ LIBRARIES = {
     "jinja2": {"commands"},
 }
 READ_ENVIRONMENT = {"cli", "api", "node", "distributed", "collectives", "trainer"}
-STARTED_BY_LOADER = {"launcher.controller.orders"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 
 # Pure packages do nothing but compute, and what reads files may still have no process, socket or clock.
@@ -188,7 +187,7 @@ def find_library_faults(module: Module) -> list[str]:
 
 def find_environment_faults(module: Module) -> list[str]:
     """Say which lines read the environment outside the modules that may."""
-    if module.part in READ_ENVIRONMENT or module.name in STARTED_BY_LOADER:
+    if module.part in READ_ENVIRONMENT:
         return []
     return [f"{module.path}:{line}: reads the environment" for line in module.environment_reads()]
 

@@ -20,6 +20,7 @@ OWN_NUMBERS = {"signal": {"Signals", "strsignal"}, "os": {"strerror"}, "errno": 
 FILES = ("/proc/", "/sys/", "/dev/shm")
 PROGRAMS = {"free", "ip", "journalctl", "lscpu", "lsof", "nproc", "ps", "setsid", "ss", "systemctl", "timeout"}
 ALLOWED = {
+    ("launcher/cli/find_run.py", "the program ps"): "it is launch ps",
     ("launcher/cli/job_request.py", "the program nproc"): "it is the option --nproc",
     ("launcher/cli/options/table.py", "the program nproc"): "it is the option --nproc",
     ("launcher/collectives/load.py", "'/sys/bus/pci/devices'"): "where it can't be read, the NUMA node isn't known",

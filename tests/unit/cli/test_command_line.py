@@ -924,7 +924,8 @@ def test_a_rank_starts_no_run_on_its_machine_either(launch, monkeypatch):
 
 def test_commands_about_a_run_import_no_part_that_drives_one() -> None:
     """`ps`, `logs`, `wait` and `stop` would take twice as long to start."""
-    code = "import sys, launcher.commands.run_actions as run_actions; print(*sorted(sys.modules))"
+    commands = "ps, launcher.cli.logs, launcher.cli.wait, launcher.cli.stop, launcher.cli.answer"
+    code = f"import sys, launcher.cli.{commands}; print(*sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert "launcher.commands.run_actions" in found
+    assert "launcher.cli.answer" in found
     assert not {"asyncio", "launcher.session.session", "launcher.runs.attempt"} & {*found}

@@ -20,7 +20,6 @@ from launcher.controller.fetching import send_logs, take_logs
 from launcher.controller.remote_launcher import LineCut
 from launcher.errors import LauncherError
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.output_streams import OutputStreams
 from launcher.runs.run_list import Way
 
 MARK = b"~12ab "
@@ -107,7 +106,7 @@ def test_all_that_a_run_keeps_is_sent_and_taken(tmp_path: Path, monkeypatch: pyt
     (folder / "node_2.log").symlink_to("/etc/passwd")
     stdout = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stdout))
-    send_logs(run, OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None))
+    send_logs(run)
     copied, _ = take_logs(Pieces(stdout.getvalue()), WAY, "RUN", tmp_path)
     assert copied is not None
     files = {path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file()}

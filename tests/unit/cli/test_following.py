@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from machines.example_run import ExampleRun
 
-from launcher.commands.run_actions import LogsRequest, attach, choose_last, refuse_unknown
+from launcher.cli.attach import attach, choose_last
+from launcher.cli.logs import refuse_unknown
 from launcher.errors import UsageError
 from launcher.output.log_reader import LogLine
-from launcher.output.output_streams import OutputStreams
 
 
 def record(*sizes: int, **more: Any) -> dict[str, Any]:
@@ -30,27 +30,26 @@ WAITED = {**record(2), "attempts": [{"hosts": ["h", "h"], "restarts": {"used": 1
 
 
 @pytest.mark.parametrize(
-    ("request_", "found", "error"),
+    ("given", "found", "error"),
     [
-        (LogsRequest(node=5), record(2), "--node 5: run R has no such node; choose from 0-1"),
-        (LogsRequest(rank=99), record(2), "--rank 99: run R has no such rank; choose from 0-3"),
-        (LogsRequest(attempt=7), record(2, 2, **ENDED), "--attempt 7: run R has no such attempt; choose from 0-1"),
-        (LogsRequest(attempt=2), record(2, 2, **ENDED), "--attempt 2: run R has no such attempt; choose from 0-1"),
-        (LogsRequest(attempt=2), record(2, 2), ""),  # it runs
-        (LogsRequest(attempt=2), WAITED, "--attempt 2: run R has no such attempt; choose from 0-1"),
-        (LogsRequest(attempt=3, follows=True), record(2, 2), ""),
-        (LogsRequest(node=2, rank=5), record(3, 2), ""),  # of the first attempt, which had more hosts
-        (LogsRequest(rank=6), record(3, 2), "--rank 6: run R has no such rank; choose from 0-5"),
-        (LogsRequest(node=1, rank=3), SHARE, ""),
-        (LogsRequest(rank=0), SHARE, "--rank 0: run R has no such rank; choose from 2-3"),
-        (LogsRequest(node=5, rank=9), {}, ""),  # its ranks haven't started
-        (LogsRequest(), record(2), ""),
+        ({"node": 5}, record(2), "--node 5: run R has no such node; choose from 0-1"),
+        ({"rank": 99}, record(2), "--rank 99: run R has no such rank; choose from 0-3"),
+        ({"attempt": 7}, record(2, 2, **ENDED), "--attempt 7: run R has no such attempt; choose from 0-1"),
+        ({"attempt": 2}, record(2, 2, **ENDED), "--attempt 2: run R has no such attempt; choose from 0-1"),
+        ({"attempt": 2}, record(2, 2), ""),  # it runs
+        ({"attempt": 2}, WAITED, "--attempt 2: run R has no such attempt; choose from 0-1"),
+        ({"node": 2, "rank": 5}, record(3, 2), ""),  # of the first attempt, which had more hosts
+        ({"rank": 6}, record(3, 2), "--rank 6: run R has no such rank; choose from 0-5"),
+        ({"node": 1, "rank": 3}, SHARE, ""),
+        ({"rank": 0}, SHARE, "--rank 0: run R has no such rank; choose from 2-3"),
+        ({"node": 5, "rank": 9}, {}, ""),  # its ranks haven't started
+        ({}, record(2), ""),
     ],
 )
-def test_what_the_run_does_not_have_is_an_error(request_: LogsRequest, found: dict[str, Any], error: str) -> None:
+def test_what_the_run_does_not_have_is_an_error(given: dict[str, int], found: dict[str, Any], error: str) -> None:
     said = ""
     try:
-        refuse_unknown("R", request_, found)
+        refuse_unknown("R", found, **given)
     except UsageError as refusal:
         said = f"{refusal}; {refusal.fix}"
     assert said == error
@@ -88,7 +87,6 @@ def test_attach_begins_with_a_whole_message(texts: tuple[str, ...], first: str, 
 
 def test_attach_names_the_controller_as_the_user_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = ExampleRun().write(tmp_path)
-    streams = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
-    attach(run, streams, host="gpu7")
+    attach(run, host="gpu7")
     title = f"run {run.id} ({run.name})" if run.name else f"run {run.id}"
     assert f"launch: {title}, which gpu7 controlled, has ended" in capfd.readouterr().err

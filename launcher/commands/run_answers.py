@@ -1,0 +1,94 @@
+"""What a run that another process controls is asked: whether it lives, how it ended, what its hosts need."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import Any
+
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
+from launcher.output.log_reader import LogFile
+from launcher.output.log_writer import TRANSCRIPT
+from launcher.output.output_streams import OutputStreams
+from launcher.output.plain_messages import tell
+from launcher.runs.run_list import ListedRun
+
+_FAILED = re.compile("launch: (.*FAILED after |.* could not start|its time in the queue )")
+_ENDED = re.compile("launch: (finished in|stopped by) ")
+
+
+def find_doing(run: ListedRun) -> str:
+    """Return what a run does now, in words; empty if it has ended, or doesn't tell."""
+    doing = run.read_doing(time.time())
+    return str(doing) if doing is not None else ""
+
+
+def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:
+    """Let the controller of a run print the stacks of its ranks."""
+    if not run.is_here:
+        tell(f"launch: only {run.controller.host} can ask for the stacks", streams)
+    elif is_running(run):
+        os.kill(run.controller.pid, signal.SIGQUIT)
+    return 0
+
+
+def find_value(run: ListedRun, question: str) -> Any:
+    """Return what is asked of a run, as JSON: its `record`, its `agents`, or the `contents` of its page."""
+    if question == "record":
+        return run.read_record()
+    if question == "agents":
+        return _find_agents(run)
+    from launcher.commands.report_page.contents import tell_contents
+
+    return tell_contents(run)
+
+
+def _find_agents(run: ListedRun) -> dict[str, Any]:
+    """Return whether the controller of a run lives, which hosts it misses, and what starts the agents of these.
+
+    Or the exit code, and which hosts were lost: when a run has ended, all agents have left.
+    """
+    is_alive, end = is_running(run), (run.look() or run).end
+    if end is not None:
+        lost = (run.read_record().get("result") or {}).get("unreachable", {})
+        return {"is_alive": is_alive, "exit_code": end.exit_code, "missing": [*lost], "orders": []}
+    orders = run.read_orders() if is_alive else []
+    return {"is_alive": is_alive, "exit_code": None, "missing": run.read_missing(), "orders": orders}
+
+
+def is_running(run: ListedRun) -> bool:
+    """Return whether a run still lives; raise UsageError if only another machine can tell."""
+    now = run.look()
+    if now is not None and now.is_alive is None:
+        host = now.controller.host
+        raise UsageError(f"only {host} can tell whether run {now.id} still runs", f"use launch on {host}")
+    return now is not None and bool(now.is_alive)
+
+
+def conclude(run: ListedRun, streams: OutputStreams, *, prints: bool) -> int:
+    """Return the exit code of a run that has ended; prints: also its last messages."""
+    now = run.look()
+    if now is None:
+        tell(f"launch: run {run.id} was never started; its launch has said why", streams)
+        return EXIT_FAILED
+    if now.end is None:
+        why = "its launch was killed, and its hosts end it within --silence"
+        if now.can_be_taken_up:
+            why = f"its controller died\n  fix: launch rejoin {now.id} continues it, and launch stop {now.id} ends it"
+        tell(f"launch: run {now.id} has no result: {why}", streams)
+        return EXIT_SIGNAL_BASE + signal.SIGKILL
+    if prints:
+        for line in _find_end(now):
+            tell(line, streams)
+    return now.end.exit_code
+
+
+def _find_end(run: ListedRun) -> list[str]:
+    """Return the block about the failure, or how a run ended that succeeded or was stopped, and what follows that."""
+    lines = [line.text.decode("utf-8", "replace") for line in LogFile(run.folder / TRANSCRIPT, ()).read()]
+    has_failed = run.end is not None and run.end.exit_code != 0 and not run.end.is_stopped
+    begin = _FAILED if has_failed else _ENDED
+    begins = [index for index, line in enumerate(lines) if begin.match(line)]
+    return lines[begins[-1] :] if begins else lines[-1:]
