@@ -26,7 +26,8 @@ _STAYING = tuple(
         "api/", "commands/demo_hosts.py", "commands/pairs.py",
         "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/timeline.py",
         *(f"transports/ssh/{name}" for name in (
-            "fabric", "host_keys.py", "identities.py", "packet_limits.py", "pdsh", "plain_config.py",
+            "fabric", "host_keys.py", "identities.py", "openssh_needs.py", "packet_limits.py", "pdsh",
+            "plain_config.py",
         )),
     )
 )  # fmt: skip
