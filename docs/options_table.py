@@ -1,10 +1,12 @@
-"""Write the table of all options into docs/configuration.md, from the commands' own declarations.
+"""Write the table of all options into docs/configuration.md, and their types for Python into launcher/api.
 
-.venv/bin/python docs/options_table.py
+Both are made from the commands' own declarations: .venv/bin/python docs/options_table.py
 """
 
 from __future__ import annotations
 
+import json
+import keyword
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from launcher.cli import command_group
 from launcher.cli.test_distributed import command as test_distributed
 
 PAGE = Path(__file__).parent / "configuration.md"
+TYPES = Path(__file__).parents[1] / "launcher" / "api" / "option_types.py"
 BEGIN = "<!-- made by docs/options_table.py -->"
 END = "<!-- end -->"
 MAIN = "run"
@@ -79,5 +82,89 @@ def _by_option(item: tuple[tuple[str, str], list[str]]) -> tuple[str, str, list[
     return (longs[0] if longs else names, text, owners)
 
 
+# ---- for Python ------------------------------------------------------------------------------------------------------
+
+# What each function takes -> the command, the types whose options it has as well, and options that it sets itself.
+FUNCTIONS = {
+    "SinglenodeOptions": ("singlenode", (), ("json", "dry_run")),
+    "LaunchOptions": ("run", ("SinglenodeOptions",), ("json", "dry_run", "check")),
+    "HostsOptions": ("hosts", (), ("json", "forget")),
+    "FreeOptions": ("free", ("HostsOptions",), ("json",)),
+    "CheckOptions": ("check", ("FreeOptions",), ("json",)),
+}
+_HEAD = '''\
+"""The options of each function by their names, for editors and type checkers; docs/options_table.py writes this."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+Switch = bool | None
+Text = str | None
+Number = int | None
+Time = float | str | None  # in seconds, or such as "10m"
+Size = int | str | None  # in bytes, or such as "2GB"
+File = str | os.PathLike[str] | None
+Texts = str | Sequence[str] | None
+Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+'''
+_AGAIN = '''\
+class AgainOptions(LaunchOptions, total=False):
+    """Options of `launch again`."""
+
+    same_code: Switch
+'''
+_OTHER_TYPES = {
+    "env": "str | Sequence[str] | Mapping[str, str | int | float | None] | None",
+    "gpus": 'int | Literal["auto"] | None',
+    "queue": "bool | float | str | None",
+    "ranks": "int | str | Sequence[int] | Sequence[str] | None",
+    "sync": "bool | str | os.PathLike[str] | None",
+}
+
+
+def make_types() -> str:
+    """Return the module of the types."""
+    group = click.Context(command_group.launch)
+    parts, known = [_HEAD], dict[str, dict[str, str]]()
+    for kind, (name, bases, own) in FUNCTIONS.items():
+        command = command_group.launch.get_command(group, name)
+        assert command is not None
+        options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+        found = {_name(each): _find_type(each) for each in options}
+        known[kind] = {name: text for name, text in sorted(found.items()) if name not in own}
+        inherited = {name for base in bases for name in known[base]}
+        assert inherited <= known[kind].keys(), f"{kind} lacks what it inherits"
+        fields = [f"    {name}: {text}" for name, text in known[kind].items() if name not in inherited]
+        doc = f'    """Options of `launch {name}`."""\n'
+        parts.append("\n".join([f"class {kind}({', '.join(bases or ('TypedDict',))}, total=False):", doc, *fields, ""]))
+    return "\n\n".join([*parts, _AGAIN])
+
+
+def _name(option: click.Option) -> str:
+    name = max(option.opts, key=len)[2:].replace("-", "_")
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def _find_type(option: click.Option) -> str:
+    """Return what Python may pass for an option."""
+    name, place = _name(option), getattr(option, "place", None)
+    if name in _OTHER_TYPES:
+        return _OTHER_TYPES[name]
+    if option.is_flag:
+        return "Switch"
+    if isinstance(option.type, click.Choice):
+        return f"Literal[{', '.join(map(json.dumps, option.type.choices))}] | None"
+    if place is not None or option.metavar in ("DIR", "FILE", "PATH"):
+        return "Files" if option.multiple else "File"
+    if option.multiple or option.metavar == "LIST":
+        return "Texts"
+    kinds = {"integer": "Number", "integer range": "Number", "time": "Time", "size": "Size"}
+    return kinds.get(option.type.name, "Text")
+
+
 if __name__ == "__main__":
+    TYPES.write_text(make_types(), "utf-8")
     PAGE.write_text(update(PAGE.read_text("utf-8")), "utf-8")

@@ -36,21 +36,23 @@ What the ranks run doesn't depend on any of that:
 __version__ = "0.2.0"
 
 __all__ = [
-    "Cause", "CheckResult", "ChecksFailed", "Doing", "Error", "Explanation", "Finding", "Host", "HostFailure",
-    "HostsUnreachable", "Line", "ListedRun", "RankFailed", "RankFailure", "Result", "Run", "RunFailed", "UsageError",
-    "__version__", "attach", "check", "hosts", "launch", "runs", "singlenode",
+    "Cause", "CheckResult", "ChecksFailed", "Doing", "Error", "Explanation", "Finding", "FreeResult", "Host",
+    "HostFailure", "HostsUnreachable", "Line", "ListedRun", "RankFailed", "RankFailure", "Result", "Run", "RunFailed",
+    "UsageError", "__version__", "again", "attach", "check", "fetch", "free", "hosts", "launch", "runs", "singlenode",
+    "stop",
 ]  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from launcher.api.questions import check, hosts, runs
-    from launcher.api.run import Run, attach, launch, singlenode
+    from launcher.api.questions import check, fetch, free, hosts, runs
+    from launcher.api.run import Run, again, attach, launch, singlenode, stop
     from launcher.api.values import (
         Cause,
         CheckResult,
         Doing,
         Explanation,
         Finding,
+        FreeResult,
         Host,
         Line,
         ListedRun,
@@ -68,8 +70,8 @@ else:
 
     # An old Python on a host, and every command, import this file; so the rest is imported when it is used.
     _PLACES = {
-        "api.questions": ("check", "hosts", "runs"),
-        "api.run": ("Run", "attach", "launch", "singlenode"),
+        "api.questions": ("check", "fetch", "free", "hosts", "runs"),
+        "api.run": ("Run", "again", "attach", "launch", "singlenode", "stop"),
         "errors": ("ChecksFailed", "Error", "HostFailure", "HostsUnreachable", "UsageError"),
     }
 

@@ -1,24 +1,23 @@
 """Turn keyword arguments into options of the command line: `gpus=8` into `--gpus=8`.
 
-Whether there is such an option, and what it may be, the command itself says. Only what a bool or a list means depends
-on the declaration of the option.
+`option_types` says for editors and type checkers which there are. Whether there is such an option, and what it may be,
+the command itself says. Only what a bool or a list means depends on the declaration of the option.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launcher.cli.options.table import Option
 
 Scalar = str | int | float | os.PathLike[str]
 Argv = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-Value = Scalar | Sequence[Scalar] | Mapping[str, Scalar | None] | None
 
 
-def as_words(options: Mapping[str, Value]) -> list[str]:
+def as_words(options: Mapping[str, Any]) -> list[str]:
     """Return the options as words of a command line, each as one word, so that no value is read as an option."""
     return [word for name, value in options.items() for word in _as_words(name, value)]
 
@@ -29,7 +28,7 @@ def script_words(argv: Argv) -> list[str]:
     return ["--", *(os.fspath(word) for word in words)]
 
 
-def _as_words(name: str, value: Value) -> Iterator[str]:
+def _as_words(name: str, value: Any) -> Iterator[str]:
     flag = "--" + name.rstrip("_").replace("_", "-")  # `for_`, which Python has as a keyword
     if value is None:
         return

@@ -1,15 +1,22 @@
-"""Start a run, or follow one that exists: `launch`, `singlenode` and `attach`."""
+"""Start a run, follow one that exists, or do something about it: `launch`, `singlenode`, `again`, `attach`, `stop`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.api.child import Child, Event, call
-from launcher.api.options import Argv, Value, as_words, script_words
+from launcher.api.options import Argv, as_words, script_words
 from launcher.api.values import Line, ListedRun, Result, failure_of, read_result
 from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of typing from Python 3.11 on
+
+    from launcher.api.option_types import AgainOptions, LaunchOptions, SinglenodeOptions
 
 _OWN = ("json", "dry_run", "check")  # options that are set here, or that start no run
 
@@ -50,6 +57,12 @@ class Run:
         return f"<launcher.Run {self.id}{f' ({self.name})' if self.name else ''}>"
 
     @property
+    def logs(self) -> Path:
+        """The directory of its logs, on the machine that controls it."""
+        self._child.wait_for(lambda: _find_logs(self._child))  # of a queued run, once it is attached to
+        return Path(_find_logs(self._child) or _refuse(self._child))
+
+    @property
     def messages(self) -> list[str]:
         """What `launch` itself has said so far, line by line."""
         return self._child.messages
@@ -85,7 +98,7 @@ class Run:
 
         now: kill the ranks at once, without time to save.
         """
-        call(["stop", *self._reach, *(["--now"] if now else []), self.id])
+        call(["stop", *self._reach, *as_words({"now": now}), self.id])
         return self.wait(check=False)
 
     def _follow_detached(self) -> bool:
@@ -96,36 +109,61 @@ class Run:
         return True
 
 
-def launch(argv: Argv = (), **options: Value) -> Run:
+AnyRun = str | Run | ListedRun | None
+File = str | os.PathLike[str] | None
+
+
+def launch(argv: Argv = (), **options: Unpack[LaunchOptions]) -> Run:
     """Start a run of argv, a script and its arguments, as `launch` does; return once its ranks are about to start.
 
     The options are those of the command line by their names: `gpus=8`, `sync=True`, `env={"A": "1"}`, `for_="6h"`.
     Raise UsageError, HostsUnreachable or ChecksFailed if it can't start. With detach=True, return once all ranks run;
     that run then outlives the block and this program.
     """
-    return _start("run", argv, options)
+    return _start(["run"], options, script_words(argv))
 
 
-def singlenode(argv: Argv = (), **options: Value) -> Run:
+def singlenode(argv: Argv = (), **options: Unpack[SinglenodeOptions]) -> Run:
     """Start a run on this machine only, without SSH, as `launch singlenode` does; otherwise the same as `launch`."""
-    return _start("singlenode", argv, options)
+    return _start(["singlenode"], options, script_words(argv))
 
 
-def attach(run: str | Run | ListedRun | None = None, **options: Value) -> Run:
+def again(run: AnyRun = None, **options: Unpack[AgainOptions]) -> Run:
+    """Start a run again as it was typed, as `launch again` does, with these options instead of its own.
+
+    run: as of `attach`. It returns and raises what `launch` does.
+    """
+    return _start(["again", *name_run(run)], options)
+
+
+def attach(run: AnyRun = None, *, controller: str | None = None, ssh_config: File = None) -> Run:
     """Follow a run that exists, from its last lines on, as `launch attach` does; None: the newest one.
 
     run: an id, a name, or what `runs` or another call returned; controller: the host that controls it, if it was
     started on another machine. Leaving the block leaves it running.
     """
+    reach = as_words({"controller": controller, "ssh_config": ssh_config})
+    return _begin(Child(["attach", "--json", *reach, *name_run(run)]), reach)
+
+
+def stop(run: AnyRun = None, *, now: bool = False, controller: str | None = None, ssh_config: File = None) -> None:
+    """Stop a run as `launch stop` does, and wait until nothing of it is left; None: the only active one.
+
+    now: kill the ranks at once, without time to save; controller: as of `attach`.
+    """
+    call(["stop", *as_words({"now": now, "controller": controller, "ssh_config": ssh_config}), *name_run(run)])
+
+
+def name_run(run: AnyRun) -> list[str]:
+    """Return the word that names a run; nothing for None."""
     word = run.id if isinstance(run, Run) else run.run if isinstance(run, ListedRun) else run
-    reach = as_words(options)
-    return _begin(Child(["attach", "--json", *reach, *([word] if word is not None else [])]), reach)
+    return [] if word is None else [word]
 
 
-def _start(command: str, argv: Argv, options: Mapping[str, Value]) -> Run:
+def _start(command: Sequence[str], options: Mapping[str, Any], words: Sequence[str] = ()) -> Run:
     if own := [name for name in _OWN if name in options]:
-        raise UsageError(f"launcher.{'launch' if command == 'run' else command} takes no {own[0]}", "omit it")
-    child = Child([command, "--json", *as_words(options), *script_words(argv)])
+        raise UsageError(f"launcher.{'launch' if command[0] == 'run' else command[0]} takes no {own[0]}", "omit it")
+    child = Child([*command, "--json", *as_words(options), *words])
     return _begin(child, detaches=bool(options.get("detach")))
 
 
@@ -145,6 +183,10 @@ def _begin(child: Child, reach: Sequence[str] = (), *, detaches: bool = False) -
 def _find_begun(child: Child) -> Event | None:
     """Return the first event that names the run."""
     return next((child.events[name] for name in ("plan", "attached", "detached") if name in child.events), None)
+
+
+def _find_logs(child: Child) -> str | None:
+    return next((event["logs"] for event in [*child.events.values()] if "logs" in event), None)
 
 
 def _refuse(child: Child) -> NoReturn:

@@ -172,6 +172,21 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeResult:
+    """What `launch free` found; hosts has the GPUs and claims of each host that responded, as in docs/json.md."""
+
+    exit_code: int
+    hosts: Mapping[str, Mapping[str, Any]]  # by name
+    unreachable: tuple[HostFailure, ...]
+
+    @property
+    def gpus(self) -> dict[str, list[int]]:
+        """The numbers of the free GPUs of each host."""
+        found = {name: host["gpus"] for name, host in self.hosts.items()}
+        return {name: [gpu["index"] for gpu in gpus if gpu["state"] == "free"] for name, gpus in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """One host as launch reads it; None: ssh_config or the host decides."""
 
@@ -201,6 +216,12 @@ def read_check(event: Mapping[str, Any]) -> CheckResult:
     findings = tuple(map(reader_of(Finding), event["findings"]))
     failures = tuple(map(_read_host_failure, event["unreachable"]))
     return CheckResult(event["exit_code"], tuple(event["on_all"]), findings, failures, event["hosts"])
+
+
+def read_free(event: Mapping[str, Any]) -> FreeResult:
+    """Return the value of a `free` event."""
+    failures = tuple(map(_read_host_failure, event["unreachable"]))
+    return FreeResult(event["exit_code"], {each["host"]: each for each in event["hosts"]}, failures)
 
 
 def read_hosts(rows: Sequence[Mapping[str, Any]]) -> list[Host]:

@@ -278,7 +278,8 @@ class Attempt:
             "warnings": said,
         }
         disk.put(partial(self._record.update, values))
-        names = {"run": self._record.run_id, "name": self._record.name, "attempt": number}
+        logs = self._record.folder.absolute()
+        names = {"run": self._record.run_id, "name": self._record.name, "logs": logs, "attempt": number}
         self._console.emit("plan", **names, **as_record(self._plan), code=sent)
 
     def _link_logs(self, node_ranks: Sequence[int]) -> None:

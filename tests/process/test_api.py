@@ -22,11 +22,12 @@ from machines.processes import list_pids, list_processes, read_command, read_nam
 
 import launcher
 from launcher.api import child
-from launcher.api.options import Value, as_words
+from launcher.api.options import as_words
+from launcher.api.values import read_free
 
 ROOT = Path(__file__).parents[2]
-TWO: Mapping[str, Value] = {"nproc": 2, "cpu": True, "no_check": True}
-RANKS: Mapping[str, Value] = {"no_python": True, **TWO}
+TWO: Mapping[str, Any] = {"nproc": 2, "cpu": True, "no_check": True}
+RANKS: Mapping[str, Any] = {"no_python": True, **TWO}
 # A rank that says its process id and waits, whatever it is asked; the run's stop ends it.
 WAITS = ["sh", "-c", 'echo "ready $$"; exec sleep 1000']
 FAILS = """
@@ -166,7 +167,7 @@ def test_what_can_not_start() -> None:
         ({"dry_run": True}, "launcher.singlenode takes no dry_run"),
     ],
 )
-def test_wrong_options(options: dict[str, Value], shown: str) -> None:
+def test_wrong_options(options: dict[str, Any], shown: str) -> None:
     with pytest.raises(launcher.UsageError) as caught:
         launcher.singlenode("train.py", **options)
     assert str(caught.value).startswith(shown)
@@ -179,7 +180,7 @@ def test_an_option_that_launch_does_not_take() -> None:
 
 
 def test_options_become_words() -> None:
-    options: dict[str, Value] = {
+    options: dict[str, Any] = {
         "hosts": ["gpu1", "gpu2"], "gpus": 8, "env_file": [Path("a.env"), "b.env"], "env": {"A": "1", "B": None},
         "sync": True, "queue": False, "cpu": False, "stacks": False, "name": None, "for_": "6h", "ranks": [0, 8],
         "fetch": "-x",
@@ -231,6 +232,45 @@ def test_an_earlier_run_has_its_lines_and_its_failure() -> None:
             earlier.wait()
     with pytest.raises(launcher.UsageError, match="no run 'none'"):
         launcher.attach("none")
+
+
+def test_a_run_is_stopped_started_again_and_found() -> None:
+    with launcher.singlenode(WAITS, detach=True, name="first", **RANKS) as first:
+        assert first.logs == Path.cwd() / "logs" / first.id
+        assert (first.logs / "run.json").is_file()
+    launcher.stop("first", now=True)
+    assert launcher.runs()[0].state == "stopped"
+    with pytest.raises(launcher.UsageError, match=r"^no run is running on this machine"):
+        launcher.stop()
+    with launcher.again("first", name="second", env={"GREETING": "hi"}) as again:
+        assert [line.text.split()[0] for _, line in zip(range(2), again, strict=False)] == ["ready", "ready"]
+        again.stop()
+    assert [(row.run, row.name) for row in launcher.runs()] == [(again.id, "second"), (first.id, "first")]
+    assert json.loads((again.logs / "run.json").read_text())["again_of"] == first.id
+    with pytest.raises(launcher.UsageError, match=r"^launcher\.again takes no dry_run"):
+        launcher.again(first, dry_run=True)  # type: ignore[call-arg]
+
+
+def test_files_of_a_run_are_copied() -> None:
+    with launcher.singlenode(["sh", "-c", "mkdir -p out; echo $RANK > out/$RANK"], **RANKS) as run:
+        run.wait()
+    launcher.fetch(run, "out", log_dir="copies")
+    assert sorted(path.name for path in Path("copies").rglob("*") if path.is_file()) == ["0", "1"]
+    launcher.fetch(paths=["out/1"])
+    assert [path.name for path in Path("logs", f"{run.id}-fetched").rglob("*") if path.is_file()] == ["1"]
+    with pytest.raises(launcher.Error, match=r"has nothing in .* that matches none"):
+        launcher.fetch(run, "none")
+
+
+def test_free_gpus() -> None:
+    with pytest.raises(launcher.UsageError, match="no hosts given"):
+        launcher.free()
+    found = launcher.free(hosts="localhost,no.such.host.invalid", connect_timeout=DEADLINE_S)
+    assert found.exit_code == 69
+    assert "no.such.host.invalid" in [failure.host for failure in found.unreachable]
+    gpus = [{"index": 0, "state": "claimed"}, {"index": 1, "state": "free"}]
+    event = {"exit_code": 0, "hosts": [{"host": "gpu1", "gpus": gpus}, {"host": "cpu1", "gpus": []}], "unreachable": []}
+    assert read_free(event).gpus == {"gpu1": [1], "cpu1": []}
 
 
 def test_hosts_and_checks() -> None:

@@ -100,7 +100,7 @@ def test_a_run_and_its_record(tmp_path: Path) -> None:
         assert set(fields(events[name])) - COMMON == documented(f"### {name}"), name
     record = json.loads((tmp_path / "logs" / "latest" / "run.json").read_text())
     assert set(fields(record)) == documented("## run.json")
-    for name, others in (("plan", {"attempt", "code"}), ("result", {"attempts", "hosts"})):
+    for name, others in (("plan", {"attempt", "code", "logs"}), ("result", {"attempts", "hosts"})):
         assert set(fields(record[name])) | {"run", "name", *others} == documented(f"### {name}")
     assert documented("## --json of a run") == COMMON
     first, *others, last = run(tmp_path, "attach", "--json", record["run_id"])

@@ -29,12 +29,14 @@ HERE = {
 TRAINS = "print('step 1')"
 # A detached run has left its program after 10 s, and must still run when that lists the runs.
 RUNS_LONG = "import os, time\nprint('step 1')\nwhile not os.path.exists('listed'):\n    time.sleep(0.1)\n"
+SAVES = "import os\nos.makedirs('outputs', exist_ok=True)\nopen('outputs/model', 'w').close()\n"
 FAILS = "raise ValueError('no data')"
 SCRIPTS = {
     "From Python": (TRAINS, r"localhost 0 step 1\n0 [\d.]+\n"),
     "Errors": (FAILS, r"localhost 0 None 1\nTraceback (?s:.*)ValueError: no data\n \n\[0\]\n"),
     "Check hosts first": (TRAINS, r"0 localhost None\n"),
     "Runs that outlive the program": (RUNS_LONG, r"(\S+)\n\1 nightly running \[localhost:0\] step 1\n"),
+    "Other commands": (SAVES, r"\{'localhost': \[[0-9, ]*\]\}\n0\n"),
     "asyncio": (TRAINS, r"\[0, 0\]\n"),
 }
 
@@ -73,8 +75,10 @@ def test_the_examples_are_typed(tmp_path: Path) -> None:
     done = run(source, tmp_path, "-m", "mypy", "--strict", *quiet)
     assert (done.returncode, done.stdout) == (0, "")
     wrong = "import launcher\n\nwith launcher.lunch([]) as run:\n    run.wait().exit_code.upper()\n"
+    wrong += "launcher.launch([], hots='gpu1')\n"
     done = run(wrong, tmp_path, "-m", "mypy", "--strict", *quiet)
     assert 'Module has no attribute "lunch"' in done.stdout
+    assert 'Unexpected keyword argument "hots"' in done.stdout
 
 
 def test_what_is_public_is_declared_twice_the_same() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launching import Launch, every_transport
@@ -12,14 +13,13 @@ from machines.processes import wait_until
 from ssh_hosts import SshHosts
 
 import launcher
-from launcher.api.options import Value
 
 SAYS = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"']
 WAITS = ["sh", "-c", "echo ready; exec sleep 1000"]
 
 
 @pytest.fixture
-def options(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Value]]:
+def options(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Return the options that name both hosts, with two processes each, in a directory that they see as well."""
     monkeypatch.chdir(launch.folder)
     yield {
@@ -29,7 +29,7 @@ def options(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 
 
 @every_transport
-def test_two_hosts(options: dict[str, Value]) -> None:
+def test_two_hosts(options: dict[str, Any]) -> None:
     with launcher.launch(SAYS, **options) as run:
         lines = sorted((line.host, line.rank, line.text) for line in run)
         result = run.wait()
@@ -39,7 +39,7 @@ def test_two_hosts(options: dict[str, Value]) -> None:
 
 
 @every_transport
-def test_a_rank_fails_on_one_of_them(options: dict[str, Value]) -> None:
+def test_a_rank_fails_on_one_of_them(options: dict[str, Any]) -> None:
     fails = ["sh", "-c", "[ $RANK != 3 ] || exit 5; exec sleep 1000"]
     with launcher.launch(fails, **options) as run, pytest.raises(launcher.RankFailed) as caught:
         run.wait()
@@ -48,7 +48,7 @@ def test_a_rank_fails_on_one_of_them(options: dict[str, Value]) -> None:
 
 
 @every_transport
-def test_an_exception_leaves_nothing_on_any_host(options: dict[str, Value], hosts: SshHosts) -> None:
+def test_an_exception_leaves_nothing_on_any_host(options: dict[str, Any], hosts: SshHosts) -> None:
     with pytest.raises(LookupError), launcher.launch(WAITS, **options) as run:
         assert {line.rank for _, line in zip(range(4), run, strict=False)} == {0, 1, 2, 3}
         assert hosts.ranks()
@@ -58,7 +58,7 @@ def test_an_exception_leaves_nothing_on_any_host(options: dict[str, Value], host
     assert set(run.result.left) == {"node1", "node2"}
 
 
-def test_a_host_is_lost(options: dict[str, Value], hosts: SshHosts) -> None:
+def test_a_host_is_lost(options: dict[str, Any], hosts: SshHosts) -> None:
     """No rank is to blame then; its host is asked what is left."""
     with launcher.launch(WAITS, **options) as run:
         assert {line.rank for _, line in zip(range(4), run, strict=False)} == {0, 1, 2, 3}
@@ -70,16 +70,17 @@ def test_a_host_is_lost(options: dict[str, Value], hosts: SshHosts) -> None:
     assert caught.value.host in ("node1", "node2")
 
 
-def test_a_host_that_can_not_be_reached(options: dict[str, Value], launch: Launch) -> None:
+def test_a_host_that_can_not_be_reached(options: dict[str, Any], launch: Launch) -> None:
     with pytest.raises(launcher.HostsUnreachable) as caught:
         launcher.launch(SAYS, **{**options, "hosts": ["node1", "node3"]})
     assert [failure.host for failure in caught.value.failures] == ["node3"]
     assert not Path(launch.folder, "logs").exists()
 
 
-def test_a_detached_run_with_a_controller_on_a_host(options: dict[str, Value], hosts: SshHosts, launch: Launch) -> None:
+def test_a_detached_run_with_a_controller_on_a_host(options: dict[str, Any], hosts: SshHosts, launch: Launch) -> None:
     """Its launch travels there; what is seen of it is the same."""
     with launcher.launch(WAITS, detach=True, name="far", **options) as run:
+        assert (run.logs.name, run.logs.parent.name) == (run.id, "logs")
         assert {line.rank for _, line in zip(range(4), run, strict=False)} == {0, 1, 2, 3}
     assert hosts.ranks()
     with launcher.attach("far") as again:

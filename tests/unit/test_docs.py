@@ -122,6 +122,11 @@ def test_the_table_of_options_is_that_of_the_commands() -> None:
     assert "| `--gpus N\\|auto` | GPUs per host, one process each. | auto |" in text
 
 
+def test_options_have_types_in_python() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "options_table.py"))["make_types"]()
+    assert made == (ROOT / "launcher" / "api" / "option_types.py").read_text("utf-8"), "run docs/options_table.py"
+
+
 def test_all_keys_of_launcher_toml_are_listed() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
     (line,) = (line for line in text.splitlines() if line.startswith("- The keys are the long options"))
