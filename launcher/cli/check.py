@@ -6,20 +6,18 @@ import os
 import shutil
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli.host_choice import choose_opener, read_hosts
-from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
+from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.sources import show_sources
 from launcher.cli.options.table import AS_JSON, HOSTS, JOB, LOAD, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
-from launcher.cli.options.values import HostChoice, JobRequest, SyncOptions, gather
 from launcher.cli.tree_request import add_tree
-from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.runs.inspection import Inspection
@@ -40,10 +38,7 @@ _SENDS = "Send the code in DIR and check it there.  [default DIR: the repository
     WORDS,
 ])  # fmt: skip
 @gather
-def command(
-    *, words: tuple[str, ...], with_packages: bool, gpus_under_load_s: float | None, as_json: bool, verbose: bool,
-    choice: HostChoice, request: JobRequest, transport: TransportSettings, sync: SyncOptions,
-) -> int:  # fmt: skip
+def command(*, with_packages: bool, request: Request) -> int:
     """Compare the hosts and show problems and differences, without starting a run.
 
     With SCRIPT, compare the script on all hosts too. The exit code is 0 if nothing would break a run. In a Slurm job,
@@ -58,27 +53,26 @@ def command(
     from launcher.session.settings import loader_pythons
     from launcher.sync.contents import Contents
 
-    hosts = read_hosts(choice)
-    job = read_job(request, words, hosts)
-    job = add_tree(job, sync, resolve_workdir(request.workdir), local_workdir(words), Path("logs"))
-    if verbose:
+    hosts = read_hosts(request)
+    job = add_tree(read_job(request, hosts), request)
+    if request.verbose:
         show_sources()
-    open_transport = choose_opener(transport, hosts, python=job.python)
-    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
+    open_transport = choose_opener(request.reach, hosts, python=job.python)
+    console = Console(hosts, find_streams(os.environ), as_json=request.as_json, is_patient=True)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     async def ask(session: Session) -> Inspection:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
         incidents = IncidentLog.of_user(os.environ).describe([host.name for host in hosts], time.time())
         inspection = await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
-        if not gpus_under_load_s:
+        if not request.gpus_under_load_s:
             return inspection
         from launcher.runs.load_test import add_load_test
 
-        return await add_load_test(inspection, job, hosts, open_transport, gpus_under_load_s, console.say)
+        return await add_load_test(inspection, job, hosts, open_transport, request.gpus_under_load_s, console.say)
 
     def report(inspection: Inspection) -> int:
-        if as_json:
+        if request.as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
             for line in check.table(job, inspection, columns, with_packages=with_packages):

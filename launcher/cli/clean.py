@@ -11,10 +11,8 @@ import click
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.table import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
-from launcher.cli.options.values import HostChoice, gather
-from launcher.job.job import Timeouts
-from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.clean import Cleaning, CodeCleaning
@@ -31,10 +29,7 @@ if TYPE_CHECKING:
     ),
 ])  # fmt: skip
 @gather
-def command(
-    *, python: str | None, code: bool, env: tuple[str, ...], dry_run: bool, choice: HostChoice,
-    transport: TransportSettings, timeouts: Timeouts,
-) -> int:  # fmt: skip
+def command(*, code: bool, request: Request) -> int:
     """List, stop and remove leftovers of your earlier runs on the hosts.
 
     Leftovers are processes of a run whose helper on the host is gone, directories of runs that are over, for example
@@ -49,18 +44,18 @@ def command(
     from launcher.output.output_streams import find_streams
     from launcher.runs.run_list import ListedRun, RunList
 
-    hosts = read_hosts(choice)
-    variables = parse_settings(env, os.environ)
-    open_transport = choose_opener(transport, hosts, python=python)
+    hosts, is_dry = read_hosts(request), request.dry_run
+    variables = parse_settings(request.env, os.environ)
+    open_transport = choose_opener(request.reach, hosts, python=request.python)
     console = Console(hosts, find_streams(os.environ), is_patient=True)
-    settings = make_settings("clean", timeouts, variables, find_pythons(python))
+    settings = make_settings("clean", request.timeouts, variables, find_pythons(request.python))
     if code:
-        act, report = partial(clean_code, is_dry=dry_run), partial(_report_code, console, is_dry=dry_run)
+        act, report = partial(clean_code, is_dry=is_dry), partial(_report_code, console, is_dry=is_dry)
         return hold_session(hosts, open_transport, settings, console, act, report)
     runs = RunList.of_user(os.environ).read_all()
     kept = {run.id for run in runs if isinstance(run, ListedRun) and run.can_be_taken_up}
     ended = {run.id for run in runs if run.is_alive is False} - kept
-    stop, tell = partial(clean, say=console.say, is_dry=dry_run, ended=ended), partial(_report, console, is_dry=dry_run)
+    stop, tell = partial(clean, say=console.say, is_dry=is_dry, ended=ended), partial(_report, console, is_dry=is_dry)
     return hold_session(hosts, open_transport, settings, console, stop, tell)
 
 

@@ -7,9 +7,9 @@ import click
 from launcher.cli.host_choice import refuse_ranks_here
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.table import OUTPUT, Option
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.options.values import OutputOptions, gather
 
 
 @click.command("demo", cls=Command, params=[
@@ -25,7 +25,7 @@ from launcher.cli.options.values import OutputOptions, gather
     *OUTPUT,
 ])  # fmt: skip
 @gather
-def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
+def command(*, ssh_hosts: int, nproc: int, request: Request) -> int:
     """Train on loopback SSH hosts of this machine, with nothing to set up.
 
     A small SSH server runs during the demo. It needs no root, accepts only a key made for this run, listens only on
@@ -55,6 +55,5 @@ def command(*, ssh_hosts: int, nproc: int, output: OutputOptions) -> int:
             active_env=find_active_env(os.environ),
         )
         names = [Host(name, source="demo") for name in hosts.names]
-        run_options = read_run_options(output)
         settings = TransportSettings(ssh_config=hosts.ssh_config)
-        return run_job(job, names, lambda _, say: FabricTransport(settings), output, run_options)
+        return run_job(job, names, lambda _, say: FabricTransport(settings), request, read_run_options(request))

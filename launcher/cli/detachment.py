@@ -13,8 +13,8 @@ import signal
 import click
 
 from launcher.cli.error_lines import tell
+from launcher.cli.options.request import Request
 from launcher.cli.options.sources import is_on_command_line
-from launcher.cli.options.values import OutputOptions
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.console import Console
@@ -61,9 +61,9 @@ class Detachment:
             os.close(fd)
 
 
-def start_detached(output: OutputOptions, restarts: int) -> Detachment | None:
+def start_detached(request: Request, restarts: int) -> Detachment | None:
     """Return the way out of the terminal, in a child process; None without --detach."""
-    if not output.detach:
+    if not request.detach:
         return None
     if "SLURM_JOB_ID" in os.environ:
         text = "--detach works only outside of Slurm jobs, which end with their script"

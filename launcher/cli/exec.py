@@ -16,11 +16,9 @@ from launcher.cli.misplaced_words import refuse_trailing
 from launcher.cli.options.completion import complete_files
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
-from launcher.cli.options.values import HostChoice, gather
 from launcher.errors import UsageError
-from launcher.job.job import Timeouts
-from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.exec import Execution
@@ -39,10 +37,7 @@ if TYPE_CHECKING:
     click.Argument(["words"], metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files),
 ])  # fmt: skip
 @gather
-def command(
-    *, words: tuple[str, ...], workdir: str | None, python: str | None, fold: bool, as_json: bool,
-    choice: HostChoice, transport: TransportSettings, timeouts: Timeouts,
-) -> int:  # fmt: skip
+def command(*, fold: bool, request: Request) -> int:
     """Run a plain command on every host; output lines begin with the host's name.
 
     A single word is a shell command line (`-- 'nvidia-smi | head'`); several words run without a shell.
@@ -56,21 +51,21 @@ def command(
     from launcher.session.session import SIGNALS
     from launcher.session.signals import catch_signals, outlast_signals
 
-    if not words:
+    if not request.words:
         raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
-    if fold and as_json:
+    if fold and request.as_json:
         raise UsageError("--fold and --json are both given", "pass only one of them")
-    hosts = read_hosts(choice)
+    hosts = read_hosts(request)
     refuse_trailing()
-    open_transport = choose_opener(transport, hosts, python=python)
+    open_transport = choose_opener(request.reach, hosts, python=request.python)
     streams = find_streams(os.environ)
-    console = Console(hosts, streams, as_json=as_json, is_folding=fold, is_patient=True)  # no logs are kept
+    console = Console(hosts, streams, as_json=request.as_json, is_folding=fold, is_patient=True)  # no logs are kept
     is_told = _tell_input(console)
 
     async def run(session: Session) -> Execution:
         console.end_with_reader(partial(session.interrupt, signal.SIGPIPE))
         with catch_signals(dict.fromkeys(SIGNALS, lambda: None)):  # also after the session has stopped listening
-            done = await execute(session, command_argv(words), resolve_workdir(workdir), console.say)
+            done = await execute(session, command_argv(request.words), resolve_workdir(request.workdir), console.say)
             outlast_signals(SIGNALS, partial(os._exit, done.exit_code))
         return done
 
@@ -83,7 +78,7 @@ def command(
         _report(console, done)
         return done.exit_code
 
-    settings = make_settings("exec", timeouts, {}, find_pythons(python))
+    settings = make_settings("exec", request.timeouts, {}, find_pythons(request.python))
     return hold_session(hosts, open_transport, settings, console, run, report, has_ranks=False)
 
 

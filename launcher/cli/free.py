@@ -10,10 +10,8 @@ import click
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH
-from launcher.cli.options.values import HostChoice, gather
-from launcher.job.job import Timeouts
-from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.free import Survey
@@ -23,9 +21,7 @@ if TYPE_CHECKING:
     CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON, AS_JSON.but(help="Print the result as one JSON object."),
 ])  # fmt: skip
 @gather
-def command(
-    *, python: str | None, as_json: bool, choice: HostChoice, transport: TransportSettings, timeouts: Timeouts
-) -> int:
+def command(*, request: Request) -> int:
     """Show which GPUs are free, and who has claimed the others or uses them.
 
     A run of `launch` claims its GPUs; a process that was started without it is shown once it uses a GPU's memory. The
@@ -36,9 +32,9 @@ def command(
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
 
-    hosts = read_hosts(choice)
-    open_transport = choose_opener(transport, hosts, python=python)
-    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
+    hosts = read_hosts(request)
+    open_transport = choose_opener(request.reach, hosts, python=request.python)
+    console = Console(hosts, find_streams(os.environ), as_json=request.as_json, is_patient=True)
 
     def report(found: Survey) -> int:
         console.emit("free", **free.as_record(found))
@@ -46,5 +42,5 @@ def command(
             console.show(line)
         return found.exit_code
 
-    settings = make_settings("free", timeouts, {}, find_pythons(python))
+    settings = make_settings("free", request.timeouts, {}, find_pythons(request.python))
     return hold_session(hosts, open_transport, settings, console, free.survey, report)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
+from launcher.cli.options.request import Request
 from launcher.cli.options.sources import (
     is_chosen,
     is_on_command_line,
@@ -23,7 +24,6 @@ from launcher.cli.options.sources import (
     name_source,
 )
 from launcher.cli.options.table import HERE, HOSTS, NAME_HOSTS, REACH, SSH
-from launcher.cli.options.values import HostChoice, OutputOptions, RestartOptions
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 _TRIES = 3  # for a passphrase: as many as ssh allows
 
 
-def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
+def read_hosts(request: Request) -> tuple[Host, ...]:
     """Return the named hosts or those of the Slurm job, filtered; raise UsageError if there are none."""
     refuse_tasks(os.environ)
     refuse_rank(os.environ)
-    hosts, hostfile = choice.hosts, choice.hostfile
+    hosts, hostfile = request.hosts, request.hostfile
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are both given", "pass only one of them")
     if hosts is not None:
@@ -57,7 +57,7 @@ def read_hosts(choice: HostChoice) -> tuple[Host, ...]:
         found = read_hostfile(hostfile)
     else:
         found = _read_allocated()
-    return select_hosts(found, choice.include, choice.exclude, choice.num_nodes)
+    return select_hosts(found, request.include, request.exclude, request.num_nodes)
 
 
 def _read_allocated() -> tuple[Host, ...]:
@@ -71,39 +71,36 @@ def _read_allocated() -> tuple[Host, ...]:
     return allocation.hosts()
 
 
-def read_lineup(
-    choice: HostChoice, restarts: RestartOptions, master_addr: str | None, incident_log: IncidentLog, *,
-    takes_free: bool = False,
-) -> tuple[tuple[Host, ...], tuple[Host, ...]]:  # fmt: skip
+def read_lineup(request: Request, incident_log: IncidentLog) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
     """Return the hosts of a run and its spares; raise UsageError if there are none.
 
-    takes_free: return all hosts, of which the run uses --num-nodes that are free.
+    With --queue, return all hosts, of which the run uses --num-nodes that are free.
     In a Slurm job the nodes beyond --num-nodes are spares, first of all those that failed in earlier runs.
     """
-    if takes_free:
-        hosts, spares = part_spares(read_hosts(replace(choice, num_nodes=None)), restarts.spares)
-        select_hosts(hosts, None, None, choice.num_nodes)  # raises UsageError for more than there are
+    if request.queue is not None:
+        hosts, spares = part_spares(read_hosts(replace(request, num_nodes=None)), request.spares)
+        select_hosts(hosts, None, None, request.num_nodes)  # raises UsageError for more than there are
         return hosts, spares
-    is_left_open = choice.hosts is None and choice.hostfile is None and choice.num_nodes is not None
-    if not (is_left_open and restarts.restarts) or master_addr is not None or restarts.spares == 0:
-        return part_spares(read_hosts(choice), restarts.spares)
-    found = read_hosts(replace(choice, num_nodes=None))
+    is_left_open = request.hosts is None and request.hostfile is None and request.num_nodes is not None
+    if not (is_left_open and request.restarts) or request.master_addr is not None or request.spares == 0:
+        return part_spares(read_hosts(request), request.spares)
+    found = read_hosts(replace(request, num_nodes=None))
     failed = incident_log.describe([host.name for host in found], time.time())
     ordered = sorted(found, key=lambda host: host.name in failed)
-    hosts = select_hosts(ordered, None, None, choice.num_nodes)
-    beyond = ordered[len(hosts) :][: restarts.spares]
+    hosts = select_hosts(ordered, None, None, request.num_nodes)
+    beyond = ordered[len(hosts) :][: request.spares]
     return hosts, tuple(replace(host, is_spare=True) for host in beyond)
 
 
-def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], restarts: RestartOptions) -> None:
+def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], request: Request) -> None:
     """Raise UsageError for spares and other options of restarts that can have no effect; say which are not used."""
-    if not restarts.restarts:
+    if not request.restarts:
         if spares:
             names = fold_names(host.name for host in spares)
             tell(f"launch: {names}: marked spare, and used only with --restarts")
         return
-    if restarts.min_nodes is not None and restarts.min_nodes > len(hosts):
-        raise UsageError(f"--min-nodes {restarts.min_nodes}: the run has only {count(len(hosts), 'host')}", "lower it")
+    if request.min_nodes is not None and request.min_nodes > len(hosts):
+        raise UsageError(f"--min-nodes {request.min_nodes}: the run has only {count(len(hosts), 'host')}", "lower it")
     if spares and job.master_addr is not None:
         text = "--master-addr can't be given with spares: one of them may become node 0, and has another address"
         raise UsageError(text, "set addr= in a hostfile instead")
@@ -124,27 +121,27 @@ def choose_way(settings: TransportSettings, hosts: Sequence[Host]) -> tuple[Tran
     return chosen, replace(settings, allocation=allocation)
 
 
-def choose_controller(output: OutputOptions, hosts: Sequence[Host], spares: Sequence[Host]) -> Host | None:
+def choose_controller(request: Request, hosts: Sequence[Host], spares: Sequence[Host]) -> Host | None:
     """Return the host that is to control the run: by default the last spare, or else node 0; None: this machine."""
     if (
-        not output.detach or output.controller == HERE or "SLURM_JOB_ID" in os.environ
+        not request.detach or request.controller == HERE or "SLURM_JOB_ID" in os.environ
     ):  # there, nothing outlives the job
         return None
-    if output.controller is None:
+    if request.controller is None:
         return (*hosts, *spares)[-1] if spares else hosts[0]
-    named = parse_hosts(output.controller, "--controller", are_logins=True)
+    named = parse_hosts(request.controller, "--controller", are_logins=True)
     if len(named) != 1:
         raise UsageError(f"--controller names {len(named)} hosts", "name one of them")
     known = {name_key(host.name): host for host in (*hosts, *spares)}
     return known.get(name_key(named[0].name), named[0])
 
 
-def may_survive_reboots(output: OutputOptions, restarts: RestartOptions, controller: Host | None) -> bool:
+def may_survive_reboots(request: Request, controller: Host | None) -> bool:
     """Return whether the hosts are to rejoin the run after a reboot; raise UsageError if that is typed and can't be."""
-    if not output.survive_reboots or (controller is not None and restarts.restarts):
-        return output.survive_reboots
+    if not request.survive_reboots or (controller is not None and request.restarts):
+        return request.survive_reboots
     if is_on_command_line("survive_reboots"):
-        if not restarts.restarts:
+        if not request.restarts:
             fix = "add --restarts N, or omit --survive-reboots"
             raise UsageError("--survive-reboots works only with --restarts", fix)
         fix = "omit --controller here, or --survive-reboots"

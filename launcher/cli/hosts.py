@@ -15,9 +15,9 @@ from launcher.cli.host_choice import read_hosts
 from launcher.cli.options.completion import complete_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.sources import refuse_others
 from launcher.cli.options.table import AS_JSON, HOSTS, Option
-from launcher.cli.options.values import HostChoice, gather
 from launcher.hosts.host import part_spares
 from launcher.hosts.ranges import fold_names
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     ),
 ])  # fmt: skip
 @gather
-def command(*, as_json: bool, forget: str | None, choice: HostChoice) -> int:
+def command(*, forget: str | None, request: Request) -> int:
     """Show the hosts in rank order, as launch reads them, without contacting them.
 
     In a Slurm job, its hosts are the default.
@@ -43,8 +43,8 @@ def command(*, as_json: bool, forget: str | None, choice: HostChoice) -> int:
     if forget is not None:
         refuse_others("forget", "config")
         return _forget(forget)
-    hosts = read_hosts(choice)
-    if as_json:
+    hosts = read_hosts(request)
+    if request.as_json:
         rows = [_row(rank, host) for rank, host in _ranked(hosts)]
         click.echo(json.dumps(rows, indent=2))
     else:

@@ -13,9 +13,9 @@ import click
 
 from launcher.cli.misplaced_words import refuse_command, refuse_module, refuse_script, refuse_trailing, wraps_trainer
 from launcher.cli.options.launcher_toml import find_source
-from launcher.cli.options.sources import is_on_command_line, missing, settle
+from launcher.cli.options.request import Request
+from launcher.cli.options.sources import is_on_command_line, missing
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.options.values import JobRequest, PythonEnvironment, make_group
 from launcher.cli.typed_command import find_reach
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
@@ -34,38 +34,42 @@ from launcher.job.slurm_allocation import read_allocation, refuse_gpus
 from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
 
 
-def read_job(request: JobRequest, words: Sequence[str], hosts: Sequence[Host]) -> Job:
-    """Return the job that the options and the words after them describe.
-
-    A field of the Job that has the name of an option has its value, unless it is made of several here.
-    """
+def read_job(request: Request, hosts: Sequence[Host]) -> Job:
+    """Return the job that the options and the words after them describe."""
     named_env = read_named_env(request)
     refuse_second_choice(named_env, hosts)
-    program = read_program(request, words)
+    program = read_program(request)
     nproc = read_size(request, hosts)
     refuse_trailing()
-    return make_group(
-        Job, settle(click.get_current_context().params),
+    return Job(
         program=program,
         nproc=nproc,
+        cpu=request.cpu,
+        gpus=request.gpus,
         may_use_cpus=may_use_cpus(program, request, hosts),
-        workdir=read_workdir(request, words),
-        activation=read_activation(request.environment, request.workdir),
+        workdir=read_workdir(request),
+        python=request.python,
+        activation=read_activation(request),
         active_env=find_active_env(os.environ),
         reach=tuple(find_reach()),
         env=forwarded(os.environ) | named_env,
         named_env=frozenset(named_env),
+        master_addr=request.master_addr,
+        master_port=request.master_port,
         rendezvous_timeout_s=math.ceil(request.rdzv_timeout_s),  # torchrun takes whole seconds
+        timeouts=request.timeouts,
+        start=request.start,
         binds_cpus=not request.no_numa,
         with_stacks=request.stacks,
+        hang_timeout_s=request.hang_timeout_s,
         on_hang=read_on_hang(request),
         in_script="LAUNCH_SCRIPT" in os.environ,
-    )  # fmt: skip
+    )
 
 
-def read_workdir(request: JobRequest, words: Sequence[str]) -> str:
+def read_workdir(request: Request) -> str:
     """Return the working directory on the hosts; by default it has the path of the one here."""
-    return resolve_workdir(request.workdir) or str(local_workdir(words))
+    return resolve_workdir(request.workdir) or str(local_workdir(request.words))
 
 
 def local_workdir(words: Sequence[str]) -> Path:
@@ -96,13 +100,12 @@ def refuse_second_choice(env: Mapping[str, str], hosts: Sequence[Host]) -> None:
                 raise UsageError(text, "use only one of them")
 
 
-def read_program(request: JobRequest, words: Sequence[str]) -> Program:
+def read_program(request: Request) -> Program:
     """Return what every rank runs: the words as they were typed, or the built-in trainer."""
     is_module, no_python = request.is_module, request.no_python
     if is_module and no_python:
         raise UsageError("-m and --no-python are both given", "omit --no-python: a module needs Python")
-    typed = words
-    words = [*_default_script(words), *words]
+    words = [*_default_script(request.words), *request.words]
     if not words:
         if is_module or no_python:
             raise UsageError("-m and --no-python need a name after them")
@@ -116,8 +119,8 @@ def read_program(request: JobRequest, words: Sequence[str]) -> Program:
     if no_python:
         refuse_command(words)
         return Program(ProgramKind.COMMAND, words[0], tuple(words[1:]))
-    refuse_script(words, is_here=read_workdir(request, typed) == str(current_directory()))
-    is_trainer = wraps_trainer(Path(read_workdir(request, typed), words[0]))
+    refuse_script(words, is_here=read_workdir(request) == str(current_directory()))
+    is_trainer = wraps_trainer(Path(read_workdir(request), words[0]))
     return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]), is_trainer)
 
 
@@ -148,7 +151,7 @@ def _default_script(words: Sequence[str]) -> list[str]:
     return [str(default)]
 
 
-def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
+def read_size(request: Request, hosts: Sequence[Host]) -> int | None:
     """Return the processes per host; raise UsageError if options and slots= contradict each other."""
     gpus, nproc = request.gpus, request.nproc
     if gpus is not None and request.cpu:
@@ -173,7 +176,7 @@ def read_size(request: JobRequest, hosts: Sequence[Host]) -> int | None:
     return size
 
 
-def may_use_cpus(program: Program, request: JobRequest, hosts: Sequence[Host]) -> bool:
+def may_use_cpus(program: Program, request: Request, hosts: Sequence[Host]) -> bool:
     """Return whether hosts without GPUs are good enough: for the built-in trainer, if nobody has asked for GPUs.
 
     Somebody's own script might fail there, or train for days without its GPUs.
@@ -182,20 +185,20 @@ def may_use_cpus(program: Program, request: JobRequest, hosts: Sequence[Host]) -
     return program.is_trainer and not asks
 
 
-def read_on_hang(request: JobRequest) -> OnHang:
+def read_on_hang(request: Request) -> OnHang:
     """Return what follows a hang: a timeout that the user chose ends the run, and a learned one doesn't."""
     if request.on_hang is not None:
         return OnHang(request.on_hang)
     return OnHang.TELL if request.hang_timeout_s is None else OnHang.RESTART
 
 
-def read_activation(environment: PythonEnvironment, workdir: str | None) -> Activation:
+def read_activation(request: Request) -> Activation:
     """Return what sets up the environment of the run; raise UsageError if two Pythons are named."""
-    named = {"python": environment.python, "venv": environment.venv, "conda": environment.conda}
+    named = {"python": request.python, "venv": request.venv, "conda": request.conda}
     for name, rival in combinations(named, 2):
         if named[name] and named[rival]:
             raise UsageError(f"--{name} and --{rival} are both given", "pass only one of them")
-    return Activation(environment.setup or None, _read_venv(environment.venv, workdir), environment.conda or None)
+    return Activation(request.setup or None, _read_venv(request.venv, request.workdir), request.conda or None)
 
 
 def _read_venv(path: str | None, workdir: str | None) -> str | None:
@@ -207,7 +210,7 @@ def _read_venv(path: str | None, workdir: str | None) -> str | None:
     return str(venv if is_whole else current_directory() / venv)
 
 
-def read_named_env(request: JobRequest) -> dict[str, str]:
+def read_named_env(request: Request) -> dict[str, str]:
     """Return the variables that the user named, with --env-file and then --env."""
     env: dict[str, str] = {}
     for path in request.env_file:

@@ -11,6 +11,7 @@ from launcher.cli.host_choice import open_this_machine
 from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.table import (
     CLAIMS,
     DRY_RUN,
@@ -23,7 +24,6 @@ from launcher.cli.options.table import (
     Option,
     reword,
 )
-from launcher.cli.options.values import ClaimOptions, JobRequest, OutputOptions, gather
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
@@ -48,32 +48,29 @@ _JOB = reword(
     *_JOB, *HANGS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT_HERE, WORDS,
 ])  # fmt: skip
 @gather
-def command(
-    *, words: tuple[str, ...], nnodes: int, node_rank: int, master_addr: str, dry_run: bool, no_check: bool,
-    request: JobRequest, output: OutputOptions, claims: ClaimOptions,
-) -> int:  # fmt: skip
+def command(*, nnodes: int, node_rank: int, request: Request) -> int:
     """Run this machine's share of a run that is started by hand on each host.
 
     Pass the same --nnodes, --master-addr and --master-port on every host, and the same --gpus or --nproc.
     """
     from launcher.hosts.host import Host
 
-    if not master_addr:
+    if not request.master_addr:
         raise UsageError("--master-addr needs an address, got ''")
     if node_rank >= nnodes:
         raise UsageError(f"--node-rank {node_rank}: must be below --nnodes {nnodes}")
     host = Host(socket.gethostname().split(".")[0], source="this machine")
-    job = read_job(request, words, [host])
+    job = read_job(request, [host])
     job = replace(job, master_port=job.master_port or DEFAULT_MASTER_PORT)
     if nnodes > 1:  # the others may have GPUs
         job = replace(job, may_use_cpus=False)
     share = (nnodes, node_rank)
-    if dry_run:
+    if request.dry_run:
         from launcher.cli.run import print_dry_run
 
-        return print_dry_run(job, [host], output, claims, share)
+        return print_dry_run(job, [host], request, share)
     open_transport = open_this_machine()
     from launcher.cli.runner import read_run_options, run_job
 
-    run_options = replace(read_run_options(output, with_checks=not no_check, claims=claims), share=share)
-    return run_job(job, [host], open_transport, output, run_options)
+    run_options = replace(read_run_options(request), share=share)
+    return run_job(job, [host], open_transport, request, run_options)

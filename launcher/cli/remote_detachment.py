@@ -17,7 +17,7 @@ from typing import Any
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.find_run import ASK
-from launcher.cli.options.values import OutputOptions
+from launcher.cli.options.request import Request
 from launcher.cli.repetition import keep_origin, keep_version
 from launcher.cli.runner import make_console, with_trainer_command
 from launcher.cli.sessions import hold_session, make_settings
@@ -53,14 +53,14 @@ _LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has clos
 
 def run_planted(
     job: Job, hosts: Sequence[Host], spares: Sequence[Host], controller: Host, open_transport: Opener,
-    output: OutputOptions, options: RunOptions, reach: TransportSettings,
+    request: Request, options: RunOptions, reach: TransportSettings,
 ) -> int:  # fmt: skip
     """Run the job under a controller on another machine; return once it has ended, or needs no terminal."""
     spares = tuple(spares) if options.restarts else ()
     everyone, job_here = (*hosts, *spares), job
     transport = open_transport(tuple({host.name: host for host in (controller, *everyone)}.values()), tell)
     if job.tree is not None:
-        stopped = _send_code(job, job.tree, controller, lambda hosts, say: open_transport(hosts, _say_nothing), output)
+        stopped = _send_code(job, job.tree, controller, lambda hosts, say: open_transport(hosts, _say_nothing), request)
         if stopped:
             return stopped
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
@@ -68,16 +68,16 @@ def run_planted(
     question, runs = CodeQuestion(job), RunList.of_user(os.environ)
     with _remembering():  # so that no run of this machine has the id that the controller shall use
         proposed_id = own_id = runs.take_id(datetime.now(), credentials.fingerprint)
-    request = Control(
+    control = Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
-        {**describe_origin(output), "git": question.version()}, credentials, proposed_id, output.quiet, output.as_json,
-        output.notify, controller.name, output.survive_reboots,
+        {**describe_origin(request), "git": question.version()}, credentials, proposed_id, request.quiet,
+        request.as_json, request.notify, controller.name, request.survive_reboots,
         IncidentLog.of_user(os.environ).describe([host.name for host in everyone], time.time()),
     )  # fmt: skip
     streams = find_streams(os.environ)
-    planting = Planting(controller, request, transport, loader_pythons(job.python), streams)
+    planting = Planting(controller, control, transport, loader_pythons(job.python), streams)
     try:
-        run_id = _gather(planting, everyone, output)
+        run_id = _gather(planting, everyone, request)
         way = Way(
             controller.name, controller.user, controller.port, transport.name,
             str(reach.ssh_config.absolute()) if reach.ssh_config else None, job.python,
@@ -87,9 +87,9 @@ def run_planted(
                 text = f"--detach: another run that was started on this machine has the id {run_id}"
                 raise UsageError(text, "try again")
             own_id = run_id
-            planted = RemoteRun(run_id, way, output.name, wall_clock(), tuple(everyone))
+            planted = RemoteRun(run_id, way, request.name, wall_clock(), tuple(everyone))
             runs.add(planted)
-        if not output.as_json:
+        if not request.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
         question.keep(partial(keep_version, runs, run_id))
         with keep_origin(runs, run_id, job_here, everyone, find_checkpoints(job, run_id), options.until_at):
@@ -104,14 +104,14 @@ def run_planted(
         if planting.was_refused:
             runs.discard(own_id)
     if code is not None:
-        return code if planting.was_refused else _conclude(planted, code, output)
+        return code if planting.was_refused else _conclude(planted, code, request)
     why = QUEUED if planting.is_queued else ALL_RUN
-    return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, output, why)
+    return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, request, why)
 
 
-def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, output: OutputOptions) -> int:
+def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, request: Request) -> int:
     """Bring the code to the controller's host, from which all hosts get it; return the exit code of a signal, or 0."""
-    console = make_console([controller], replace(output, as_json=False))
+    console = make_console([controller], replace(request, as_json=False))
 
     async def send(session: Session) -> None:
         _, sent = await sync(session, partial(replace, tree, links=()), os.environ, is_check=False)
@@ -124,8 +124,8 @@ def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, o
     return hold_session([controller], open_transport, settings, console, send, lambda _: 0, farewell=farewell)
 
 
-def _gather(planting: Planting, hosts: Sequence[Host], output: OutputOptions) -> str:
-    console = make_console(hosts, replace(output, as_json=False))
+def _gather(planting: Planting, hosts: Sequence[Host], request: Request) -> str:
+    console = make_console(hosts, replace(request, as_json=False))
     try:
         return planting.gather(console.progress)
     finally:
@@ -150,7 +150,7 @@ def _attach(planting: Planting) -> int | None:
 
 
 def _leave(
-    run: RemoteRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, output: OutputOptions,
+    run: RemoteRun, controller: Host, hosts: Sequence[Host], transport: Transport, job: Job, request: Request,
     why: str,
 ) -> int:  # fmt: skip
     """Look whether controller and agents have survived the end of the logins that started them."""
@@ -174,29 +174,29 @@ def _leave(
         tell("  why: the host may end all processes of a login with it (launch attach shows how the run ended)")
         tell("  fix: loginctl enable-linger there, or use --controller here")
         return EXIT_PREFLIGHT
-    if output.as_json:
-        print(json.dumps(dated("detached", run=run.id, name=output.name, controller=controller.name)), flush=True)
+    if request.as_json:
+        print(json.dumps(dated("detached", run=run.id, name=request.name, controller=controller.name)), flush=True)
     if code is not None:
         tell(f"launch: run {run.id} has ended meanwhile, exit code {code} (launch attach shows how)")
-        return _conclude(run, code, output)
-    if output.as_json:
+        return _conclude(run, code, request)
+    if request.as_json:
         return 0
     tell(f"launch: {why}; run {run.id} continues without this terminal")
     for command, purpose in {**HINTS, "launch fetch": "copy its logs to this machine"}.items():
         tell(f"  {command:<15} {purpose}")
-    if output.fetch:
+    if request.fetch:
         tell("launch: launch attach copies the files of --fetch once the run has ended")
     return 0
 
 
-def _conclude(run: RemoteRun, code: int, output: OutputOptions) -> int:
+def _conclude(run: RemoteRun, code: int, request: Request) -> int:
     """Say where the logs of a run are that has ended, or bring what was asked for; return its exit code."""
     if code not in (0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {run.way.name}; fix: copy them with launch fetch")
-    if output.fetch and code != EXIT_UNREACHABLE:
+    if request.fetch and code != EXIT_UNREACHABLE:
         from launcher.cli.result_files import fetch_asked
 
-        fetch_asked(run, output.log_dir)
+        fetch_asked(run, request.log_dir)
     return code
 
 

@@ -159,34 +159,31 @@ def _open(
 ) -> Iterator[tuple[Host, Transport, str | None, float]]:
     """Yield each of these hosts with the transport to it, --python, and how long a login may take."""
     from launcher.cli.host_choice import choose_way, make_opener, open_this_machine, read_hosts
+    from launcher.cli.options.request import make_request
     from launcher.cli.options.sources import settle
-    from launcher.cli.options.values import HostChoice, make_group
-    from launcher.transports.settings import TransportSettings
 
     typed = typed_of(origin)
     if typed.command not in ("run", "singlenode"):
         raise UsageError(f"run {run_id} was a {typed.command}", "copy its files with scp or rsync")
     command: click.Command = importlib.import_module(COMMANDS[typed.command][0]).command
     with _inside(origin["directory"]), command.make_context(typed.command, typed.rest):
-        options = settle(click.get_current_context().params)
-        python: str | None = options["python"]
+        request = make_request(settle(click.get_current_context().params))
         opener: Opener
         if typed.command == "singlenode":
             hosts, opener, timeout_s = [Host(name, source="this machine") for name in names], open_this_machine(), 10.0
         else:
-            choice, settings = make_group(HostChoice, options), make_group(TransportSettings, options)
             # With --queue and with spares, the run may have used other hosts than the first --num-nodes.
-            known = {host.name: host for host in read_hosts(replace(choice, num_nodes=None))}
+            known = {host.name: host for host in read_hosts(replace(request, num_nodes=None))}
             if unknown := [name for name in names if name not in known]:
                 text = f"run {run_id} ran on {listed_names(unknown)}, which {command.name} doesn't name any more"
                 raise UsageError(text, "copy its files with scp or rsync")
-            hosts, timeout_s = [known[name] for name in names], float(options["connect_timeout"])
-            chosen, settings = choose_way(settings, hosts)
+            hosts, timeout_s = [known[name] for name in names], request.connect_timeout_s
+            chosen, settings = choose_way(request.reach, hosts)
             refuse_transport(chosen, "launch fetch PATH")
-            opener = make_opener(chosen, settings, hosts, python=python)
+            opener = make_opener(chosen, settings, hosts, python=request.python)
         transport = opener(hosts, lambda text: None)
         for host in hosts:  # here, because a relative --ssh-config is read for each connection
-            yield host, transport, python, timeout_s
+            yield host, transport, request.python, timeout_s
 
 
 @contextlib.contextmanager

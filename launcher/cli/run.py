@@ -17,9 +17,10 @@ from launcher.cli.host_choice import (
     read_lineup,
     refuse_spares,
 )
-from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
+from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.sources import show_sources
 from launcher.cli.options.table import (
     CHECK,
@@ -42,22 +43,12 @@ from launcher.cli.options.table import (
     SYNC,
     WORDS,
 )
-from launcher.cli.options.values import (
-    ClaimOptions,
-    HostChoice,
-    JobRequest,
-    OutputOptions,
-    RestartOptions,
-    SyncOptions,
-    gather,
-)
 from launcher.cli.repetition import tell_changes
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 from launcher.runs.incident_log import IncidentLog
-from launcher.transports.settings import TransportSettings
 
 
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -66,11 +57,7 @@ from launcher.transports.settings import TransportSettings
     CONTROLLER, SURVIVE_REBOOTS, NOTIFY, FETCH, WORDS,
 ])  # fmt: skip
 @gather
-def command(
-    *, words: tuple[str, ...], dry_run: bool, check: bool, no_check: bool, restarts: RestartOptions,
-    choice: HostChoice, request: JobRequest, settings: TransportSettings, output: OutputOptions, sync: SyncOptions,
-    claims: ClaimOptions,
-) -> int:  # fmt: skip
+def command(*, request: Request) -> int:
     """Run SCRIPT on every host under torchrun, one process per GPU.
 
     Everything after SCRIPT is passed to it unchanged. Without SCRIPT, the built-in trainer runs. In a Slurm job, its
@@ -79,49 +66,43 @@ def command(
     from launcher.errors import UsageError
 
     incident_log = IncidentLog.of_user(os.environ)
-    queues = claims.queue is not None
-    hosts, spares = read_lineup(choice, restarts, request.master_addr, incident_log, takes_free=queues)
-    job = read_job(request, words, (*hosts, *spares))
-    workdir, place = resolve_workdir(request.workdir), local_workdir(words)
-    job = add_tree(job, sync, workdir, place, output.log_dir, restarts.progress_dir)
-    refuse_spares(job, hosts[: choice.num_nodes], spares, restarts)
-    if job.master_addr is not None and len(hosts) > len(hosts[: choice.num_nodes]):
+    hosts, spares = read_lineup(request, incident_log)
+    job = add_tree(read_job(request, (*hosts, *spares)), request)
+    refuse_spares(job, hosts[: request.num_nodes], spares, request)
+    if job.master_addr is not None and len(hosts) > len(hosts[: request.num_nodes]):
         text = "--master-addr can't be given with --queue and --num-nodes: another host may become node 0"
         raise UsageError(text, "set addr= in a hostfile instead")
     tell_changes((*hosts, *spares), job)
-    if output.verbose:
+    if request.verbose:
         show_sources()
-    chosen, settings = choose_way(settings, (*hosts, *spares))
-    if queues and chosen.name == "srun":
+    chosen, settings = choose_way(request.reach, (*hosts, *spares))
+    if request.queue is not None and chosen.name == "srun":
         raise UsageError("--queue works only outside of Slurm jobs, whose GPUs nobody else has", "omit it")
-    if output.fetch:
+    if request.fetch:
         from launcher.cli.result_files import refuse_transport
 
         refuse_transport(chosen, "--fetch")
-    if dry_run and not check:
-        code = print_dry_run(job, hosts[: choice.num_nodes], output, claims)
-        if spares and not output.as_json:
+    if request.dry_run and not request.check:
+        code = print_dry_run(job, hosts[: request.num_nodes], request)
+        if spares and not request.as_json:
             click.echo(f"# {'spare' if len(spares) == 1 else 'spares'}: {fold_names(host.name for host in spares)}")
         return code
-    if check and not dry_run:
+    if request.check and not request.dry_run:
         raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
     open_transport = make_opener(chosen, settings, (*hosts, *spares), python=job.python)  # connects during the imports
     from launcher.cli.runner import read_run_options, run_job
 
-    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
-    run_options = replace(run_options, is_dry=dry_run, num_nodes=choice.num_nodes)
-    controller = choose_controller(output, hosts, spares)
-    output = replace(output, survive_reboots=may_survive_reboots(output, restarts, controller))
-    if controller is not None and not dry_run:
+    run_options = replace(read_run_options(request), num_nodes=request.num_nodes)
+    controller = choose_controller(request, hosts, spares)
+    request = replace(request, survive_reboots=may_survive_reboots(request, controller))
+    if controller is not None and not request.dry_run:
         from launcher.cli.remote_detachment import run_planted
 
-        return run_planted(job, hosts, spares, controller, open_transport, output, run_options, settings)
-    return run_job(job, hosts, open_transport, output, run_options, spares, incident_log)
+        return run_planted(job, hosts, spares, controller, open_transport, request, run_options, settings)
+    return run_job(job, hosts, open_transport, request, run_options, spares, incident_log)
 
 
-def print_dry_run(
-    job: Job, hosts: Sequence[Host], output: OutputOptions, claims: ClaimOptions, share: tuple[int, int] | None = None
-) -> int:
+def print_dry_run(job: Job, hosts: Sequence[Host], request: Request, share: tuple[int, int] | None = None) -> int:
     """Print each node's command, with named placeholders for values that only the nodes know."""
     from launcher.cli.runner import plan_unasked, read_run_options
     from launcher.job.plan import refuse_unknown_ranks
@@ -130,9 +111,9 @@ def print_dry_run(
     from launcher.runs.report import plan_lines
 
     plan = plan_unasked(job, hosts, share)
-    refuse_unknown_ranks(plan, read_run_options(output, claims=claims).shown_ranks)
-    if output.as_json:
-        event = dated("plan", run=None, name=output.name, **as_dry_record(plan), code=code_record(job))
+    refuse_unknown_ranks(plan, read_run_options(request).shown_ranks)
+    if request.as_json:
+        event = dated("plan", run=None, name=request.name, **as_dry_record(plan), code=code_record(job))
         click.echo(json.dumps(event, default=str))
         return 0
     if job.tree is not None:

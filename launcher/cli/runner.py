@@ -18,8 +18,8 @@ import click
 from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
 from launcher.cli.options.file_owners import refuse_strange_folder
+from launcher.cli.options.request import Request
 from launcher.cli.options.sources import is_chosen
-from launcher.cli.options.values import ClaimOptions, OutputOptions, RestartOptions
 from launcher.cli.repetition import again_variable, keep_origin, keep_version
 from launcher.cli.typed_command import describe_origin, name_program, typed_options
 from launcher.clock import read_time, wall_clock
@@ -42,20 +42,20 @@ TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 
 
 def run_job(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions,
+    job: Job, hosts: Sequence[Host], open_transport: Opener, request: Request, run_options: RunOptions,
     spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
 ) -> int:  # fmt: skip
     """Run the job to its end and return the exit code; incident_log: what went wrong with its hosts in earlier runs."""
-    result, folder = run_recorded(job, hosts, open_transport, output, run_options, spares, incident_log, is_last=True)
-    if output.fetch:
+    result, folder = run_recorded(job, hosts, open_transport, request, run_options, spares, incident_log, is_last=True)
+    if request.fetch:
         from launcher.cli.result_files import fetch_at_end
 
-        fetch_at_end(folder, output.fetch, [*hosts, *spares], open_transport, job)
+        fetch_at_end(folder, request.fetch, [*hosts, *spares], open_transport, job)
     return result.exit_code
 
 
 def run_recorded(
-    job: Job, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions, run_options: RunOptions,
+    job: Job, hosts: Sequence[Host], open_transport: Opener, request: Request, run_options: RunOptions,
     spares: Sequence[Host] = (), incident_log: IncidentLog | None = None, *, is_last: bool = False,
 ) -> tuple[Result, Path]:  # fmt: skip
     """Run the job to its end; return how it ended, and its log directory.
@@ -64,17 +64,17 @@ def run_recorded(
     """
     refuse_rank(os.environ)
     if not is_chosen("log_dir"):
-        refuse_strange_folder(output.log_dir)
+        refuse_strange_folder(request.log_dir)
     if run_options.shown_ranks is not None:
         refuse_unknown_ranks(
             plan_unasked(job, hosts[: run_options.num_nodes], run_options.share), run_options.shown_ranks
         )
     spares = spares if run_options.restarts else ()
-    detachment = start_detached(output, run_options.restarts)  # before the console starts its threads
-    console = make_console([*hosts, *spares], output)
+    detachment = start_detached(request, run_options.restarts)  # before the console starts its threads
+    console = make_console([*hosts, *spares], request)
     try:
-        runs, origin = RunList.of_user(os.environ), describe_origin(output)
-        record = create_record(output.log_dir, datetime.now(), console.complain, origin, ids=runs)
+        runs, origin = RunList.of_user(os.environ), describe_origin(request)
+        record = create_record(request.log_dir, datetime.now(), console.complain, origin, ids=runs)
         console.transcribe(record.transcript)
         leave = partial(detachment.leave, console, record) if detachment is not None else None
         is_needed = detachment is not None
@@ -86,36 +86,34 @@ def run_recorded(
             keep_code_version(job, record, kept),
         ):
             names = [host.name for host in (*hosts, *spares)]
-            request = RunRequest(
+            run = RunRequest(
                 with_trainer_command(job), hosts, open_transport, record, console, run_options, spares=spares,
                 incidents=incident_log.describe(names, time.time()) if incident_log is not None else {},
                 incident_log=incident_log, leave=leave,
             )  # fmt: skip
             end_process = os._exit if is_last else None
-            running = execute_job(request, entry, variables=os.environ, notify=output.notify, end_process=end_process)
+            running = execute_job(run, entry, variables=os.environ, notify=request.notify, end_process=end_process)
             result = asyncio.run(running)
         return result, record.folder
     finally:
         console.close()
 
 
-def read_run_options(
-    output: OutputOptions, *, with_checks: bool = True, restarts: RestartOptions | None = None,
-    claims: ClaimOptions | None = None,
-) -> RunOptions:  # fmt: skip
-    """Return the options of a run, as far as these options determine them."""
-    restarts, claims = restarts or RestartOptions(), claims or ClaimOptions()
-    if output.fetch:
+def read_run_options(request: Request) -> RunOptions:
+    """Return the options of a run, as far as the request determines them."""
+    if request.fetch:
         from launcher.cli.result_files import refuse_patterns
 
-        refuse_patterns(output.fetch, "--fetch ")
-    if claims.until is not None and claims.for_s is not None:
+        refuse_patterns(request.fetch, "--fetch ")
+    if request.until is not None and request.for_s is not None:
         raise UsageError("--until and --for are both given", "pass only one of them")
     return RunOptions(
-        is_verbose=output.verbose, with_checks=with_checks, shown_ranks=read_ranks(output.ranks),
-        restarts=restarts.restarts, progress_dir=restarts.progress_dir or None, min_nodes=restarts.min_nodes,
-        shares=claims.share, claims_cpus=claims.claim_cpus, queue_s=claims.queue if claims.queue != "" else math.inf,
-        until_at=read_until(claims.until), for_s=claims.for_s, takes_samples=not output.no_samples,
+        is_dry=request.dry_run, is_verbose=request.verbose, with_checks=not request.no_check,
+        shown_ranks=read_ranks(request.ranks),
+        restarts=request.restarts, progress_dir=request.progress_dir or None, min_nodes=request.min_nodes,
+        shares=request.share, claims_cpus=request.claim_cpus,
+        queue_s=request.queue if request.queue != "" else math.inf,
+        until_at=read_until(request.until), for_s=request.for_s, takes_samples=not request.no_samples,
     )  # fmt: skip
 
 
@@ -160,10 +158,10 @@ def trainer_command(job: Job) -> dict[str, str]:
     return {} if is_secret(TRAINER_COMMAND, line) else {TRAINER_COMMAND: line}
 
 
-def make_console(hosts: Sequence[Host], output: OutputOptions) -> Console:
-    """Return the console that the output options describe."""
+def make_console(hosts: Sequence[Host], request: Request) -> Console:
+    """Return the console that the request describes."""
     streams = find_streams(os.environ)
-    return Console(hosts, streams, is_quiet=output.quiet, as_json=output.as_json, ranks=read_ranks(output.ranks))
+    return Console(hosts, streams, is_quiet=request.quiet, as_json=request.as_json, ranks=read_ranks(request.ranks))
 
 
 def read_ranks(text: str | None) -> frozenset[int] | None:

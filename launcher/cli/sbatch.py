@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 
 import click
@@ -16,10 +15,10 @@ from launcher.cli.misplaced_words import needs_parting
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.sources import is_chosen, missing
-from launcher.cli.options.table import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS, reword
+from launcher.cli.options.table import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS, name_all, reword
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.options.values import JobRequest, gather
 from launcher.cli.typed_command import own_program, typed_options
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
@@ -47,55 +46,36 @@ _SPARES = reword(
 _OUTPUT = reword(OUTPUT, verbose="In the job, show each node's command, and where values come from.")
 
 
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """The options of this command only; all others are passed to the `launch` in the script."""
-
-    nodes: int
-    time: str | None
-    partition: str | None
-    mem: str | None
-    cpus_per_task: int | None
-    account: str | None
-    qos: str | None
-    constraint: str | None
-    job_name: str | None
-    directive: tuple[str, ...]  # each a line of its own
-    requeue: bool
-    output: Path | None  # where the script is written
-    submit: bool
-
-
 @click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *BATCH, *_JOB, *HANGS, *RESTARTS, *_SPARES, NO_CHECK, *(option.but(is_common=False) for option in _OUTPUT),
     WORDS,
 ])  # fmt: skip
 @gather
-def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOptions, request: JobRequest) -> int:
+def command(*, request: Request) -> int:
     """Print a Slurm batch script that runs SCRIPT on every node of the job.
 
     Slurm writes slurm-JOB.out and .err to --log-dir, next to the logs of the run. Before the time limit, the ranks get
     SIGTERM and --stop-timeout to save. With --requeue, the built-in trainer resumes in the requeued job; your own
     script can check that SLURM_RESTART_COUNT is set.
     """
-    job = read_job(request, words, [Host("each node", source="--nodes")])
-    batch = read_batch(batch_options, log_dir, words, job)
+    job = read_job(request, [Host("each node", source="--nodes")])
+    batch = read_batch(request, job)
     check_batch(batch)
-    if batch_options.submit:
+    if request.submit:
         _check_script(job, request.workdir)
     text = batch_text(batch)
-    if batch_options.output is not None:
-        _write(batch_options.output, text)
+    if request.output is not None:
+        _write(request.output, text)
     secrets = _secrets(request)
-    if batch_options.submit:
+    if request.submit:
         if not is_chosen("log_dir"):
-            refuse_strange_folder(log_dir)
+            refuse_strange_folder(request.log_dir)
         _make_folder(Path(log_folder(batch)))
         job_id = submit(text, {**os.environ, **secrets})
         click.echo(job_id)
         notes = [f"submitted job {job_id}", *_watch_lines(batch, job_id)]
-    elif batch_options.output is not None:
-        file = shlex.quote(str(batch_options.output))
+    elif request.output is not None:
+        file = shlex.quote(str(request.output))
         notes = [f"start it with: mkdir -p {shlex.quote(log_folder(batch))} && sbatch {file}", *_secret_lines(secrets)]
     else:
         click.echo(text, nl=False)
@@ -105,8 +85,8 @@ def command(*, words: tuple[str, ...], log_dir: Path, batch_options: BatchOption
     return 0
 
 
-def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job: Job) -> Batch:
-    """Return what the options request from Slurm; `job` is what they request from `launch`."""
+def read_batch(request: Request, job: Job) -> Batch:
+    """Return what is requested from Slurm; `job` is what is requested from `launch`."""
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
         fix = "pass --gpus N, or --nproc N --cpu to train on CPUs"
@@ -114,33 +94,33 @@ def read_batch(options: BatchOptions, log_dir: Path, words: tuple[str, ...], job
     from launcher.cli.runner import trainer_command
 
     # Ignore the hosts of launcher.toml; the job reads it again, since it runs in this directory.
-    launch = (own_program(), "--transport", SRUN.name, *typed_options({field.name for field in fields(BatchOptions)}))
+    launch = (own_program(), "--transport", SRUN.name, *typed_options(name_all(BATCH)))
     # The trainer prints what to type for more epochs once the job is over; the `launch` in the script needs the job.
     for name, line in trainer_command(job).items():
         launch += ("--env", f"{name}={line}")
-    is_of_file = words and words[0].startswith("-")  # arguments of the script that launcher.toml names
-    for_script = ("--",) if is_of_file or needs_parting(words) else ()
+    is_of_file = request.words and request.words[0].startswith("-")  # arguments of the script that launcher.toml names
+    for_script = ("--",) if is_of_file or needs_parting(request.words) else ()
     return Batch(
-        argv=(*launch, *for_script, *words),
-        job_name=options.job_name or _name(job.program),
+        argv=(*launch, *for_script, *request.words),
+        job_name=request.job_name or _name(job.program),
         gpus=gpus,
         folder=str(current_directory()),
-        log_dir=str(log_dir),
+        log_dir=str(request.log_dir),
         stop_timeout_s=job.timeouts.stop_timeout_s,
-        directives=options.directive,
-        nodes=options.nodes,
-        time=options.time,
-        partition=options.partition,
-        mem=options.mem,
-        cpus_per_task=options.cpus_per_task,
-        account=options.account,
-        qos=options.qos,
-        constraint=options.constraint,
-        requeue=options.requeue,
+        directives=request.directive,
+        nodes=request.nodes,
+        time=request.time,
+        partition=request.partition,
+        mem=request.mem,
+        cpus_per_task=request.cpus_per_task,
+        account=request.account,
+        qos=request.qos,
+        constraint=request.constraint,
+        requeue=request.requeue,
     )
 
 
-def _secrets(request: JobRequest) -> dict[str, str]:
+def _secrets(request: Request) -> dict[str, str]:
     settings = parse_settings(request.env, os.environ)
     return {name: value for name, value in settings.items() if is_secret(name, value)}
 

@@ -10,6 +10,7 @@ from launcher.cli.host_choice import open_this_machine
 from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.table import (
     CLAIMS,
     DETACH,
@@ -23,7 +24,6 @@ from launcher.cli.options.table import (
     RESTARTS,
     WORDS,
 )
-from launcher.cli.options.values import ClaimOptions, JobRequest, OutputOptions, RestartOptions, gather
 from launcher.cli.repetition import tell_changes
 
 
@@ -32,11 +32,7 @@ from launcher.cli.repetition import tell_changes
     FETCH.but(help="After the run, copy PATH to logs/RUN-fetched."), WORDS,
 ])  # fmt: skip
 @gather
-def command(
-    *, words: tuple[str, ...], dry_run: bool, no_check: bool, restarts: RestartOptions, request: JobRequest,
-    output: OutputOptions,
-    claims: ClaimOptions,
-) -> int:  # fmt: skip
+def command(*, request: Request) -> int:
     """Run SCRIPT on this machine only, without SSH.
 
     Logs, exit codes and the way to stop it are the same as on several hosts. Without SCRIPT, the built-in trainer runs.
@@ -45,12 +41,11 @@ def command(
     from launcher.hosts.host import Host
 
     hosts = [Host(socket.gethostname().split(".")[0], source="this machine")]
-    job = read_job(request, words, hosts)
+    job = read_job(request, hosts)
     tell_changes(hosts, job)
-    if dry_run:
-        return print_dry_run(job, hosts, output, claims)
+    if request.dry_run:
+        return print_dry_run(job, hosts, request)
     open_transport = open_this_machine()
     from launcher.cli.runner import read_run_options, run_job
 
-    run_options = read_run_options(output, with_checks=not no_check, restarts=restarts, claims=claims)
-    return run_job(job, hosts, open_transport, output, run_options)
+    return run_job(job, hosts, open_transport, request, read_run_options(request))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,11 +13,9 @@ from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.options.completion import complete_files
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.table import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.options.values import HostChoice, SyncOptions, gather
-from launcher.job.job import Timeouts
-from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.errors import HostFailure
@@ -37,10 +34,7 @@ if TYPE_CHECKING:
     click.Argument(["folder"], metavar="[DIR]", required=False, shell_complete=complete_files),
 ])  # fmt: skip
 @gather
-def command(
-    *, folder: str | None, check: bool, as_json: bool, python: str | None, env: tuple[str, ...], choice: HostChoice,
-    transport: TransportSettings, timeouts: Timeouts, options: SyncOptions,
-) -> int:  # fmt: skip
+def command(*, folder: str | None, request: Request) -> int:
     """Send the code in DIR to every host, and verify that all hosts have the same.
 
     Only files that a host lacks are sent. By default, DIR is the repository that you are in, or else the current
@@ -53,23 +47,23 @@ def command(
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
 
-    hosts = read_hosts(choice)
+    hosts = read_hosts(request)
     folder = folder or CodeFolder().convert(click.get_current_context().lookup_default("sync"), None, None)
-    options = replace(options, sync=folder or "")
-    variables = parse_settings(env, os.environ)
-    opener = choose_opener(transport, hosts, python=python)
-    console = Console(hosts, find_streams(os.environ), as_json=as_json, is_patient=True)
+    request = replace(request, sync=folder or "")
+    variables = parse_settings(request.env, os.environ)
+    opener = choose_opener(request.reach, hosts, python=request.python)
+    console = Console(hosts, find_streams(os.environ), as_json=request.as_json, is_patient=True)
 
     def read() -> Tree:
-        return read_tree(options, None, current_directory(), Path("logs"), console.say)[0]
+        return read_tree(request, None, current_directory(), console.say)[0]
 
     async def execute(session: Session) -> tuple[Tree, Delivered, Sequence[HostFailure]]:
-        return *await sync(session, read, os.environ, is_check=check), session.failures()
+        return *await sync(session, read, os.environ, is_check=request.check), session.failures()
 
     def report(done: tuple[Tree, Delivered, Sequence[HostFailure]]) -> int:
-        return _report(console, hosts, *done, is_check=check)
+        return _report(console, hosts, *done, is_check=request.check)
 
-    settings = make_settings("sync", timeouts, variables, find_pythons(python))
+    settings = make_settings("sync", request.timeouts, variables, find_pythons(request.python))
     farewell = "launch: stopped by you; what was sent is kept"
     return hold_session(hosts, opener, settings, console, execute, report, farewell=farewell)
 

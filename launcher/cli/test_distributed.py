@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +14,10 @@ from launcher.cli.error_lines import tell
 from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.sources import is_on_command_line
 from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, LOAD, OUTPUT, PYTHON, REACH, STEP_TIMEOUT, Option
-from launcher.cli.options.values import HostChoice, OutputOptions, PythonEnvironment, gather
 from launcher.cli.typed_command import find_reach
-from launcher.job.job import Timeouts
-from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
@@ -28,20 +26,6 @@ if TYPE_CHECKING:
     from launcher.runs.run_request import Opener
 
 RENDEZVOUS_S = 30
-
-
-@dataclass(frozen=True, slots=True)
-class CollectivesTest:
-    """What to test and measure, with which Python, and how long connecting may take."""
-
-    processes: int  # on each host
-    cpu: bool
-    max_size: int | None  # MiB
-    gpus_under_load_s: float | None
-    timeout_s: float | None  # of a step
-    plot: Path | None  # the picture to draw
-    environment: PythonEnvironment
-    timeouts: Timeouts
 
 
 @click.command(
@@ -62,22 +46,20 @@ class CollectivesTest:
     ],
 )  # fmt: skip
 @gather
-def command(*, test: CollectivesTest, choice: HostChoice, transport: TransportSettings, output: OutputOptions) -> int:
+def command(*, request: Request) -> int:
     """Test N processes on this machine, or on each host if you name hosts.
 
     Check the results of all collectives and of a DDP step, and measure bandwidth by size; with several hosts, measure
     each pair too. If ranks fail, search for the hosts that cause it.
     """
-    hosts, open_transport = choose_hosts(test, choice, transport)
-    refuse_plot(test.plot, hosts)
-    backend = "gloo on CPUs" if test.cpu else "NCCL on GPUs, or gloo on CPUs if no host has GPUs"
+    hosts, open_transport = choose_hosts(request)
+    refuse_plot(request.plot, hosts)
+    backend = "gloo on CPUs" if request.cpu else "NCCL on GPUs, or gloo on CPUs if no host has GPUs"
     click.echo(f"test-distributed: {backend}", err=True)
-    return run_tests(test, hosts, open_transport, output)
+    return run_tests(request, hosts, open_transport)
 
 
-def choose_hosts(
-    test: CollectivesTest, choice: HostChoice, transport: TransportSettings
-) -> tuple[tuple[Host, ...], Opener]:
+def choose_hosts(request: Request) -> tuple[tuple[Host, ...], Opener]:
     """Return the hosts named on the command line and what opens their transport; without any, this machine."""
     import socket
 
@@ -88,8 +70,8 @@ def choose_hosts(
         refuse_without_hosts()
         host = Host(socket.gethostname().split(".")[0], source="this machine")
         return (host,), open_this_machine()
-    hosts = read_hosts(choice)
-    return hosts, choose_opener(transport, hosts, python=test.environment.python)
+    hosts = read_hosts(request)
+    return hosts, choose_opener(request.reach, hosts, python=request.python)
 
 
 def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
@@ -104,26 +86,26 @@ def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
         raise UsageError("--plot draws pairs of hosts, but there is only one host", "name several with --hosts")
 
 
-def run_tests(test: CollectivesTest, hosts: Sequence[Host], open_transport: Opener, output: OutputOptions) -> int:
+def run_tests(request: Request, hosts: Sequence[Host], open_transport: Opener) -> int:
     """Run on all hosts, find those that fail, draw the measurements, and return the exit code of the run."""
     from launcher.cli import runner
 
-    words = ["--max-size", str(test.max_size)] if test.max_size else []
-    words += ["--load", f"{test.gpus_under_load_s:g}"] if test.gpus_under_load_s is not None else []
-    job = make_job(test, [host.name for host in hosts], *words)
-    run_options = runner.read_run_options(output)
-    result, folder = runner.run_recorded(job, hosts, open_transport, output, run_options)
+    words = ["--max-size", str(request.max_size)] if request.max_size else []
+    words += ["--load", f"{request.gpus_under_load_s:g}"] if request.gpus_under_load_s is not None else []
+    job = make_job(request, [host.name for host in hosts], *words)
+    run_options = runner.read_run_options(request)
+    result, folder = runner.run_recorded(job, hosts, open_transport, request, run_options)
     if is_to_bisect(result) and len(hosts) > 1:
-        make_part = partial(make_job, test)
-        print_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=output.as_json)
-    if test.plot is not None:
-        draw(folder / "files" / "node_0" / "results.json", test.plot, len(hosts))
-    if result.exit_code == 0 and test.gpus_under_load_s != 0:
-        return print_loads(folder, hosts, as_json=output.as_json)
+        make_part = partial(make_job, request)
+        print_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=request.as_json)
+    if request.plot is not None:
+        draw(folder / "files" / "node_0" / "results.json", request.plot, len(hosts))
+    if result.exit_code == 0 and request.gpus_under_load_s != 0:
+        return print_loads(folder, hosts, as_json=request.as_json)
     return result.exit_code
 
 
-def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
+def make_job(request: Request, names: Sequence[str], *words: str) -> Job:
     """Return the job whose ranks test and measure; `words` are passed to each rank."""
     import math
     import os
@@ -133,20 +115,21 @@ def make_job(test: CollectivesTest, names: Sequence[str], *words: str) -> Job:
     from launcher.job.job import Job, collectives_program
     from launcher.job.variables import forwarded
 
-    limits = () if test.timeout_s is None else ("--timeout", f"{test.timeout_s:g}")  # also of the search, with SHORT
+    # Also of the search, with SHORT.
+    limits = () if request.timeout_s is None else ("--timeout", f"{request.timeout_s:g}")
     return Job(
         program=collectives_program(names, *words, *limits),
-        nproc=test.processes,
-        cpu=test.cpu,
+        nproc=request.processes,
+        cpu=request.cpu,
         may_use_cpus=True,
-        python=test.environment.python,
-        activation=read_activation(test.environment, None),
+        python=request.python,
+        activation=read_activation(request),
         active_env=find_active_env(os.environ),
         reach=tuple(find_reach()),
         env=forwarded(os.environ),
         rendezvous_timeout_s=RENDEZVOUS_S,
         hang_timeout_s=math.inf,  # each rank limits its steps itself
-        timeouts=test.timeouts,
+        timeouts=request.timeouts,
     )
 
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,13 +21,11 @@ from launcher.cli.error_lines import tell
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.sources import is_on_command_line
 from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, NAME_HOSTS, REACH, option
-from launcher.cli.options.values import HostChoice, gather
 from launcher.errors import EXIT_SIGNAL_BASE, UsageError
-from launcher.job.job import Timeouts
 from launcher.output.lines import STDERR
-from launcher.transports.settings import TransportSettings
 
 if TYPE_CHECKING:
     from launcher.commands.top import Show
@@ -46,10 +43,7 @@ _KEYS_LINES = 1  # below the table
 @option("--controller", metavar="HOST", help="Controller host of the run.  [default: as in launch ps]", heading="Hosts")
 @option("--once", is_flag=True, help="Print the table once.", heading="Output")
 @gather
-def command(
-    *, run: str | None, once: bool, controller: str | None, python: str | None, as_json: bool, choice: HostChoice,
-    transport: TransportSettings, timeouts: Timeouts,
-) -> int:  # fmt: skip
+def command(*, run: str | None, once: bool, request: Request) -> int:
     """Show what the GPUs of RUN's hosts do, or of other hosts, and why their clocks are held down.
 
     [default: the only active run, else the hosts of launcher.toml or of the Slurm job]
@@ -60,21 +54,21 @@ def command(
     names_hosts = any(map(is_on_command_line, NAME_HOSTS))
     if run is not None and names_hosts:
         raise UsageError("a run and hosts are both given", "name only one of them")
-    found = None if names_hosts else _find_run(run, controller, transport.ssh_config)
-    if found is not None and controller is None and is_on_command_line("ssh_config"):
+    found = None if names_hosts else _find_run(run, request)
+    if found is not None and request.controller is None and is_on_command_line("ssh_config"):
         fix = "add --controller HOST, or omit --ssh-config"
         raise UsageError("--ssh-config works only with --controller or for hosts", fix)
-    once = once or not (as_json or (sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")))
+    once = once or not (request.as_json or (sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")))
     screen = Screen(f"run {found.id}" + (f" ({found.name})" if found.name else "") if found is not None else "")
-    show = _print_samples() if as_json else screen.show if not once else _print_table(screen.title)
+    show = _print_samples() if request.as_json else screen.show if not once else _print_table(screen.title)
     last = ""
-    with screen.shown() if not once and not as_json else contextlib.nullcontext():
+    with screen.shown() if not once and not request.as_json else contextlib.nullcontext():
         try:
             if found is not None:
                 code = _watch_run(found, show, once=once)
                 last = f"launch: run {found.id} has ended" if not once else ""
             else:
-                code = _watch_hosts(choice, transport, timeouts, python, show, once=once)
+                code = _watch_hosts(request, show, once=once)
         except KeyboardInterrupt:
             code = EXIT_SIGNAL_BASE + signal.SIGINT
     if last:
@@ -82,11 +76,13 @@ def command(
     return 0 if screen.has_quit else code
 
 
-def _find_run(word: str | None, controller: str | None, ssh_config: Path | None) -> ListedRun | RemoteRun | None:
+def _find_run(word: str | None, request: Request) -> ListedRun | RemoteRun | None:
     from launcher.cli.find_run import find_active_run, find_run
 
-    ssh_config = ssh_config if controller is not None else None  # otherwise it is for hosts
-    return find_run(word, controller, ssh_config) if word is not None or controller is not None else find_active_run()
+    if word is None and request.controller is None:
+        return find_active_run()
+    ssh_config = request.ssh_config if request.controller is not None else None  # otherwise it is for hosts
+    return find_run(word, request.controller, ssh_config)
 
 
 def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
@@ -122,19 +118,17 @@ class _DoneError(Exception):
     """Enough was shown."""
 
 
-def _watch_hosts(
-    choice: HostChoice, transport: TransportSettings, timeouts: Timeouts, python: str | None, show: Show, *, once: bool
-) -> int:
+def _watch_hosts(request: Request, show: Show, *, once: bool) -> int:
     from launcher.cli.host_choice import choose_opener, read_hosts
     from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.commands.top import watch_hosts
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
 
-    hosts = read_hosts(choice)
-    open_transport = choose_opener(transport, hosts, python=python)
+    hosts = read_hosts(request)
+    open_transport = choose_opener(request.reach, hosts, python=request.python)
     console = Console(hosts, find_streams(os.environ), is_patient=True)
-    settings = make_settings("top", timeouts, {}, find_pythons(python))
+    settings = make_settings("top", request.timeouts, {}, find_pythons(request.python))
     return hold_session(
         hosts, open_transport, settings, console, partial(watch_hosts, show=show, once=once), lambda code: code
     )

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from launcher.cli.error_lines import tell
+from launcher.cli.job_request import local_workdir, resolve_workdir
+from launcher.cli.options.request import Request
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.options.values import SyncOptions
 from launcher.cli.repetition import find_repetition
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
@@ -28,28 +29,26 @@ _SAVE_OPTION = re.compile(
 )
 
 
-def add_tree(
-    job: Job, options: SyncOptions, workdir: str | None, place: Path, log_dir: Path, progress_dir: str | None = None
-) -> Job:
+def add_tree(job: Job, request: Request) -> Job:
     """Return the job with the code that --sync sends, if it was given; say what is doubtful about that code.
 
-    workdir: of --workdir; place: where the job's relative paths begin on this machine; progress_dir: of --progress-dir,
-    which is a link if nothing is sent there.
+    The directory of --progress-dir is a link if nothing is sent there.
     """
-    if options.no_sync and options.sync is not None:
+    if request.no_sync and request.sync is not None:
         raise UsageError("--sync and --no-sync contradict each other", "omit one of them")
     repetition = find_repetition()
-    if options.sync is None:
+    if request.sync is None:
         if repetition is not None and repetition.listing is not None:
             text = f"--same-code: run {repetition.run_id} sent its code, and launcher.toml doesn't say sync any more"
             raise UsageError(text, f"launch again {repetition.run_id} --same-code --sync")
         return job
-    tree, paths = read_tree(options, workdir, place, log_dir)
+    workdir, place = resolve_workdir(request.workdir), local_workdir(request.words)
+    tree, paths = read_tree(request, workdir, place)
     if repetition is not None and repetition.listing is not None:
         tree, paths = _put_back(tree, repetition.listing, repetition.run_id)
     inside = _find_inside(place, tree)
     program = _move_program(job.program, place, tree.root, inside, paths, tree.left_out)
-    saves = {"--progress-dir": progress_dir or "", **_find_save_options(program.args)}
+    saves = {"--progress-dir": request.progress_dir or "", **_find_save_options(program.args)}
     if program.is_trainer:
         tree = _add_link(tree, _OUTPUTS, paths, workdir or tree.root)
     for option, value in saves.items():
@@ -63,7 +62,7 @@ def add_tree(
 
 
 def read_tree(
-    options: SyncOptions, workdir: str | None, place: Path, log_dir: Path, say: Callable[[str], object] = tell
+    request: Request, workdir: str | None, place: Path, say: Callable[[str], object] = tell
 ) -> tuple[Tree, frozenset[str]]:
     """Return the tree of the named directory, or of the one that `place` belongs to, and the paths in it.
 
@@ -73,9 +72,9 @@ def read_tree(
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
 
-    root = current_directory() / options.sync if options.sync else find_root(place)
-    selection = select(root, staying=(current_directory() / log_dir,), here=place)
-    refuse_large(selection, options.sync_limit)
+    root = current_directory() / request.sync if request.sync else find_root(place)
+    selection = select(root, staying=(current_directory() / request.log_dir,), here=place)
+    refuse_large(selection, request.sync_limit)
     refuse_secrets(selection)
     snapshot = take_snapshot(selection)
     for warning in (*selection.warnings, *snapshot.warnings):
@@ -88,7 +87,7 @@ def read_tree(
     paths = frozenset(entry.path for entry in snapshot.entries)
     if not paths:
         raise UsageError(f"{here} has no files to send", "look at .gitignore and .launchignore, or name --sync=DIR")
-    typed = _read_links(options.link, paths, [name for name, link in links.items() if not link.is_optional])
+    typed = _read_links(request.link, paths, [name for name, link in links.items() if not link.is_optional])
     names = [link.name for link in typed]
     links = {name: link for name, link in links.items() if not (link.is_optional and _overlaps(name, names))}
     links |= {link.name: link for link in typed}

@@ -14,21 +14,21 @@ from typing import Any
 
 import click
 
+from launcher.cli.options.request import Request
 from launcher.cli.options.sources import is_chosen, is_on_command_line, name_value, settle
 from launcher.cli.options.table import ACTIVATION, HOSTS, PYTHON, REACH, Option, name_all
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.options.values import OutputOptions
 from launcher.cli.repetition import find_repetition
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
 
 _OF_TEST_DISTRIBUTED = {"config", *name_all((*HOSTS, *REACH, PYTHON, *ACTIVATION))}
 
 
-def describe_origin(output: OutputOptions) -> dict[str, Any]:
+def describe_origin(request: Request) -> dict[str, Any]:
     """Return the first values of run.json; secrets in the command line are hidden."""
     repetition = find_repetition()
     return {
-        "name": output.name,
+        "name": request.name,
         "command": shlex.join([*name_program(), *hide_typed(sys.argv[1:])]),
         "directory": str(current_directory()),
         "user": _user(),

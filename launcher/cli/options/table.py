@@ -1,6 +1,6 @@
 """Every option that several commands or launcher.toml know, with all that is to be known of it, for click.
 
-A new option is a declaration here, a field of that name in `job.job` or in a group of `values`, and its effect; help,
+A new option is a declaration here, a field of that name in `request`, and its effect; help,
 launcher.toml, `-v` and errors follow from the declaration, and docs/options_table.py writes it into the documentation.
 """
 

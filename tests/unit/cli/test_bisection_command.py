@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import runner, test_distributed
-from launcher.cli.options.values import OutputOptions, PythonEnvironment
-from launcher.cli.test_distributed import CollectivesTest, is_to_bisect
+from launcher.cli.options.request import Request
+from launcher.cli.test_distributed import is_to_bisect
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
-from launcher.job.job import Timeouts
 from launcher.runs.result import Result
 from launcher.session.node_state import Census
 
@@ -47,10 +46,9 @@ def test_culprits_are_searched_before_a_picture_is_drawn(
     monkeypatch.setattr(runner, "run_recorded", lambda *_: (make_result(FailureKind.RANK, 3), tmp_path))
     monkeypatch.setattr(test_distributed, "print_culprits", lambda *_, **__: print("searched"))
     monkeypatch.setattr(test_distributed, "make_job", lambda *_: None)
-    test = CollectivesTest(1, True, None, None, None, tmp_path / "p.svg", PythonEnvironment(), Timeouts())
-    output = OutputOptions(quiet=False, ranks=None, as_json=False, log_dir=tmp_path, verbose=False)
+    request = Request(cpu=True, plot=tmp_path / "p.svg", log_dir=tmp_path)
     hosts = [Host("a", source="x"), Host("b", source="x")]
-    assert test_distributed.run_tests(test, hosts, lambda hosts, say: None, output) == 3  # type: ignore[arg-type, return-value]
+    assert test_distributed.run_tests(request, hosts, lambda hosts, say: None) == 3  # type: ignore[arg-type, return-value]
     said = capsys.readouterr()
     assert said.out == "searched\n"
     assert said.err.startswith("test-distributed: no plot: ")

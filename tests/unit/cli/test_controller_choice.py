@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 import pytest
 
 from launcher.cli.host_choice import choose_controller, may_survive_reboots
+from launcher.cli.options.request import Request
 from launcher.cli.options.table import SURVIVE_REBOOTS
-from launcher.cli.options.values import OutputOptions, RestartOptions
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 
@@ -23,17 +21,8 @@ def _a_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choose(controller: str | None = None, *, spares: tuple[Host, ...] = (), detach: bool = True) -> Host | None:
-    output = OutputOptions(
-        quiet=False,
-        ranks=None,
-        as_json=False,
-        log_dir=Path("logs"),
-        verbose=False,
-        detach=detach,
-        controller=controller,
-    )
     with click.Context(click.Command("run")):
-        return choose_controller(output, HOSTS, spares)
+        return choose_controller(Request(detach=detach, controller=controller), HOSTS, spares)
 
 
 def test_the_last_spare_or_else_node_0() -> None:
@@ -71,17 +60,17 @@ def test_two_controllers_are_refused() -> None:
 def test_surviving_reboots(words: list[str], controller: Host | None, restarts: int, message: str) -> None:
     command = click.Command("run", params=[SURVIVE_REBOOTS])
     with command.make_context("run", list(words)) as context:
-        output = OutputOptions(False, None, False, Path("logs"), False, detach=True, **context.params)
+        request = Request(detach=True, restarts=restarts, **context.params)
         if message:
             with pytest.raises(UsageError, match=f"^{message}$"):
-                may_survive_reboots(output, RestartOptions(restarts), controller)
+                may_survive_reboots(request, controller)
         else:
-            assert may_survive_reboots(output, RestartOptions(restarts), controller) == bool(words)
+            assert may_survive_reboots(request, controller) == bool(words)
 
 
 @pytest.mark.parametrize(("controller", "restarts"), [(None, 1), (HOSTS[0], 0)])
 def test_surviving_reboots_in_a_file_is_for_runs_that_need_it(controller: Host | None, restarts: int) -> None:
     command = click.Command("run", params=[SURVIVE_REBOOTS])
     with command.make_context("run", [], default_map={"survive_reboots": True}) as context:
-        output = OutputOptions(False, None, False, Path("logs"), False, detach=True, **context.params)
-        assert not may_survive_reboots(output, RestartOptions(restarts), controller)
+        request = Request(detach=True, restarts=restarts, **context.params)
+        assert not may_survive_reboots(request, controller)

@@ -18,7 +18,7 @@ from machines.repositories import make_repository
 from launcher.cli.command_group import launch
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.help import TYPED_WORDS
-from launcher.cli.options.values import SyncOptions
+from launcher.cli.options.request import Request
 from launcher.cli.repetition import Typed, drop_past, keep_origin, override, read_typed, resume, typed_of
 from launcher.cli.tree_request import read_tree
 from launcher.errors import UsageError
@@ -181,9 +181,8 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = ["--hosts", "a", "--nproc", "1", "--cpu", "--sync=", "train.py"]
     runs, run_id = RunList.of_user(env), "20261120-091233"
     entry = runs.begin(run_id, None, root / "logs")
-    with RUN.make_context("run", [*words]) as context:
-        options = SyncOptions(context.params["sync_limit"], sync="")
-        tree, _ = read_tree(options, None, root, Path("logs"))
+    with RUN.make_context("run", [*words]):
+        tree, _ = read_tree(Request(sync=""), None, root)
         job = Job(Program(ProgramKind.SCRIPT, "train.py"), tree=tree)
         with keep_origin(runs, run_id, job, [Host("a", source="test")], None, None):
             pass

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from launcher.cli.command_table import COMMANDS
-from launcher.cli.options.values import ClaimOptions, OutputOptions
+from launcher.cli.options.request import Request
 from launcher.cli.runner import read_run_options, trainer_command
 from launcher.cli.typed_command import describe_origin
 from launcher.errors import UsageError
@@ -20,7 +20,6 @@ from launcher.runs.execution import describe_trainer, find_checkpoints
 from launcher.runs.run_request import RunOptions
 
 TRAINER = Job(program=DEFAULT_PROGRAM)
-OUTPUT = OutputOptions(quiet=False, ranks=None, as_json=False, log_dir=Path("logs"), verbose=False)
 
 
 def command_of(name: str, words: Sequence[str], job: Job) -> dict[str, str]:
@@ -72,7 +71,7 @@ def test_the_program_is_named_as_it_can_be_typed_again(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.argv", [program.format(bin=tmp_path), "--cpu"])
     monkeypatch.setattr("sys.orig_argv", [*(word.format(bin=tmp_path) for word in typed), "--cpu"])
-    assert describe_origin(OUTPUT)["command"] == f"{words} --cpu"
+    assert describe_origin(Request())["command"] == f"{words} --cpu"
     assert command_of("singlenode", ["--cpu"], TRAINER) == {
         "LAUNCH_COMMAND": f"{words} singlenode --cpu -m launcher.trainer"
     }
@@ -112,25 +111,25 @@ def test_where_the_built_in_trainer_saves(args: tuple[str, ...], folder: str | N
 
 
 def test_a_time_limit_is_absolute() -> None:
-    options = read_run_options(OUTPUT, claims=ClaimOptions(until=f"{time.localtime().tm_hour}:00"))
+    options = read_run_options(Request(until=f"{time.localtime().tm_hour}:00"))
     assert options.until_at is not None and 0 < options.until_at - time.time() <= 25 * 3600
-    assert read_run_options(OUTPUT, claims=ClaimOptions(for_s=60.0)).for_s == 60.0
+    assert read_run_options(Request(for_s=60.0)).for_s == 60.0
 
 
 @pytest.mark.parametrize(
-    ("claims", "message", "fix"),
+    ("request_", "message", "fix"),
     [
-        (ClaimOptions(until="18:00", for_s=60.0), "--until and --for are both given", "only one"),
+        (Request(until="18:00", for_s=60.0), "--until and --for are both given", "only one"),
         (
-            ClaimOptions(until="2026-01-01 09:00"),
+            Request(until="2026-01-01 09:00"),
             "--until 2026-01-01 09:00: that time has passed; it is ",
             "a later one",
         ),
-        (ClaimOptions(until="6h"), "--until: must be a time such as 18:00 or .*, got '6h'", "--for 6h"),
-        (ClaimOptions(until="0001-01-01 00:00"), "--until.* 0001-01-01 00:00|--until: must be", ""),
+        (Request(until="6h"), "--until: must be a time such as 18:00 or .*, got '6h'", "--for 6h"),
+        (Request(until="0001-01-01 00:00"), "--until.* 0001-01-01 00:00|--until: must be", ""),
     ],
 )
-def test_other_time_limits_are_refused(claims: ClaimOptions, message: str, fix: str) -> None:
+def test_other_time_limits_are_refused(request_: Request, message: str, fix: str) -> None:
     with pytest.raises(UsageError, match=message) as raised:
-        read_run_options(OUTPUT, claims=claims)
+        read_run_options(request_)
     assert fix in raised.value.fix

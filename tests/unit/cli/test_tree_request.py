@@ -16,9 +16,9 @@ import pytest
 from machines.repositories import make_repository, write_files
 
 from launcher.cli import main as cli
-from launcher.cli.job_request import local_workdir, read_job, resolve_workdir
+from launcher.cli.job_request import read_job
+from launcher.cli.options.request import make_request
 from launcher.cli.options.sources import settle
-from launcher.cli.options.values import JobRequest, SyncOptions, make_group
 from launcher.cli.run import command as run_command
 from launcher.cli.tree_request import add_tree
 from launcher.cli.typed_command import typed_options
@@ -69,12 +69,8 @@ def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
 def read(*words: str) -> Job:
     """Return the job of a command line, with its tree, as `launch run` does it."""
     with run_command.make_context("launch", ["--hosts", "a", "--nproc", "1", "--cpu", *words]) as context:
-        options = settle(context.params)
-        request: JobRequest = make_group(JobRequest, options)
-        script = options["words"]
-        job = read_job(request, script, [Host("a")])
-        workdir = resolve_workdir(request.workdir)
-        return add_tree(job, make_group(SyncOptions, options), workdir, local_workdir(script), options["log_dir"])
+        request = make_request(settle(context.params))
+        return add_tree(read_job(request, [Host("a")]), request)
 
 
 def tree_of(*words: str) -> Tree:

@@ -1,45 +1,24 @@
-"""Frozen values instead of click's mapping: what each holds, and what of launcher.toml a typed option leaves in it."""
+"""The request instead of click's mapping: what it holds, and what of launcher.toml a typed option leaves in it."""
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import fields
 from inspect import get_annotations
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import Request, gather
 from launcher.cli.options.table import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option
-from launcher.cli.options.values import (
-    HostChoice,
-    JobRequest,
-    OutputOptions,
-    PythonEnvironment,
-    gather,
-    make_group,
-)
-from launcher.job.job import Job, Timeouts
+from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 
-
-@dataclass(frozen=True, slots=True)
-class Everything:
-    """What a command gets that takes all groups."""
-
-    choice: HostChoice
-    transport: TransportSettings
-    timeouts: Timeouts
-    request: JobRequest
-    output: OutputOptions
-
-
-Read = Callable[..., Everything]
+Read = Callable[..., Request]
 
 
 @pytest.fixture
@@ -47,15 +26,15 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     """Return a function that gives what the command gets for a line, and for a launcher.toml."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.environ", {"HOME": str(tmp_path)})
-    got: list[Everything] = []
+    got: list[Request] = []
 
     @click.command(params=[CONFIG, *HOSTS, *JOB, *HANGS, *REACH, *OUTPUT])
     @gather
-    def command(*, everything: Everything) -> int:
-        got.append(everything)
+    def command(*, request: Request) -> int:
+        got.append(request)
         return 0
 
-    def call(line: str, toml: str = "", words: Sequence[str] = ()) -> Everything:
+    def call(line: str, toml: str = "", words: Sequence[str] = ()) -> Request:
         Path("launcher.toml").write_text(toml)
         command.main([*line.split(), *words], standalone_mode=False)
         return got.pop()
@@ -83,29 +62,22 @@ def test_each_field_is_the_option_of_its_name(read: Read) -> None:
         "--venv d --setup s --silence 3s --hang-timeout 10m --no-stacks -q --ranks 0,8 --json --log-dir l "
         "--name base.line-1_2 -v"
     )
-    assert read(line) == Everything(
-        HostChoice(hostfile=Path("f"), exclude="b", num_nodes=2),
-        TransportSettings("ssh", Path("c"), ask_password=True, silence_s=3.0),
-        Timeouts(2.0, 3.0),
-        JobRequest(
-            gpus=4, nproc=None, cpu=False, is_module=True, no_python=False, start="warm", workdir="/w",
-            env=("A=1", "B"), env_file=(Path("e"),), rdzv_timeout_s=7,
-            environment=PythonEnvironment(setup="s", venv="d"),
-            stacks=False, hang_timeout_s=600.0,
-        ),
-        OutputOptions(
-            quiet=True, ranks="0,8", as_json=True, log_dir=Path("l"), verbose=True, name="base.line-1_2",
-        ),
+    got = read(line)
+    assert got == Request(
+        hostfile=Path("f"), exclude="b", num_nodes=2, transport="ssh", ssh_config=Path("c"), ask_password=True,
+        connect_timeout_s=2.0, silence_s=3.0, gpus=4, is_module=True, start="warm", workdir="/w", env=("A=1", "B"),
+        env_file=(Path("e"),), rdzv_timeout_s=7, venv="d", setup="s", stacks=False, hang_timeout_s=600.0, quiet=True,
+        ranks="0,8", as_json=True, log_dir=Path("l"), verbose=True, name="base.line-1_2",
     )  # fmt: skip
+    assert got.reach == TransportSettings("ssh", Path("c"), ask_password=True, silence_s=3.0)
+    assert got.timeouts == Timeouts(2.0, 3.0)
 
 
 def test_a_typed_option_drops_the_defaults_that_contradict_it(read: Read) -> None:
     toml = 'hosts = "a"\ngpus = 8\npython = "/p"\nsetup = "s"\n'
     got = read("--hostfile f --nproc 2 --venv d --no-python", toml)
-    assert got.choice == HostChoice(hostfile=Path("f"))
-    assert (got.request.gpus, got.request.nproc) == (None, 2)
-    assert got.request.environment == PythonEnvironment(setup="s", venv="d")
-    assert read("--transport srun", 'hosts = "a"\nexclude = "b"\n').choice == HostChoice()
+    assert got == Request(hostfile=Path("f"), nproc=2, venv="d", setup="s", no_python=True)
+    assert read("--transport srun", 'hosts = "a"\nexclude = "b"\n') == Request(transport="srun")
 
 
 @pytest.mark.parametrize(
@@ -120,9 +92,9 @@ def test_a_typed_option_drops_the_defaults_that_contradict_it(read: Read) -> Non
 )
 def test_a_typed_list_adds_to_that_of_the_file(read: Read, line: str, env: tuple[str, ...]) -> None:
     got = read(f"--env-file typed {line}", 'env = ["A=1", "B"]\nenv-file = "file"\n')
-    assert got.request.env == env
-    assert got.request.env_file == (Path("file"), Path("typed"))
-    assert read("--env A=1 --env - --env-file -").request.env == ()
+    assert got.env == env
+    assert got.env_file == (Path("file"), Path("typed"))
+    assert read("--env A=1 --env - --env-file -").env == ()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("5s", 5), ("1.5m", 90), ("2h", 7200)])
@@ -134,36 +106,26 @@ def test_every_time_is_written_alike(read: Read, text: str, seconds: float) -> N
         read("", "".join(f"{name} = {float(seconds)}\n" for name in names)),
     ):
         assert got.timeouts == Timeouts(seconds, seconds, seconds)
-        assert (got.request.rdzv_timeout_s, got.request.hang_timeout_s) == (seconds, seconds)
+        assert (got.rdzv_timeout_s, got.hang_timeout_s) == (seconds, seconds)
 
 
-def test_an_option_that_a_command_lacks_has_its_default() -> None:
-    assert make_group(Timeouts, {"connect_timeout": 1.0}) == Timeouts(1.0, 15.0, 15.0)
-    with pytest.raises(TypeError, match="log_dir"):
-        make_group(OutputOptions, {"quiet": True, "ranks": None, "as_json": False, "verbose": False})
+FIELDS = {field.name.removesuffix("_s"): field for field in fields(Request)}
 
 
-def options_of(taker: Any) -> set[str]:
-    """Return the options that a command or a group takes."""
-    known = vars(sys.modules[taker.__module__])
-    parts = [
-        options_of(known[kind]) if is_dataclass(known.get(kind)) else {name.removesuffix("_s")}
-        for name, kind in get_annotations(taker).items()
-    ]
-    of_job = options_of(Job) if taker is JobRequest else set()  # read_job takes the others as they are
-    return set().union(of_job, *parts) - {"return"}
+@pytest.mark.parametrize(
+    "option", [each for each in OPTIONS.values() if each.name in FIELDS], ids=lambda each: each.name
+)
+def test_an_option_that_a_command_lacks_has_its_default(option: Option) -> None:
+    command = click.Command("x", params=[option], callback=lambda **options: options[option.name])
+    assert command.main([], standalone_mode=False) == FIELDS[option.name].default
 
 
 @pytest.mark.parametrize("module", [*(path for path, _ in COMMANDS.values()), "launcher.cli.test_distributed"])
 def test_no_option_is_lost_on_the_way(module: str) -> None:
     command = importlib.import_module(module).command
-    declared = {parameter.name for parameter in command.params}
-    # sbatch writes the others into its script as they were typed.
-    restarts = {"restarts", "progress_dir", "spares", "min_nodes"}
-    written = {"no_check", "quiet", "ranks", "as_json", "verbose", "name", "no_samples"} | restarts
-    others = written if module.endswith("sbatch") else set()
-    config = {"config"} & declared
-    assert declared - options_of(command.callback) == config | others
+    taken = {name.removesuffix("_s") for name in get_annotations(command.callback)}
+    known = taken | (FIELDS.keys() if "request" in taken else set())
+    assert {parameter.name for parameter in command.params} - known <= {"config"}
 
 
 @pytest.mark.parametrize("module", [*(path for path, _ in COMMANDS.values()), "launcher.cli.test_distributed"])
