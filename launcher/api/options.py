@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.cli.options.table import Option
+    from launcher.cli.options.request import Option
 
 Scalar = str | int | float | os.PathLike[str]
 Argv = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -55,7 +55,7 @@ def _switch(flag: str, option: Option | None, *, is_on: bool) -> Iterator[str]:
 
 
 def _find(flag: str) -> Option | None:
-    from launcher.cli.options.table import OPTIONS  # with click, which is imported in the child anyway
+    from launcher.cli.options.request import OPTIONS  # with click, which is imported in the child anyway
 
     return next((option for option in OPTIONS.values() if flag in option.opts), None)
 

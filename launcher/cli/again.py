@@ -13,8 +13,8 @@ import click
 
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
-from launcher.cli.options.table import DRY_RUN, option
+from launcher.cli.options.request import DRY_RUN, option
+from launcher.cli.options.sources import gather
 from launcher.errors import LauncherError, UsageError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from launcher.cli.error_lines import find_asker, own_streams, tell
 from launcher.cli.find_run import carry_out, controller_options, fetch, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
-from launcher.cli.options.table import option
+from launcher.cli.options.request import option
+from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError

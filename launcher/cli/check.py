@@ -14,9 +14,20 @@ from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.sources import show_sources
-from launcher.cli.options.table import AS_JSON, HOSTS, JOB, LOAD, MASTER_ADDR, REACH, SYNC, VERBOSE, WORDS, Option
+from launcher.cli.options.request import (
+    AS_JSON,
+    HOSTS,
+    JOB,
+    LOAD,
+    MASTER_ADDR,
+    REACH,
+    SYNC,
+    VERBOSE,
+    WORDS,
+    Option,
+    Request,
+)
+from launcher.cli.options.sources import gather, show_sources
 from launcher.cli.tree_request import add_tree
 
 if TYPE_CHECKING:

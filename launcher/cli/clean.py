@@ -11,8 +11,8 @@ import click
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.table import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option
+from launcher.cli.options.request import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option, Request
+from launcher.cli.options.sources import gather
 
 if TYPE_CHECKING:
     from launcher.commands.clean import Cleaning, CodeCleaning

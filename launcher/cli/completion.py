@@ -9,7 +9,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
+from launcher.cli.options.sources import gather
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 

@@ -7,8 +7,8 @@ import click
 from launcher.cli.host_choice import refuse_ranks_here
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.table import OUTPUT, Option
+from launcher.cli.options.request import OUTPUT, Option, Request
+from launcher.cli.options.sources import gather
 from launcher.cli.options.toml_files import current_directory
 
 

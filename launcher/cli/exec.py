@@ -16,8 +16,8 @@ from launcher.cli.misplaced_words import refuse_trailing
 from launcher.cli.options.completion import complete_files
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option
+from launcher.cli.options.request import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, WORKDIR, Option, Request
+from launcher.cli.options.sources import gather
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:

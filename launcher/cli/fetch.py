@@ -9,8 +9,8 @@ import click
 from launcher.cli.find_run import controller_options
 from launcher.cli.options.completion import complete_files, complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
-from launcher.cli.options.table import FILE, SIZE, option
+from launcher.cli.options.request import FILE, SIZE, option
+from launcher.cli.options.sources import gather
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.runs.run_list import RemoteRun, UnknownRunError

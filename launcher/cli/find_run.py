@@ -20,7 +20,7 @@ import click
 from launcher.cli.error_lines import describe_lost, find_asker, own_streams, tell
 from launcher.cli.options.completion import complete_hosts
 from launcher.cli.options.file_owners import refuse_strange_folder
-from launcher.cli.options.table import FILE, option
+from launcher.cli.options.request import FILE, option
 from launcher.commands.run_answers import find_value
 from launcher.concurrency import start_thread
 from launcher.errors import (

@@ -10,8 +10,8 @@ import click
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH
+from launcher.cli.options.request import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, Request
+from launcher.cli.options.sources import gather
 
 if TYPE_CHECKING:
     from launcher.commands.free import Survey

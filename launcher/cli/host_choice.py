@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.request import Request
+from launcher.cli.options.request import HERE, HOSTS, NAME_HOSTS, REACH, SSH, Request
 from launcher.cli.options.sources import (
     is_chosen,
     is_on_command_line,
     missing,
     name_source,
 )
-from launcher.cli.options.table import HERE, HOSTS, NAME_HOSTS, REACH, SSH
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile

@@ -15,9 +15,8 @@ from launcher.cli.host_choice import read_hosts
 from launcher.cli.options.completion import complete_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.sources import refuse_others
-from launcher.cli.options.table import AS_JSON, HOSTS, Option
+from launcher.cli.options.request import AS_JSON, HOSTS, Option, Request
+from launcher.cli.options.sources import gather, refuse_others
 from launcher.hosts.host import part_spares
 from launcher.hosts.ranges import fold_names
 

@@ -13,8 +13,8 @@ from launcher.cli.error_lines import own_streams
 from launcher.cli.find_run import controller_options, find_run, read_copy, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
-from launcher.cli.options.table import AGO, option
+from launcher.cli.options.request import AGO, option
+from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import is_running
 from launcher.errors import UsageError
 from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs, find_since

@@ -22,8 +22,8 @@ import click
 from launcher.cli.command_table import COMMANDS, refuse_unknown_word
 from launcher.cli.error_lines import tell
 from launcher.cli.options.help import TYPED_WORDS
+from launcher.cli.options.request import NAME_HOSTS, OPTIONS
 from launcher.cli.options.sources import is_on_command_line, list_behind, retype
-from launcher.cli.options.table import NAME_HOSTS, OPTIONS
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.job import TRAINER_MODULE

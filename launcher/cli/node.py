@@ -11,8 +11,7 @@ from launcher.cli.host_choice import open_this_machine
 from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.table import (
+from launcher.cli.options.request import (
     CLAIMS,
     DRY_RUN,
     HANGS,
@@ -22,8 +21,10 @@ from launcher.cli.options.table import (
     OUTPUT_HERE,
     WORDS,
     Option,
+    Request,
     reword,
 )
+from launcher.cli.options.sources import gather
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same

@@ -15,9 +15,8 @@ import click
 
 from launcher.cli.options.completion import complete_hosts, complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
-from launcher.cli.options.sources import refuse_others
-from launcher.cli.options.table import FILE, option
+from launcher.cli.options.request import FILE, option
+from launcher.cli.options.sources import gather, refuse_others
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 

@@ -15,7 +15,7 @@ import click
 from launcher.cli.find_run import ask_value, carry_out, controller_options, find_run, unreadable
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
+from launcher.cli.options.sources import gather
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_UNREACHABLE, HostFailure, LauncherError, UsageError
 from launcher.hosts.host import Host

@@ -22,7 +22,7 @@ from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.error_lines import tell
 from launcher.cli.options.gone import renew
 from launcher.cli.options.help import TYPED_WORDS
-from launcher.cli.options.table import FILE, KEYS, Option, Place, settle_words
+from launcher.cli.options.request import FILE, KEYS, Option, Place, settle_words
 from launcher.cli.options.toml_files import current_directory
 from launcher.clock import wall_clock
 from launcher.errors import LauncherError, UsageError

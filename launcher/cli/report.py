@@ -9,8 +9,8 @@ import click
 from launcher.cli.find_run import controller_options
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
-from launcher.cli.options.table import FILE, option
+from launcher.cli.options.request import FILE, option
+from launcher.cli.options.sources import gather
 from launcher.errors import LauncherError, UsageError
 from launcher.private_files import replace_private
 from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError

@@ -159,8 +159,7 @@ def _open(
 ) -> Iterator[tuple[Host, Transport, str | None, float]]:
     """Yield each of these hosts with the transport to it, --python, and how long a login may take."""
     from launcher.cli.host_choice import choose_way, make_opener, open_this_machine, read_hosts
-    from launcher.cli.options.request import make_request
-    from launcher.cli.options.sources import settle
+    from launcher.cli.options.sources import make_request, settle
 
     typed = typed_of(origin)
     if typed.command not in ("run", "singlenode"):

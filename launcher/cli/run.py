@@ -20,9 +20,7 @@ from launcher.cli.host_choice import (
 from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.sources import show_sources
-from launcher.cli.options.table import (
+from launcher.cli.options.request import (
     CHECK,
     CLAIMS,
     CONTROLLER,
@@ -42,7 +40,9 @@ from launcher.cli.options.table import (
     SURVIVE_REBOOTS,
     SYNC,
     WORDS,
+    Request,
 )
+from launcher.cli.options.sources import gather, show_sources
 from launcher.cli.repetition import tell_changes
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host

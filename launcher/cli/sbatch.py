@@ -15,9 +15,20 @@ from launcher.cli.misplaced_words import needs_parting
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.sources import is_chosen, missing
-from launcher.cli.options.table import BATCH, HANGS, JOB, NO_CHECK, OUTPUT, RESTARTS, SPARES, WORDS, name_all, reword
+from launcher.cli.options.request import (
+    BATCH,
+    HANGS,
+    JOB,
+    NO_CHECK,
+    OUTPUT,
+    RESTARTS,
+    SPARES,
+    WORDS,
+    Request,
+    name_all,
+    reword,
+)
+from launcher.cli.options.sources import gather, is_chosen, missing
 from launcher.cli.options.toml_files import current_directory
 from launcher.cli.typed_command import own_program, typed_options
 from launcher.errors import LauncherError, UsageError

@@ -10,8 +10,7 @@ from launcher.cli.host_choice import open_this_machine
 from launcher.cli.job_request import read_job
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.table import (
+from launcher.cli.options.request import (
     CLAIMS,
     DETACH,
     DRY_RUN,
@@ -23,7 +22,9 @@ from launcher.cli.options.table import (
     OUTPUT_HERE,
     RESTARTS,
     WORDS,
+    Request,
 )
+from launcher.cli.options.sources import gather
 from launcher.cli.repetition import tell_changes
 
 

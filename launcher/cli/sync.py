@@ -13,8 +13,19 @@ from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.options.completion import complete_files
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.table import AS_JSON, CHECK, ENV, HELPER_PYTHON, HOSTS, LIFE, LINKS, REACH, CodeFolder
+from launcher.cli.options.request import (
+    AS_JSON,
+    CHECK,
+    ENV,
+    HELPER_PYTHON,
+    HOSTS,
+    LIFE,
+    LINKS,
+    REACH,
+    CodeFolder,
+    Request,
+)
+from launcher.cli.options.sources import gather
 from launcher.cli.options.toml_files import current_directory
 
 if TYPE_CHECKING:

@@ -14,9 +14,20 @@ from launcher.cli.error_lines import tell
 from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.sources import is_on_command_line
-from launcher.cli.options.table import ACTIVATION, CPU, FILE, HOSTS, LOAD, OUTPUT, PYTHON, REACH, STEP_TIMEOUT, Option
+from launcher.cli.options.request import (
+    ACTIVATION,
+    CPU,
+    FILE,
+    HOSTS,
+    LOAD,
+    OUTPUT,
+    PYTHON,
+    REACH,
+    STEP_TIMEOUT,
+    Option,
+    Request,
+)
+from launcher.cli.options.sources import gather, is_on_command_line
 from launcher.cli.typed_command import find_reach
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from launcher.cli.error_lines import tell
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.sources import is_on_command_line
-from launcher.cli.options.table import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, NAME_HOSTS, REACH, option
+from launcher.cli.options.request import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, NAME_HOSTS, REACH, Request, option
+from launcher.cli.options.sources import gather, is_on_command_line
 from launcher.errors import EXIT_SIGNAL_BASE, UsageError
 from launcher.output.lines import STDERR
 

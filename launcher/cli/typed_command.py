@@ -14,9 +14,8 @@ from typing import Any
 
 import click
 
-from launcher.cli.options.request import Request
+from launcher.cli.options.request import ACTIVATION, HOSTS, PYTHON, REACH, Option, Request, name_all
 from launcher.cli.options.sources import is_chosen, is_on_command_line, name_value, settle
-from launcher.cli.options.table import ACTIVATION, HOSTS, PYTHON, REACH, Option, name_all
 from launcher.cli.options.toml_files import current_directory
 from launcher.cli.repetition import find_repetition
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret

@@ -110,7 +110,7 @@ def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -
 
 def _find_flag(word: str, names: Mapping[str, str]) -> str | None:
     """Return the one of these options that has this name here or in another launcher."""
-    from launcher.cli.options.table import OPTIONS
+    from launcher.cli.options.request import OPTIONS
 
     word = next((option.flag[2:] for option in OPTIONS.values() if word in option.known_as), word)
     return word if word in names else None

@@ -11,8 +11,8 @@ from launcher.cli.error_lines import own_streams, tell
 from launcher.cli.find_run import controller_options, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import gather
-from launcher.cli.options.table import option
+from launcher.cli.options.request import option
+from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.output.lines import STDERR
 from launcher.output.log_reader import LOOK_S

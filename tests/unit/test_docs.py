@@ -13,7 +13,7 @@ import pytest
 from launcher.cli import command_group
 from launcher.cli import main as cli
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
-from launcher.cli.options.table import KEYS
+from launcher.cli.options.request import KEYS
 from launcher.session.node_state import Stage
 
 ROOT = Path(__file__).parents[2]

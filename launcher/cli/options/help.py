@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from launcher.cli.command_table import write_examples
-from launcher.cli.options.table import HEADINGS, Option, settle_words
+from launcher.cli.options.request import HEADINGS, Option, settle_words
 
 TYPED_WORDS = "launcher.typed"  # of a context's meta: a tuple, without the name of the command
 # The range that click adds to a number; the error for a wrong number names it.

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from launcher.cli.options.gone import replacement
-from launcher.cli.options.table import FILE, KEYS, SCRIPT, Option, Place
+from launcher.cli.options.request import FILE, KEYS, SCRIPT, Option, Place
 from launcher.cli.options.toml_files import TomlFile, current_directory, find_files, read_named
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown

@@ -1,28 +1,267 @@
-"""The request: the values of a command's options as one frozen value, made once per command.
+"""The request: every option that several commands or launcher.toml know, with all that is to be known of it.
 
-`table.py` declares the options for click; here their values leave click. A command gets a Request, and everything below
-it gets that, never click's mapping of options.
+A new option is a field of Request here, and its effect; help, launcher.toml, `-v`, errors and the types for Python
+follow from the field, and docs/options_table.py writes it into the documentation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
-from functools import wraps
-from inspect import get_annotations
+import copy
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
-from launcher.cli.options.sources import settle
-from launcher.job.job import Start, Timeouts
+import click
+
+from launcher.cli.options.completion import complete_files, complete_hosts
+from launcher.hosts.ranges import shown
+from launcher.job.job import OnHang, Start, Timeouts
+from launcher.transports.registry import TRANSPORTS
 from launcher.transports.settings import TransportSettings
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# The headings of --help, in their order; an option without one is a general one.
+HEADINGS = (
+    "Slurm", "Hosts", "Code", "Processes", "Environment", "Network", "Stopping and restarts", "Background", "Checks",
+    "Test", "Output", "General",
+)  # fmt: skip
+HERE = "here"  # of --controller: this machine
 _WAIT = Timeouts()
+_SIZE_TEXT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT]?)B?")
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)")
 
 
+class Place(Enum):
+    """Where the path is that an option names; in a launcher.toml above the current directory, it is relative to it."""
+
+    HERE = "on the launch host"
+    HOSTS = "on the hosts, relative to --workdir"
+    SEARCHED = "the same, but a name without a slash is looked up there"
+
+
+class Option(click.Option):
+    """An option with what other parts of the command line must know of it.
+
+    heading: where --help shows it, in the order in which the command declares its options.
+    is_common: whether -h of a command with many options shows it.
+    in_file: whether it is a key of launcher.toml.
+    rivals: options that it contradicts. The command line wins over launcher.toml, even if the two are different ones.
+    needs: the option without which it has no effect.
+    is_action: it changes what is done, not how; after the script it is refused.
+    is_rare: a script is unlikely to have an option of this name; after the script it is reported.
+    is_secret: its value is shown nowhere.
+    A switch that launcher.toml may set has a second form, which turns it off: `--no-detach`. Help doesn't show it.
+    known_as: its names in torchrun, DeepSpeed, mpirun, pdsh and similar programs.
+    """
+
+    name: str
+
+    def __init__(
+        self, names: Sequence[str], *, heading: str = "General", is_common: bool = False,
+        in_file: bool = False, place: Place | None = None,
+        rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
+        is_secret: bool = False, known_as: Sequence[str] = (), **attributes: Any,
+    ) -> None:  # fmt: skip
+        has_off = in_file and attributes.get("is_flag", False)
+        super().__init__([*names[:-1], f"{names[-1]}/{_turn_off(names[-1])}"] if has_off else names, **attributes)
+        self._hides_off = has_off
+        self.heading = heading
+        self.is_common = is_common
+        self.in_file = in_file
+        self.place = place
+        self.rivals = rivals
+        self.needs = needs
+        self.is_action = is_action
+        self.is_rare = is_rare
+        self.is_secret = is_secret
+        self.known_as = known_as
+
+    @property
+    def flag(self) -> str:
+        """The option as it is typed, in its long form."""
+        return max(self.opts, key=len)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        shown = self.but(secondary_opts=[]) if self._hides_off else self
+        return super(Option, shown).get_help_record(ctx)
+
+    @property
+    def may_stand_alone(self) -> bool:
+        """Whether its value may be omitted, and is then empty."""
+        return isinstance(self.type, CodeFolder | _Wait)
+
+    def accepts(self, word: str) -> bool:
+        """Tell whether the word after the option is its value, if that may be omitted."""
+        return isinstance(self.type, CodeFolder | _Wait) and self.type.accepts(word)
+
+    @property
+    def unset(self) -> Any:
+        """The value that it has if nobody sets it, for one that may have rivals."""
+        return False if self.is_flag else None
+
+    def but(self, **changes: Any) -> Option:
+        """Return the same option with another help text, or another attribute."""
+        twin = copy.copy(self)
+        for name, value in changes.items():
+            setattr(twin, name, value)
+        return twin
+
+
+def _turn_off(flag: str) -> str:
+    """Return the form of a switch that turns it off; `--check` is another option, and a script may have --samples."""
+    return f"--with-{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
+
+
+def option(*names: str, **attributes: Any) -> Callable[[Function], Function]:
+    """Declare an option that only one command has."""
+    return click.option(*names, cls=Option, **attributes)
+
+
+class CodeFolder(click.types.StringParamType):
+    """The value of --sync: a directory, or nothing, which means the default one; a file may say true."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, bool) or value is None:
+            return "" if value else None
+        return os.path.expanduser(str(value))  # noqa: PTH111 - no error for an unknown user: there is no such directory
+
+    def accepts(self, word: str) -> bool:
+        """Tell whether the word after the option is its value."""
+        return Path(word).is_dir()
+
+
+def settle_words(args: Sequence[str], options: Sequence[click.Option]) -> list[str]:
+    """Return the words with a value that may be omitted as part of its option: `--sync lib` becomes `--sync=lib`.
+
+    A word that is no directory is the script, so `--sync train.py` becomes `--sync= train.py`.
+    """
+    flags = {flag: option for option in options for flag in option.opts}
+    settled = list(args)
+    index = 0
+    while index < len(settled) and settled[index].startswith("-") and settled[index] != "--":
+        option = flags.get(settled[index])
+        if isinstance(option, Option) and option.may_stand_alone:
+            value = settled[index + 1 : index + 2]
+            has_value = bool(value) and option.accepts(value[0])
+            settled[index : index + 1 + has_value] = [f"{settled[index]}={value[0] if has_value else ''}"]
+        elif option is not None and not option.is_flag:
+            index += 1
+        index += 1
+    return settled
+
+
+class _Duration(click.types.FloatParamType):
+    """A time such as `90`, `10m`, `2h` or `2d`, converted to seconds, on the command line or in launcher.toml."""
+
+    name = "time"
+    _words = "a time such as 90, 90s, 10m, 2h or 2d"
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = _TIME.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"must be {self._words}, got {value!r}", param, ctx)
+        seconds = float(found[1]) * {"d": 86400, "h": 3600, "m": 60}.get(found[2], 1)
+        if seconds < self._least_s:
+            self.fail(f"must be at least {self._least_s:g}s, got {value!r}", param, ctx)
+        return seconds
+
+
+class _HangTimeout(_Duration):
+    """A time, `auto` (None) or `off` (infinite)."""
+
+    _words = "auto, off or a time such as 10m or 2h"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        named = {"auto": None, "off": math.inf}
+        return named[value] if value in named else super().convert(value, param, ctx)
+
+
+class _Wait(_Duration):
+    """The value of --queue: a time, or nothing, which means without end; a file may say true."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, bool) or value == "":
+            return None if value is False else ""
+        return super().convert(value, param, ctx)
+
+    def accepts(self, word: str) -> bool:
+        """Tell whether the word after the option is its value."""
+        return _TIME.fullmatch(word) is not None
+
+
+class _Gpus(click.types.IntParamType):
+    """A number of GPUs, or `auto` (None)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value)
+        if text == "auto":
+            return None
+        if not text.isascii() or not text.isdigit() or int(text) < 1:
+            self.fail(f"must be auto or a number of at least 1, got {text!r}", param, ctx)
+        return int(text)
+
+
+class _File(click.Path):
+    """A path that must not be empty: an unset shell variable gives an empty text, which pathlib reads as `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("needs a path, got ''", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Size(click.types.FloatParamType):
+    """A size such as `500MB` or `2GB`, converted to bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = _SIZE_TEXT.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"must be a size such as 500MB or 2GB, got {value!r}", param, ctx)
+        return int(float(found[1]) * 1000 ** ("", "K", "M", "G", "T").index(found[2].upper()))
+
+
+FILE = _File(path_type=Path)
+AGO = _Duration(0)
+SIZE = _Size()
+
+
+def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """Refuse a name that would not stay one word in a line, a table or a path."""
+    if name is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) is None:
+        raise click.BadParameter(f"{shown(name)}: must be 1 to 64 letters, digits, '.', '-' and '_'.", ctx, param)
+    return name
+
+
+def _option(*names: str, **attributes: Any) -> Any:
+    """Declare a field, and the option whose value it has; it has the same default."""
+    option, default = Option(names, **attributes), attributes.get("default")
+    if default is None:
+        default = () if option.multiple else False if option.is_flag else None
+    return field(
+        default=option.type.convert(default, None, None) if isinstance(default, str) else default,
+        metadata={"option": option},
+    )
+
+
+# fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for: each field is the option of its name, which may lack the unit; `silence_s` is --silence.
+    """The values of a command's options, made once per command: everything below it gets that, never click's mapping.
+
+    Each field is the option of its name, which may lack the unit; `silence_s` is --silence.
 
     An option that the command doesn't have has its default. What a typed option of the command line contradicts in
     launcher.toml isn't in it.
@@ -31,97 +270,350 @@ class Request:
     words: tuple[str, ...] = ()  # the script and its arguments
 
     # Which hosts, as typed; `host_choice.read_hosts` turns them into hosts, those of the Slurm job if none are named.
-    hosts: str | None = None
-    hostfile: Path | None = None
-    include: str | None = None
-    exclude: str | None = None
-    num_nodes: int | None = None
+    hosts: str | None = _option(
+        "--hosts", metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
+        heading="Hosts", is_common=True, in_file=True, rivals=["hostfile"], shell_complete=complete_hosts,
+        known_as=["host", "H", "w", "nodelist"],
+    )
+    hostfile: Path | None = _option(
+        "--hostfile", metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.",
+        heading="Hosts", is_common=True, in_file=True, place=Place.HERE, known_as=["machinefile"],
+    )
+    include: str | None = _option(
+        "--include", metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.",
+        heading="Hosts", in_file=True, rivals=["exclude"], shell_complete=complete_hosts,
+    )
+    exclude: str | None = _option(
+        "--exclude", metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.",
+        heading="Hosts", is_common=True, in_file=True, shell_complete=complete_hosts,
+    )
+    num_nodes: int | None = _option(
+        "--num-nodes", metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]",
+        heading="Hosts", in_file=True, known_as=["nnodes", "num-machines", "nodes", "N"],
+    )
 
-    transport: str | None = None
-    ssh_config: Path | None = None
-    ask_password: bool = False
-    connect_timeout_s: float = _WAIT.connect_timeout_s
-    silence_s: float = _WAIT.silence_s
-    stop_timeout_s: float = _WAIT.stop_timeout_s
+    transport: str | None = _option(
+        "--transport", metavar="NAME", type=click.Choice(list(TRANSPORTS)),
+        help="Reach the hosts with fabric, ssh, pdsh or srun.  [default: fabric; in a Slurm job, srun]",
+        heading="Hosts", in_file=True, is_rare=True, known_as=["launcher", "R"],
+    )
+    ssh_config: Path | None = _option(
+        "--ssh-config", metavar="FILE", type=FILE, help="SSH client configuration.  [default: ~/.ssh/config]",
+        heading="Hosts", in_file=True, place=Place.HERE,
+        is_rare=True,
+    )
+    ask_password: bool = _option(
+        "--ask-password", is_flag=True, help="Ask once for the password of hosts without a key.",
+        heading="Hosts", in_file=True, is_rare=True,
+    )
+    connect_timeout_s: float = _option(
+        "--connect-timeout", metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s,
+        help="Maximum time to reach a host; if given, wait for its boot too."
+        f"  [default: {_WAIT.connect_timeout_s:g}s]",
+        heading="Hosts", in_file=True, is_rare=True,
+    )
+    silence_s: float = _option(
+        "--silence", metavar="T", type=_Duration(0.5), default=_WAIT.silence_s,
+        help=f"Maximum time without a heartbeat.  [default: {_WAIT.silence_s:g}s]",
+        heading="Network", in_file=True, is_rare=True,
+    )
+    stop_timeout_s: float = _option(
+        "--stop-timeout", metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
+        help=f"Time between SIGTERM and SIGKILL.  [default: {_WAIT.stop_timeout_s:g}s]",
+        heading="Stopping and restarts", in_file=True, is_rare=True, known_as=["shutdown-timeout"],
+    )
 
-    sync: str | None = None  # the directory; "": the repository or directory that we are in; None: it isn't sent
-    no_sync: bool = False  # instead, if a file says so
-    sync_limit: int = 100_000_000  # bytes
-    link: tuple[str, ...] = ()  # each NAME=PATH
+    sync: str | None = _option(  # the directory; "": the repository or directory that we are in; None: it isn't sent
+        "--sync", metavar="[DIR]", type=CodeFolder(),
+        help="Send the code in DIR and run it there.  [default DIR: the repository]",
+        heading="Code", is_common=True, is_rare=True,
+        in_file=True, place=Place.HERE,
+    )
+    no_sync: bool = _option(  # instead, if a file says so
+        "--no-sync", is_flag=True, help="Run the code on the hosts, even if launcher.toml has sync.",
+        heading="Code", rivals=["sync"], is_rare=True,
+    )
+    sync_limit: int = _option(  # bytes
+        "--sync-limit", metavar="SIZE", type=_Size(), default="100MB",
+        help="Maximum size of the code, such as 500MB.  [default: 100MB]",
+        heading="Code", in_file=True, needs="sync", is_rare=True,
+    )
+    link: tuple[str, ...] = _option(  # each NAME=PATH
+        "--link", metavar="NAME=PATH", multiple=True, help="Link NAME in the code to a directory of the hosts.",
+        heading="Code", in_file=True, needs="sync",
+    )
 
     # `job_request.read_job` makes a Job of these.
-    gpus: int | None = None  # None: auto
-    nproc: int | None = None
-    cpu: bool = False
-    is_module: bool = False
-    no_python: bool = False
-    start: Start = "torchrun"
-    no_numa: bool = False
-    workdir: str | None = None
+    gpus: int | None = _option(  # None: auto
+        "--gpus", metavar="N|auto", type=_Gpus(), default="auto", show_default=True,
+        help="GPUs per host, one process each.",
+        heading="Processes", is_common=True, in_file=True, rivals=["nproc", "cpu"],
+        known_as=["nproc-per-node", "num-gpus", "gpus-per-node", "ntasks-per-node", "gres"],
+    )
+    nproc: int | None = _option(
+        "--nproc", metavar="N", type=click.IntRange(min=1), help="Processes per host.  [default: one per GPU]",
+        heading="Processes", is_common=True, in_file=True, is_rare=True,
+    )
+    cpu: bool = _option(
+        "--cpu", is_flag=True, help="Train on CPUs with gloo; set --nproc as well.",
+        heading="Processes", is_common=True, in_file=True,
+    )
+    is_module: bool = _option(
+        "-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does.",
+        heading="Processes", is_common=True,
+    )
+    no_python: bool = _option(
+        "--no-python", is_flag=True, help="Run SCRIPT as a command; the hosts need no torch.",
+        heading="Processes", is_rare=True,
+    )
+    start: Start = _option(
+        "--start", type=click.Choice(get_args(Start)), metavar="MODE", default="torchrun",
+        help="torchrun; warm: one Python imports torch, then forks the ranks; plain: no torchrun, for torch before 2.0."
+        "  [default: torchrun]",
+        heading="Processes", in_file=True,
+    )
+    no_numa: bool = _option(
+        "--no-numa", is_flag=True, help="Let ranks use all CPUs, not only those near their GPUs.",
+        heading="Processes", in_file=True, is_rare=True,
+    )
+    workdir: str | None = _option(
+        "--workdir", metavar="DIR", help="Directory on the hosts, relative to this one.  [default: .]",
+        heading="Processes", is_common=True, in_file=True,
+        place=Place.HERE, known_as=["chdir", "cwd", "wdir", "wd"],
+    )
     # One Python at most, after the lines of --setup; `job_request.read_activation` refuses several.
-    python: str | None = None
-    venv: str | None = None
-    conda: str | None = None
-    setup: str | None = None
-    env: tuple[str, ...] = ()  # each K=V, or K for the value on the launch host
-    env_file: tuple[Path, ...] = ()
-    master_addr: str | None = None
-    master_port: int | None = None
-    rdzv_timeout_s: float = 120.0
-    hang_timeout_s: float | None = None  # None: auto
-    on_hang: str | None = None
-    stacks: bool = True
+    python: str | None = _option(
+        "--python", metavar="PATH", help="Python on the hosts.  [default: the first with torch]",
+        heading="Environment", in_file=True, place=Place.SEARCHED, rivals=["venv", "conda"],
+    )
+    venv: str | None = _option(
+        "--venv", metavar="DIR", shell_complete=complete_files, help="Use this virtual environment on the hosts.",
+        heading="Environment", is_common=True, in_file=True, place=Place.HOSTS, rivals=["conda"], is_rare=True,
+    )
+    conda: str | None = _option(
+        "--conda", metavar="ENV", help="Use this conda environment, by name or path.",
+        heading="Environment", is_common=True, in_file=True, place=Place.SEARCHED, is_rare=True,
+    )
+    setup: str | None = _option(
+        "--setup", metavar="CMD", help="Run CMD in bash on each host and use its environment.",
+        heading="Environment", is_common=True, in_file=True,
+    )
+    env: tuple[str, ...] = _option(  # each K=V, or K for the value on the launch host
+        "--env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours.",
+        heading="Environment", is_common=True,
+        in_file=True, known_as=["x", "export"],
+    )
+    env_file: tuple[Path, ...] = _option(
+        "--env-file", metavar="FILE", multiple=True, type=FILE,
+        help="Set the variables of a dotenv file for the ranks.",
+        heading="Environment", in_file=True, place=Place.HERE, is_rare=True,
+    )
+    master_addr: str | None = _option(
+        "--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]",
+        heading="Network", in_file=True, known_as=["main-process-ip"],
+    )
+    master_port: int | None = _option(
+        "--master-port", metavar="PORT", type=click.IntRange(1, 65535),
+        help="Port of node 0.  [default: a free port]",
+        heading="Network", in_file=True, known_as=["main-process-port"],
+    )
+    rdzv_timeout_s: float = _option(
+        "--rdzv-timeout", metavar="T", type=_Duration(1), default=120,
+        help="Maximum time for all hosts to join.  [default: 120s]",
+        heading="Network", in_file=True, is_rare=True,
+    )
+    hang_timeout_s: float | None = _option(  # None: auto
+        "--hang-timeout", metavar="T|auto|off", type=_HangTimeout(0.1), default="auto", show_default=True,
+        help="Treat a run in which no rank prints for T as hung.",
+        heading="Stopping and restarts", in_file=True, is_rare=True,
+    )
+    on_hang: str | None = _option(
+        "--on-hang", type=click.Choice([each.value for each in OnHang]),
+        help="After the stacks, continue (tell), stop (end) or restart.  [default: tell for auto, else restart]",
+        heading="Stopping and restarts", in_file=True, is_rare=True,
+    )
+    stacks: bool = _option(
+        "--stacks/--no-stacks", default=True, show_default=True,
+        help="Let Ctrl-\\ use faulthandler where py-spy is missing or not permitted.",
+        heading="Stopping and restarts", in_file=True, is_rare=True,
+    )
 
-    restarts: int = 0
-    progress_dir: str | None = None
-    spares: int | None = None  # the last hosts; None: those that the hostfile marks
-    min_nodes: int | None = None
+    restarts: int = _option(
+        "--restarts", metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
+        help="Restart a failed run, up to N times without progress.",
+        heading="Stopping and restarts", is_common=True, in_file=True, is_rare=True, known_as=["max-restarts"],
+    )
+    progress_dir: str | None = _option(
+        "--progress-dir", metavar="DIR",
+        help="Count new files in DIR, where the script saves, as progress.  [default: 10 min of output]",
+        heading="Stopping and restarts", is_common=True, needs="restarts", is_rare=True,
+        in_file=True,
+    )
+    spares: int | None = _option(  # the last hosts; None: those that the hostfile marks
+        "--spares", metavar="K", type=click.IntRange(min=0),
+        help="Keep the last K hosts to replace failed ones.  [default: hosts marked spare]",
+        heading="Stopping and restarts", is_common=True, in_file=True, needs="restarts", is_rare=True,
+    )
+    min_nodes: int | None = _option(
+        "--min-nodes", metavar="M", type=click.IntRange(min=1),
+        help="If no spare is left, continue on M hosts or more.  [default: all]",
+        heading="Stopping and restarts", in_file=True, needs="restarts", is_rare=True,
+    )
 
-    share: bool = False
-    claim_cpus: bool = False
-    queue: float | Literal[""] | None = None  # for how long at most; "": without end; None: not at all
-    no_queue: bool = False  # instead, if a file says so
-    until: str | None = None  # as typed: a local time
-    for_s: float | None = None
+    share: bool = _option(
+        "--share", is_flag=True, help="Start even on GPUs that other runs have claimed.",
+        heading="Checks", is_rare=True,
+    )
+    claim_cpus: bool = _option(
+        "--claim-cpus", is_flag=True, help="Claim all CPUs and GPUs, even for a run on CPUs.",
+        heading="Checks", in_file=True, is_rare=True,
+    )
+    queue: float | Literal[""] | None = _option(  # for how long at most; "": without end; None: not at all
+        "--queue", metavar="[T]", type=_Wait(1), help="Wait, T at most, for GPUs that others have claimed.",
+        heading="Checks", is_common=True, in_file=True, is_rare=True,
+    )
+    no_queue: bool = _option(  # instead, if a file says so
+        "--no-queue", is_flag=True, hidden=True, heading="Checks", rivals=["queue"], is_rare=True,
+    )
+    until: str | None = _option(  # as typed: a local time
+        "--until", metavar="TIME", help="Stop the run at TIME: 18:00, or '2026-11-27 18:00'.",
+        heading="Stopping and restarts", in_file=True, rivals=["for"], is_rare=True,
+    )
+    for_s: float | None = _option(
+        "--for", metavar="T", type=_Duration(1), help="Stop the run once its ranks have run for T, such as 6h.",
+        heading="Stopping and restarts", in_file=True, rivals=["until"], is_rare=True,
+    )
 
-    dry_run: bool = False
-    check: bool = False
-    no_check: bool = False
+    dry_run: bool = _option(
+        "--dry-run", is_flag=True, help="Print the command and start nothing.",
+        heading="Checks", is_common=True, is_action=True,
+    )
+    check: bool = _option(
+        "--check", is_flag=True, help="With --dry-run, ask the hosts and print exact commands.",
+        heading="Checks", is_action=True,
+    )
+    no_check: bool = _option(
+        "--no-check", is_flag=True, help="Skip every check that the run doesn't need.",
+        heading="Checks", in_file=True, is_rare=True,
+    )
 
-    quiet: bool = False
-    ranks: str | None = None  # whose output is shown, separated by commas; None: all
-    as_json: bool = False
-    log_dir: Path = Path("logs")
-    verbose: bool = False
-    no_samples: bool = False  # of what the GPUs do
-    name: str | None = None
-    detach: bool = False  # leave the terminal once all ranks run
-    controller: str | None = None  # the host that then controls the run; "here": this machine; None: one of the hosts
-    survive_reboots: bool = False  # let each host start what it has of the run after a boot
-    notify: str | None = None  # a command for when the run ends or is started again
-    fetch: tuple[str, ...] = ()  # files to copy from node 0 after the run
+    quiet: bool = _option(
+        "-q", "--quiet", is_flag=True, help="Hide the ranks' output; it is still in the logs.",
+        heading="Output", in_file=True,
+    )
+    ranks: str | None = _option(  # whose output is shown, separated by commas; None: all
+        "--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]",
+        heading="Output", is_common=True, in_file=True,
+    )
+    as_json: bool = _option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.", heading="Output",
+    )
+    log_dir: Path = _option(
+        "--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
+        help="Directory for the logs.",
+        heading="Output", in_file=True, place=Place.HERE,
+    )
+    verbose: bool = _option(
+        "-v", "--verbose", is_flag=True, help="Show each host's command, and where values come from.", heading="Output",
+    )
+    no_samples: bool = _option(  # of what the GPUs do
+        "--no-samples", is_flag=True, help="Don't watch the GPUs for one that stands out.",
+        heading="Output", in_file=True, is_rare=True,
+    )
+    name: str | None = _option(
+        "--name", metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json.",
+        heading="Output", is_common=True,
+    )
+    detach: bool = _option(  # leave the terminal once all ranks run
+        "--detach", is_flag=True, help="Let the run continue without this terminal, once all its ranks run.",
+        heading="Background", is_common=True, is_rare=True,
+        in_file=True,
+    )
+    controller: str | None = _option(  # the host that controls the run; "here": this machine; None: one of its hosts
+        "--controller", metavar="HOST|here", shell_complete=complete_hosts,
+        help="With --detach, the controller host (here: this machine).  [default: the last spare, or node 0]",
+        heading="Background", in_file=True, needs="detach", is_rare=True,
+    )
+    survive_reboots: bool = _option(  # let each host start what it has of the run after a boot
+        "--survive-reboots", is_flag=True,
+        help="With --detach and --restarts, let each host rejoin the run by itself after a reboot.",
+        heading="Background", in_file=True, needs="detach",
+        is_rare=True,
+    )
+    notify: str | None = _option(  # a command for when the run ends or is started again
+        "--notify", metavar="CMD", help="Run CMD in a shell when the run ends, restarts or waits long.",
+        heading="Background", in_file=True, is_secret=True, is_rare=True,
+    )
+    fetch: tuple[str, ...] = _option(  # files to copy from node 0 after the run
+        "--fetch", metavar="PATH", multiple=True,
+        help="After the run, copy PATH (outputs/) from node 0 to logs/RUN-fetched.",
+        heading="Output", in_file=True,
+    )
 
     # What test-distributed tests; `check` takes one of these, too.
     processes: int = 1  # on each host
     max_size: int | None = None  # MiB
-    gpus_under_load_s: float | None = None
-    timeout_s: float | None = None  # of a step
+    gpus_under_load_s: float | None = _option(
+        "--gpus-under-load", metavar="T", type=_Duration(0), heading="Checks", is_rare=True,
+    )
+    timeout_s: float | None = _option(  # of a step
+        "--timeout", metavar="T", type=_Duration(1),
+        help="Maximum time for a step; joining gets more.  [default: 20s]", heading="Test", is_rare=True,
+    )
     plot: Path | None = None  # the picture to draw
 
     # Of `launch sbatch` only; all others are passed to the `launch` in the script.
-    nodes: int = 1
-    time: str | None = None
-    partition: str | None = None
-    mem: str | None = None
-    cpus_per_task: int | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    job_name: str | None = None
-    directive: tuple[str, ...] = ()  # each a line of its own
-    requeue: bool = False
-    output: Path | None = None  # where the script is written
-    submit: bool = False
+    nodes: int = _option(
+        "--nodes", metavar="N", type=int, default=1, show_default=True, help="Number of nodes.",
+        heading="Slurm", is_common=True, in_file=True,
+    )
+    time: str | None = _option(
+        "--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.  [default: Slurm's]",
+        heading="Slurm", is_common=True, in_file=True,
+    )
+    partition: str | None = _option(
+        "--partition", metavar="NAME", help="Partition to run in.  [default: Slurm's]",
+        heading="Slurm", is_common=True, in_file=True,
+    )
+    mem: str | None = _option(
+        "--mem", metavar="SIZE", help="Memory per node: 64G; 0 is all.  [default: Slurm's]",
+        heading="Slurm", is_common=True, in_file=True,
+    )
+    cpus_per_task: int | None = _option(
+        "--cpus-per-task", metavar="N", type=int, help="CPUs per node, shared by its ranks.  [default: Slurm's]",
+        heading="Slurm", is_common=True, in_file=True,
+    )
+    account: str | None = _option(
+        "--account", metavar="NAME", help="Account to charge.  [default: Slurm's]",
+        heading="Slurm", is_common=True, in_file=True,
+    )
+    qos: str | None = _option(
+        "--qos", metavar="NAME", help="Quality of service.  [default: Slurm's]", heading="Slurm", in_file=True,
+    )
+    constraint: str | None = _option(
+        "--constraint", metavar="LIST", help="Features that the nodes must have.",
+        heading="Slurm", is_common=True, in_file=True,
+    )
+    job_name: str | None = _option(
+        "--job-name", metavar="NAME", help="Name of the job.  [default: the script's name]", heading="Slurm",
+    )
+    directive: tuple[str, ...] = _option(  # each a line of its own
+        "--directive", metavar="OPTION", multiple=True, help="Add an #SBATCH line, as in --directive=--exclusive.",
+        heading="Slurm", is_common=True,
+    )
+    requeue: bool = _option(
+        "--requeue", is_flag=True, help="Requeue the job at its time limit or if a node fails.",
+        heading="Slurm", is_common=True, in_file=True,
+    )
+    output: Path | None = _option(  # where the script is written
+        "--output", metavar="FILE", type=FILE, help="Write the script to FILE.  [default: stdout]",
+        heading="Slurm", is_common=True,
+    )
+    submit: bool = _option(
+        "--submit", is_flag=True, help="Submit the script and print how to watch the job.",
+        heading="Slurm", is_common=True,
+    )
+    # fmt: on
 
     @property
     def timeouts(self) -> Timeouts:
@@ -134,28 +626,81 @@ class Request:
         return TransportSettings(self.transport, self.ssh_config, self.ask_password, silence_s=self.silence_s)
 
 
-def gather(command: Callable[..., int]) -> Callable[..., int]:
-    """Wrap a command so that it gets the options that its parameters name, and as `request` the Request.
-
-    Only this function and `make_request` take click's mapping of options apart.
-    """
-    names = get_annotations(command)
-
-    @wraps(command)
-    def call(**options: Any) -> int:
-        settled = settle(options)
-        known = {"request": make_request(settled)} if "request" in names else {}
-        return command(**known, **_find_values(names, settled))
-
-    return call
+_DECLARED: dict[str, Option] = {
+    each.metadata["option"].name: each.metadata["option"] for each in fields(Request) if each.metadata
+}
 
 
-def make_request(settled: Mapping[str, Any]) -> Request:
-    """Return the request of these options, from which `settle` has dropped what typed ones contradict."""
-    return Request(**_find_values([field.name for field in fields(Request)], settled))
+def _options(names: str) -> tuple[Option, ...]:
+    return tuple(_DECLARED[name] for name in names.split())
 
 
-def _find_values(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of the option of each name, as far as there are such options."""
-    found = {name: name.removesuffix("_s") for name in names}
-    return {name: options[option] for name, option in found.items() if option in options}
+SSH_CONFIG, CPU, WORKDIR, PYTHON, ENV = _options("ssh_config cpu workdir python env")
+MASTER_ADDR, DRY_RUN, CHECK, NO_CHECK, STEP_TIMEOUT = _options("master_addr dry_run check no_check timeout")
+LOAD, AS_JSON, VERBOSE, DETACH, CONTROLLER = _options("gpus_under_load as_json verbose detach controller")
+SURVIVE_REBOOTS, NOTIFY, FETCH = _options("survive_reboots notify fetch")
+HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
+HOSTS = _options("hosts hostfile include exclude num_nodes")
+# What has no effect on a transport without SSH.
+SSH = _options("ssh_config ask_password")
+REACH = _options("transport ssh_config ask_password connect_timeout")
+LINKS = _options("sync_limit link")
+SYNC = _options("sync no_sync sync_limit link")
+# The environment that a node enters before it looks for a Python.
+ACTIVATION = _options("venv conda setup")
+# How long both sides wait; --connect-timeout is with the options that reach the hosts.
+LIFE = _options("silence stop_timeout")
+JOB = _options(
+    "gpus nproc cpu is_module no_python start no_numa workdir python"
+    " venv conda setup env env_file master_port rdzv_timeout silence stop_timeout"
+)
+HANGS = _options("hang_timeout on_hang stacks")
+RESTARTS = _options("restarts progress_dir")
+SPARES = _options("spares min_nodes")
+CLAIMS = _options("until for queue no_queue share claim_cpus")
+OUTPUT = _options("quiet ranks as_json log_dir name no_samples verbose")
+BATCH = _options(
+    "nodes time partition mem cpus_per_task account"
+    " qos constraint job_name directive requeue output submit"
+)
+WORDS = click.Argument(
+    ["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files
+)
+# In launcher.toml, the words of a command that has none.
+SCRIPT = Option(["--script"], in_file=True)
+
+OPTIONS = {
+    option.name: option
+    for option in (
+        SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK,
+        *CLAIMS, *OUTPUT, DETACH, CONTROLLER, SURVIVE_REBOOTS, NOTIFY, FETCH, *BATCH,
+    )
+}  # fmt: skip
+NAME_HOSTS = ("hosts", "hostfile")
+KEYS = {name: option for name, option in OPTIONS.items() if option.in_file}  # of launcher.toml
+
+
+def name_all(options: Sequence[Option]) -> list[str]:
+    """Return the names of the options, as click and launcher.toml know them."""
+    return [option.name for option in options]
+
+
+def reword(options: Sequence[Option], **texts: str) -> tuple[Option, ...]:
+    """Return the options, those that are named with another help text, for a command in which they mean less."""
+    return tuple(option.but(help=texts[option.name]) if option.name in texts else option for option in options)
+
+
+# Of a command that starts ranks on this machine only.
+JOB_HERE = reword(
+    JOB,
+    gpus="GPUs of this machine, one process each.",
+    nproc="Processes on this machine.  [default: one per GPU]",
+    no_python="Run SCRIPT as a command, which needs no torch.",
+    workdir="Directory to run in.  [default: .]",
+    python="Python to run.  [default: the first with torch]",
+    venv="Use this virtual environment.",
+    setup="Run CMD in bash first and use its environment.",
+    master_port="Port at which the ranks meet.  [default: a free port]",
+    rdzv_timeout="Maximum time for all ranks to join.  [default: 120s]",
+)
+OUTPUT_HERE = reword(OUTPUT, verbose="Show the command, and where values come from.")

@@ -1,10 +1,13 @@
-"""Find where the values of a command's options came from, and which of two contradictory ones counts."""
+"""Make a command's request, and find where the values came from, and which of two contradictory ones counts."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
+from inspect import get_annotations
 from typing import Any
 
 import click
@@ -12,7 +15,7 @@ from click.core import ParameterSource
 
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.launcher_toml import find_source
-from launcher.cli.options.table import HOSTS, KEYS, OPTIONS, Option, name_all
+from launcher.cli.options.request import HOSTS, KEYS, OPTIONS, Option, Request, name_all
 from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.variables import hide_secrets, is_secret
@@ -47,6 +50,33 @@ def settle(options: Mapping[str, Any]) -> dict[str, Any]:
                 settled[name] = None
     _refuse_alone(params, settled, context.command.params)
     return settled
+
+
+def gather(command: Callable[..., int]) -> Callable[..., int]:
+    """Wrap a command so that it gets the options that its parameters name, and as `request` the Request.
+
+    Only this function and `make_request` take click's mapping of options apart.
+    """
+    names = get_annotations(command)
+
+    @wraps(command)
+    def call(**options: Any) -> int:
+        settled = settle(options)
+        known = {"request": make_request(settled)} if "request" in names else {}
+        return command(**known, **_find_values(names, settled))
+
+    return call
+
+
+def make_request(settled: Mapping[str, Any]) -> Request:
+    """Return the request of these options, from which `settle` has dropped what typed ones contradict."""
+    return Request(**_find_values([field.name for field in fields(Request)], settled))
+
+
+def _find_values(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of the option of each name, as far as there are such options."""
+    found = {name: name.removesuffix("_s") for name in names}
+    return {name: options[option] for name, option in found.items() if option in options}
 
 
 def _refuse_alone(options: Sequence[Option], settled: Mapping[str, Any], params: Sequence[click.Parameter]) -> None:

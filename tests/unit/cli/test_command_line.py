@@ -17,7 +17,7 @@ from launcher import __version__
 from launcher.cli import main as cli
 from launcher.cli import runner
 from launcher.cli.command_table import COMMANDS
-from launcher.cli.options.table import KEYS
+from launcher.cli.options.request import KEYS
 from launcher.cli.run import command as run_command
 from launcher.cli.sbatch import command as sbatch_command
 from launcher.errors import (

@@ -6,8 +6,7 @@ import click
 import pytest
 
 from launcher.cli.host_choice import choose_controller, may_survive_reboots
-from launcher.cli.options.request import Request
-from launcher.cli.options.table import SURVIVE_REBOOTS
+from launcher.cli.options.request import SURVIVE_REBOOTS, Request
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 

@@ -13,8 +13,8 @@ import pytest
 
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import Request, gather
-from launcher.cli.options.table import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option
+from launcher.cli.options.request import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option, Request
+from launcher.cli.options.sources import gather
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 

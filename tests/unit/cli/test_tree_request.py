@@ -17,8 +17,7 @@ from machines.repositories import make_repository, write_files
 
 from launcher.cli import main as cli
 from launcher.cli.job_request import read_job
-from launcher.cli.options.request import make_request
-from launcher.cli.options.sources import settle
+from launcher.cli.options.sources import make_request, settle
 from launcher.cli.run import command as run_command
 from launcher.cli.tree_request import add_tree
 from launcher.cli.typed_command import typed_options

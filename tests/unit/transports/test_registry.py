@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launcher.cli.options.table import OPTIONS
+from launcher.cli.options.request import OPTIONS
 from launcher.errors import UsageError
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.slurm_allocation import Allocation
