@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import marshal
 import sys
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
@@ -39,13 +40,24 @@ class Archive:
                 self._files = {path: archive.read(path) for path in archive.namelist()}
         return self._files
 
-    def enter(self) -> None:
-        """Let everything that is imported from now on come from here."""
-        known = self.bytecode or self.files
-        packages = {path.partition("/")[0] for path in known}
-        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
-            del sys.modules[name]  # this module, and what has loaded it
+    def enter(self) -> dict[str, ModuleType]:
+        """Let everything that is imported from now on come from here; return what had such a name before."""
+        others = self._take_modules()
         sys.meta_path.insert(0, self)
+        return others
+
+    def lend(self, name: str) -> ModuleType:
+        """Import a module for a process that is somebody else's, which then finds nothing of this archive."""
+        others = self.enter()
+        module = import_module(name)
+        sys.meta_path.remove(self)
+        self._take_modules()
+        sys.modules.update(others)
+        return module
+
+    def _take_modules(self) -> dict[str, ModuleType]:
+        packages = {path.partition("/")[0] for path in self.bytecode or self.files}
+        return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in packages}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return where a module is here, or None."""

@@ -16,7 +16,7 @@ import pytest
 from machines.probe_code import make_probe
 
 from launcher.node.kept_archives import KEPT_S
-from launcher.transports.archives import PackedCode, pack_node
+from launcher.transports.archives import PackedCode, pack, pack_node, read_package
 from launcher.transports.bootstrap import loader_command, start_code
 
 pytestmark = pytest.mark.linux
@@ -227,3 +227,17 @@ def test_the_node_s_own_code_is_kept(cache: Path) -> None:
     """With bytecode of each module."""
     assert go_on(begin(pack_node(), sys.executable), pack_node())[0] == "missing"
     assert len(list(cache.iterdir())) == 2
+
+
+def test_what_ranks_get_of_the_code_is_nowhere_on_a_disk(tmp_path: Path) -> None:
+    """But without a name in this directory, where Python has no memfd_create."""
+    body = f"""import os; from launcher.node.processes.lent_code import open_code
+    for _ in range(2):
+        found = os.fstat(open_code({str(tmp_path)!r}))
+        print(found.st_dev == os.stat({str(tmp_path)!r}).st_dev, found.st_nlink, found.st_size > 1 << 18, flush=True)
+        if hasattr(os, "memfd_create"):
+            del os.memfd_create"""
+    files = read_package(("launcher/__init__.py", "launcher/node/"))
+    text = f"def main(nonce, wait_s):\n    {body}\n"
+    assert start(pack({**files, "probe.py": text.encode()}))[1].split("\n") == ["False 0 True", "True 0 True"]
+    assert not list(tmp_path.iterdir())

@@ -1,7 +1,7 @@
 """Guardian and supervisor are both killed, in both orders and at every step of the stop, and nobody else knows of it.
 
-Who started the ranks then ends them: the shim of plain commands, or torchrun (here `stand_in/torch`, which is imported
-in no time, and the real one where what counts is what it does).
+Who started the ranks then ends them: the shim of plain commands, a warm Python, or torchrun (here `stand_in/torch`,
+which is imported in no time, and the real one where what counts is what it does).
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
+import test_node_warm
 from machines.patience import NEVER_S
 from node_process import (
     FORKS,
     IGNORES,
+    STAND_IN,
     STOP_TIMEOUT_S,
     WAITS,
     Node,
@@ -44,7 +46,7 @@ from launcher.node.processes import proc
 GAPS_S = (0, 0.006, 0.012, 0.02, 0.03, 0.05)  # between both deaths: in them the survivor begins its stop, and ends it
 any_order = pytest.mark.parametrize("first", ["guardian", "supervisor"])
 
-# The script of ranks 0 and 1 under torchrun: one obeys SIGTERM, and one ignores it.
+# The script of ranks 0 and 1: one obeys SIGTERM, and one ignores it.
 TRAIN = """
     import os, signal, time
     if os.environ["LOCAL_RANK"] == "1":
@@ -52,6 +54,13 @@ TRAIN = """
     print("ready pids", os.getpid(), flush=True)
     time.sleep(300)
 """
+HAS_BARE_CHILD = TRAIN.replace(
+    "    print(",
+    """
+    import subprocess
+    bare = subprocess.Popen(["sleep", "300"], start_new_session=True, env={})
+    print(""",
+).replace("os.getpid(),", "os.getpid(), bare.pid,")
 
 # It saves at SIGTERM once the test says go, if its data-loader worker lives.
 SAVES = """
@@ -77,6 +86,23 @@ SAVES = """
 """
 
 
+# A rank that SIGTERM ends at once, though what it has started saves, which takes longer than others get than ranks.
+STARTS_TRAINER = """
+    import os, signal, sys, time
+    from pathlib import Path
+    if os.fork():
+        time.sleep(300)
+    def save(*_):
+        Path(sys.argv[1], "saving").touch()
+        time.sleep(1.5)
+        Path(sys.argv[1], "saved").touch()
+        os._exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("ready pids", os.getpid(), flush=True)
+    time.sleep(300)
+"""
+
+
 def write_script(folder: Path, code: str) -> list[str]:
     (folder / "train.py").write_text(textwrap.dedent(code))
     return [str(folder / "train.py"), str(folder)]
@@ -89,17 +115,30 @@ def start_commands(nodes: Nodes, folder: Path) -> Node:
     return node
 
 
-def start_torchrun(nodes: Nodes, folder: Path) -> Node:
+def start_torchrun(
+    nodes: Nodes, folder: Path, code: str = TRAIN, nproc: int = 2, stop_timeout_s: float = STOP_TIMEOUT_S
+) -> Node:
     node = nodes.start()
-    node.import_torchrun()
-    node.start_torchrun(write_script(folder, TRAIN))
-    for rank in range(2):
+    env = {"PYTHONPATH": str(STAND_IN)}
+    node.prepare(facts=True, pythons=[sys.executable], env=env, stop_timeout_s=stop_timeout_s)
+    node.start_torchrun(write_script(folder, code), nproc)
+    for rank in range(nproc):
         node.wait_for_output("ready", rank)
     return node
 
 
-Start = Callable[[Nodes, Path], Node]
-any_starter = pytest.mark.parametrize("start", [start_commands, start_torchrun])
+def start_warm(
+    nodes: Nodes, folder: Path, code: str = TRAIN, nproc: int = 2, stop_timeout_s: float = STOP_TIMEOUT_S
+) -> Node:
+    node = test_node_warm.start(nodes, folder, code, str(folder), nproc=nproc, stop_timeout_s=stop_timeout_s)
+    for rank in range(nproc):
+        node.wait_for_output("ready", rank)
+    return node
+
+
+Start = Callable[..., Node]
+any_starter = pytest.mark.parametrize("start", [start_commands, start_torchrun, start_warm])
+any_program = pytest.mark.parametrize("start", [start_torchrun, start_warm])
 
 
 def find_starter(node: Node) -> int:
@@ -199,6 +238,28 @@ def test_ranks_of_real_torchrun_may_save(nodes: Nodes, tmp_path: Path) -> None:
     check_saves(node, tmp_path, "guardian")
 
 
+@any_program
+def test_what_has_lost_its_mark_is_ended(nodes: Nodes, tmp_path: Path, start: Start) -> None:
+    node = start(nodes, tmp_path, HAS_BARE_CHILD)
+    starter = find_starter(node)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # neither begins to stop the run, and so has the orphans
+        for pid in (node.supervisor, node.guardian.pid):
+            os.kill(pid, number)
+    check_gone(node, starter)
+
+
+@any_program
+def test_a_suspended_rank_may_save(nodes: Nodes, tmp_path: Path, start: Start) -> None:
+    node = start(nodes, tmp_path, SAVES, 1, NEVER_S)
+    os.kill(node.pid_of(0), signal.SIGSTOP)
+    check_saves(node, tmp_path, "guardian")
+
+
+@any_program
+def test_what_a_rank_has_started_may_save_as_long(nodes: Nodes, tmp_path: Path, start: Start) -> None:
+    check_saves(start(nodes, tmp_path, STARTS_TRAINER, 1, NEVER_S), tmp_path, "guardian")
+
+
 def check_saves(node: Node, folder: Path, first: str) -> None:
     starter = find_starter(node)
     kill_keepers(node, first)
@@ -265,21 +326,21 @@ def test_the_shim_is_killed_before_its_report_is_read(nodes: Nodes) -> None:
     assert node.stop() == []
 
 
-KILLED_SHIM = """
+KILLED_STARTER = """
 import os, sys
-from launcher.node.processes import shim
+from launcher.node.processes.starter import Starter
 child = os.fork()
 if child == 0:
     exec(sys.argv[1])
 os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
 os.waitpid = lambda *_: os.kill(os.getpid(), 9)
-shim._Shim(shim.ShimSpec([], {}, None, marks=set(), folder="", stop_timeout_s=0), {}, -1, 1)._reap()
+Starter([], "", 0, 1, -1).serve()
 """
 
 
 @pytest.mark.parametrize(("end", "status"), [("os._exit(3)", 3 << 8), ("os.abort()", signal.SIGABRT)])
-def test_an_end_is_told_though_the_shim_is_killed_as_it_reaps(end: str, status: int) -> None:
-    run = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", sys.executable, "-c", KILLED_SHIM, end]
+def test_an_end_is_told_though_the_starter_is_killed_as_it_reaps(end: str, status: int) -> None:
+    run = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", sys.executable, "-c", KILLED_STARTER, end]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert (done.returncode, json.loads(done.stdout)["status"]) == (-signal.SIGKILL, status), done.stderr
 

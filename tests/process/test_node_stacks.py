@@ -36,7 +36,7 @@ from launcher.diagnosis.stacks import parse_stack
 from launcher.node import messages
 from launcher.node.loop import Loop
 from launcher.node.processes import faulthandler_stacks, proc, stacks
-from launcher.node.processes.faulthandler_stacks import SIGNAL
+from launcher.node.programs.entry import SIGNAL
 
 PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 NO_PY_SPY = "py-spy not found (fix: run pip install py-spy)"

@@ -17,6 +17,7 @@ import pytest
 from machines.patience import DEADLINE_S, NEVER_S
 from node_process import (
     SAVES,
+    STAND_IN,
     STDERR,
     STDOUT,
     STOP_TIMEOUT_S,
@@ -223,10 +224,10 @@ def test_the_port_is_held_until_the_ranks_start(nodes: Nodes, tmp_path: Path) ->
 # ---- ends -----------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_that_end_well(nodes: Nodes, any_python: str, tmp_path: Path) -> None:
-    """In Python 3.8, which knows no pidfd, as well."""
+def test_ranks_that_end_well(nodes: Nodes, any_python: str, old_python: str, tmp_path: Path) -> None:
+    """In Python 3.8, which knows no pidfd, as well, and with torch in another Python than the supervisor's."""
     node = nodes.start(python=any_python)
-    node.import_torchrun()
+    node.import_torchrun(old_python, PYTHONPATH=str(STAND_IN))
     start_ready(node, write_script(tmp_path, OBEYS))
     give_order(tmp_path, 0, "exit 0")
     assert node.wait_for_exits() == {0: (0, None)}

@@ -79,7 +79,7 @@ def start(
     nodes: Nodes, folder: Path, code: str, *args: str, nproc: int = 1, how: str = "warm", torch: Path | None = STAND_IN,
     env: dict[str, str] | None = None, late: dict[str, str] | None = None, kind: ProgramKind = ProgramKind.SCRIPT,
     name: str = "train.py", before: Node | None = None, attempt: int = 0, stop_timeout_s: float = STOP_TIMEOUT_S,
-    **fields: Any,
+    python: str = sys.executable, **fields: Any,
 ) -> Node:  # fmt: skip
     """Start ranks of a script; how: "warm", or "cold" for those of a shim; late: variables that only START has.
 
@@ -89,7 +89,7 @@ def start(
     node = before or nodes.start()
     node.messages.clear()
     path = {} if torch is None else {"PYTHONPATH": str(torch)}
-    wanted = {"facts": True, "warm": how == "warm", "plain": True, "workdir": str(folder), "pythons": [sys.executable]}
+    wanted = {"facts": True, "warm": how == "warm", "plain": True, "workdir": str(folder), "pythons": [python]}
     node.prepare(**wanted, env={**path, **(env or {})}, stop_timeout_s=stop_timeout_s)
     facts = read_facts(node.wait_for(messages.FACTS), str(node.folder))
     job = Job(
@@ -182,9 +182,11 @@ def test_it_ends_as_it_would(nodes: Nodes, tmp_path: Path, code: str, ending: tu
     assert said[0] == said[1]
 
 
-def test_ranks_draw_different_numbers(nodes: Nodes, tmp_path: Path) -> None:
-    node = start(nodes, tmp_path, "import random; print(random.random())", nproc=2)
+def test_ranks_draw_different_numbers(nodes: Nodes, tmp_path: Path, old_python: str) -> None:
+    """Also in another Python than the supervisor's."""
+    node = start(nodes, tmp_path, "import random; print(random.random())", nproc=2, python=old_python)
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}
+    assert not node.find(messages.COLD)
     assert node.output[0, STDOUT] != node.output[1, STDOUT]
     assert node.stop() == []
 
@@ -199,6 +201,18 @@ def test_a_sitecustomize_of_the_user_is_run_in_each_rank(nodes: Nodes, tmp_path:
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
     assert node.output[0, STDOUT] == b"0\n"
     assert node.output[1, STDOUT] == b"1\n"
+    assert node.stop() == []
+
+
+@pytest.mark.parametrize("module", ["launcher", "json"])
+def test_a_module_of_the_user_named_as_one_of_ours_is_theirs(nodes: Nodes, tmp_path: Path, module: str) -> None:
+    """Unless it stands beside the script, and a module of that name was imported before: then they start cold."""
+    (tmp_path / f"{module}.py").write_text("WORD = 'mine'\n")
+    node = start(nodes, tmp_path, f"import {module}; print({module}.WORD)")
+    assert node.wait_for_exits() == {0: (0, None)}, str(node)
+    assert node.output[0, STDOUT] == b"mine\n"
+    told = [message["reason"] for message in node.find(messages.COLD)]
+    assert told == ([f"{tmp_path}/json.py hides a module that torch has imported"] if module == "json" else [])
     assert node.stop() == []
 
 

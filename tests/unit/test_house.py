@@ -45,6 +45,7 @@ LIBRARIES = {
     "jinja2": {"commands"},
 }
 READ_ENVIRONMENT = {"cli", "api", "node", "distributed", "collectives", "trainer"}
+BESIDE_TORCH = "launcher.node.programs."  # where torch and the user's sitecustomize may be imported
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 
 # Pure packages do nothing but compute, and what reads files may still have no process, socket or clock.
@@ -182,6 +183,7 @@ def find_library_faults(module: Module) -> list[str]:
         f"{module.path}:{found.line}: {found.library} may be imported in {', '.join(sorted(allowed))} only"
         for found in module.imports()
         if (allowed := LIBRARIES.get(found.library)) is not None and module.part not in allowed
+        if not (found.library == "torch" and module.name.startswith(BESIDE_TORCH))
     ]
 
 
@@ -224,6 +226,8 @@ def find_node_faults(module: Module) -> list[str]:
     if module.part != "node":
         return []
     standard = sys.stdlib_module_names - STANDARD_SINCE_NODE_PYTHON
+    if module.name.startswith(BESIDE_TORCH):
+        standard |= {"torch", "sitecustomize"}
     return [
         f"{module.path}:{found.line}: {found.name} is not in the standard library of Python 3.8"
         for found in module.imports()

@@ -12,53 +12,12 @@ from typing import Any, Callable
 
 from launcher.node import messages
 from launcher.node.loop import Loop
-from launcher.node.processes import proc, torchrun, workers
+from launcher.node.processes import lent_code, proc, workers
+from launcher.node.processes.starter import KEEPERS_FD
+from launcher.node.programs.entry import CODE_FD
+from launcher.node.programs.search import STATUS_FD
 
-STATUS_FD = 3
 LOGIN_SHELL_TIMEOUT_S = 10
-
-# `python -c` puts the working directory on sys.path, where a random.py of the user's would break torchrun.
-# torchrun's console script doesn't.
-STUB = """\
-import sys
-if sys.path[0] == "":
-    del sys.path[0]
-import importlib.util, json, os, re
-found = importlib.util.find_spec("torch")
-folder = found and found.submodule_search_locations and found.submodule_search_locations[0]
-version = None
-told = {"python": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
-told["is_warmable"] = hasattr(sys, "launch_is_heard")
-told["site"] = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")][:64]
-if folder:
-    try:
-        with open(os.path.join(folder, "version.py")) as file:
-            text = file.read()
-    except OSError:
-        text = ""
-    def read(name):  # as in: cuda: Optional[str] = '12.8'
-        line = re.search(r"^%s\\b[^=\\n]*=\\s*(['\\"])(.*?)\\1" % name, text, re.M)
-        return line and line.group(2)
-    version = read("__version__") or "unknown"
-    told.update(cuda=read("cuda"), hip=read("hip"))
-    # importlib.metadata would take 20 ms; pip names the directory beside a package after its version.
-    try:
-        beside = os.listdir(os.path.dirname(folder))
-    except OSError:
-        beside = []
-    def find(name):
-        for entry in beside:
-            if entry.startswith(name + "-") and entry.endswith(".dist-info"):
-                return entry[len(name) + 1:-10]
-    major = (told["cuda"] or "").split(".")[0]  # another torch may have left an NCCL for its own CUDA
-    told.update(nccl=find("nvidia_nccl_cu" + major), numpy=find("numpy"))
-told["torch"] = version
-status = os.fdopen(3, "w")
-status.write(json.dumps(told) + "\\n")
-status.close()
-if version is None or "torchrun" not in sys.argv:
-    sys.exit(0)
-"""
 
 
 class Search:
@@ -73,6 +32,7 @@ class Search:
         loop: Loop,
         candidates: list[str],
         env: dict[str, str],
+        folder: str,
         output_fds: list[int],
         keepers_fd: int,
         stop_timeout_s: float,
@@ -80,9 +40,11 @@ class Search:
         *,
         for_torchrun: bool = True,
     ) -> None:
+        """folder: of the run; keepers_fd: closes when guardian and supervisor are gone."""
         self._loop = loop
         self._candidates = list(candidates)
         self._env = env
+        self._folder = folder
         self.output_fds = output_fds  # where stdout and stderr of torchrun, or of a warm Python, go
         self._keepers_fd = keepers_fd
         self._stop_timeout_s = stop_timeout_s
@@ -104,34 +66,38 @@ class Search:
             self.tried.append([candidate, messages.NO_PROGRAM])
             self.try_next()
         else:
-            self._start_stub(candidate)
+            self._start_search(candidate)
 
     def give_order(self, order: dict[str, Any], claim_fds: list[int]) -> None:
         """Send the waiting torchrun its order, so that secrets in its environment never reach a disk.
 
         claim_fds: the sockets of the run's claim, which lasts as long as torchrun.
         """
-        assert self.order_fd is not None  # opened with the stub
+        assert self.order_fd is not None  # opened with its process
         # If its import failed, nobody reads this; its exit is reported as torchrun's.
         workers.pass_on(self.order_fd, claim_fds)
         self._loop.write_all(self.order_fd, json.dumps(order).encode() + b"\n")
         self.order_fd = None
 
-    def _start_stub(self, python: str) -> None:
-        order_read, order_write = workers.make_channel()
+    def _start_search(self, python: str) -> None:
+        own, passed = [], [lent_code.open_code(self._folder)]
         try:
+            order_read, self.order_fd = workers.make_channel()
+            own, passed = [self.order_fd], [*passed, order_read]
             status_read, status_write = os.pipe()
+            own, passed = [*own, status_read], [*passed, status_write]
+            fds = {0: order_read, 1: self.output_fds[0], 2: self.output_fds[1], STATUS_FD: status_write}
+            fds.update({KEEPERS_FD: self._keepers_fd, CODE_FD: passed[0]})
+            words = ["torchrun", str(self._stop_timeout_s)] if self.for_torchrun else []
+            argv = [python, "-c", lent_code.read_entry().decode(), *words]
+            self.child = workers.spawn(argv, self._env, None, fds, proc.HOLD)
         except OSError:  # to stop the run takes descriptors
-            os.close(order_read)
-            os.close(order_write)
+            for fd in own:
+                os.close(fd)
             raise
-        self.order_fd = order_write
-        fds = {0: order_read, 1: self.output_fds[0], 2: self.output_fds[1], STATUS_FD: status_write}
-        fds[torchrun.KEEPERS_FD] = self._keepers_fd
-        words = ["torchrun", str(proc.HOLD), str(self._stop_timeout_s)] if self.for_torchrun else []
-        self.child = workers.spawn([python, "-c", STUB + torchrun.PROGRAM, *words], self._env, None, fds, proc.HOLD)
-        os.close(order_read)
-        os.close(status_write)
+        finally:
+            for fd in passed:
+                os.close(fd)
         self._loop.read_all(status_read, lambda data: self._judge(python, data))
 
     def _judge(self, python: str, data: bytes) -> None:
@@ -141,7 +107,7 @@ class Search:
             self._on_found(status)
             return
         self.tried.append([python, messages.NO_TORCH if status else "it did not start"])
-        assert self.order_fd is not None  # opened with the stub
+        assert self.order_fd is not None  # opened with its process
         os.close(self.order_fd)
         self.order_fd = self.child = None
         self.try_next()

@@ -31,7 +31,8 @@ from launcher.node.facts.pythons import Search
 from launcher.node.facts.setup import AwaitExit, Setup
 from launcher.node.facts.shared_directory import Token
 from launcher.node.loop import Loop
-from launcher.node.processes import sitecustomize, warm, workers
+from launcher.node.processes import lent_code, workers
+from launcher.node.programs import entry
 from launcher.node.send_queue import SendQueue
 
 FACTS_TIMEOUT_S = 15.0
@@ -139,11 +140,11 @@ class Responder:
 
         output_fds = self._open_torchrun_pipes()
         if wanted.get("warm"):
-            self.warm_folder = warm.arm(folder)
-            env = sitecustomize.put_first(self.warm_folder, env)
+            self.warm_folder = lent_code.make_folder(folder, entry.WARM)
+            env = lent_code.put_first(self.warm_folder, env)
         self.search = pythons.Search(
-            self._loop, candidates, env, output_fds, self._keepers_fd, wanted["stop_timeout_s"], self._keep_python,
-            for_torchrun=not wanted.get("plain", False) and self.warm_folder is None,
+            self._loop, candidates, env, folder, output_fds, self._keepers_fd, wanted["stop_timeout_s"],
+            self._keep_python, for_torchrun=not wanted.get("plain", False) and self.warm_folder is None,
         )  # fmt: skip
         self.search.try_next()
 

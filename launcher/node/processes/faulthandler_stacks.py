@@ -1,8 +1,8 @@
 """Stacks that ranks write themselves, with `faulthandler`, unless the run was started with --no-stacks.
 
-`arm` puts a sitecustomize.py first on the PYTHONPATH of the ranks.
-In each Python, it opens an unnamed file, in memory if possible, and registers a handler, written in C, that appends the
-stacks of all threads to that file at every `SIGNAL`. So even a long run leaves no files behind.
+`arm` puts a sitecustomize.py (launcher.node.programs.entry) first on the PYTHONPATH of the ranks. In each Python, it
+opens an unnamed file, in memory if possible, and registers a handler, written in C, that appends the stacks of all
+threads to that file at every `SIGNAL`. So even a long run leaves no files behind.
 The signal kills a process without this handler. So send it only to a process that has such a file open (`find_file`)
 and catches the signal (`catches_signal`); a program may change either at any time.
 """
@@ -12,51 +12,8 @@ from __future__ import annotations
 import os
 
 from launcher.node import messages
-from launcher.node.processes import sitecustomize
-
-# SIGRTMAX-3: unused by convention. Slurm's scripts use SIGUSR1 and 2, the C library 32 and 33, valgrind 64.
-SIGNAL = 61
-_MEMORY = "launch-stacks"  # the file's name, as /proc/PID/fd shows it
-
-# The site module imports it when a Python below the rank starts, before any code of the user's.
-# It must be quick (os and sys are loaded already), must not raise, and must then import the user's own sitecustomize.
-# A file in memory takes 4 us, one on a disk up to 0.5 ms; a Python built for an old C library can't make one in memory.
-SITECUSTOMIZE = (
-    """\
-import os
-import sys
-
-FOLDER = os.path.dirname(__file__)
-
-
-def listen():
-    try:
-        import faulthandler
-
-        faulthandler.register(%d, file=open_file(), all_threads=True, chain=False)
-    except Exception:
-        pass
-
-
-def open_file():
-    try:
-        return os.memfd_create("%s")
-    except (AttributeError, OSError):
-        path = os.path.join(FOLDER, "stack.%%d" %% os.getpid())
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.unlink(path)
-        return fd
-
-
-"""
-    % (SIGNAL, _MEMORY)
-    + sitecustomize.GO_ON
-    + """
-
-listen()
-go_on()
-"""
-)
+from launcher.node.processes import lent_code
+from launcher.node.programs.entry import MEMORY, SIGNAL, STACKS
 
 
 def arm(run_folder: str, env: dict[str, str]) -> str:
@@ -64,8 +21,8 @@ def arm(run_folder: str, env: dict[str, str]) -> str:
 
     Return the directory that was made for this.
     """
-    folder = sitecustomize.make_folder(run_folder, "stacks", SITECUSTOMIZE)
-    env.update(sitecustomize.put_first(folder, env))
+    folder = lent_code.make_folder(run_folder, STACKS)
+    env.update(lent_code.put_first(folder, env))
     return folder
 
 
@@ -79,7 +36,7 @@ def find_file(pid: int, armed_folder: str) -> str | None:
                 target = os.readlink(path)
             except OSError:
                 continue  # closed meanwhile
-            if target.startswith(("/memfd:" + _MEMORY, armed_folder + os.sep)):
+            if target.startswith(("/memfd:" + MEMORY, armed_folder + os.sep)):
                 return path
     except OSError:
         pass

@@ -168,11 +168,16 @@ def send_signal(process: Process, number: int) -> None:
 
 
 def call_prctl(option: int, argument: int) -> bool:
-    """Set an attribute of this process (prctl(2)); tell whether that was possible: some Pythons have no libffi."""
+    """Set an attribute of this process (prctl(2)); tell whether that was possible."""
+    return call_c("prctl", option, argument, 0, 0, 0)
+
+
+def call_c(name: str, *arguments: int | None) -> bool:
+    """Call a function of the C library; tell whether that was possible: some Pythons have no libffi."""
     try:
         from _ctypes import call_function, dlopen, dlsym  # ctypes itself takes 2 ms more
 
-        call_function(dlsym(dlopen(None, 0), "prctl"), (option, argument, 0, 0, 0))  # type: ignore[arg-type] # None is this program
+        call_function(dlsym(dlopen(None, 0), name), arguments)  # type: ignore[arg-type] # None is this program
     except (ImportError, OSError, TypeError):
         return False
     return True

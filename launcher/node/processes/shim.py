@@ -1,11 +1,7 @@
-"""The shim: the parent of ranks that are plain commands; it stops the run if guardian and supervisor are both killed.
+"""The shim: the starter of ranks that are plain commands.
 
-It is a fork of the supervisor. For the stop's steps it is, like torchrun, the starter of the ranks, which is killed
-last. As long as guardian or supervisor lives, it only starts the ranks and reports each start and exit. Stopping them
-is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds a starter. It stays when its
-ranks have exited, since a daemon that they started may still live. It closes the supervisor's connection, which must be
-able to end without it, but keeps the reading ends of the ranks' pipes: otherwise a rank that prints while it saves
-would fail.
+It is a fork of the supervisor. It closes the supervisor's connection, which must be able to end without it, but keeps
+the reading ends of the ranks' pipes: otherwise a rank that prints while it saves would fail.
 
 If the shim itself is killed, the kernel kills its ranks, but not their children: a process can only ask for a signal
 at its parent's death. That is why ranks are not children of the supervisor: when it dies, they may still save. Do not
@@ -15,17 +11,12 @@ and reaps them.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from typing import Any, NoReturn, Sequence
 
-from launcher.node.loop import Loop
-from launcher.node.processes import proc, stop_steps, workers
-from launcher.node.processes.run_processes import RunProcesses, become_subreaper
-
-_CORE_DUMPED = 0x80  # in a status of wait(2)
+from launcher.node.processes import starter, workers
+from launcher.node.processes.starter import Starter
 
 
 class ShimSpec:
@@ -64,83 +55,24 @@ def start(
     try:
         kept = {fd for fds in streams.values() for fd in fds.values()}
         workers.drop_descriptors(keepers_fd, report_write, *readers, *order.claim_fds, *kept)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, proc.HOLD):  # stopping is for the keepers
+        for number in starter.IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        _Shim(order, streams, keepers_fd, report_write).run()
+        _run(order, streams, keepers_fd, report_write)
     finally:
         os._exit(1)
 
 
-class _Shim:
-    def __init__(self, order: ShimSpec, streams: dict[int, dict[int, int]], keepers_fd: int, report_fd: int) -> None:
-        self._order = order
-        self._streams = streams
-        self._keepers_fd = keepers_fd
-        self._report_fd = report_fd
-        self._owned = RunProcesses(None, [os.getpid()])
-        self._owned.marks.update(order.marks)
-
-    def run(self) -> NoReturn:
-        """Start the commands and report each exit, until this process is killed or the keepers are gone."""
-        become_subreaper()  # so that a daemon without the mark becomes its child
-        loop = Loop()
-        wake_read, wake_write = os.pipe()
-        for fd in (wake_read, wake_write):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        try:
-            for entry in self._order.entries:
-                self._start(entry)
-        except OSError as error:  # such as no more processes
-            self._report(failure="start: %s" % error)
-        for fd in {fd for fds in self._streams.values() for fd in fds.values()}:
-            os.close(fd)
-        loop.watch(self._keepers_fd, self._end_run)
-        loop.watch(wake_read, lambda: self._wake(wake_read))
-        self._reap()
-        while True:
-            loop.run_once()
-
-    def _start(self, entry: dict[str, Any]) -> None:
-        env = dict(self._order.env, **entry["env"])
-        child = workers.spawn(entry["argv"], env, self._order.cwd, self._streams[entry["rank"]])
-        stat = proc.read_stat(child.pid)
-        assert stat is not None  # it is not reaped yet
-        self._owned.add_rank(entry["rank"], proc.parse_stat(stat))
-        self._report(rank=entry["rank"], stat=stat)
-
-    def _wake(self, fd: int) -> None:
-        os.read(fd, 4096)
-        self._reap()
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return  # the shim stays: a daemon of its ranks may still live, and the stop ends the shim last
-            if ended is None:
-                return
-            # Report before reaping: if the shim is killed in between, the exit is reported twice instead of never.
-            self._report(pid=ended.si_pid, status=_wait_status(ended), ended_at=time.monotonic())
-            os.waitpid(ended.si_pid, 0)
-
-    def _report(self, **fields: object) -> None:
-        try:
-            os.write(self._report_fd, json.dumps(fields).encode() + b"\n")
-        except OSError:
-            pass  # the supervisor is gone, and the guardian doesn't need exit codes
-
-    def _end_run(self) -> NoReturn:
-        order = self._order
-        steps = stop_steps.stop_run(self._owned, order.stop_timeout_s, lambda: workers.remove_folder(order.folder))
-        stop_steps.take_steps(steps, beat=lambda: None)
-        os._exit(0)
-
-
-def _wait_status(ended: os.waitid_result) -> int:
-    """Return the status that wait(2) would return for the same exit."""
-    if ended.si_code == os.CLD_EXITED:
-        return ended.si_status << 8
-    return ended.si_status | (_CORE_DUMPED if ended.si_code == os.CLD_DUMPED else 0)
+def _run(
+    order: ShimSpec, streams: dict[int, dict[int, int]], keepers_fd: int, report_fd: int
+) -> NoReturn:  # fmt: skip
+    """Start the commands, and be their starter."""
+    own = Starter(order.marks, order.folder, order.stop_timeout_s, report_fd, keepers_fd)
+    try:
+        for entry in order.entries:
+            env = dict(order.env, **entry["env"])
+            own.add_rank(entry["rank"], workers.spawn(entry["argv"], env, order.cwd, streams[entry["rank"]]).pid)
+    except OSError as error:  # such as no more processes
+        starter.report(report_fd, failure="start: %s" % error)
+    for fd in {fd for fds in streams.values() for fd in fds.values()}:
+        os.close(fd)
+    own.serve()

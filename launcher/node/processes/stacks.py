@@ -19,6 +19,7 @@ from typing import Callable
 from launcher.node import messages
 from launcher.node.loop import Loop
 from launcher.node.processes import faulthandler_stacks, proc, py_spy, workers
+from launcher.node.programs.entry import SIGNAL
 from launcher.node.send_queue import SendQueue
 from launcher.node.system import read_text
 
@@ -182,7 +183,7 @@ class _Dump:
         self._old_bytes = faulthandler_stacks.size_of(self._path)
         self._blocking = faulthandler_stacks.find_blocking(self._process.pid)
         self._deadline = time.monotonic() + SIGNAL_TIMEOUT_S
-        proc.send_signal(self._process, faulthandler_stacks.SIGNAL)
+        proc.send_signal(self._process, SIGNAL)
         self._do_later(_LOOK_S, self._look_for_text)
 
     def _find_obstacle(self) -> str | None:
@@ -197,7 +198,7 @@ class _Dump:
         if path is None:
             return "this Python did not load launch's sitecustomize (-I, -E or -S, or PYTHONPATH replaced?)"
         if not faulthandler_stacks.catches_signal(self._process.pid):
-            return "it no longer catches signal %d" % faulthandler_stacks.SIGNAL
+            return "it no longer catches signal %d" % SIGNAL
         self._path = path
         return None
 
@@ -210,7 +211,7 @@ class _Dump:
             self._answer.source = "faulthandler"
             self._finish(faulthandler_stacks.read_from(self._path, self._old_bytes))
         else:
-            why = "it did not respond to signal %d in %g s" % (faulthandler_stacks.SIGNAL, SIGNAL_TIMEOUT_S)
+            why = "it did not respond to signal %d in %g s" % (SIGNAL, SIGNAL_TIMEOUT_S)
             self._finish(reason="%s, and %s" % (self._py_spy_reason, why))
 
     def _finish(self, text: bytes = b"", reason: str | None = None) -> None:

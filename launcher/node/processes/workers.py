@@ -60,7 +60,7 @@ def fork(death_signal: int = signal.SIGKILL, kept: Sequence[int] = ()) -> int:
             os.close(fd)
         private_fds.intersection_update(kept)
     if pid == 0 and death_signal:
-        _die_with(parent, death_signal)
+        die_with(parent, death_signal)
     return pid
 
 
@@ -78,6 +78,13 @@ def pass_on(fd: int, fds: Sequence[int]) -> None:
             sock.sendmsg([b"\n"], rights)
     except BrokenPipeError:
         pass
+
+
+def take_passed(fd: int) -> list[int] | None:
+    """Wait for the descriptors that are passed on to this end of a socket, and return them; None: nobody will."""
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        go, passed, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(1 << 10), socket.MSG_CMSG_CLOEXEC)
+    return [fd for _, _, data in passed for (fd,) in struct.iter_unpack("i", data)] if go else None
 
 
 def spawn(
@@ -159,8 +166,8 @@ def _move_up(fd: int, least: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
 
 
-def _die_with(parent: int, number: int) -> None:
-    # Without prctl, the guardian and the mark remain.
+def die_with(parent: int, number: int) -> None:
+    """Let this fork get a signal when its parent dies; without prctl, the guardian and the mark remain."""
     if proc.call_prctl(_PR_SET_PDEATHSIG, number) and os.getppid() != parent:
         os._exit(_EXEC_FAILED)
 
@@ -267,7 +274,7 @@ def make_folder(name: str, again: str | None = None) -> str:
         except OSError as reason:
             error = reason
         else:
-            _lock_folder(path)
+            hold_lock(path)  # else systemd-tmpfiles removes it from /tmp when it is ten days old
             return path
     raise error
 
@@ -289,14 +296,13 @@ def drop_descriptors(*kept: int) -> None:
     close_all_but({0, 1, 2, *kept})
 
 
-def _lock_folder(path: str) -> None:
-    """Lock a directory, so that systemd-tmpfiles doesn't remove it from /tmp when it is ten days old.
+def hold_lock(path: str) -> None:
+    """Share the lock of a file or directory as long as this process lives; its children don't hold it.
 
-    See https://systemd.io/TEMPORARY_DIRECTORIES.
+    For the directory of a run, see https://systemd.io/TEMPORARY_DIRECTORIES.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # never closed, and not inherited by children
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)  # never closed
     except OSError:
         pass  # a file system without locks
 

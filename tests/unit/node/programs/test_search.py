@@ -1,14 +1,12 @@
-"""Versions that a node tells without an import of torch: from its version.py, and from the folders beside it."""
+"""Versions that are told without an import of torch: from its version.py, and from the directories beside it."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from node_process import Nodes
 
-from launcher.node import messages
+from launcher.node.programs.search import describe_torch
 
 
 @pytest.mark.parametrize(
@@ -32,16 +30,13 @@ from launcher.node import messages
     ids=["CUDA", "built from source", "ROCm", "another form", "no file"],
 )  # fmt: skip
 def test_versions_are_read_without_an_import(
-    nodes: Nodes, tmp_path: Path, text: str | None, files: list[str], versions: tuple[str | None, ...]
+    tmp_path: Path, text: str | None, files: list[str], versions: tuple[str | None, ...]
 ) -> None:
-    node = nodes.start()
-    packages = tmp_path / "packages"
-    (packages / "torch").mkdir(parents=True)
-    (packages / "torch" / "__init__.py").write_text("raise SystemExit(1)")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit(1)")
     if text is not None:
-        (packages / "torch" / "version.py").write_text(text)
+        (tmp_path / "torch" / "version.py").write_text(text)
     for name in files:
-        (packages / name).mkdir()
-    node.prepare(facts=True, gpus=False, pythons=[sys.executable], env={"PYTHONPATH": str(packages)})
-    search = node.wait_for(messages.FACTS)["search"]
-    assert tuple(search[name] for name in ("torch", "cuda", "hip", "nccl", "numpy")) == versions
+        (tmp_path / name).mkdir()
+    found = describe_torch(str(tmp_path / "torch"))
+    assert tuple(found[name] for name in ("torch", "cuda", "hip", "nccl", "numpy")) == versions

@@ -1,0 +1,62 @@
+"""What a Python of the ranks gets of launch's code, which begins with `launcher.node.programs.entry`."""
+
+from __future__ import annotations
+
+import marshal
+import os
+from importlib.util import MAGIC_NUMBER
+
+from launcher.node import archive
+
+_ENTRY, _ARCHIVE = "launcher/node/programs/entry.py", "launcher/node/archive.py"
+
+
+def read_entry() -> bytes:
+    """Return the text with which it begins."""
+    return _find_own().files[_ENTRY]
+
+
+def open_code(folder: str) -> int:
+    """Return a new descriptor of a file without a name that has the archive; raise OSError.
+
+    It is in memory, or in this directory if this Python can't have it there.
+    """
+    own = _find_own()
+    data = marshal.dumps((own.files[_ARCHIVE], own.content, MAGIC_NUMBER, own.bytecode), 2)
+    try:
+        fd = os.memfd_create("launch-code")
+    except (AttributeError, OSError):
+        path = os.path.join(folder, "code-" + os.urandom(4).hex())
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(path)
+    try:
+        with open(os.dup(fd), "wb") as file:
+            file.write(data)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _find_own() -> archive.Archive:
+    own = archive.find_own()
+    assert own is not None  # no supervisor runs from anything else
+    return own
+
+
+def make_folder(run_folder: str, purpose: str) -> str:
+    """Make a directory with a sitecustomize of launch's own, and return it; purpose: `entry.STACKS` or `entry.WARM`."""
+    # Its name must not be guessable: a job that a rank submits to Slurm inherits PYTHONPATH, and after the run any user
+    # could create a directory of that name in /tmp, from which that job's Python would import.
+    folder = os.path.join(os.path.realpath(run_folder), purpose + "-" + os.urandom(16).hex())
+    os.mkdir(folder, 0o700)
+    with open(os.path.join(folder, "sitecustomize.py"), "wb") as file:
+        file.write(read_entry())
+    return folder
+
+
+def put_first(folder: str, env: dict[str, str]) -> dict[str, str]:
+    """Return the environment with a directory first on Python's path."""
+    users = env.get("PYTHONPATH")
+    return dict(env, PYTHONPATH=folder + os.pathsep + users if users else folder)
