@@ -30,13 +30,13 @@ class WarmPython:
         self, argv: list[str], env: dict[str, str], cwd: str, output_fds: list[int], keepers_fd: int, armed_folder: str
     ) -> None:
         """Start it; raise OSError. armed_folder: with its sitecustomize; output_fds: its stdout and stderr."""
+        code = lent_code.open_code(armed_folder)
         self.report_fd, report_write = os.pipe()
         order_read, self.order_fd = workers.make_channel()
         null = os.open(os.devnull, os.O_RDONLY)
         self._env = env
         self._argv = argv
         self._cwd = cwd
-        code = lent_code.open_code(armed_folder)
         fds = {0: null, 1: output_fds[0], 2: output_fds[1], REPORT_FD: report_write, ORDER_FD: order_read}
         fds.update({KEEPERS_FD: keepers_fd, entry.CODE_FD: code})
         try:

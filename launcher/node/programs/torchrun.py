@@ -61,7 +61,7 @@ def _hold(*_: object) -> NoReturn:
 
 def _end_with_keepers(owned: RunProcesses, folder: str, stop_timeout_s: float) -> NoReturn:
     os.read(starter.KEEPERS_FD, 1)
-    os.kill(os.getpid(), proc.HOLD)
+    os.kill(os.getpid(), proc.HOLD)  # as the kernel did at the supervisor's death, if that could call prctl
     for number, process in enumerate(filter(None, map(proc.read_process, read_children()))):
         owned.add_rank(number, process)
     starter.end_run(owned, folder, stop_timeout_s)
