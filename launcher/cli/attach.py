@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.error_lines import find_asker, own_streams, tell
-from launcher.cli.find_run import carry_out, controller_options, fetch, find_run, run_there
+from launcher.cli.error_lines import find_asker, own_streams, show_error, tell
+from launcher.cli.find_run import ControllerLost, carry_out, controller_options, fetch, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import option
@@ -56,10 +56,10 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
     try:
         fetch(found, Path("logs"), is_chosen=False)
         fetch_asked(found, Path("logs"))
+    except ControllerLost as error:
+        show_error(error)
     except LauncherError as error:
         tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
-    except click.exceptions.Exit:
-        pass  # it was said why nothing could be copied, and the run's exit code is known
     return code
 
 

@@ -16,7 +16,7 @@ import click
 
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.error_lines import show_error, tell, tell_lost
-from launcher.cli.find_run import read_run_json
+from launcher.cli.find_run import ControllerLost, read_run_json
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.repetition import read_origin, typed_of
 from launcher.commands.fetch import Wish, fetch_files, refuse_pattern
@@ -108,6 +108,8 @@ def fetch_asked(found: RemoteRun, log_dir: Path) -> None:
         return
     try:
         fetch_paths(found, patterns, log_dir, is_chosen=False, from_all=False, most_bytes=MOST_BYTES)
+    except ControllerLost as error:
+        show_error(error)
     except LauncherError as error:
         tell(f"launch: {error.message}; fix: {shlex.join(['launch', 'fetch', found.id, *map(str, patterns)])}")
     except click.exceptions.Exit:
