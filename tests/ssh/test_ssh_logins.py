@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from launching import Launch, every_transport, rank
+from machines.fido import write_fido_key
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
 from machines.processes import wait_until
@@ -28,7 +29,7 @@ from launcher.errors import HostFailure, HostFailureKind, UsageError
 from launcher.hosts.host import Host
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.settings import TransportSettings
-from launcher.transports.ssh import mute_agents, openssh_needs
+from launcher.transports.ssh import mute_agents
 from launcher.transports.ssh.fabric import FabricTransport
 from launcher.transports.ssh.failures import SECOND_KEY, SECOND_PASSWORD
 from launcher.transports.ssh.identities import Secrets
@@ -335,11 +336,14 @@ def test_a_certificate_that_ssh_config_names(log_in: LogIn, certified: Path, tmp
 
 
 @every_transport
-def test_a_certificate_of_a_key_in_an_agent(log_in: LogIn, certified: Path, agent: Path) -> None:
+def test_a_certificate_of_a_key_in_an_agent(
+    log_in: LogIn, certified: Path, agent: Path, transport: str, needs: list[str]
+) -> None:
     add_to_agent(certified)  # takes the certificate as well
     certified.with_name("key-cert.pub").unlink()
     certified.unlink()
     assert log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}) == "in\n"
+    assert needs == (["a certificate in the agent"] if transport == "fabric" else [])
     subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True, timeout=DEADLINE_S)
     assert (
         log_in(node2={"IdentityFile": f"{certified}.pub", "IdentitiesOnly": "no"}).kind is HostFailureKind.LOGIN_REFUSED
@@ -360,36 +364,69 @@ def test_a_certificate_of_a_key_in_an_agent(log_in: LogIn, certified: Path, agen
         ({"CertificateFile": "/none"}, "CertificateFile in ssh_config"),
         ({"ProxyCommand": "cat /%C"}, "a token in ssh_config that only ssh expands"),
         ({"UserKnownHostsFile": '"/a b/kh"'}, "the known_hosts file /a b/kh"),
-        ({"GSSAPIAuthentication": "yes"}, "a Kerberos ticket"),
+        ({"IdentityFile": "/%C"}, "a token in ssh_config that only ssh expands"),
+        ({"BindAddress": "127.0.0.1"}, "BindAddress in ssh_config"),
+        ({"AddressFamily": "inet"}, "AddressFamily in ssh_config"),
+        ({"NoHostAuthenticationForLocalhost": "yes"}, "NoHostAuthenticationForLocalhost in ssh_config"),
+        ({"ProxyCommand": "fdpass", "ProxyUseFdpass": "yes"}, "ProxyUseFdpass in ssh_config"),
+        ({"VerifyHostKeyDNS": "yes"}, "VerifyHostKeyDNS in ssh_config"),
     ],
 )
 @pytest.mark.parametrize("is_gateway", [False, True])
 def test_what_only_ssh_can_do(
-    hosts: SshHosts,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, object],
-    need: str | None,
-    is_gateway: bool,
+    hosts: SshHosts, tmp_path: Path, settings: dict[str, object], need: str | None, is_gateway: bool
 ) -> None:
-    """Of the host or of one on the way to it; who types a password needs no ticket. A fake: klist, which has one."""
-    klist = tmp_path / "klist"
-    klist.write_text("#!/bin/sh\n")
-    klist.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    """Of the host or of one on the way to it."""
     blocks = {"node1": settings, "node2": {"ProxyJump": "node1"}} if is_gateway else {"node2": settings}
     config = hosts.write_config(tmp_path / "config", **blocks)
-    openssh_needs._has_ticket.cache_clear()
-    for secrets, found in ((None, need or ""), (Secrets(PASSWORD), "" if need == "a Kerberos ticket" else need or "")):
-        transport = FabricTransport(TransportSettings(ssh_config=config, secrets=secrets))
-        assert transport._find_need(transport._configs.on_the_way(Host("node2"))) == found
-    openssh_needs._has_ticket.cache_clear()
+    transport = FabricTransport(TransportSettings(ssh_config=config))
+    assert transport._find_need(transport._configs.on_the_way(Host("node2"))) == (need or "")
+
+
+@every_transport
+def test_past_a_fido_key(
+    log_in: LogIn, hosts: SshHosts, tmp_path: Path, transport: str, needs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh can use it, if its token is there; where there is no ssh, or public keys are turned off, it is skipped."""
+    key = tmp_path / "id_sk"
+    write_fido_key(key)
+    key.chmod(0o600)
+    settings = {"IdentityFile": f"{key}\n  IdentityFile {hosts.folder / 'id'}"}
+    assert log_in(node2=settings) == "in\n"
+    assert needs == ([f"the FIDO key {key}"] if transport == "fabric" else [])
+    assert log_in(node2={**settings, "PubkeyAuthentication": "no"}).kind is HostFailureKind.LOGIN_REFUSED
+    if transport == "fabric":
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert log_in(node2=settings) == "in\n"
+        assert len(needs) == 1
+
+
+@every_transport
+def test_a_key_that_ssh_config_revokes(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
+    revoked = tmp_path / "revoked"
+    revoked.write_text(hosts["node2"].public_key + "\n")
+    failure = log_in(node2={"RevokedHostKeys": revoked})
+    assert (failure.kind, failure.text) == (
+        HostFailureKind.HOST_KEY_REVOKED, f"its host key is revoked by {revoked}",
+    )  # fmt: skip
+
+
+def test_no_key_is_written_into_a_file_of_all_users(
+    log_in: LogIn, known: Callable[[str], dict[str, object]], tmp_path: Path
+) -> None:
+    known("")
+    settings = {
+        "UserKnownHostsFile": "none", "GlobalKnownHostsFile": tmp_path / "known_hosts",
+        "StrictHostKeyChecking": "accept-new",
+    }  # fmt: skip
+    assert log_in(node2=settings).kind is HostFailureKind.HOST_KEY_UNKNOWN
+    assert (tmp_path / "known_hosts").read_text() == ""
 
 
 def test_each_need_is_told_once(launch: Launch, hosts: SshHosts) -> None:
-    """The hosts that fabric reaches are still reached by it."""
-    config = hosts.write_config(launch.folder / "config", node2={"RevokedHostKeys": "/dev/null"})
-    done = launch.exec("--ssh-config", str(config), "--", 'echo "in $PPID $(ps -o ppid= $PPID)"')
+    need = {"RevokedHostKeys": "/dev/null"}
+    config = hosts.write_config(launch.folder / "config", node1=need, node2=need)
+    done = launch.exec("--ssh-config", str(config), "--", "echo in")
     assert (done.exit_code, len(done.lines)) == (0, 2), done.stderr
     assert done.stderr.splitlines()[0] == "launch: using ssh instead of fabric: RevokedHostKeys in ssh_config"
     assert done.stderr.count("using ssh") == 1
@@ -411,9 +448,7 @@ def test_a_need_without_ssh(
     log_in: LogIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: Callable[[str], dict[str, object]]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        UsageError, match=r"^a @revoked line in known_hosts takes ssh, which this machine doesn't have$"
-    ):
+    with pytest.raises(UsageError, match=r"^a @revoked line in known_hosts takes ssh, which can't be run here$"):
         log_in(node2=known("@revoked * OTHER\n"))
 
 
@@ -613,15 +648,19 @@ def settings_of(server: PasswordServer) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("methods", ["password", "keyboard-interactive", "publickey,password"])
-def test_a_password(log_in: LogIn, hosts: SshHosts, methods: str) -> None:
+def test_a_password(log_in: LogIn, hosts: SshHosts, tmp_path: Path, methods: str) -> None:
     def make(settings: TransportSettings) -> FabricTransport:
         return FabricTransport(replace(settings, secrets=Secrets(password)))
 
+    write_fido_key(tmp_path / "id_sk")  # nothing for a login by password
     with PasswordServer(methods, hosts["node1"].folder / "host_key") as server:
-        password = PASSWORD
-        assert log_in("pw", make=make, pw=settings_of(server)) == "in\n"
+        password, settings = (
+            PASSWORD,
+            {**settings_of(server), "IdentityFile": f"{tmp_path}/id_sk\n  IdentityFile {hosts.folder}/id"},
+        )
+        assert log_in("pw", make=make, pw=settings) == "in\n"
         password = "wrong"
-        assert log_in("pw", make=make, pw=settings_of(server)).text.endswith("the password)")
+        assert log_in("pw", make=make, pw=settings).text.endswith("the password)")
         assert server.told == [PASSWORD, "wrong"]  # never twice
 
 

@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ class FabricTransport:
         self._on_mute = settings.on_mute
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
-        self._configs = HostConfigs(find_ssh(), settings.ssh_config)
+        ssh = find_ssh()
+        self._has_ssh = ssh is not None
+        self._configs = HostConfigs(ssh, settings.ssh_config)
         self._known_hosts = KnownHosts()
         self._openssh: OpenSSHTransport | None = None
         self._told: set[str] = set()  # what only ssh can do
@@ -139,7 +142,8 @@ class FabricTransport:
 
     def _find_need(self, hops: Sequence[HostConfig]) -> str:
         """Return what of a login only ssh can do, if anything."""
-        needs = (find_need(hop, self._usable(hop), self._known_hosts, self._secrets) for hop in hops)
+        with_keys = self._secrets.password is None and self._has_ssh
+        needs = (find_need(hop, self._usable(hop), self._known_hosts, with_keys=with_keys) for hop in hops)
         return next(filter(None, needs), "")
 
     def _reach_by_ssh(self, name: str, need: str) -> OpenSSHTransport:
@@ -147,11 +151,13 @@ class FabricTransport:
             text = f"--ask-password can't be used with {need}: that takes ssh, which asks for itself"
             fix = f"log in with a key, or without {need}"
             raise TransportError(HostFailure(name, HostFailureKind.SSH, text, fix))
-        if find_ssh() is None:
-            raise UsageError(f"{need} takes ssh, which this machine doesn't have", "install openssh-client")
+        if not self._has_ssh:
+            fix = "install openssh-client, and give this user an entry in passwd"
+            raise UsageError(f"{need} takes ssh, which can't be run here", fix)
         with self._lock:
             if self._openssh is None:
-                self._openssh = OpenSSHTransport(self._settings, self._configs)
+                settings = replace(self._settings, on_doubt=None)  # which was told
+                self._openssh = OpenSSHTransport(settings, self._configs, self._queues, may_ask=False)
             is_new = need not in self._told
             self._told.add(need)
         if is_new and self._settings.on_openssh is not None:
@@ -206,12 +212,13 @@ class FabricTransport:
         self._configs.ask_all([(host.name, login_args(host)) for host in hosts])
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
-        ways = (self._configs.on_the_way(host) for host in hosts)
-        for settings in (self._usable(hop) for hops in ways if not self._find_need(hops) for hop in hops):
-            keys = f"{settings['identityfile']} {settings.get('identityagent')}"
-            if keys not in asked:
-                asked.add(keys)
-                found.update(dict.fromkeys(locked_keys(settings, self._secrets)))
+        for hops in map(self._configs.on_the_way, hosts):
+            for settings in map(self._usable, hops):
+                keys = f"{settings.get('identityfile')} {settings.get('identityagent')}"
+                locked = locked_keys(settings, self._secrets) if keys not in asked else []
+                if not locked or not self._find_need(hops):  # to ssh no passphrase can be given
+                    asked.add(keys)
+                    found.update(dict.fromkeys(locked))
         return list(found)
 
 

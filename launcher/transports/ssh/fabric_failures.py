@@ -61,11 +61,13 @@ def _login(error: Exception, hop: HostConfig, place: Destination) -> HostFailure
         return None
     if error.locked and not error.tried:
         return place.key_encrypted()
-    return place.login_refused(error.tried, _login_hint(error))
+    return place.login_refused(error.tried, _login_hint(error, hop))
 
 
-def _login_hint(error: LoginRefused) -> str:
+def _login_hint(error: LoginRefused, hop: HostConfig) -> str:
     """Return how the user can log in to this host, or an empty text if copying a key there is the remedy."""
+    if "gssapi-with-mic" in error.wanted and hop.option("gssapiauthentication") == "yes":
+        return "use --transport ssh, which supports GSSAPI"
     takes_password = {"password", "keyboard-interactive"} & set(error.wanted)
     if error.has_accepted:
         return SECOND_PASSWORD if takes_password else SECOND_KEY

@@ -128,14 +128,15 @@ class Destination:
             "otherwise don't connect: someone may be intercepting the connection",
         )
 
-    def key_revoked(self) -> HostFailure:
-        fix = f"ask whoever wrote @revoked into {self.known_file or 'known_hosts'}"
-        return self._says(HostFailureKind.HOST_KEY_REVOKED, "its host key is marked as revoked", fix)
+    def key_revoked(self, by: str = "@revoked in known_hosts") -> HostFailure:
+        """Return the failure of a host whose key must not be trusted; by: what says so."""
+        fix = "don't connect; ask whoever revoked it for the new key"
+        return self._says(HostFailureKind.HOST_KEY_REVOKED, f"its host key is revoked by {by}", fix)
 
     def key_unknown(self, fingerprint: str = "") -> HostFailure:
         said = f"its host key is not known{fingerprint and f': {fingerprint}'}"
-        if self.known_file is None:  # it isn't clear to which file a line belongs
-            fix = f"log in once by hand, and accept the key if it is right: ssh {shlex.quote(self.name)}"
+        if self.known_file is None:  # there is none, or it isn't clear which
+            fix = "name one file with UserKnownHostsFile in ssh_config, then log in once by hand and accept the key"
             return self._says(HostFailureKind.HOST_KEY_UNKNOWN, said, fix)
         port = f"-p {self.port} " if self.port != 22 else ""
         file = shlex.quote(self.known_file)

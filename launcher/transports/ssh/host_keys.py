@@ -59,10 +59,10 @@ class UnrecordedHostKey(HostKeyRefused):
 
 
 class KnownHosts:
-    """The known_hosts files, each read once for all hosts; threads that connect share it."""
+    """The known_hosts files, each read for all hosts, and again when it has changed; threads that connect share it."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, KnownKeys] = {}
+        self._files: dict[Path, tuple[object, KnownKeys]] = {}
         self._lock = threading.Lock()
 
     def lines_about(self, place: Destination, settings: Mapping[str, Any]) -> tuple[list[KnownKey], list[KnownKey]]:
@@ -96,28 +96,37 @@ class KnownHosts:
             on_new=partial(self._record, own[0], place.known_name) if own and wish == _ACCEPT_NEW else None,
         )  # fmt: skip
         connection.client.set_missing_host_key_policy(policy)
-        connection.connect_kwargs["transport_factory"] = partial(_make_transport, known)
+        allowed = str(settings.get("hostkeyalgorithms", "")).split(",")
+        connection.connect_kwargs["transport_factory"] = partial(_make_transport, known, allowed)
 
     def _read(self, path: Path) -> KnownKeys:
         with self._lock:
-            if path not in self._files:
-                self._files[path] = read(path)
-            return self._files[path]
+            return self._read_locked(path)
+
+    def _read_locked(self, path: Path) -> KnownKeys:
+        try:
+            state = path.stat()
+            version: object = (state.st_ino, state.st_size, state.st_mtime_ns)
+        except OSError:
+            version = None
+        known = self._files.get(path)
+        if known is None or known[0] != version:
+            known = self._files[path] = version, read(path)
+        return known[1]
 
     def _record(self, path: Path, name: str, key: paramiko.PKey) -> None:
-        """Record a key; raise ChangedHostKey if a different one was recorded since the files were read.
+        """Record a key; raise ChangedHostKey if a different one was recorded since the login began.
 
         That happens with a jump host of many hosts: their threads look for its key before the first one records it.
         """
-        keys, new = self._read(path), KnownKey(name, key.get_name(), key.asbytes(), None)
+        new = KnownKey(name, key.get_name(), key.asbytes(), None)
         with self._lock:
-            known = keys.about(name)
+            known = [line for line in self._read_locked(path).about(name) if line.marker is None]
             if not known:
                 try:
                     append(path, new)
                 except OSError as error:
                     raise UnrecordedHostKey(key, path, error) from error
-                keys.add(new)
         if known and all(line.blob != new.blob for line in known):
             raise ChangedHostKey(key, known[0])
 
@@ -148,8 +157,13 @@ class _Policy(paramiko.MissingHostKeyPolicy):
             raise UnknownHostKey(key)
 
 
-def _make_transport(lines: Iterable[KnownKey], sock: Any, **settings: Any) -> paramiko.Transport:
-    """Ask the server for a key that can be checked, of a known type; and for the cipher that takes the least CPU."""
+def _make_transport(
+    lines: Iterable[KnownKey], allowed: Sequence[str], sock: Any, **settings: Any
+) -> paramiko.Transport:
+    """Ask the server for a key that can be checked, of a known type; and for the cipher that takes the least CPU.
+
+    allowed: HostKeyAlgorithms of ssh_config, if they are known.
+    """
     transport = paramiko.Transport(sock, packetizer_class=BoundedPacketizer, **settings)
     options = transport.get_security_options()
     options.ciphers = tuple(dict.fromkeys([_CIPHER, *options.ciphers]))
@@ -157,5 +171,6 @@ def _make_transport(lines: Iterable[KnownKey], sock: Any, **settings: Any) -> pa
     for line in lines:
         first += ["rsa-sha2-512", "rsa-sha2-256"] if line.kind == "ssh-rsa" else [line.kind]
     known = transport._key_info  # type: ignore[attr-defined] # setting one that it doesn't have is an error
-    options.key_types = [kind for kind in dict.fromkeys([*first, *options.key_types]) if kind in known]
+    kinds = [kind for kind in dict.fromkeys([*first, *options.key_types]) if kind in known]
+    options.key_types = [kind for kind in kinds if kind in allowed] if allowed != [""] else kinds
     return transport

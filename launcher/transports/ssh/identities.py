@@ -23,6 +23,7 @@ from paramiko.pkey import PublicBlob
 
 from launcher.transports.ssh.failures import WOULD_NOT_SIGN
 from launcher.transports.ssh.mute_agents import find_socket
+from launcher.transports.ssh.openssh_config import is_file
 
 _HEADER = b"openssh-key-v1\0"
 _DEFAULT_FILES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519", "~/.ssh/id_ed25519_sk")
@@ -63,16 +64,6 @@ class Secrets:
         except paramiko.SSHException:  # it can't be used at all
             pass
         return False
-
-    def is_usable(self, path: Path) -> bool:
-        """Tell whether paramiko can sign with a key, once its passphrase was typed."""
-        try:
-            self.load(path)
-        except UnusableKey:
-            return False
-        except paramiko.PasswordRequiredException:
-            pass
-        return True
 
     def load(self, path: Path) -> paramiko.PKey:
         """Read a private key, once for all hosts; raise PasswordRequiredException, or UnusableKey."""
@@ -229,23 +220,29 @@ class Login:
                 if public not in named.values():
                     yield _of_agent(f"{key.comment or 'a key'} (agent)", key)
         for path, public in named.items():
-            if public not in held and path.is_file():
+            if public not in held and is_file(path):
                 try:
                     yield Identity(str(path), self._secrets.load(path))
                 except paramiko.PasswordRequiredException:
                     self.locked.append(path)
+                except UnusableKey:  # nor can ssh use it, unless `openssh_needs` has said so
+                    pass
 
     @property
     def files(self) -> list[Path]:
         """Return the private keys that ssh_config names, or else the default ones, as far as they exist."""
-        return [path for path in self.named if path.is_file()]
+        return [path for path in self.named if is_file(path)]
 
     @property
     def named(self) -> list[Path]:
         """Return these, and those of which only the public half is in a file, beside them: an agent may hold them."""
-        names = self._settings.get("identityfile") or _DEFAULT_FILES
-        paths = [Path(os.path.expandvars(name)).expanduser() for name in names if name != "none"]
-        return [path for path in dict.fromkeys(paths) if path.is_file() or _public_of(path).is_file()]
+        return [path for path in self.paths if is_file(path) or is_file(_public_of(path))]
+
+    @property
+    def paths(self) -> list[Path]:
+        """Return all that ssh_config names, or else the default ones, whether they exist or not."""
+        names = self._settings.get("identityfile", _DEFAULT_FILES)
+        return list(dict.fromkeys(Path(os.path.expandvars(name)).expanduser() for name in names))
 
     def _ask_methods(self, transport: paramiko.Transport) -> Sequence[str]:
         """Return the methods that the server would accept; a refused login doesn't always name them."""

@@ -21,6 +21,7 @@ REVOKED = "@revoked"
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _HASHED = "|1|"
+_RSA_SIGNATURES = ("rsa-sha2-256", "rsa-sha2-512")  # ssh takes them for types of keys as well
 _PATTERN = re.compile(r"[*?!]")
 
 
@@ -105,8 +106,9 @@ def parse_known_hosts(text: str) -> Iterator[KnownKey]:
             blob = base64.b64decode(words[2], validate=True)
         except ValueError:  # not base64, or not even ASCII
             continue
-        if _is_whole(words[1], blob):
-            yield KnownKey(words[0], words[1], blob, marker)
+        kind = "ssh-rsa" if words[1] in _RSA_SIGNATURES else words[1]
+        if _is_whole(kind, blob):
+            yield KnownKey(words[0], kind, blob, marker)
 
 
 def _is_whole(kind: str, blob: bytes) -> bool:

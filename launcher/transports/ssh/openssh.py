@@ -106,8 +106,15 @@ class OpenSSHTransport:
 
     name = "ssh"
 
-    def __init__(self, settings: TransportSettings, answers: HostConfigs | None = None) -> None:
-        """Find ssh; raise UsageError if it or a named file is missing; answers: of `ssh -G`, as far as it was asked."""
+    def __init__(
+        self, settings: TransportSettings, answers: HostConfigs | None = None, queues: LoginQueues | None = None, *,
+        may_ask: bool = True,
+    ) -> None:  # fmt: skip
+        """Find ssh; raise UsageError if it or a named file is missing.
+
+        answers: of `ssh -G`, as far as it was asked; queues: in which others wait as well; may_ask: the ssh to a jump
+        host, which gets no option, may ask the user in a window.
+        """
         check_config_file(settings.ssh_config)
         ssh = shutil.which("ssh")
         if ssh is None:
@@ -117,11 +124,13 @@ class OpenSSHTransport:
         self._may_boot = settings.may_boot
         self._is_unattended = settings.is_unattended
         self._on_mute = settings.on_mute
-        self._env = None
+        self._env: dict[str, str] | None = None
+        if settings.variables and not may_ask:
+            self._env = {**settings.variables, "SSH_ASKPASS_REQUIRE": "never"}
         if settings.is_unattended:
             self._env = {name: value for name, value in settings.variables.items() if name not in _PROMPTS}
         self._this_machine = ThisMachine(settings)
-        self._queues = LoginQueues()
+        self._queues = queues or LoginQueues()
         self.answers = answers or HostConfigs(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()

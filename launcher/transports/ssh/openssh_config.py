@@ -85,14 +85,14 @@ class HostConfig:
     @property
     def key_files(self) -> list[str]:
         """Return the private keys that exist; `ssh -G` also prints default ones that don't."""
-        return [path for path in self._expanded("identityfile") if Path(path).expanduser().is_file()]
+        return [path for path in self._expanded("identityfile") if is_file(Path(path).expanduser())]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return each option's first value, `none` included; of keys and certificates, all files."""
+        """Return each option's first value, `none` included; of keys, all files."""
         found: dict[str, Any] = {name: values[0] for name, values in self.options.items()}
-        found.update({name: self._expanded(name) for name in ("identityfile", "certificatefile")})
-        return found
+        keys = {"identityfile": self._expanded("identityfile")} if "identityfile" in found else {}
+        return {**found, **keys}
 
     @property
     def proxy_command(self) -> str | None:
@@ -186,6 +186,14 @@ def find_ssh() -> str | None:
     except KeyError:
         return None
     return shutil.which("ssh")
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether there is a file; not in a directory that may not be searched."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 class HostConfigs:

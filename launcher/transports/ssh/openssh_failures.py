@@ -34,6 +34,8 @@ _UNSIGNED = re.compile(r'^sign_and_send_pubkey: signing failed for \S+ "(.*)" fr
 _UNKNOWN_KEY = re.compile(r"^No \S+ host key is known for (\S+) and you have", re.MULTILINE)
 _CHANGED_KEY = re.compile(r"^Host key for (\S+) has changed and you", re.MULTILINE)
 _REVOKED_KEY = re.compile(r"^\S+ host key for (\S+) (?:was|is marked as) revoked", re.MULTILINE)
+_REVOKED_BY = re.compile(r"^Host key \S+ \S+ revoked by file (.*?)\r?$", re.MULTILINE)
+_UNFIT_KEY = re.compile(r"^(?:Error checking host key .*|Certificate invalid: .*?)\r?$", re.MULTILINE)
 _NEW_FINGERPRINT = re.compile(r"^(\S+:\S+)\.\r?$", re.MULTILINE)
 _KNOWN_LINE = re.compile(r"^Offending \S+ key in (.+):(\d+)\r?$", re.MULTILINE)
 _KEY_FAILED = "Host key verification failed"
@@ -123,6 +125,9 @@ def _host_key(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -
     if found := _REVOKED_KEY.search(text):
         place = _blame(found[1], text, answer, jump_hosts).place
         return place.key_revoked(), place
+    if found := _REVOKED_BY.search(text) or _UNFIT_KEY.search(text):  # they name no host
+        place = _blame(None, text, answer, jump_hosts).place
+        return place.key_revoked(found[1]) if found.re is _REVOKED_BY else place.other(found[0].rstrip()), place
     if found := _CHANGED_KEY.search(text):
         place = _blame(found[1], text, answer, jump_hosts).place
         new = _NEW_FINGERPRINT.search(text)

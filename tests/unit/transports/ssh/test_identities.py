@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import subprocess
 
-import paramiko
 import pytest
+from machines.fido import write_fido_key
 from machines.patience import DEADLINE_S
 
 from launcher.transports.ssh.fabric_failures import classify
@@ -22,7 +22,6 @@ from launcher.transports.ssh.identities import (
 from launcher.transports.ssh.openssh_config import HostConfig
 
 PASSPHRASE = "secret"
-FIDO = "sk-ssh-ed25519@openssh.com"
 
 
 def make_key(path, *words, passphrase=""):
@@ -30,31 +29,6 @@ def make_key(path, *words, passphrase=""):
         ["ssh-keygen", "-q", "-N", passphrase, "-a", "1", "-f", path, *words], check=True, timeout=DEADLINE_S
     )
     return base64.b64decode(path.with_name(f"{path.name}.pub").read_text().split()[1])
-
-
-def write_fido_key(path):
-    """Write the file of a key in a token, which no test has."""
-    public, private, file = paramiko.Message(), paramiko.Message(), paramiko.Message()
-    for message in (public, private):
-        if message is private:
-            message.add_int(7)  # a check: the same number twice
-            message.add_int(7)
-        message.add_string(FIDO)
-        message.add_string(b"p" * 32)
-        message.add_string("ssh:")
-    private.add_byte(b"\1")
-    private.add_string(b"handle")
-    private.add_string(b"")
-    private.add_string("comment")
-    padding = bytes(range(1, 1 + -len(private.asbytes()) % 8))
-    for text in ("none", "none", ""):
-        file.add_string(text)
-    file.add_int(1)
-    file.add_string(public.asbytes())
-    file.add_string(private.asbytes() + padding)
-    body = base64.encodebytes(b"openssh-key-v1\0" + file.asbytes()).decode()
-    path.write_text(f"-----BEGIN OPENSSH PRIVATE KEY-----\n{body}-----END OPENSSH PRIVATE KEY-----\n")
-    return public.asbytes()
 
 
 @pytest.mark.parametrize("words", [("ed25519",), ("ecdsa",), ("rsa", "-b", "2048"), ("rsa", "-b", "2048", "-m", "PEM")])
@@ -87,7 +61,6 @@ def test_a_file_that_holds_no_key(tmp_path, text):
     with pytest.raises(UnusableKey):
         Secrets().load(path)
     assert not Secrets().is_locked(path)
-    assert not Secrets().is_usable(path)
 
 
 def test_a_fido_key_can_be_named_and_not_used(tmp_path):
@@ -96,6 +69,18 @@ def test_a_fido_key_can_be_named_and_not_used(tmp_path):
     assert read_public(path) == public
     with pytest.raises(UnusableKey):
         Secrets().load(path)
+
+
+def test_a_login_goes_past_a_key_that_can_not_be_used(tmp_path):
+    write_fido_key(tmp_path / "key_sk")
+    make_key(tmp_path / "key", "-t", "ed25519")
+    login = Login("ann", {"identityfile": [str(tmp_path / "key_sk"), str(tmp_path / "key")]}, Secrets("a password"))
+    assert [each.name for each in login.identities(())] == [str(tmp_path / "key")]
+
+
+def test_no_key_is_looked_at_where_ssh_config_has_turned_them_off():
+    assert Login("ann", {"identityfile": []}, Secrets()).paths == []
+    assert Login("ann", {}, Secrets()).paths != []
 
 
 # ---- what is asked, and what is said --------------------------------------------------------------------------------

@@ -69,6 +69,13 @@ def test_a_line_of_its_own(tmp_path: Path, before: str | None, after: str) -> No
     assert [*parse_known_hosts(after)][-1] == A
 
 
+@pytest.mark.parametrize("kind", ["ssh-rsa", "rsa-sha2-256", "rsa-sha2-512"])
+def test_rsa_has_three_names(kind: str) -> None:
+    blob = b"".join(len(field).to_bytes(4, "big") + field for field in (b"ssh-rsa", b"e", b"n"))
+    (key,) = parse_known_hosts(f"@revoked a {kind} {b64encode(blob).decode()}")
+    assert (key.kind, key.blob, key.marker) == ("ssh-rsa", blob, "@revoked")
+
+
 def test_a_link_stays_one(tmp_path: Path) -> None:
     target, link = tmp_path / "dotfiles", tmp_path / "known_hosts"
     target.write_text(B_LINE)

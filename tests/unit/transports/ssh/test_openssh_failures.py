@@ -114,6 +114,20 @@ SAID = [
         [], "no ssh", f"{NO_SSH}: Bad packet length 4294967284", None,
     ),
     (
+        "Host key ED25519 SHA256:PkA5 revoked by file /etc/ssh/krl\r\nHost key verification failed.\r\n",
+        [], "host key revoked", "its host key is revoked by /etc/ssh/krl", None,
+    ),
+    (
+        "Error checking host key ED25519 SHA256:PkA5 in revoked keys file /krl: No such file or directory\r\n"
+        "Host key verification failed.\r\n",
+        [], "ssh",
+        "Error checking host key ED25519 SHA256:PkA5 in revoked keys file /krl: No such file or directory", None,
+    ),
+    (
+        "Certificate invalid: expired\r\nHost key verification failed.\r\n",
+        [], "ssh", "Certificate invalid: expired", None,
+    ),
+    (
         "ann@10.0.0.2: Permission denied (publickey,password).\r\n",
         [], "login refused", "login refused for user ann (tried nothing: there is no key)", None,
     ),
@@ -131,7 +145,7 @@ SAID = [
     (
         "ED25519 host key for [10.0.0.2]:2222 was revoked and you have requested strict checking.\r\n"
         "Host key verification failed.\r\n",
-        [], "host key revoked", "its host key is marked as revoked", None,
+        [], "host key revoked", "its host key is revoked by @revoked in known_hosts", None,
     ),
     ("/h/config: terminating, 1 bad configuration options\r\n", [], "ssh",
      "/h/config: terminating, 1 bad configuration options", None),
