@@ -46,7 +46,6 @@ from launcher.runs.run_list import (
     Way,
     choose_run,
     find_meant,
-    name_runs,
 )
 from launcher.runs.run_rows import RunRow, make_row, read_row
 from launcher.wording import age, count
@@ -176,16 +175,11 @@ def take_samples(found: RemoteRun, take: Callable[[bytes], object]) -> int:
     return _ask_there(found, (ASK, found.id, "samples"), read)
 
 
-def find_active_run() -> ListedRun | RemoteRun | None:
-    """Return the only run of this machine that lives; None if there is none. Raise UsageError if there are several."""
-    active = _list_active()
-    if any(isinstance(run, RemoteRun) for run in active):
+def find_active_runs() -> list[ListedRun | RemoteRun]:
+    """Return the runs of this machine that may live, the newest first."""
+    if any(isinstance(run, RemoteRun) for run in _list_active()):
         read_rows()  # of runs elsewhere, only their hosts know which have ended
-        active = _list_active()
-    if len(active) > 1:
-        ids = name_runs([(run.id, run.name) for run in active])
-        raise UsageError(f"{len(active)} runs are active: {ids}", "name one of them")
-    return active[0] if active else None
+    return _list_active()
 
 
 def _list_active() -> list[ListedRun | RemoteRun]:

@@ -6,13 +6,12 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from launcher.cli.error_lines import own_streams, tell
-from launcher.cli.find_run import controller_options, find_run, read_rows, run_there
+from launcher.cli.find_run import controller_options, find_active_runs, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import option
@@ -56,27 +55,18 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
 
 def find_only() -> ListedRun | RemoteRun:
     """Return the run to stop if none is named; raise UsageError unless exactly one may live."""
-    runs = RunList.of_user(os.environ).read_all()
-    unseen = {run.id for run in runs if isinstance(run, RemoteRun) and run.row is None}
-    if unseen:
-        rows = read_rows()[0]
-        living = [(row.run, row.name) for row in rows if row.may_live]
-        stopped = [(row.run, row.name) for row in rows if row.run in unseen and row.state == "stopped"]
-        if not living and len(stopped) == 1:  # another `launch stop` that was typed at the same time was quicker
-            living = stopped
-    else:
-        living = [(run.id, run.name) for run in runs if run.is_alive]
-    if len(living) != 1:
-        raise several_or_none(living, "" if unseen else "on this machine")
-    return find_run(living[0][0])
-
-
-def several_or_none(runs: Sequence[tuple[str, str | None]], where: str = "") -> UsageError:
-    """Return the error of a `launch stop` that names no run, with the ids and names of those that may be meant."""
-    where = f" {where}" if where else ""
-    if not runs:
-        return UsageError(f"no run is running{where}", "see launch ps")
-    return UsageError(f"{len(runs)} runs may be running{where}: {name_runs(runs)}", "name the one to stop")
+    runs = RunList.of_user(os.environ)
+    unseen = {run.id for run in runs.read_all() if isinstance(run, RemoteRun) and run.row is None}
+    living = find_active_runs()
+    if not living and unseen:  # another `launch stop` that was typed at the same time was quicker
+        ended = [run for run in runs.read_all() if isinstance(run, RemoteRun) and run.id in unseen]
+        living = [run for run in ended if run.row is not None and run.row.state == "stopped"]
+    if len(living) == 1:
+        return living[0]
+    where = "" if unseen else " on this machine"
+    if not living:
+        raise UsageError(f"no run is running{where}", "see launch ps")
+    raise UsageError(f"{len(living)} runs may be running{where}: {name_runs(living)}", "name the one to stop")
 
 
 def stop(run: ListedRun, *, is_now: bool) -> int:

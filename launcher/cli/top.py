@@ -76,10 +76,14 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
 
 
 def _find_run(word: str | None, request: Request) -> ListedRun | RemoteRun | None:
-    from launcher.cli.find_run import find_active_run, find_run
+    from launcher.cli.find_run import find_active_runs, find_run
+    from launcher.runs.run_list import name_runs
 
     if word is None and request.controller is None:
-        return find_active_run()
+        active = find_active_runs()
+        if len(active) > 1:
+            raise UsageError(f"{len(active)} runs are active: {name_runs(active)}", "name one of them")
+        return active[0] if active else None
     ssh_config = request.ssh_config if request.controller is not None else None  # otherwise it is for hosts
     return find_run(word, request.controller, ssh_config)
 

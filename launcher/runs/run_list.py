@@ -537,7 +537,7 @@ def choose_run(runs: Sequence[AnyRunT], word: str | None) -> AnyRunT:
     if not found:
         raise UnknownRunError(f"no run {word!r}", "see launch ps for the runs of this machine")
     if len(found) > 1:
-        ids = name_runs([(run.id, None) for run in found])
+        ids = name_runs(found, with_names=False)
         raise UsageError(f"{word!r} means {len(found)} runs: {ids}", "name one by its id, as launch ps shows it")
     return found[0]
 
@@ -556,9 +556,9 @@ def list_places(base: Path) -> list[Path]:
         raise LauncherError(text, fix if error.errno == errno.EPERM else "") from None
 
 
-def name_runs(runs: Sequence[tuple[str, str | None]]) -> str:
-    """Return `20261120-091233 (baseline), 20261120-101500`, of ids and the names that they may have."""
-    titles = [f"{run_id} ({name})" if name else run_id for run_id, name in runs[:_MOST_NAMED]]
+def name_runs(runs: Sequence[ListedRun | RemoteRun], *, with_names: bool = True) -> str:
+    """Return `20261120-091233 (baseline), 20261120-101500`, of ids and the names that runs may have."""
+    titles = [f"{run.id} ({run.name})" if run.name and with_names else run.id for run in runs[:_MOST_NAMED]]
     return ", ".join(titles + ["..."] * (len(runs) > _MOST_NAMED))
 
 
