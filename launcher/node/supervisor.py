@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple
 
 from launcher.node import messages
 from launcher.node.ending import Ending
@@ -342,17 +342,13 @@ class Supervisor:
         return python
 
 
-class Kept:
+class Kept(NamedTuple):
     """What an attempt leaves to the next one on the same connection."""
 
-    def __init__(
-        self, decoder: messages.Decoder, run_folder: str, python: WarmPython | None, claim: Held | None
-    ) -> None:
-        """decoder: may have the first bytes of a message; run_folder: a path that is in the environment."""
-        self.decoder = decoder
-        self.run_folder = run_folder
-        self.python = python  # it has imported torch
-        self.claim = claim  # of GPUs
+    decoder: messages.Decoder  # may have the first bytes of a message
+    run_folder: str  # a path that is in the environment
+    python: WarmPython | None  # it has imported torch
+    claim: Held | None  # of GPUs
 
 
 def serve(

@@ -106,19 +106,18 @@ class Ranks:
     def start_warm(self, python: WarmPython, run_folder: str, local_ranks: list[int], claim_fds: list[int]) -> None:
         """Let a Python that has imported torch start the ranks, as a shim does."""
         self._tells_exits, self._expected = True, len(local_ranks)
-        self._watch_fifos(workers.Fifos(run_folder), local_ranks)
+        self._watch_streams(run_folder, local_ranks)
         python.go(claim_fds)
         self._watch_starter(python.report_fd)
 
     def await_torchrun(self, folder: str, local_ranks: list[int], on_started: Callable[[], object]) -> None:
         """Open the FIFOs that torchrun's ranks will write to; `on_started` is called whenever a rank has started."""
-        fifos = workers.Fifos(folder)
-        self._watch_fifos(fifos, local_ranks)
-        self._fifo, self._on_started = fifos.make_reports(), on_started
+        self._watch_streams(folder, local_ranks)
+        self._fifo, self._on_started = workers.make_reports(folder), on_started
         self._loop.watch(self._fifo, self._read_torchrun)
 
-    def _watch_fifos(self, fifos: workers.Fifos, local_ranks: Iterable[int]) -> None:
-        for (local_rank, stream), fd in fifos.make_streams(local_ranks).items():
+    def _watch_streams(self, folder: str, local_ranks: Iterable[int]) -> None:
+        for (local_rank, stream), fd in workers.make_streams(folder, local_ranks).items():
             self._send_queue.watch(fd, local_rank, stream)
 
     def await_exit(self, child: workers.Child, callback: Callable[[int], object]) -> None:

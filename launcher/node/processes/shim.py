@@ -13,30 +13,22 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, NoReturn, Sequence
+from typing import Any, NamedTuple, NoReturn, Sequence
 
 from launcher.node.processes import starter, workers
 from launcher.node.processes.starter import Starter
 
 
-class ShimSpec:
+class ShimSpec(NamedTuple):
     """What a shim starts, and what it must know to stop the run without the supervisor."""
 
-    def __init__(
-        self, entries: list[dict[str, Any]], env: dict[str, str], cwd: str | None, *, marks: set[str], folder: str,
-        stop_timeout_s: float, claim_fds: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        """entries: those of the launcher's START, each with rank, argv and an env that is added to `env`.
-
-        claim_fds: the sockets of the run's claim, which lasts as long as the shim.
-        """
-        self.entries = entries
-        self.env = env
-        self.cwd = cwd
-        self.marks = marks
-        self.folder = folder
-        self.stop_timeout_s = stop_timeout_s
-        self.claim_fds = claim_fds
+    entries: Sequence[dict[str, Any]]  # of the launcher's START, each with rank, argv and an env that is added to `env`
+    env: dict[str, str]
+    cwd: str | None
+    marks: set[str]
+    folder: str
+    stop_timeout_s: float
+    claim_fds: Sequence[int]  # the sockets of the run's claim, which lasts as long as the shim
 
 
 def start(

@@ -186,33 +186,28 @@ def widen(fd: int) -> None:
         pass  # the user's pipe quota is used up; the default of 64 KiB works
 
 
-class Fifos:
-    """The named pipes that the ranks of torchrun, or of a warm Python, write to, in the run's directory."""
+def make_reports(folder: str) -> int:
+    """Make and open the named pipe for torchrun's reports, in the run's directory.
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    Each rank writes its local rank and process id, and torchrun `ended`, the process id and the wait(2) status.
+    """
+    path = os.path.join(folder, "ranks")
+    os.mkfifo(path, 0o600)
+    # Open for reading and writing, it never reaches its end, whatever the writers do.
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
-    def make_reports(self) -> int:
-        """Make and open the one for torchrun's reports.
 
-        Each rank writes its local rank and process id, and torchrun `ended`, the process id and the wait(2) status.
-        """
-        path = os.path.join(self.folder, "ranks")
-        os.mkfifo(path, 0o600)
-        # Open for reading and writing, it never reaches its end, whatever the writers do.
-        return os.open(path, os.O_RDWR | os.O_NONBLOCK)
-
-    def make_streams(self, local_ranks: Iterable[int]) -> dict[tuple[int, int], int]:
-        """Make and open those for the output; return {(local rank, stream): fd}."""
-        streams = {}
-        for local_rank in local_ranks:
-            for name, stream in (("out", STDOUT), ("err", STDERR)):
-                path = os.path.join(self.folder, "%s.%d" % (name, local_rank))
-                os.mkfifo(path, 0o600)
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                widen(fd)
-                streams[local_rank, stream] = fd
-        return streams
+def make_streams(folder: str, local_ranks: Iterable[int]) -> dict[tuple[int, int], int]:
+    """Make and open the named pipes that ranks of torchrun or a warm Python write to; return {(rank, stream): fd}."""
+    streams = {}
+    for local_rank in local_ranks:
+        for name, stream in (("out", STDOUT), ("err", STDERR)):
+            path = os.path.join(folder, "%s.%d" % (name, local_rank))
+            os.mkfifo(path, 0o600)
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            widen(fd)
+            streams[local_rank, stream] = fd
+    return streams
 
 
 def open_pidfd(process: proc.Process) -> int | None:
