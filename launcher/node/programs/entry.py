@@ -15,10 +15,13 @@ CODE_FD = 6  # where the archive is, for the search and for a Python that import
 
 
 def search_torch() -> None:
-    """Be the candidate for a Python with torch."""
+    """Be the candidate for a Python with torch; it becomes torchrun if that is wanted."""
     if sys.path[0] == "":  # the working directory, where a random.py of the user's would break torchrun
         del sys.path[0]
-    borrow("search").main()
+    if borrow("search").main():
+        torchrun = borrow("torchrun")
+        os.close(CODE_FD)
+        torchrun.main(float(sys.argv[2]))
 
 
 def customize(folder: str) -> None:
@@ -37,7 +40,9 @@ def become_rank(folder: str) -> list:  # type: ignore[type-arg] # Python 3.8 eva
     """Return in each rank, with the directories that come first on its path."""
     loaded = set(sys.modules)
     try:
-        return borrow("warm").become_rank(folder, loaded)  # type: ignore[no-any-return]
+        warm = borrow("warm")
+        os.close(CODE_FD)
+        return warm.become_rank(folder, loaded)  # type: ignore[no-any-return]
     except BaseException:  # noqa: BLE001 - never continue with the script: this is no rank
         sys.excepthook(*sys.exc_info())
         os._exit(1)
@@ -48,7 +53,8 @@ def borrow(name: str):  # type: ignore[no-untyped-def] # nothing is imported for
     import marshal
     from importlib.util import MAGIC_NUMBER
 
-    with open(CODE_FD, "rb") as file:
+    with open(CODE_FD, "rb", closefd=False) as file:
+        file.seek(0)
         source, content, magic, bytecode = marshal.load(file)
     archive: dict = {}  # type: ignore[type-arg] # Python 3.8 evaluates it
     exec(source, archive)

@@ -1,4 +1,4 @@
-"""The search for torch: tell which one this Python has, and become torchrun, if that is wanted."""
+"""The search for torch: tell which one this Python has."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import os
 import re
 import sys
 
-from launcher.node.programs import torchrun
-
 STATUS_FD = 3
 
 
-def main() -> None:
-    """Tell it as a line of JSON; sys.argv: after `torchrun`, how long the ranks may save, in seconds."""
+def main() -> bool:
+    """Tell it as a line of JSON; return whether there is one, and torchrun is wanted."""
     told = describe()
     with os.fdopen(STATUS_FD, "w") as status:
         status.write(json.dumps(told) + "\n")
-    if told["torch"] is not None and sys.argv[1:2] == ["torchrun"]:
-        torchrun.main(float(sys.argv[2]))
+    return told["torch"] is not None and sys.argv[1:2] == ["torchrun"]
 
 
 def describe() -> dict[str, object]:

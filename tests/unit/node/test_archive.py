@@ -14,8 +14,8 @@ from launcher.transports.archives import pack, pack_node
 def test_a_module_is_lent_and_nothing_else_of_the_archive_is_found() -> None:
     modules, finders, path = dict(sys.modules), list(sys.meta_path), list(sys.path)
     archive = Archive(pack_node().content, {})
-    module = archive.lend("launcher.node.programs.search")
-    assert (module.__loader__, module.torchrun.starter.__loader__) == (archive, archive)
+    module = archive.lend("launcher.node.programs.torchrun")
+    assert (module.__loader__, module.starter.__loader__) == (archive, archive)
     assert (sys.meta_path, sys.path) == (finders, path)
     assert sys.modules["launcher"] is launcher
     assert {name: each for name, each in sys.modules.items() if name.startswith("launcher")} == {
