@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import marshal
 import sys
-from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
@@ -40,22 +39,13 @@ class Archive:
                 self._files = {path: archive.read(path) for path in archive.namelist()}
         return self._files
 
-    def enter(self) -> dict[str, ModuleType]:
-        """Let everything that is imported from now on come from here; return what had such a name before."""
-        others = self._take_modules()
+    def enter(self) -> None:
+        """Let everything that is imported from now on come from here."""
+        self.take_modules()  # this module, and what has loaded it
         sys.meta_path.insert(0, self)
-        return others
 
-    def lend(self, name: str) -> ModuleType:
-        """Import a module for a process that is somebody else's, which then finds nothing of this archive."""
-        others = self.enter()
-        module = import_module(name)
-        sys.meta_path.remove(self)
-        self._take_modules()
-        sys.modules.update(others)
-        return module
-
-    def _take_modules(self) -> dict[str, ModuleType]:
+    def take_modules(self) -> dict[str, ModuleType]:
+        """Forget the modules that have the name of one from here; return them."""
         packages = {path.partition("/")[0] for path in self.bytecode or self.files}
         return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in packages}
 

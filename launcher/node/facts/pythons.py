@@ -40,7 +40,7 @@ class Search:
         *,
         for_torchrun: bool = True,
     ) -> None:
-        """folder: of the run; keepers_fd: closes when guardian and supervisor are gone."""
+        """keepers_fd: closes when guardian and supervisor are gone."""
         self._loop = loop
         self._candidates = list(candidates)
         self._env = env

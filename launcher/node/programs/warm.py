@@ -38,7 +38,7 @@ _stores: List[Any] = []  # what node 0 holds lives as long as this process
 def become_rank(folder: str, loaded: set[str]) -> List[str]:
     """Return in each rank, with the directories that come first on its path.
 
-    folder: in which `entry` is; loaded: the modules that were there before anything of launch.
+    loaded: the modules that were there before anything of launch.
     """
     python = _WarmPython(loaded)
     try:
@@ -226,7 +226,7 @@ def _listen(world: dict[str, str]) -> socket.socket | None:
             return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
         return socket.create_server(address, backlog=4096)
     except OSError as error:
-        _fail("the master port %d: %s" % (address[1], os.strerror(error.errno or 0)))
+        _fail("port %d of node 0: %s" % (address[1], os.strerror(error.errno or 0)))
 
 
 def _may_hold_store() -> bool:
