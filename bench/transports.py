@@ -1,7 +1,7 @@
 """Compare the transports, and what a user would type without `launch`: 64 hosts, in turns.
 
-srun is not among them: 64 nodes of Slurm on one machine are 64 slurmd, and would measure those (docs/decisions/0009
-has what its relays cost).
+srun is not among them: 64 nodes of Slurm on one machine are 64 slurmd, and would measure those (docs/decisions/0035
+has what its agents cost).
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def _listen_again(hub: Hub, port: int) -> None:
     deadline = time.monotonic() + PORT_S
     while True:
         try:
-            hub.listen(port)
+            hub.listen([port])
             return
         except LauncherError as error:
             if time.monotonic() > deadline:

@@ -4,5 +4,5 @@ Nothing is installed on the nodes: `launcher.transports.archives` packs these mo
 
 The launcher imports a few of them too: `messages` and `clock` anywhere, what describes code and directories in `sync`
 and `runs`, and `facts.network` in `controller` (tests/unit/test_house.py lists them); ranks have `nvml` in their
-archive. Over srun and pdsh, `relays/` goes first.
+archive.
 """

@@ -376,12 +376,12 @@ class Attempt:
     @property
     def _keeps_python(self) -> bool:
         """Return whether a Python that has imported torch is to wait for another attempt."""
-        return self._job.starts_warm and self._may_follow_at_once and self.session.can_keep_connections
+        return self._job.starts_warm and self._may_follow_at_once
 
     @property
     def _stays(self) -> bool:
         """Return whether something on a host, a Python or a claim, is to wait for another attempt."""
-        return self._keeps_python or (bool(self._options.restarts) and self.session.can_keep_connections)
+        return self._keeps_python or bool(self._options.restarts)
 
     async def _end(self, timeout_s: float, *, ended_well: bool = False, stays: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""

@@ -293,7 +293,7 @@ class Connection:
         with self._lock:
             self._refuse_closed()
             self._has_orders = True
-        self._channel.write(self._first_message)  # a separate write: srun sends equal ends of writes once
+        self._channel.write(self._first_message)
 
     def _refuse_closed(self) -> None:
         if self._is_closed:

@@ -78,11 +78,6 @@ class Session:
         """Whether Slurm may kill all that runs on the nodes: one process after another, and it says so afterwards."""
         return self._transport.name == "srun"
 
-    @property
-    def can_keep_connections(self) -> bool:
-        """Whether a connection can outlive this session: one program of Slurm serves all hosts at once."""
-        return not self.is_slurm_step
-
     def catch_signals(self, on_quit: Callable[[], object] | None = None) -> AbstractContextManager[None]:
         """Let `pump` raise Interrupted for a signal that comes while the block runs; Ctrl-Z is ignored.
 

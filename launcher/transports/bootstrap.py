@@ -20,7 +20,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, HostFailureKind
@@ -36,23 +35,26 @@ NOISE_BYTES = 64 << 10
 # Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
-SUPERVISOR, AGENT, SENDER, LAUNCHER = (
-    "launcher.node.guardian", "launcher.node.agents.agent", "launcher.node.file_sender", "launcher.cli.answer"
+SUPERVISOR, AGENT, TASK, SENDER, LAUNCHER = (
+    "launcher.node.guardian", "launcher.node.agents.agent", "launcher.node.agents.task", "launcher.node.file_sender",
+    "launcher.cli.answer",
 )  # fmt: skip
 _NOT_RUN = 126  # a shell's, for what it finds and can't run
 _RC_FILES = "~/.bashrc (bash), ~/.zshenv (zsh) or ~/.config/fish/config.fish"  # which these read without a terminal
 _LOADER_MODULES = ("own_folders", "archive", "loading")
-_RELAY_MODULES = ("relays.relayed_process", "relays.relay")
+# A task of Slurm's step runs the first Python that is new enough.
+_TASK_SHELL = (
+    'for p; do "$p" -ISc "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null'
+    ' && exec "$p" -X utf8 -ISc "$0"; done; exit 127'
+)
 
 # Ends a Python that is too old, and one on another system.
 _CHECKS = 'import os,sys;sys.version_info<(3,8)and os._exit(127);sys.platform=="linux"or os._exit(119);'
-# Makes modules, of which each imports only those before it, and calls a function of the last one.
+# Makes modules, of which each imports only those before it, and calls the last one's `main` with `a`.
 _RUN = (
-    'import marshal,sys,zlib,binascii;m,w=marshal.loads(zlib.decompress(binascii.a2b_base64("{blob}")));'
-    "[exec(s,sys.modules.setdefault(n,type(sys)(n)).__dict__)for n,s in m];sys.modules[m[-1][0]].{call}"
+    'import marshal,sys,zlib,binascii;m=marshal.loads(zlib.decompress(binascii.a2b_base64("%s")));'
+    "[exec(s,sys.modules.setdefault(n,type(sys)(n)).__dict__)for n,s in m];sys.modules[m[-1][0]].main(*a)"
 )
-# Reads one line, byte by byte, and runs it; at end of file it runs nothing and ends.
-_RUN_LINE = 'exec(b"".join(iter(lambda:os.read(0,1).strip(b"\\n"),b"")))'
 
 
 def no_python(host: str, pythons: Sequence[str]) -> HostFailure:
@@ -72,15 +74,33 @@ def loader_command(python: str, nonce: str, archive: PackedCode, wait_s: float =
 
     python: a program's name or path; wait_s: how long it waits while nothing comes.
     """
-    # Begins with what ps shows of it. What the loader is told isn't in sys.argv: a wrapper may pass on no arguments.
-    code = f'"{MARKER} {nonce}";a="{nonce}","{archive.name}",{math.ceil(wait_s)};{_CHECKS}{_loader()}'
     # -X utf8: under an 8-bit locale, arguments and paths would not arrive unchanged.
-    return f"exec {shlex.quote(python)} -X utf8 -ISc '{code}'"
+    return f"exec {shlex.quote(python)} -X utf8 -ISc '{_loader_code(nonce, '', archive, wait_s)}'"
+
+
+def task_argv(pythons: Sequence[str], nonce: str, archive: PackedCode, wait_s: float) -> list[str]:
+    """Return the command that does the same as a task of srun; its marker has nonce, node and number of the task.
+
+    wait_s: also for all other nodes to start their tasks, since srun passes on no input before.
+    """
+    task = '+" "+os.environ["SLURMD_NODENAME"]+" "+os.environ["SLURM_PROCID"]'
+    return ["/bin/sh", "-c", _TASK_SHELL, _loader_code(nonce, task, archive, wait_s), *pythons]
+
+
+def _loader_code(nonce: str, more: str, archive: PackedCode, wait_s: float) -> str:
+    # Begins with what ps shows of it. What the loader is told isn't in sys.argv: a wrapper may pass on no arguments.
+    told = f'a="{nonce}"{more},"{archive.name}",{math.ceil(wait_s)};'
+    return f'"{MARKER} {nonce}";{_CHECKS}{told}{_loader()}'
 
 
 @functools.cache
 def _loader() -> str:
-    return _program(_LOADER_MODULES, (), "main(*a)")
+    """Return a line of Python that makes the modules of the loader, and calls it."""
+    found = [(name, "") for name in ("launcher", "launcher.node")]
+    for name in _LOADER_MODULES:
+        path = f"launcher/node/{name}.py"
+        found.append((f"launcher.node.{name}", strip(read_package((path,))[path])))
+    return _RUN % base64.b64encode(zlib.compress(marshal.dumps(found, 2), 9)).decode()
 
 
 def start_code(program: str, archive: PackedCode, *, is_kept: bool) -> bytes:
@@ -221,54 +241,3 @@ def last_line(noise: bytes) -> str:
     """Return the last line of what a login shell printed."""
     lines = noise.decode("utf-8", "replace").strip().splitlines()
     return lines[-1][:200] if lines else ""
-
-
-# ---- relays, which srun starts ---------------------------------------------------------------------------------------
-
-
-# The loader for a task of Slurm, whose marker is the line `here` of launcher.node.relays.relay: srun passes on no
-# input before every node has started its task, so each task reports first.
-_RELAY_LOADER = (
-    "import os,_signal as s;"
-    "w=0;"  # no alarm: it waits until all nodes have started their tasks
-    'print("~{nonce} here",os.environ["SLURM_PROCID"],os.environ["SLURMD_NODENAME"],os.getpid(),'
-    'open("/proc/self/stat").read().rpartition(") ")[2].split()[19],flush=True);'
-) + _RUN_LINE
-# The first Python that is new enough.
-_RELAY_SHELL = (
-    'for p; do "$p" -ISc "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null'
-    ' && exec "$p" -X utf8 -ISc "$0"; done; exit 127'
-)
-
-
-def relay_argv(pythons: Sequence[str], nonce: str) -> list[str]:
-    """Return the command that starts a relay as a task of srun; the relay's code is the first line that it reads."""
-    return ["/bin/sh", "-c", _RELAY_SHELL, _RELAY_LOADER.format(nonce=nonce), *pythons]
-
-
-def relay_code(nonce: str, block_bytes: int, kept_blocks: int) -> bytes:
-    """Return the code of a relay, which its loader reads; it is the same for every node and Python."""
-    return _program(_RELAY_MODULES, (nonce, block_bytes, kept_blocks), "main(*w)").encode() + b"\n"
-
-
-# ---- modules in a line of text ---------------------------------------------------------------------------------------
-
-
-def _program(names: tuple[str, ...], words: tuple[Any, ...], call: str) -> str:
-    """Return a line of Python that makes modules of launcher.node and calls something of the last one.
-
-    words: what the call knows as `w`.
-    """
-    blob = base64.b64encode(zlib.compress(marshal.dumps((_find_modules(names), words), 2), 9)).decode()
-    return _RUN.format(blob=blob, call=call)
-
-
-@functools.cache
-def _find_modules(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return modules, and the empty packages that hold them, by name."""
-    folders = {f"launcher.node.{name}".rpartition(".")[0] for name in names}
-    found = [(name, "") for name in ("launcher", "launcher.node", *sorted(folders - {"launcher.node"}))]
-    for name in names:
-        path = f"launcher/node/{name.replace('.', '/')}.py"
-        found.append((f"launcher.node.{name}", strip(read_package((path,))[path])))
-    return found

@@ -37,10 +37,11 @@ class TransportEntry:
 
 
 def _open_srun(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
-    from launcher.transports.relayed.srun import SrunTransport
+    from launcher.transports.srun import SrunTransport
 
     assert settings.allocation is not None  # choose_transport has refused it otherwise
-    return SrunTransport(hosts, settings.allocation, settings.pythons, srun_environment(settings.variables))
+    environ = srun_environment(settings.variables)
+    return SrunTransport(hosts, settings.allocation, settings.pythons, environ, settings.silence_s)
 
 
 def _open_fabric(hosts: Sequence[Host], settings: TransportSettings) -> Transport:

@@ -223,7 +223,7 @@ class FaultLaunch:
                 shutil.rmtree(path)
 
     def wait_until_clean(self) -> None:
-        """Wait until nothing runs on reachable hosts: no guardian, supervisor, relay or client."""
+        """Wait until nothing runs on reachable hosts: no guardian, supervisor, agent or client."""
 
         def left() -> list[Process]:
             return [process for host in self.slurm.cluster if host.is_reachable for process in host.processes()]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from machines.patience import DEADLINE_S
+from machines.processes import read_name
 from machines.slurm import LOGIN, NODES, Slurm
 
 
@@ -94,6 +95,17 @@ def _kill_sessions(slurm: Slurm) -> None:
     slurm.cluster["node2"].end_sessions()
 
 
+def _kill_srun(slurm: Slurm) -> None:
+    """Its child has Slurm kill the step; if both are killed, the run continues."""
+    found = [process for process in slurm.cluster[LOGIN].processes() if "srun --jobid" in process.command]
+    min(found, key=lambda process: process.pid).kill()
+
+
+def _kill_agent(slurm: Slurm) -> None:
+    (found,) = (process for process in slurm.cluster["node2"].processes() if read_name(process.pid) == "launch-agent")
+    found.kill()
+
+
 def _cancel_step(slurm: Slurm) -> None:
     slurm.run("scancel", slurm.run("squeue", "--steps", "--noheader", "--format=%i").stdout.strip())
 
@@ -130,14 +142,14 @@ WAYS = (
     Way(
         "srun", NODES, lambda slurm: ("run", *_CONNECT),
         {
-            "srun": Cut(_kill(LOGIN, r"\S*srun --jobid"), r"srun was killed by signal 9", r"node\d"),
-            "relay": Cut(_kill("node2", r".*print\(\"~\w+ here"), r"launch's task there ended: Killed"),
+            "srun": Cut(_kill_srun, r"srun was killed by signal 9", r"node\d"),
+            "agent": Cut(_kill_agent, r"launch's task there ended: Killed"),
             "step": Cut(_cancel_step, _CANCELLED, r"node\d"),
             "rank-and-step": Cut(_cancel_step_slowly, _CANCELLED, r"node\d"),
         },
         # The latter if --connect-timeout is longer than Slurm's own time limit, as on a slow machine.
         r"Slurm (has not started launch's step there in N s|can't start launch's step there: Communication .*)",
-        before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True,
+        before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True, is_warm=True,
     ),
     Way("local", (LOGIN,), lambda slurm: ("singlenode",), is_warm=True),
     Way(

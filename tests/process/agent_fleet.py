@@ -89,10 +89,11 @@ class Fleet:
     def open_hub(self, port: int = 0, generation: int = 1) -> tuple[Hub, int]:
         """Return a hub and its port; one after the first is that of a controller that takes the run up."""
         hub = Hub(
-            RUN, self.names, self.credentials, silence_s=self._silence_s, on_change=self._count, generation=generation
-        )
+            RUN, self.names, self.credentials, silence_s=self._silence_s, on_change=self._count, generation=generation,
+            may_rejoin=True,
+        )  # fmt: skip
         self._hubs.append(hub)
-        return hub, hub.listen(port)
+        return hub, hub.listen([port])
 
     def _count(self) -> None:
         self.changes += 1

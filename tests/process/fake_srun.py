@@ -2,9 +2,10 @@
 
 What counts is as Slurm does it (step_io.c, slurmstepd/io.c): each task gets all that srun reads, and nothing before all
 of them have started; their output is mixed in pieces of whole lines of at most 1,024 bytes; and when srun is killed
-nobody tells the tasks, because a daemon stands between, here one process for each task.
+nobody tells the tasks, because a daemon stands between, here one process for each task. SIGTERM lets srun kill them.
 
-FAKE_SRUN_MISSING names a node that does not start. FAKE_SRUN_SAYS is printed first.
+FAKE_SRUN_MISSING names a node that does not start. FAKE_SRUN_SAYS is printed first, FAKE_SRUN_FROM is its address.
+FAKE_SRUN_COPY names a file that gets a copy of its input.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 MESSAGE_BYTES = 1024
 HEAD = struct.Struct("!cI")
-OUT, ERR, EXIT = b"o", b"e", b"x"
+IN, KILL, OUT, ERR, EXIT = b"i", b"k", b"o", b"e", b"x"
 ENDINGS = {-signal.SIGKILL: "Killed", -signal.SIGTERM: "Terminated"}
 
 
@@ -39,22 +41,36 @@ def main() -> int:
             link = start_daemon(task, host, command)
             links.append(link)
             readers.append(threading.Thread(target=take_output, args=(link, f"{host}: task {task}", lock)))
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+    signal.signal(signal.SIGTERM, lambda *_: kill_tasks(links))
     for reader in readers:
         reader.start()
     if len(links) == len(hosts):
         threading.Thread(target=give_input, args=(links,), daemon=True).start()
     else:
-        signal.pause()
+        while True:
+            signal.pause()
     for reader in readers:
         reader.join()
     return 0
 
 
+def kill_tasks(links: list[socket.socket]) -> None:
+    for link in links:
+        with contextlib.suppress(OSError):  # its task has ended
+            link.sendall(HEAD.pack(KILL, 0))
+    os._exit(1)
+
+
 def start_daemon(task: int, host: str, command: list[str]) -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
-        env = {**os.environ, "SLURM_PROCID": str(task), "SLURMD_NODENAME": host}
+        address = os.environ.get("FAKE_SRUN_FROM", "127.0.0.1")
+        cache = f"{os.environ['XDG_CACHE_HOME']}/{host}"
+        own = {
+            "SLURM_PROCID": str(task), "SLURMD_NODENAME": host, "SLURM_LAUNCH_NODE_IPADDR": address,
+            "XDG_CACHE_HOME": cache,
+        }  # fmt: skip
+        env = {**os.environ, **own}
         argv = [sys.executable, __file__, "daemon", str(theirs.fileno()), *command]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         subprocess.Popen(argv, env=env, pass_fds=[theirs.fileno()], start_new_session=True, **streams)
@@ -63,11 +79,13 @@ def start_daemon(task: int, host: str, command: list[str]) -> socket.socket:
 
 def give_input(links: list[socket.socket]) -> None:
     data = b"-"
-    while data:
-        data = os.read(0, MESSAGE_BYTES)
-        for link in links:
-            with contextlib.suppress(OSError):  # its task has ended
-                link.sendall(HEAD.pack(b"i", len(data)) + data)
+    with Path(os.environ.get("FAKE_SRUN_COPY", os.devnull)).open("wb", 0) as copy:
+        while data:
+            data = os.read(0, MESSAGE_BYTES)
+            copy.write(data)
+            for link in links:
+                with contextlib.suppress(OSError):  # its task has ended
+                    link.sendall(HEAD.pack(IN, len(data)) + data)
 
 
 def take_output(link: socket.socket, name: str, lock: threading.Lock) -> None:
@@ -111,7 +129,10 @@ def serve(link: socket.socket, command: list[str]) -> None:
 
     def feed() -> None:
         with link.makefile("rb") as stream:
-            for _, data in read_messages(stream):
+            for kind, data in read_messages(stream):
+                if kind == KILL:
+                    task.kill()
+                    continue
                 with contextlib.suppress(OSError):  # it reads no more
                     write_all(task.stdin.fileno(), data)
                 if not data:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import platform
 import queue
@@ -19,10 +18,11 @@ from node_process import wait_until
 
 from launcher.concurrency import start_task, start_thread, start_timer
 from launcher.errors import LauncherError
+from launcher.hosts.host import Host
 from launcher.output.lines import STDERR
 from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
-from launcher.transports.relayed.srun import SrunStep
+from launcher.transports.srun import SrunStep, StepHub
 
 DEADLINE_S = 60.0
 NO_THREAD = "this machine can't start another thread (can't start new thread)"
@@ -113,14 +113,15 @@ def srun(tmp_path: Path) -> Callable[[], SrunStep]:
     program = tmp_path / "srun"
     program.write_text("#!/bin/sh\nwhile read -r line; do :; done\n")
     program.chmod(0o700)
-    return lambda: SrunStep(["n1"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    return lambda: SrunStep(["n1"], [], ["python3"], environ, StepHub(["n1"], environ, DEADLINE_S), DEADLINE_S)
 
 
-def test_an_srun_that_nobody_reads_is_told(srun: Callable[[], SrunStep], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "fcntl", lambda *_: fail())  # with which its pipe is given room
+def test_an_srun_that_gets_no_order_is_told(srun: Callable[[], SrunStep], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: fail())  # with which Slurm is asked for its ports
     with pytest.raises(TransportError) as error:
-        srun().open("n1", "true", DEADLINE_S)
-    assert error.value.failure.text == "launch can't talk to srun any more: OverflowError('it broke')"
+        srun().open(Host("n1"), "true")
+    assert error.value.failure.text == "the connection was lost: OverflowError('it broke')"
 
 
 def test_an_srun_is_ended_where_no_thread_is_left(

@@ -1,40 +1,36 @@
-"""Bytes over one srun: what the relays of several nodes carry arrives as it was, and ends as over SSH.
+"""An agent on each node by one srun: what it carries arrives as it was, and ends as over SSH.
 
-srun is a stand-in here (fake_srun.py), the relays and their processes are real; tests/slurm has the real one.
+srun is a stand-in here (fake_srun.py), the agents and their processes are real; tests/slurm has the real one.
+tests/process/test_agents.py has what is the same for all agents.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
-from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from machines.channels import read_all, read_line
-from machines.patience import DEADLINE_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, slowed
+from machines.ports import free_port
 from node_process import is_alive, wait_until
 
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
-from launcher.node.relays import relay
-from launcher.node.relays.relay import LINE_BYTES
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
-from launcher.transports.relayed import step_lifecycle
-from launcher.transports.relayed.srun import SrunTransport
+from launcher.transports.srun import SrunTransport, find_ports
 
 MARK = "SRUN_TEST_MARK"
 FAKE = Path(__file__).with_name("fake_srun.py")
-ROOT = Path(__file__).parents[2]
 A, B = Host("n1"), Host("n2")
 JOB = Allocation("7", ("n1", "n2"))
 
@@ -43,17 +39,27 @@ class Cluster:
     """Hosts under the stand-in, and a look at all that runs there."""
 
     def __init__(self, folder: Path) -> None:
-        program = folder / "srun"
-        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(FAKE))} "$@"\n')
-        program.chmod(0o755)
+        self.folder = folder
+        self.write_program("srun", f'exec {shlex.quote(sys.executable)} {shlex.quote(str(FAKE))} "$@"')
         self.mark = f"{folder.name}.{os.getpid()}"
-        self.env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", MARK: self.mark}
+        self.env = {
+            **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", MARK: self.mark, "XDG_CACHE_HOME": f"{folder}/cache"
+        }  # fmt: skip
+        self.reached: list[SrunTransport] = []
 
-    def reach(self, *hosts: Host, pythons: Sequence[str] = (sys.executable,), **env: str) -> SrunTransport:
-        return SrunTransport(hosts, JOB, pythons, {**self.env, **env})
+    def write_program(self, name: str, script: str) -> None:
+        """Let srun, or another program of Slurm, be this shell script."""
+        (self.folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.folder / name).chmod(0o755)
+
+    def reach(
+        self, *hosts: Host, pythons: Sequence[str] = (sys.executable,), silence_s: float = NEVER_S, **env: Any
+    ) -> SrunTransport:
+        self.reached.append(SrunTransport(hosts, JOB, pythons, {**self.env, **env}, silence_s))
+        return self.reached[-1]
 
     def pids(self, text: str = "") -> list[int]:
-        """Return the processes that the stand-in and the relays have started, whose command line holds `text`."""
+        """Return the processes that the stand-in and the agents have started, whose command line holds `text`."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and f"{MARK}={self.mark}".encode() in _read(entry / "environ"):
@@ -74,6 +80,8 @@ def _read(path: Path) -> bytes:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     running = Cluster(tmp_path)
     yield running
+    for transport in running.reached:
+        transport.close()
     try:
         wait_until(lambda: not running.pids())
     finally:
@@ -91,108 +99,24 @@ def run(transport: SrunTransport, host: Host, command: str, data: bytes = b"") -
     return streams, code
 
 
-# ---- bytes
+# ---- processes
 
 
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bytes], bytes]]:
-    """Return what goes through a process that copies so many bytes to stdout, and all of them to stderr."""
-    running = Cluster(tmp_path_factory.mktemp("echo"))
-    transport = running.reach(A, B)
-    holds = transport.open(B, "cat", DEADLINE_S)  # or srun would end with each process
-
-    def call(data: bytes) -> bytes:
-        streams, code = run(transport, A, f"head -c {len(data)} | tee /dev/stderr", data)
-        assert code == 0
-        assert streams[STDERR] == streams[STDOUT]
-        return streams[STDOUT]
-
-    yield call
-    holds.close()
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.binary(max_size=3000) | st.text(alphabet="\r\n\0 a~é😀", max_size=900).map(str.encode))
-def test_bytes_come_back_as_they_were(echo: Callable[[bytes], bytes], data: bytes) -> None:
-    assert echo(data) == data
-
-
-@pytest.mark.parametrize("size", [LINE_BYTES - 1, LINE_BYTES, LINE_BYTES + 1, 4096, 1 << 20])
-def test_long_lines_come_back_as_they_were(echo: Callable[[bytes], bytes], size: int) -> None:
-    data = os.urandom(size).replace(b"\n", b"\r")
-    assert echo(data) == data
-
-
-def test_a_character_is_not_lost_where_it_is_cut(cluster: Cluster) -> None:
-    transport = cluster.reach(A)
-    script = "printf '\\303'; sleep 0.05; printf '\\251\\n'"
-    assert run(transport, A, script) == ({STDOUT: "é\n".encode(), STDERR: b""}, 0)
-
-
-def test_what_is_sent_to_several_hosts_arrives_at_each(cluster: Cluster) -> None:
-    """Blocks that were sent before go as numbers, and the parts before them differ."""
-    transport, common = cluster.reach(A, B), os.urandom(50_000)
-    channels = []
-    for host, own in ((A, b"1"), (B, b"22"), (A, b"")):
-        data = own + common
-        channels.append((transport.open(host, f"head -c {len(data)} | md5sum", DEADLINE_S), data))
-        channels[-1][0].write(data)
-    for channel, data in channels:
-        assert read_all(channel)[STDOUT].split()[0].decode() == hashlib.md5(data).hexdigest()
-        channel.close()
-
-
-def test_a_host_that_is_not_read_stops_no_other(cluster: Cluster) -> None:
-    transport, size = cluster.reach(A, B), 20_000_000
-    flood = transport.open(A, f"head -c {size} /dev/zero", DEADLINE_S)
-    for _ in range(20):
-        assert run(transport, B, "echo on")[0][STDOUT] == b"on\n"
-    assert len(flood._pending[STDOUT]) <= relay.WINDOW_BYTES + relay.READ_BYTES
-    assert len(read_all(flood)[STDOUT]) == size
-    flood.close()
-
-
-def test_a_process_that_does_not_read_stops_no_other(cluster: Cluster, tmp_path: Path) -> None:
-    transport, data = cluster.reach(A, B), os.urandom(1_000_000)
-    script = f"until [ -e {tmp_path}/go ]; do sleep 0.02; done; head -c {len(data)} | md5sum"
-    deaf = transport.open(A, script, DEADLINE_S)
-    deaf.write(data)
+def test_bytes_and_exit_codes(cluster: Cluster, any_python: str) -> None:
+    transport, data = cluster.reach(A, B, pythons=[any_python]), os.urandom(300_000)
     for host in (A, B):
-        assert run(transport, host, "head -c 3", b"on\n")[0][STDOUT] == b"on\n"
-    (tmp_path / "go").touch()
-    assert read_all(deaf)[STDOUT].split()[0].decode() == hashlib.md5(data).hexdigest()
-    deaf.close()
+        streams, code = run(transport, host, f"head -c {len(data)} | tee /dev/stderr; exit 7", data)
+        assert streams == {STDOUT: data, STDERR: data}
+        assert code == 7
 
 
-# ---- ends
-
-
-@pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("no-such", 127)])
-def test_exit_codes(cluster: Cluster, command: str, code: int) -> None:
-    transport = cluster.reach(A)
-    assert run(transport, A, command)[1] == code
-
-
-def test_hosts_have_processes_of_their_own_one_after_the_other(cluster: Cluster) -> None:
-    for _ in range(5):  # on a busy machine the second one may come too late for the same relay
-        transport = cluster.reach(A, B)
-        other = transport.open(B, "cat", DEADLINE_S)
-        places = [run(transport, A, "echo $SLURMD_NODENAME $PPID") for _ in range(2)]
-        other.close()
-        assert places[0][0][STDOUT].startswith(b"n1 ")
-        if places[0] == places[1]:  # the same relay
-            break
-    assert places[0] == places[1]
-
-
-def test_a_relay_that_had_nothing_to_do_is_not_asked_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have ended by now."""
-    monkeypatch.setattr(step_lifecycle, "_REUSE_S", 0)
+def test_one_agent_serves_its_node_as_long_as_the_transport(cluster: Cluster) -> None:
     transport = cluster.reach(A, B)
-    other = transport.open(B, "cat", DEADLINE_S)
-    places = [run(transport, A, "echo $PPID")[0][STDOUT] for _ in range(2)]
-    assert places[0] != places[1]
-    other.close()
+    places = [run(transport, host, "echo $SLURMD_NODENAME $PPID")[0][STDOUT].split() for host in (A, B, A)]
+    assert [name for name, _ in places] == [b"n1", b"n2", b"n1"]
+    assert places[0] == places[2] != places[1]
+    transport.close()
+    assert not cluster.pids("fake_srun.py --jobid"), "it waits for srun"
 
 
 def test_a_rank_is_no_task_and_has_no_login(cluster: Cluster) -> None:
@@ -200,56 +124,90 @@ def test_a_rank_is_no_task_and_has_no_login(cluster: Cluster) -> None:
     transport = cluster.reach(A, **dict.fromkeys(names, "x"), HOME="/tmp")
     streams, _ = run(transport, A, "env; pwd")
     lines = streams[STDOUT].decode().splitlines()
-    assert [name for name in names if f"{name}=x" in lines] == ["SLURM_JOB_ID", "KEPT"]
+    assert [name for name in names if any(line.startswith(f"{name}=") for line in lines)] == ["SLURM_JOB_ID", "KEPT"]
     assert lines[-1] == "/tmp"
 
 
+def test_every_node_gets_the_same_few_bytes_once_it_has_the_code(cluster: Cluster) -> None:
+    """Neither the code nor the command lines of other nodes."""
+    sizes = []
+    for hosts in ([A], [A, B], [A, B]):
+        transport = cluster.reach(*hosts, FAKE_SRUN_COPY=f"{cluster.folder}/sent")
+        for host in hosts:
+            run(transport, host, f"# {'x' * 10_000}")
+        transport.close()
+        sizes.append((cluster.folder / "sent").stat().st_size)
+    assert min(sizes[:2]) > 100_000, "one of them had no code"
+    assert sizes[2] < 500
+
+
+def test_no_secret_is_in_a_command_line_or_an_environment(cluster: Cluster) -> None:
+    transport = cluster.reach(A, FAKE_SRUN_COPY=f"{cluster.folder}/sent")
+    run(transport, A, "true")
+    token = (cluster.folder / "sent").read_bytes().rpartition(b'"token": "')[2][:64]
+    assert len(token) == 64 and int(token, 16)
+    shown = [_read(Path(f"/proc/{pid}/{name}")) for pid in cluster.pids() for name in ("cmdline", "environ")]
+    assert len(shown) >= 6, "srun, its daemon and the agent"
+    assert not [text for text in shown if token in text]
+
+
+# ---- ends
+
+
 def test_a_channel_that_is_closed_ends_its_process_alone(cluster: Cluster) -> None:
+    """What hangs may be the agent: another one serves the node from then on."""
     transport = cluster.reach(A, B)
-    first, second = (transport.open(host, "echo $$; cat", DEADLINE_S) for host in (A, B))
-    pids = [int(read_line(channel)) for channel in (first, second)]
+    first, second = (transport.open(host, "echo $$ $PPID; cat", DEADLINE_S) for host in (A, B))
+    pids = [list(map(int, read_line(channel).split())) for channel in (first, second)]
     first.close()
-    wait_until(lambda: not is_alive(pids[0]))
+    wait_until(lambda: not is_alive(pids[0][0]))
     assert first.read() == (0, b"")
-    assert is_alive(pids[1])
     second.write(b"still\n")
     assert read_line(second) == b"still\n"
+    assert int(run(transport, A, "echo $PPID")[0][STDOUT]) != pids[0][1]
+    assert int(run(transport, B, "echo $PPID")[0][STDOUT]) == pids[1][1]
     second.close()
-    assert not cluster.pids("fake_srun.py --jobid"), "close of the last one waits for srun"
-
-
-def test_close_wakes_who_reads(cluster: Cluster) -> None:
-    channel = cluster.reach(A).open(A, "cat", DEADLINE_S)
-    ends: list[tuple[int, bytes]] = []
-    reader = threading.Thread(target=lambda: ends.append(channel.read()))
-    reader.start()
-    channel.close()
-    reader.join(DEADLINE_S)
-    assert ends == [(0, b"")]
 
 
 LAUNCHER = """
-import os, time
+import os, sys, time
 from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import Allocation
-from launcher.transports.relayed.srun import SrunTransport
+from launcher.transports.srun import SrunTransport
 hosts = [Host("n1"), Host("n2")]
-transport = SrunTransport(hosts, Allocation("7", ("n1", "n2")), ["python3"], os.environ)
+transport = SrunTransport(hosts, Allocation("7", ("n1", "n2")), [sys.executable], os.environ, float(sys.argv[1]))
 for host in hosts:
     print(int(transport.open(host, "echo $$; cat", 60).read()[1]), flush=True)
 time.sleep(300)
 """
 
 
-def test_when_the_launcher_is_killed_every_process_sees_the_end(cluster: Cluster) -> None:
-    process = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, env=cluster.env)
-    assert process.stdout is not None
-    pids = [int(process.stdout.readline()) for _ in range(2)]
-    assert all(map(is_alive, pids))
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    wait_until(lambda: not any(map(is_alive, pids)))
+@pytest.mark.parametrize(("number", "silence_s"), [(signal.SIGKILL, NEVER_S), (signal.SIGSTOP, slowed(0.5))])
+def test_when_the_launcher_is_killed_or_suspended_nothing_stays(
+    cluster: Cluster, number: signal.Signals, silence_s: float
+) -> None:
+    argv = [sys.executable, "-c", LAUNCHER, str(silence_s)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=cluster.env) as process:
+        try:
+            assert process.stdout is not None
+            pids = [int(process.stdout.readline()) for _ in range(2)]
+            assert all(map(is_alive, pids))
+            process.send_signal(number)
+            wait_until(lambda: cluster.pids() in ([], [process.pid]))
+        finally:
+            process.kill()
+
+
+def test_an_agent_outlasts_the_signals_of_slurm(cluster: Cluster) -> None:
+    """Slurm sends them to every process of a step, and the supervisors' last messages must be carried."""
+    transport = cluster.reach(A)
+    channel = transport.open(A, "echo $PPID; cat", DEADLINE_S)
+    agent = int(read_line(channel))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(agent, number)
+    channel.write(b"on\n")
+    assert read_line(channel) == b"on\n"
+    channel.close()
 
 
 # ---- failures
@@ -261,42 +219,44 @@ def fail_of(channel: Channel) -> str:
     return caught.value.failure.text
 
 
-def test_a_relay_that_is_killed_loses_its_host_alone(cluster: Cluster) -> None:
+def test_an_agent_that_is_killed_loses_its_host_alone(cluster: Cluster) -> None:
     transport = cluster.reach(A, B)
-    lost = transport.open(A, "echo $PPID; cat", DEADLINE_S)
-    other = transport.open(B, "cat", DEADLINE_S)
+    lost = transport.open(B, "echo $PPID; cat", DEADLINE_S)
+    other = transport.open(A, "cat", DEADLINE_S)
     os.kill(int(read_line(lost)), signal.SIGKILL)
     assert fail_of(lost) == "launch's task there ended: Killed"
     lost.close()
+    assert transport.own_messages(B) == ("srun: error: n2: task 1: Killed",)
+    assert transport.own_messages(A) == ()
     other.write(b"on\n")
     assert read_line(other) == b"on\n"
-    assert run(transport, A, "echo again")[0][STDOUT] == b"again\n"
+    assert run(transport, B, "echo again $SLURMD_NODENAME")[0][STDOUT] == b"again n2\n"
     other.close()
 
 
-def test_after_srun_is_killed_another_step_tells_the_lost_processes(cluster: Cluster) -> None:
+def test_what_runs_goes_on_without_srun(cluster: Cluster) -> None:
+    """Slurm tells nobody that srun was killed, and the agents don't need it any more."""
     transport = cluster.reach(A, B)
-    channels = {host: transport.open(host, "echo $$; cat; sleep 0.1", DEADLINE_S) for host in (A, B)}
-    pids = {host: int(read_line(channel)) for host, channel in channels.items()}
+    channel = transport.open(A, "echo $PPID; cat", DEADLINE_S)
+    agent = int(read_line(channel))
     os.kill(cluster.pids("fake_srun.py --jobid")[0], signal.SIGKILL)
-    for host, channel in channels.items():
-        assert fail_of(channel) == "srun was killed by signal 9"
-        channel.close()
-        assert is_alive(pids[host]), "Slurm tells nobody"
-        again = transport.open(host, "cat", DEADLINE_S)
-        wait_until(lambda host=host: not is_alive(pids[host]))
-        again.close()
+    wait_until(lambda: not cluster.pids("fake_srun.py --jobid"))
+    channel.write(b"on\n")
+    assert read_line(channel) == b"on\n"
+    assert int(run(transport, A, "echo $PPID")[0][STDOUT]) == agent
+    os.kill(agent, signal.SIGKILL)
+    assert fail_of(channel) == "srun was killed by signal 9"
+    assert run(transport, A, "echo again")[0][STDOUT] == b"again\n"
 
 
 def test_a_node_that_does_not_come_is_left_out(cluster: Cluster) -> None:
-    env = {**cluster.env, "FAKE_SRUN_MISSING": "n2", "FAKE_SRUN_SAYS": "srun: job 7 queued and waiting"}
-    transport = SrunTransport((A, B), JOB, [sys.executable], env)
-    said: list[str] = []
     timeout_s = slowed(2)
+    transport = cluster.reach(A, B, FAKE_SRUN_MISSING="n2", FAKE_SRUN_SAYS="srun: job 7 queued and waiting")
+    said: list[str] = []
 
     def ask_missing() -> None:
         with pytest.raises(TransportError) as caught:
-            transport.open(B, "echo on", DEADLINE_S)  # on a busy machine it may wait longer than the other one
+            transport.open(B, "echo on", timeout_s)
         said.append(caught.value.failure.text)
 
     thread = threading.Thread(target=ask_missing)
@@ -305,14 +265,60 @@ def test_a_node_that_does_not_come_is_left_out(cluster: Cluster) -> None:
     thread.join()
     assert said == [f"Slurm has not started launch's step there in {timeout_s:g} s: job 7 queued and waiting"]
     assert read_all(channel)[STDOUT] == b"on\n"
-    channel.close()
+
+
+def test_a_node_that_slurm_can_t_start_is_left_out(cluster: Cluster) -> None:
+    """srun ends such a step by itself."""
+    says = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure"
+    fake = f'{shlex.quote(sys.executable)} {shlex.quote(str(FAKE))} "$@"'
+    cluster.write_program("srun", f'case "$*" in *n1,n2*) echo "{says}"; exit 1;; *) exec {fake};; esac')
+    transport = cluster.reach(A, B)
+    assert run(transport, A, "echo on")[0][STDOUT] == b"on\n"
+    with pytest.raises(TransportError) as caught:
+        transport.open(B, "true", DEADLINE_S)
+    assert caught.value.failure.text == "Slurm can't start launch's step there: Communication connection failure"
+
+
+def test_a_node_that_cannot_reach_this_machine(cluster: Cluster) -> None:
+    port = free_port()
+    cluster.write_program("scontrol", f"echo SrunPortRange = {port}-{port}")
+    with pytest.raises(TransportError) as caught:
+        cluster.reach(A, FAKE_SRUN_FROM="nowhere").open(A, "true", slowed(2))
+    assert caught.value.failure == HostFailure(
+        "n1", HostFailureKind.NO_ROUTE,
+        f"it can't connect to this machine at nowhere port {port}: name or service not known",
+        "let the nodes connect to that port (if Slurm has an SrunPortRange, launch takes one of it), or use "
+        "--transport fabric",
+    )  # fmt: skip
+
+
+def test_the_port_is_one_of_slurm_s(cluster: Cluster) -> None:
+    port = free_port()
+    cluster.write_program("scontrol", f'[ "$*" = "show config" ] && echo "SrunPortRange           = {port}-{port}"')
+    assert find_ports(cluster.env) == [port]
+    transport = cluster.reach(A)
+    assert run(transport, A, "true")[1] == 0
+    with socket.create_connection(("127.0.0.1", port), DEADLINE_S):
+        pass
+    second = cluster.reach(A)
+    with pytest.raises(TransportError) as caught:
+        second.open(A, "true", DEADLINE_S)
+    assert caught.value.failure.text.startswith("this machine can't listen on a port: Address already in use")
+
+
+@pytest.mark.parametrize("says", ["echo SrunPortRange = 0-0", "exit 1", "echo"])
+def test_any_port_will_do(cluster: Cluster, says: str) -> None:
+    cluster.write_program("scontrol", says)
+    assert find_ports(cluster.env) == [0]
 
 
 def test_no_python_that_is_new_enough(cluster: Cluster) -> None:
     with pytest.raises(TransportError) as caught:
         cluster.reach(A, pythons=["/no/python", "false"]).open(A, "true", DEADLINE_S)
-    assert caught.value.failure.text == "no Python 3.8 or newer there (tried /no/python, false)"
-    assert caught.value.failure.fix == "name a newer one with --python PATH"
+    assert caught.value.failure == HostFailure(
+        "n1", HostFailureKind.NO_PYTHON, "no Python 3.8 or newer there (tried /no/python, false)",
+        "name a newer one with --python PATH",
+    )  # fmt: skip
 
 
 def test_a_python_that_is_missing_is_passed_over(cluster: Cluster) -> None:
@@ -330,67 +336,8 @@ def test_no_srun(cluster: Cluster, tmp_path: Path) -> None:
     )
 
 
-def test_what_is_said_before_is_the_host_s_noise(cluster: Cluster) -> None:
-    transport = cluster.reach(
-        A, FAKE_SRUN_SAYS="srun: a word\nsrun: cluster configuration lacks support for cpu binding"
-    )
-    streams, _ = run(transport, A, "printf on; printf off >&2")
-    assert streams == {STDOUT: b"on", STDERR: b"\nsrun: a word\noff"}
-
-
-def test_what_srun_says_after_the_end_of_a_process_is_kept(cluster: Cluster) -> None:
-    transport = cluster.reach(A, B)
-    lost = transport.open(B, "echo $PPID; cat", DEADLINE_S)
-    relay_pid = int(read_line(lost))
+def test_what_srun_says_is_kept(cluster: Cluster) -> None:
+    said = "srun: a word\nsrun: cluster configuration lacks support for cpu binding"
+    transport = cluster.reach(A, FAKE_SRUN_SAYS=said)
     run(transport, A, "true")
-    assert (transport.own_messages(A), transport.own_messages(B)) == ((), ())
-    os.kill(relay_pid, signal.SIGKILL)
-    wait_until(lambda: transport.own_messages(B))
-    assert transport.own_messages(B) == ("srun: error: n2: task 1: Killed",)
-    assert transport.own_messages(A) == ()
-    lost.close()
-
-
-def test_a_relay_ends_though_somebody_holds_the_pipe_of_what_has_ended(cluster: Cluster) -> None:
-    """A daemon of a command, here: the end of the command was told before that of its output, which never comes."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom launcher.node.relays import relay\nrelay.main('n', 1, 1)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**cluster.env, "SLURM_PROCID": "0"},
-    )  # fmt: skip
-    assert process.stdin and process.stdout
-    process.stdin.write(b"open 1 0 " + b2a_base64(b"sleep 300 & echo $!"))
-    process.stdin.flush()
-    daemon = int(a2b_base64(process.stdout.readline().split()[-1]))
-    try:
-        process.stdin.close()
-        assert process.wait(DEADLINE_S) == 0
-    finally:
-        os.kill(daemon, signal.SIGKILL)
-        process.kill()
-
-
-def test_a_relay_that_nobody_needs_ends_by_itself(cluster: Cluster, any_python: str) -> None:
-    code = (
-        "import sys; sys.path.insert(0, {!r})\nfrom launcher.node.relays import relay\n"
-        "relay.{} = 0.2\nrelay.main('n', 1, 1)"
-    )
-    folder = str(Path(relay.__file__).parents[3])
-    import subprocess
-
-    for name, lines in (("START_S", b""), ("LINGER_S", b"open 1 0 dHJ1ZQ==\n")):
-        argv = [any_python, "-c", code.format(folder, name)]
-        process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**cluster.env, "SLURM_PROCID": "0", "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        began_at = time.monotonic()
-        assert process.stdin and process.stdout
-        process.stdin.write(lines)
-        process.stdin.flush()
-        assert process.stdout.read() == (b"~n exit 1 0\n" if lines else b"")
-        assert process.wait(DEADLINE_S) == 0
-        assert time.monotonic() - began_at > 0.2
-        process.stdin.close()
+    assert transport.own_messages(A) == ("srun: a word",)

@@ -32,7 +32,7 @@ from launcher.session.session import Session
 from launcher.session.settings import Settings
 from launcher.transports.base import STDERR
 from launcher.transports.process_channel import LocalTransport
-from launcher.transports.relayed.srun import SrunStep
+from launcher.transports.srun import SrunStep, StepHub
 
 MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
 READ_BYTES = 1 << 18
@@ -171,11 +171,14 @@ def resident_kib() -> int:
 def test_a_task_that_says_twice_that_it_is_there_is_not_another(tmp_path: Path) -> None:
     """srun reads nothing before all are there: a command that went out too early would reach nobody."""
     srun = tmp_path / "srun"
-    there = "echo $(echo \"$*\" | grep -o '~[0-9a-f]* here') 0 n1 1 1"
-    srun.write_text(f"#!/bin/sh\n{there}\n{there}\nexec cat >/dev/null\n")
+    there = "echo $(echo \"$*\" | grep -o '~launch [0-9a-f]*' | head -1) n1"
+    srun.write_text(f"#!/bin/sh\n{there} 0 kept 3.11\n{there} 1 kept 3.11\nexec cat >/dev/null\n")
     srun.chmod(0o700)
-    step = SrunStep(["n1", "n2"], [], ["python3"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, {})
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    hosts = ["n1", "n2"]
+    step = SrunStep(hosts, [], ["python3"], environ, StepHub(hosts, environ, NEVER_S), timeout_s=slowed(0.3))
     try:
-        assert step.open("n1", "true", timeout_s=slowed(0.3)) is None
+        assert step.open(Host("n1"), "true") is None
+        assert step.present() == ["n1"]
     finally:
-        step.abandon()
+        step.end()

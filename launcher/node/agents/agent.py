@@ -153,12 +153,12 @@ class Agent:
 
     def __init__(
         self, nonce: str, plant: dict[str, Any], lock: boot_units.Lock, unit: Optional[AgentUnit], known: str = "",
-        generation: int = 0, *, is_again: bool = False,
+        generation: int = 0, *, is_again: bool = False, is_task: bool = False,
     ) -> None:  # fmt: skip
         """Begin to catch signals; plant: the first message.
 
         known, generation: where a killed agent was connected, and to which controller. is_again: this one replaces it,
-        or one that has ended with its host.
+        or one that has ended with its host. is_task: Slurm's step lasts as long as this process.
         """
         self._nonce = nonce
         self._unit = unit
@@ -175,13 +175,14 @@ class Agent:
         self._link: Optional[ControllerLink] = None
         self._notice: Optional[Tuple[bytes, dict[str, Any]]] = None  # of --notify, if this agent is to run it
         self._has_answered = is_again
+        self._is_task = is_task
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
         # SIGTERM has an effect only once it is read.
-        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
         if plant["is_after_go"] and not is_again:
             self._leave_login()
@@ -273,8 +274,11 @@ class Agent:
     def _leave_login(self) -> None:
         """Let the process that the login knows exit with 0, and continue in a session of its own.
 
-        If the answer is not given yet, stdout is kept for it.
+        If the answer is not given yet, stdout is kept for it. A task stays.
         """
+        if self._is_task:
+            self._lifecycle.start()
+            return
         try:
             if os.fork():
                 os._exit(0)
@@ -401,7 +405,8 @@ class Agent:
     def _take_signals(self) -> None:
         numbers = os.read(self._wake_read, 4096)
         self._children.reap()
-        if signal.SIGTERM in numbers:
+        # Slurm signals every process of a step: the supervisors act on it, and a task carries their last messages.
+        if signal.SIGTERM in numbers and not self._is_task:
             self._terminate()
 
     def _terminate(self) -> None:
@@ -445,7 +450,7 @@ def _describe_machine() -> str:
     return "%s %s" % (os.uname().nodename, system.machine_id() or "")
 
 
-def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
+def read_plant(wait_s: int) -> Optional[dict[str, Any]]:
     """Return the first message on stdin but heartbeats, or None if stdin ends before.
 
     SIGALRM ends this process if nothing comes for `wait_s`: the launch host is gone.
@@ -465,7 +470,7 @@ def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
 def main(nonce: str, wait_s: int) -> NoReturn:
     """Serve the controller that the first message names; wait_s: for that message. Never returns."""
     proc.name_process("launch-agent")
-    plant = _read_plant(wait_s)
+    plant = read_plant(wait_s)
     if plant is None:
         os._exit(1)
     if plant["machine"] not in ("", _describe_machine()):

@@ -8,13 +8,53 @@ from functools import partial
 from typing import Callable, Iterator, Tuple
 
 from launcher.node import messages
-from launcher.node.relays.relayed_process import RelayedProcess
 
 Wanted = Tuple[int, int, Callable[[], object]]
 
 
 READ_BYTES = 64 << 10
 REFUSED_EXIT_CODE = 126
+
+
+class Child:
+    """A shell command in a session of its own, whose standard streams are pipes to this process.
+
+    The code that reaps it sets `exit_code`. It is over once that is set and `streams` is empty; until then, more
+    output may come.
+    """
+
+    def __init__(self, command: str, env: dict[str, str]) -> None:
+        stdin, self.stdin = os.pipe()
+        stdout, stderr = os.pipe(), os.pipe()
+        self.streams = {stdout[0]: b"out", stderr[0]: b"err"}
+        self.backlog = bytearray()  # input that its stdin has not taken yet
+        self.untaken_bytes = 0  # output that was sent, and that the launcher has not taken yet
+        self.exit_code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(command, env, (stdin, stdout[1], stderr[1]))
+        for fd in (stdin, stdout[1], stderr[1]):
+            os.close(fd)
+        os.set_blocking(self.stdin, False)
+
+    def feed(self) -> None:
+        """Write as much of the backlog as its stdin takes."""
+        try:
+            written = os.write(self.stdin, self.backlog)
+        except BlockingIOError:
+            return
+        except OSError:  # it reads no more
+            written = len(self.backlog)
+        del self.backlog[:written]
+
+    def hang_up(self) -> None:
+        """Close all pipes, as sshd does when the connection closes."""
+        for fd in (self.stdin, *self.streams):
+            if fd >= 0:
+                os.close(fd)
+        self.stdin = -1
+        self.backlog.clear()
+        self.streams.clear()
 
 
 class Children:
@@ -32,9 +72,9 @@ class Children:
         """env: of all processes; send: called with type, payload and fields of a message for the controller."""
         self._env = env
         self._send = send
-        self._running: dict[int, RelayedProcess] = {}
+        self._running: dict[int, Child] = {}
         self._untold_bytes: dict[int, int] = {}  # input that was taken, and that the controller wasn't told of yet
-        self._lost: list[RelayedProcess] = []
+        self._lost: list[Child] = []
 
     def __len__(self) -> int:
         return len(self._running) + len(self._lost)
@@ -53,7 +93,7 @@ class Children:
     def open(self, channel: int, command: str) -> None:
         """Start a process."""
         try:
-            self._running[channel] = RelayedProcess(command, self._env)
+            self._running[channel] = Child(command, self._env)
             self._untold_bytes[channel] = 0
         except OSError as error:  # no process is left, or no descriptor
             self.refuse(channel, error.strerror or repr(error))
@@ -140,9 +180,23 @@ class Children:
             self._send(messages.EXIT, channel=channel, code=child.exit_code)
 
 
-def _has_exited(child: RelayedProcess) -> bool:
+def _has_exited(child: Child) -> bool:
     if child.exit_code is None:
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if pid:
             child.exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
     return child.exit_code is not None
+
+
+def _become(command: str, env: dict[str, str], streams: tuple[int, int, int]) -> None:
+    try:
+        os.setsid()
+        for number, fd in enumerate(streams):
+            os.dup2(fd, number)
+        os.chdir(env.get("HOME", "/"))  # where a login starts
+    except OSError:
+        pass
+    try:
+        os.execve("/bin/sh", ["sh", "-c", command], env)
+    finally:
+        os._exit(126)

@@ -40,8 +40,12 @@ def find_planted() -> list[list[Any]]:
     """Return controllers and agents of this user, and what waits for its code: pid and name.
 
     They have no mark, and need none: they end by themselves with the run, or when its launch host falls silent first.
+    The agent by which this process was started isn't among them.
     """
     everything = proc.read_all()
+    own = everything.get(os.getpid())
+    while own is not None:
+        own = everything.get(everything.pop(own.pid).ppid)
     found = [
         each
         for each in everything.values()

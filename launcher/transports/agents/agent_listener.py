@@ -8,7 +8,7 @@ import ipaddress
 import math
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
 
 from launcher.concurrency import start_task
@@ -26,8 +26,18 @@ _CLIENT_HELLO = b"\x16"  # how a TLS client begins: the type of a handshake's re
 _SITE_BITS = 64  # of an IPv6 address: one host may have all addresses behind them
 
 
-def open_port(port: int) -> socket.socket:
-    """Listen on a port (0: one that the system chooses), on all addresses, of IPv6 too if this machine has it."""
+def open_port(ports: Sequence[int]) -> socket.socket:
+    """Listen on the first of these ports that is free, on all addresses, of IPv6 too if this machine has it.
+
+    0 lets the system choose.
+    """
+    for port in ports[:-1]:
+        with contextlib.suppress(OSError):
+            return _open_port(port)
+    return _open_port(ports[-1])
+
+
+def _open_port(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # it is disabled
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)

@@ -23,10 +23,10 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.open_files import allow_open_files
 from launcher.transports.agents.agent_listener import MOST_GUESTS, MOST_STRANGERS, AgentListener, open_port
+from launcher.transports.agents.channel import AgentChannel
 from launcher.transports.agents.credentials import Credentials, make_server_context
 from launcher.transports.agents.link import AgentLink, Header
 from launcher.transports.base import TransportError
-from launcher.transports.relayed.channel import RelayChannel
 from launcher.wording import age
 
 OWN_FILES = 64
@@ -129,10 +129,10 @@ class Hub:
 
     # ---- in any thread --------------------------------------------------------------------------------------------
 
-    def listen(self, port: int = 0) -> int:
-        """Listen on all addresses of this machine; return the port, which the system chooses if none is given.
+    def listen(self, ports: Sequence[int] = (0,)) -> int:
+        """Listen on all addresses of this machine; return the port: the first of these that is free.
 
-        Raise LauncherError if this machine has no port or thread left.
+        0 lets the system choose. Raise LauncherError if this machine has no port or thread left.
         """
         context = make_server_context(self._credentials)
         wanted = OWN_FILES + FILES_PER_HOST * len(self._names) + MOST_GUESTS + MOST_STRANGERS
@@ -140,7 +140,7 @@ class Hub:
         room = MOST_STRANGERS - wanted + allow_open_files(wanted)
         self._most_strangers = max(room, min(MOST_STRANGERS, LEAST_STRANGERS + len(self._names)))
         try:
-            listener = open_port(port)
+            listener = open_port(ports)
         except OSError as error:
             raise LauncherError(f"this machine can't listen on a port: {error.strerror}") from None
         is_serving = threading.Event()
@@ -333,6 +333,10 @@ class Hub:
             return True
         self._absent.discard(index)
         link.admit(self._names[index], index, self._silence_s)
+        with self._changed:  # before the agent can say to others that it is welcome
+            self._links[index] = link
+            self._note_arrival(index, arrived)
+            self._changed.notify_all()
         link.send(messages.WELCOME, generation=self._generation)
         if self._has_started:
             link.send(messages.GO)
@@ -340,10 +344,6 @@ class Hub:
             link.send(messages.KEPT)
         if self._notice is not None:  # another agent has it since this one was lost
             link.send(messages.NOTIFY, variables={})
-        with self._changed:
-            self._links[index] = link
-            self._note_arrival(index, arrived)
-            self._changed.notify_all()
         self._give_notice()
         self._on_change()
         return True
@@ -360,8 +360,8 @@ class Hub:
                 del self._links[link.index]
                 self._seen[link.index].lost_at = boottime()
             self._changed.notify_all()
-        # Before GO an agent ends with its connection; one that was told to end does so too.
-        if self._has_started and not self._end.is_set():
+        # Without restarts, or before GO, an agent ends with its connection; one that was told to end does so too.
+        if self._may_rejoin and self._has_started and not self._end.is_set():
             self._absent.add(link.index)
         self._give_notice()
         self._left.set()
@@ -437,7 +437,7 @@ class AgentTransport:
         self._next_number = next_number
         self._describe_absence = describe_absence
 
-    def open(self, host: Host, command: str, timeout_s: float) -> RelayChannel:
+    def open(self, host: Host, command: str, timeout_s: float) -> AgentChannel:
         link = self._find_link(host.name, timeout_s)
         if link is None:
             raise TransportError(self._describe_absence(host.name, timeout_s))

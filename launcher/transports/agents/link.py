@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.node import messages
+from launcher.transports.agents.channel import AgentChannel
 from launcher.transports.base import STDERR, STDOUT, TransportError
-from launcher.transports.relayed.channel import RelayChannel
 
 MAX_HEADER_BYTES = 4 << 10  # of a message from an agent, above all its HELLO
 MAX_OUTPUT_BYTES = 64 << 10  # in one message
 _MOST_BYTES = 4 * messages.AGENT_WINDOW_BYTES  # of a channel's output; an agent that works stays within one
+_READ_S = 0.1  # for what waits in a socket
 _PIECE_BYTES = 64 << 10  # of input in one message, so that heartbeats and other channels come between
 _STREAMS = {messages.OUT: STDOUT, messages.ERR: STDERR}
 
@@ -55,7 +57,7 @@ class AgentLink(asyncio.Protocol):
         self._failure: HostFailure | None = None
         self._changed = threading.Condition()
         self._is_lost = False
-        self._channels: dict[int, RelayChannel] = {}
+        self._channels: dict[int, AgentChannel] = {}
         self._untaken_bytes: dict[int, int] = {}  # input of each channel that wasn't left, not yet taken by its process
 
     # ---- what asyncio calls ---------------------------------------------------------------------------------------
@@ -93,15 +95,21 @@ class AgentLink(asyncio.Protocol):
         found = self._transport.get_extra_info("peername") if self._transport is not None else None
         return str(found[0]).removeprefix("::ffff:") if found else ""  # as an IPv4 address of a socket for both looks
 
-    def check_silence(self, silence_s: float) -> None:
-        """Drop the connection if nothing has come for `silence_s`, otherwise look again when that may be so."""
+    def check_silence(self, silence_s: float, *, is_over: bool = False) -> None:
+        """Drop the connection if nothing has come for `silence_s`, otherwise look again when that may be so.
+
+        is_over: that has been so, and what waited in the socket has been read since: this process may have been
+        suspended.
+        """
         if self._is_lost:
             return
         due_at = self._heard_at + silence_s
-        if self._loop.time() >= due_at:
+        if self._loop.time() < due_at:
+            self._loop.call_at(due_at, self.check_silence, silence_s)
+        elif is_over:
             self.drop(HostFailureKind.SILENT, f"no heartbeat for {silence_s:g} s")
         else:
-            self._loop.call_at(due_at, self.check_silence, silence_s)
+            self._loop.call_later(_READ_S, partial(self.check_silence, silence_s, is_over=True))
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Send a message; drop it if the connection is lost."""
@@ -178,24 +186,24 @@ class AgentLink(asyncio.Protocol):
 
     # ---- in any thread --------------------------------------------------------------------------------------------
 
-    def open_channel(self, number: int, attempt: int, command: str) -> RelayChannel:
+    def open_channel(self, number: int, attempt: int, command: str) -> AgentChannel:
         """Start a process; number: one that no other channel of the run has. Raise TransportError if it is lost."""
         assert self.host is not None  # it was admitted
         with self._changed:
             if self._is_lost:
                 text = "the connection to its agent was lost"
                 raise TransportError(self._failure or HostFailure(self.host, HostFailureKind.CONNECTION, text))
-            channel = RelayChannel(self.host, number, self, _MOST_BYTES)
+            channel = AgentChannel(self.host, number, self, _MOST_BYTES)
             self._channels[number] = channel
             self._untaken_bytes[number] = 0
             self._post(messages.OPEN, channel=number, attempt=attempt, command=command)
         return channel
 
-    def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
+    def acknowledge(self, channel: AgentChannel, size_bytes: int) -> None:
         """Let the agent send this much more output."""
         self._post(messages.TOOK, channel=channel.number, bytes=size_bytes)
 
-    def send_data(self, channel: RelayChannel, data: bytes) -> None:
+    def send_data(self, channel: AgentChannel, data: bytes) -> None:
         """Send input, and wait while the process has not taken enough of it; raise OSError if the agent is lost.
 
         The rest is dropped when the process exits or the channel is closed.
@@ -213,7 +221,7 @@ class AgentLink(asyncio.Protocol):
                 self._post(messages.DATA, bytes(piece), channel=number)
             rest = rest[len(piece) :]
 
-    def leave(self, channel: RelayChannel) -> None:
+    def leave(self, channel: AgentChannel) -> None:
         """Make the agent close the process's pipes, unless the process has exited; wake who waits to write."""
         with self._changed:
             if self._untaken_bytes.pop(channel.number, None) is not None:

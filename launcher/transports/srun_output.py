@@ -33,26 +33,25 @@ _ROUTINE_MESSAGES = (
 
 
 class SrunOutput:
-    """What srun has printed besides the relays' lines: which nodes are gone, why, and the last lines about each."""
+    """What srun has printed besides the agents' lines: which nodes are gone, why, and the last lines about each."""
 
     def __init__(self, hosts: Sequence[str], pythons: Sequence[str]) -> None:
         self._hosts = tuple(hosts)
         self._pythons = tuple(pythons)
         self._lines: list[tuple[str, tuple[str, ...]]] = []  # and the hosts that each is about, none for all
         self._endings: dict[str, str] = {}
-        self._never_started: dict[str, str] = {}
+        self.never_started: dict[str, str] = {}  # by host: why
         self._cancelled = ""
 
     def lines(self, host: str) -> tuple[str, ...]:
         """Return the last lines so far that are about a host, or about all hosts."""
         return tuple(line for line, hosts in self._lines if not hosts or host in hosts)
 
-    def take(self, line: str) -> tuple[str, ...]:
-        """Take a line of srun; return the hosts that are gone according to it."""
+    def take(self, line: str) -> None:
+        """Take a line of srun."""
         gone = self._find_gone(line)
-        if is_worth_showing(line):
+        if _is_worth_showing(line):
             self._lines = [*self._lines, (line, gone)][-_LIMIT:]
-        return gone
 
     def _find_gone(self, line: str) -> tuple[str, ...]:
         found = _CANCELLED.search(line)
@@ -62,7 +61,7 @@ class SrunOutput:
             return ()
         if _ABORTED in line:
             self._cancelled = self._cancelled or "Slurm has cancelled launch's step"
-        for pattern, noted in ((_TASK, self._endings), (_LAUNCH, self._never_started), (_NODE, self._endings)):
+        for pattern, noted in ((_TASK, self._endings), (_LAUNCH, self.never_started), (_NODE, self._endings)):
             if (found := pattern.match(line)) is not None:
                 gone = tuple(host for host in _expand(found["hosts"]) if host in self._hosts)
                 noted.update(dict.fromkeys(gone, found["text"]))
@@ -70,16 +69,19 @@ class SrunOutput:
         return ()
 
     def not_started(self, host: str, timeout_s: float) -> HostFailure:
-        """Return the failure of a node whose relay did not start in time."""
+        """Return the failure of a node whose task did not start in time."""
         text = f"Slurm has not started launch's step there in {timeout_s:g} s{self._last_line()}"
         fix = f"{_FIX_NODE}; if the cluster is slow, raise --connect-timeout"
         return HostFailure(host, HostFailureKind.SLURM, text, fix)
 
-    def gone(self, host: str, exit_code: int | None = None) -> HostFailure:
-        """Return why a node's relay is gone; exit_code: of srun itself, below 0 for a signal, None while it runs."""
+    def gone(self, host: str, exit_code: int | None = None) -> HostFailure | None:
+        """Return why a node's task is gone, or None if nobody has said so.
+
+        exit_code: of srun itself, below 0 for a signal, None while it runs.
+        """
         ending = self._endings.get(host, "")
-        if host in self._never_started:  # therefore the step is cancelled
-            text = f"Slurm can't start launch's step there: {self._never_started[host]}"
+        if host in self.never_started:  # therefore the step is cancelled
+            text = f"Slurm can't start launch's step there: {self.never_started[host]}"
             return HostFailure(host, HostFailureKind.SLURM, text, _FIX_NODE)
         if self._cancelled and ending != _NODE_FAILURE:
             return HostFailure(host, HostFailureKind.SLURM, self._cancelled)
@@ -87,7 +89,9 @@ class SrunOutput:
             return bootstrap.no_python(host, self._pythons)
         if ending:
             return HostFailure(host, HostFailureKind.SLURM, f"launch's task there ended: {ending}")
-        if exit_code is not None and exit_code < 0:
+        if exit_code is None:
+            return None
+        if exit_code < 0:
             return HostFailure(host, HostFailureKind.SLURM, f"srun was killed by signal {-exit_code}")
         line = self._last_line()
         fix = next((fix for said, fix in _FIXES.items() if said in line), "")
@@ -98,7 +102,7 @@ class SrunOutput:
         return f": {_SPEAKER.sub('', self._lines[-1][0])[:_LIMIT]}" if self._lines else ""
 
 
-def is_worth_showing(line: str) -> bool:
+def _is_worth_showing(line: str) -> bool:
     """Tell whether a line is neither empty nor one that srun prints in every step or at every end."""
     return bool(line.strip()) and not any(words in line for words in _ROUTINE_MESSAGES)
 

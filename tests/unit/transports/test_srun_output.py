@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import HostFailure, HostFailureKind
-from launcher.transports.relayed.srun_output import SrunOutput
+from launcher.transports.srun_output import SrunOutput
 
 HOSTS = ("node1", "node2", "node3")
 PYTHONS = ("python3", "/opt/python")
@@ -34,16 +34,17 @@ def make_words(*lines: str) -> SrunOutput:
 )  # fmt: skip
 def test_lines_that_say_which_node_is_gone(line: str, gone: tuple[str, ...], text: str) -> None:
     words = SrunOutput(HOSTS, PYTHONS)
-    assert words.take(line) == gone
-    for host in gone:
-        assert words.gone(host) == HostFailure(host, HostFailureKind.SLURM, text)
+    words.take(line)
+    failures = [words.gone(host) for host in HOSTS]
+    assert failures == [HostFailure(host, HostFailureKind.SLURM, text) if host in gone else None for host in HOSTS]
 
 
 def test_a_node_that_does_not_answer_is_not_said_to_be_cancelled() -> None:
     """As srun tells it when a node is off; the other node's task is cancelled for that."""
     words = SrunOutput(HOSTS, PYTHONS)
     line = "srun: error: Task launch for StepId=1.0 failed on node node2: Communication connection failure"
-    assert words.take(line) == ("node2",)
+    words.take(line)
+    assert list(words.never_started) == ["node2"]
     for line in (
         "srun: error: Application launch failed: Communication connection failure",
         ABORTED,
@@ -57,7 +58,7 @@ def test_a_node_that_does_not_answer_is_not_said_to_be_cancelled() -> None:
         "Slurm can't start launch's step there: Communication connection failure",
         "look up the node's state with sinfo -N",
     )
-    assert words.gone("node1").text == "Slurm has cancelled step 1.0"
+    assert words.gone("node1") == HostFailure("node1", HostFailureKind.SLURM, "Slurm has cancelled step 1.0")
 
 
 def test_no_python() -> None:

@@ -1,47 +1,38 @@
-"""The streams of one process that a relay or an agent has started: queues between a connection's threads and others.
-
-For a relay the others are those of a step, which is one srun with the relays that it runs. For an agent
-(launcher/transports/agents) they are the thread of the hub, and "the step" below is the agent's link.
-"""
+"""The streams of one process that an agent has started: queues between the thread of the hub and others."""
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Protocol
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import STDERR, STDOUT, TransportError
 
-_ACKNOWLEDGED_BYTES = 1 << 18  # a relay sends several times as much before it waits for an acknowledgement
-_NOISE_BYTES = 64 << 10  # of output of no process, that may wait to be read
+_ACKNOWLEDGED_BYTES = 1 << 18  # an agent sends several times as much before it waits for an acknowledgement
 
 
-class RelayLink(Protocol):
-    """What a channel needs from its step to reach the relay."""
+class ChannelLink(Protocol):
+    """What a channel needs to reach its agent."""
 
-    def acknowledge(self, channel: RelayChannel, size_bytes: int) -> None:
-        """Tell the relay how much output was read, so that it may send more."""
+    def acknowledge(self, channel: AgentChannel, size_bytes: int) -> None:
+        """Tell the agent how much output was read, so that it may send more."""
 
-    def send_data(self, channel: RelayChannel, data: bytes) -> None:
-        """Queue data for the process's stdin."""
+    def send_data(self, channel: AgentChannel, data: bytes) -> None:
+        """Send data for the process's stdin."""
 
-    def leave(self, channel: RelayChannel) -> None:
-        """Make the relay close the process's pipes; if that ends the step, wait for its end.
-
-        A second call only waits.
-        """
+    def leave(self, channel: AgentChannel) -> None:
+        """Make the agent close the process's pipes; a second call does nothing."""
 
 
-class RelayChannel:
-    """The streams of one process under the relay of its node; a Channel of launcher.transports.base.
+class AgentChannel:
+    """The streams of one process under the agent of its host; a Channel of launcher.transports.base.
 
-    The step's threads add what arrives, and its reader may be slow. Memory stays bounded: a relay has a window, as an
-    agent has, and if it sends more than `most_bytes`, its channel ends.
+    The hub adds what arrives, and its reader may be slow. Memory stays bounded: an agent has a window, and if it sends
+    more than `most_bytes`, its channel ends.
     """
 
-    def __init__(self, host: str, number: int, link: RelayLink, most_bytes: float = math.inf) -> None:
-        """most_bytes: more output than a relay with a window may send without an acknowledgement."""
+    def __init__(self, host: str, number: int, link: ChannelLink, most_bytes: int) -> None:
+        """most_bytes: more output than an agent with a window may send without an acknowledgement."""
         self.host = host
         self.number = number
         self._link = link
@@ -81,10 +72,10 @@ class RelayChannel:
         """Tell whether nothing more can come: the process has ended, or the connection to it."""
         return self._exit_code is not None or self._failure is not None
 
-    # ---- from the step's threads --------------------------------------------------------------------------------
+    # ---- from the hub's thread ------------------------------------------------------------------------------------
 
     def deliver(self, stream: int, data: bytes) -> None:
-        """Add output; a relay that exceeds its window loses this channel, and its output is dropped."""
+        """Add output; an agent that exceeds its window loses this channel, and its output is dropped."""
         with self._arrived:
             self._is_flooded = self._is_flooded or len(self._pending[stream]) + len(data) > self._most_bytes
             if self._is_flooded:
@@ -95,13 +86,6 @@ class RelayChannel:
             else:
                 self._pending[stream] += data
             self._arrived.notify_all()
-
-    def deliver_noise(self, data: bytes) -> None:
-        """Add output of no process to stderr; if there is no room, drop it: the host may not be to blame for it."""
-        with self._arrived:
-            if len(self._pending[STDERR]) < _NOISE_BYTES:
-                self._pending[STDERR] += data
-                self._arrived.notify_all()
 
     def end(self, exit_code: int | None, failure: HostFailure | None = None) -> None:
         """Note that the process has ended, or (failure) the connection to it; a second call changes nothing."""
