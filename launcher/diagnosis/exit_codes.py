@@ -87,7 +87,7 @@ ENDINGS: Mapping[str, Explanation] = {
     "killed by SIGXCPU": Explanation(ENDING, "the CPU time limit was reached", "pass --setup 'ulimit -t unlimited'"),
 }
 
-CANCELLED = "Slurm has cancelled"
+CANCELLED, SRUN_KILLED = "Slurm has cancelled", "srun was killed"  # both end the step on all hosts
 
 # By a part of the description of a lost connection; the first key found in it counts.
 LOSSES: Mapping[str, Explanation] = {
@@ -116,7 +116,7 @@ LOSSES: Mapping[str, Explanation] = {
         "the job was cancelled, reached its time limit, or was preempted by another job",
         "see which with `sacct -j JOB`; for more time, pass `--time` to sbatch or salloc",
     ),
-    "srun was killed": Explanation(
+    SRUN_KILLED: Explanation(
         "loss",
         "something on the launch host killed it; the hosts stopped the run",
         "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from launcher.diagnosis.exit_codes import CANCELLED, describe_ending
+from launcher.diagnosis.exit_codes import CANCELLED, SRUN_KILLED, describe_ending
 from launcher.diagnosis.signatures import Kind, explain_lines
 from launcher.diagnosis.tracebacks import ends_in_traceback, extract_traceback, is_same_error, last_said, mask
 from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE
@@ -114,13 +114,14 @@ class Failure:
 
     @property
     def may_be_cancellation(self) -> bool:
-        """Whether Slurm may have killed this rank first, of all that it kills when it cancels a step."""
-        return self.in_slurm_step and self.signal == signal.SIGKILL and not self.oom
+        """Whether Slurm may have killed this rank or helper first, of all that it kills when it ends a step."""
+        is_killed = self.signal == signal.SIGKILL or self.kind is FailureKind.SUPERVISOR
+        return self.in_slurm_step and is_killed and not self.oom
 
     @property
     def is_cancellation(self) -> bool:
-        """Whether Slurm has said that it has cancelled the step."""
-        return self.kind is FailureKind.CONNECTION and CANCELLED in self.text
+        """Whether Slurm has ended the step: it has said so, or srun was killed."""
+        return self.kind is FailureKind.CONNECTION and any(text in self.text for text in (CANCELLED, SRUN_KILLED))
 
     @property
     def is_terminated(self) -> bool:

@@ -138,7 +138,11 @@ class NodeState:
             return
         self.is_lost = True
         self.lost_at = event.at
-        self.failure = self.failure or event.fields["failure"]
+        failure: HostFailure = event.fields["failure"]
+        is_helper = self.failure is not None and self.failure.kind is HostFailureKind.SUPERVISOR
+        # Slurm kills one process after another: a helper may be the first, and the other one reports it in time.
+        if self.failure is None or (is_helper and failure.kind is HostFailureKind.SLURM):
+            self.failure, self.keeper_ending = failure, None
         self.ended = self.ended or event
 
     def _take_idle(self, event: Event) -> None:

@@ -29,14 +29,14 @@ from launcher.transports.agents.channel import AgentChannel
 from launcher.transports.agents.credentials import Credentials, make_credentials
 from launcher.transports.agents.hub import AgentTransport, Hub
 from launcher.transports.archives import pack_node
-from launcher.transports.base import TransportError, failure_of
+from launcher.transports.base import KILLED, TransportError, failure_of
 from launcher.transports.srun_output import SrunOutput
 
 _MAX_LINE_BYTES = 64 << 10
 _PATIENCE = 2.0  # times as long as a supervisor an agent waits for heartbeats, to carry its last messages
 _ANSWER_S = 5.0  # for the answer of an agent that has dialled in vain
 _WORD_S = 1.0  # after the end of a connection: what Slurm says about it may come later
-_SETTLE_S = 0.2  # after the end of a node's task: that Slurm has cancelled the step may be said a moment later
+_SETTLE_S = 0.2  # after the end of a process: Slurm kills one after another, and may say that a moment later
 _CONFIG_S = 5.0  # for slurmctld to tell its configuration
 _LEAVE_S = 1.0  # for agents, at the end
 _END_S = 1.0  # for srun to end after that
@@ -169,6 +169,7 @@ class StepHub:
         self._environ = environ
         self._silence_s = silence_s
         self._lock = threading.Lock()
+        self._changed = threading.Condition()  # an agent has come or gone
         self._order: dict[str, Any] = {}
         self._hub: Hub | None = None
         self._agents: AgentTransport | None = None
@@ -197,7 +198,7 @@ class StepHub:
                 return {**self._order, "index": self._hosts.index(tasks[0])}
             self._hosts = [*tasks, *(host for host in self._hosts if host not in tasks)]
             run = secrets.token_hex(8)
-            hub = Hub(run, self._hosts, self._credentials, silence_s=self._silence_s, on_change=lambda: None)
+            hub = Hub(run, self._hosts, self._credentials, silence_s=self._silence_s, on_change=self._note_change)
             self._order = {
                 "run": run, "token": self._credentials.tokens[0], "fingerprint": self._credentials.fingerprint,
                 "port": hub.listen(self._ports), "silence_s": _PATIENCE * self._silence_s,
@@ -215,6 +216,15 @@ class StepHub:
     def has(self, host: str) -> bool:
         """Tell whether the agent of a host is connected."""
         return self._hub is not None and host not in self._hub.missing()
+
+    def loses(self, host: str) -> bool:
+        """Tell whether the agent of a host is lost, or is so in a moment."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.has(host), _SETTLE_S)
+
+    def _note_change(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End all agents."""
@@ -312,6 +322,10 @@ class SrunStep:
         """Start no other process on a node, since one hangs there; perhaps its agent does too."""
         with self._changed:
             self._tasks[host].was_hung_up = True
+
+    def is_killed(self, host: str) -> bool:
+        """Tell whether the agent of a node was killed with a process that it has started, or a moment later."""
+        return self._hub.loses(host)
 
     def explain(self, failure: HostFailure) -> HostFailure:
         """Return what Slurm says about a connection that has ended, if it does so soon; else `failure`."""
@@ -417,9 +431,14 @@ class StepChannel:
 
     def read(self) -> tuple[int, bytes]:
         try:
-            return self._channel.read()
+            stream, data = self._channel.read()
         except TransportError as error:
             raise TransportError(self._step.explain(error.failure)) from None
+        code, host = self._channel.exit_code(), self._channel.host
+        if not stream and code is not None and code >= KILLED and self._step.is_killed(host):
+            lost = HostFailure(host, HostFailureKind.CONNECTION, "the connection to its agent was lost")
+            raise TransportError(self._step.explain(lost))
+        return stream, data
 
     def write(self, data: bytes) -> None:
         self._channel.write(data)

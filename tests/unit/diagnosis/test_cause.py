@@ -50,7 +50,12 @@ def test_a_rank_that_slurm_has_killed_is_not_the_cause_of_what_slurm_then_report
     assert cancelled.is_final
     assert find_cause([killed, cancelled]).failure is cancelled
     assert find_cause([replace(killed, oom="certain"), cancelled]).failure.rank == 0
+    assert find_cause([killed, replace(cancelled, text="srun was killed by signal 9")]).failure.text
     assert find_cause([killed, replace(cancelled, text="no heartbeat for 15 s")]).failure is killed
+    helper = Failure("gpu1", 0, FailureKind.SUPERVISOR, 100.0, text="its parent process was killed", in_slurm_step=True)
+    assert find_cause([helper, cancelled]).failure is cancelled
+    assert not helper.is_final
+    assert replace(helper, in_slurm_step=False).is_final
 
 
 def test_nothing_failed():

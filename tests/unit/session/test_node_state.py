@@ -63,6 +63,14 @@ def test_a_connection_that_ends_after_the_census_is_no_failure() -> None:
     assert (state.failure, state.is_lost, state.has_sent_all) == (None, False, True)
 
 
+@pytest.mark.parametrize(("kind", "is_shown"), [(HostFailureKind.SLURM, True), (HostFailureKind.CONNECTION, False)])
+def test_a_helper_that_slurm_has_killed_first_is_no_cause(kind: HostFailureKind, *, is_shown: bool) -> None:
+    cancelled = HostFailure("n1", kind, "Slurm has cancelled step 7.0")
+    killed = event(messages.FAILED, text="its parent process was killed")
+    state = state_after(HELLO, killed, event(LOST, failure=cancelled))
+    assert (state.failure == cancelled) == is_shown
+
+
 def test_a_stack_changes_nothing() -> None:
     assert state_after(event(messages.STACK, number=1, local_rank=0)) == NodeState("n1")
 
