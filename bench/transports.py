@@ -1,6 +1,6 @@
 """Compare the transports, and what a user would type without `launch`: 64 hosts, in turns.
 
-srun is not among them: 64 nodes of Slurm on one machine are 64 slurmd, and would measure those (docs/decisions/0035
+srun is not among them: 64 nodes of Slurm on one machine are 64 slurmd, and would measure those (docs/decisions/0037
 has what its agents cost).
 """
 

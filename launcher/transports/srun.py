@@ -1,4 +1,4 @@
-"""--transport srun: the nodes of a Slurm job, by one srun with an agent on each (docs/decisions/0035)."""
+"""--transport srun: the nodes of a Slurm job, by one srun with an agent on each (docs/decisions/0037)."""
 
 from __future__ import annotations
 
