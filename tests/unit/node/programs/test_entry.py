@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import marshal
 import os
 import subprocess
 import sys
@@ -9,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import launcher
+from launcher.node import archive
 from launcher.node.programs import entry
+from launcher.transports.archives import pack_node
 
 
 @pytest.mark.parametrize(("purpose", "code", "said"), [(entry.WARM, 1, ""), (entry.STACKS, 0, "the script\n")])
@@ -24,3 +29,21 @@ def test_only_a_warm_python_ends_where_there_is_no_code(tmp_path: Path, purpose:
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, said)
     assert ("Bad file descriptor" in done.stderr) == (code == 1)
+
+
+def test_a_module_is_borrowed_and_nothing_else_of_the_archive_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program has a `launcher` of its own, as this test has."""
+    code = Path(archive.__file__).read_bytes(), pack_node().content, b"of another Python", {}
+    (tmp_path / "code").write_bytes(marshal.dumps(code))
+    importlib.import_module("launcher.node.processes.starter")
+    modules, finders, path = dict(sys.modules), list(sys.meta_path), list(sys.path)
+    with (tmp_path / "code").open("rb") as file:
+        monkeypatch.setattr(entry, "CODE_FD", file.fileno())
+        borrowed = entry.borrow("torchrun")
+    assert borrowed.starter is not modules["launcher.node.processes.starter"]
+    assert (sys.meta_path, sys.path) == (finders, path)
+    assert sys.modules["launcher"] is launcher
+    own = {name: each for name, each in modules.items() if name.startswith("launcher")}
+    assert {name: each for name, each in sys.modules.items() if name.startswith("launcher")} == own
