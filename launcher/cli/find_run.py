@@ -183,7 +183,9 @@ def find_active_runs() -> list[ListedRun | RemoteRun]:
 
 
 def _list_active() -> list[ListedRun | RemoteRun]:
-    return [run for run in RunList.of_user(os.environ).read_all() if run.is_alive is not False]
+    # Of a run that another machine with this home directory controls, nothing here can tell whether it lives.
+    runs = RunList.of_user(os.environ).read_all()
+    return [run for run in runs if run.is_alive or (isinstance(run, RemoteRun) and run.row is None)]
 
 
 def ask_value(run: ListedRun | RemoteRun, question: str, *, may_ask: bool = True) -> Any:

@@ -60,7 +60,8 @@ def find_only() -> ListedRun | RemoteRun:
     living = find_active_runs()
     if not living and unseen:  # another `launch stop` that was typed at the same time was quicker
         ended = [run for run in runs.read_all() if isinstance(run, RemoteRun) and run.id in unseen]
-        living = [run for run in ended if run.row is not None and run.row.state == "stopped"]
+        stopped = [run for run in ended if run.row is not None and run.row.state == "stopped"]
+        living = [*stopped] if len(stopped) == 1 else []
     if len(living) == 1:
         return living[0]
     where = "" if unseen else " on this machine"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
@@ -17,6 +18,9 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.slurm_allocation import Allocation, srun_environment
 from launcher.transports.base import Transport
 from launcher.transports.settings import TransportSettings
+
+if TYPE_CHECKING:
+    from launcher.transports.srun import SrunTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,20 @@ class TransportEntry:
         return self.uses_ssh and not self.prompting_program
 
 
+_srun: dict[tuple[str, ...], SrunTransport] = {}  # of this process: by the job and the Pythons there
+
+
 def _open_srun(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
     from launcher.transports.srun import SrunTransport
 
     assert settings.allocation is not None  # choose_transport has refused it otherwise
-    environ = srun_environment(settings.variables)
-    return SrunTransport(hosts, settings.allocation, settings.pythons, environ, settings.silence_s)
+    allocation, environ = settings.allocation, srun_environment(settings.variables)
+    # Its steps last as long as this process: the next attempt, or a search between two, goes on with them.
+    key = allocation.job_id, *settings.pythons
+    transport = _srun.get(key)
+    if transport is None or not transport.reaches(hosts):
+        transport = _srun[key] = SrunTransport(hosts, allocation, settings.pythons, environ, settings.silence_s)
+    return transport
 
 
 def _open_fabric(hosts: Sequence[Host], settings: TransportSettings) -> Transport:

@@ -72,6 +72,10 @@ class SrunTransport:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
+    def reaches(self, hosts: Sequence[Host]) -> bool:
+        """Tell whether these are among its hosts."""
+        return {host.name for host in hosts} <= {*self._hosts}
+
     def open(self, host: Host, command: str, timeout_s: float) -> StepChannel:
         try:
             step = self._find_step(host.name, timeout_s)

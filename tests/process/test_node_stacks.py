@@ -492,7 +492,6 @@ def test_a_py_spy_that_cannot_be_forked_leaks_nothing(
     fork = os.fork
 
     def attempt(timeout_s: float) -> None:
-        """Once in thousands of times, the fork of a process with threads, as pytest is one, hangs before its exec."""
         forks = iter([refuse] if is_first else [fork, refuse])
         monkeypatch.setattr(stacks, "PY_SPY_TIMEOUT_S", timeout_s)
         monkeypatch.setattr(os, "fork", lambda: next(forks)())

@@ -95,6 +95,8 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
     ("words", "error"),
     [
         (("--name", "a b"), "--name: 'a b': must be 1 to 64 letters, digits, '.', '-' and '_'"),
+        (("--name=--now",), "--name: '--now': means something else where a run is named"),
+        (("--name", "latest"), "--name: 'latest': means something else where a run is named"),
         (("--name", ""), "--name: '': must be 1 to 64 letters, digits, '.', '-' and '_'"),
         (("--name", "a\n"), "--name: 'a\\n': must be 1 to 64 letters, digits, '.', '-' and '_'"),
     ],

@@ -39,8 +39,12 @@ def read_losses(folder: Path) -> list[tuple[int, float]]:
 @pytest.fixture(scope="module")
 def losses_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
     """Return the losses of the first steps of a single process without a GPU."""
-    folder = tmp_path_factory.mktemp("cpu")
-    assert trainer.main([*SMALL, "--log-every", "1", "--save-dir", str(folder)]) == 0
+    folder, handler = tmp_path_factory.mktemp("cpu"), signal.getsignal(signal.SIGTERM)
+    try:
+        assert trainer.main([*SMALL, "--log-every", "1", "--save-dir", str(folder)]) == 0
+    finally:
+        # It refers to a process group, whose end hangs in a fork: each fork of a later test resets the handlers.
+        signal.signal(signal.SIGTERM, handler)
     return read_losses(folder)
 
 

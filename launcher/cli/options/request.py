@@ -242,6 +242,8 @@ def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) ->
     """Refuse a name that would not stay one word in a line, a table or a path."""
     if name is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) is None:
         raise click.BadParameter(f"{shown(name)}: must be 1 to 64 letters, digits, '.', '-' and '_'.", ctx, param)
+    if name is not None and (name.startswith("-") or name == "latest"):  # an option, or the newest run
+        raise click.BadParameter(f"{shown(name)}: means something else where a run is named.", ctx, param)
     return name
 
 

@@ -11,7 +11,8 @@ from launcher.cli.options.request import OPTIONS
 from launcher.errors import UsageError
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.slurm_allocation import Allocation
-from launcher.transports.registry import TRANSPORTS, choose_transport
+from launcher.transports.registry import SRUN, TRANSPORTS, choose_transport
+from launcher.transports.settings import TransportSettings
 
 TWO = Allocation("7", ("n1", "n2"))
 
@@ -62,3 +63,12 @@ def test_the_names_are_there_without_the_transports():
     code = "import sys, launcher.transports.registry; print(*({'fabric', 'paramiko'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_process_has_one_way_to_the_nodes_of_a_job():
+    """Its steps and agents last as long as the process: each attempt of a run would start more of them."""
+    settings = TransportSettings(allocation=Allocation("8", ("n1", "n2", "n3")), pythons=("python3",))
+    first, second, third = settings.allocation.hosts()
+    transport = SRUN.open([first, second], settings)
+    assert SRUN.open([second], settings) is transport
+    assert SRUN.open([second, third], settings) is not transport
