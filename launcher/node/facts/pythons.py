@@ -14,8 +14,7 @@ from launcher.node import messages
 from launcher.node.loop import Loop
 from launcher.node.processes import lent_code, proc, workers
 from launcher.node.processes.starter import KEEPERS_FD
-from launcher.node.programs.entry import CODE_FD
-from launcher.node.programs.search import STATUS_FD
+from launcher.node.programs.entry import CODE_FD, STATUS_FD
 
 LOGIN_SHELL_TIMEOUT_S = 10
 

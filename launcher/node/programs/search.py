@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-STATUS_FD = 3
+from launcher.node.programs.entry import STATUS_FD
 
 
 def main() -> bool:

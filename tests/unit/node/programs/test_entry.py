@@ -31,6 +31,17 @@ def test_only_a_warm_python_ends_where_there_is_no_code(tmp_path: Path, purpose:
     assert ("Bad file descriptor" in done.stderr) == (code == 1)
 
 
+def test_a_python_that_is_too_old_has_no_torch() -> None:
+    """As 3.6, which many systems have as their first; it could not even read the rest, and would say so at length."""
+    text = "import sys; sys.version_info = (3, 6, 8)\n" + Path(entry.__file__).read_text("utf-8")
+    read_end, write_end = os.pipe()
+    argv = ["bash", "-c", f'exec 3>&{write_end}; exec "$@"', "bash", sys.executable, "-c", text, "torchrun", "1"]
+    done = subprocess.run(argv, pass_fds=[write_end], capture_output=True, text=True, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr, os.read(read_end, 100)) == (0, "", b'{"torch": null}\n')
+    os.close(read_end)
+
+
 def test_a_module_is_borrowed_and_nothing_else_of_the_archive_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
