@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import socket
@@ -27,6 +28,7 @@ def list_open() -> list[str]:
 
 def ask(find: Callable[[], object], timeout_s: float = DEADLINE_S) -> Any:
     """Ask for it; return the answer once its process has ended, and nothing that was opened is open."""
+    gc.collect()  # what earlier tests have left open is closed now, not meanwhile
     before, others = list_open(), read_children()
     loop, answers = Loop(), []
     loop.ask(find, timeout_s, DEFAULT, answers.append)
