@@ -40,6 +40,7 @@ def find_value(run: ListedRun, question: str) -> Any:
         return run.read_record()
     if question == "agents":
         return _find_agents(run)
+    assert question == "contents", question
     from launcher.commands.report_page.contents import tell_contents
 
     return tell_contents(run)

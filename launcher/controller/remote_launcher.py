@@ -70,7 +70,7 @@ class RemoteLauncher:
             raise
 
     def ask(self, request: Request, streams: OutputStreams) -> None:
-        """Send the request; view: of this process's streams."""
+        """Send the request; streams: of this process, where the answer is shown."""
         silence_s = self._silence_s if isinstance(request, Control) else orders.SILENCE_S
         order = Order(request, find_remote_streams(streams), self._mark, silence_s)
         self._send(orders.encode(order))

@@ -48,10 +48,10 @@ def _open_srun(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
 
     assert settings.allocation is not None  # choose_transport has refused it otherwise
     allocation, environ = settings.allocation, srun_environment(settings.variables)
-    # Its steps last as long as this process: the next attempt, or a search between two, goes on with them.
+    # Its steps last as long as this process: the next attempt, or a search between two, continues with them.
     key = allocation.job_id, *settings.pythons
     transport = _srun.get(key)
-    if transport is None or not transport.reaches(hosts):
+    if transport is None or not transport.renew(hosts):
         transport = _srun[key] = SrunTransport(hosts, allocation, settings.pythons, environ, settings.silence_s)
     return transport
 

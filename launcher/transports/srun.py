@@ -72,8 +72,15 @@ class SrunTransport:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def reaches(self, hosts: Sequence[Host]) -> bool:
-        """Tell whether these are among its hosts."""
+    def renew(self, hosts: Sequence[Host]) -> bool:
+        """Tell whether these are among its hosts, for another attempt: nothing of the one before is alive by now.
+
+        So the steps go that no host uses any more, since the host got another one.
+        """
+        with self._lock:
+            for step in [step for step in self._started if step not in self._steps.values()]:
+                step.end()
+                self._started.remove(step)
         return {host.name for host in hosts} <= {*self._hosts}
 
     def open(self, host: Host, command: str, timeout_s: float) -> StepChannel:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines.patience import DEADLINE_S, long_enough
+from machines.patience import DEADLINE_S, NEVER_S
 from node_process import (
     STAND_IN,
     STDERR,
@@ -488,18 +488,13 @@ def test_a_py_spy_that_cannot_be_forked_leaks_nothing(
     monkeypatch: pytest.MonkeyPatch, python: str, tmp_path: Path, is_first: bool
 ) -> None:
     """A later try is made by a timer of the loop, where an error would end the supervisor."""
+    forks = iter([refuse] if is_first else [os.fork, refuse])
     path = write_py_spy(tmp_path, BROKEN)
-    fork = os.fork
-
-    def attempt(timeout_s: float) -> None:
-        forks = iter([refuse] if is_first else [fork, refuse])
-        monkeypatch.setattr(stacks, "PY_SPY_TIMEOUT_S", timeout_s)
+    monkeypatch.setattr(stacks, "PY_SPY_TIMEOUT_S", NEVER_S)
+    with running(python, "-c", "import time; time.sleep(300)") as process:
         monkeypatch.setattr(os, "fork", lambda: next(forks)())
         answer, leaked = take_here(process, path)
-        assert (answer.text, answer.reason, leaked) == (b"", f"py-spy can't be started ({AGAIN}), and {NO_OPTION}", 0)
-
-    with running(python, "-c", "import time; time.sleep(300)") as process:
-        long_enough(attempt, 5.0)
+    assert (answer.text, answer.reason, leaked) == (b"", f"py-spy can't be started ({AGAIN}), and {NO_OPTION}", 0)
 
 
 def test_a_rank_that_cannot_be_looked_at_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

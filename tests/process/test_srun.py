@@ -234,6 +234,25 @@ def test_an_agent_that_is_killed_loses_its_host_alone(cluster: Cluster) -> None:
     other.close()
 
 
+def test_another_attempt_keeps_the_steps_that_hosts_use(cluster: Cluster) -> None:
+    """An agent that was lost gets a step of its own each time; else they would add up for as long as a run lasts."""
+    transport = cluster.reach(A, B)
+
+    def lose_agent() -> None:
+        agent = int(run(transport, A, "echo $PPID")[0][STDOUT])
+        os.kill(agent, signal.SIGKILL)
+        wait_until(lambda: not is_alive(agent))
+
+    for _ in range(3):
+        lose_agent()
+    run(transport, A, "true")
+    own = run(transport, B, "echo $PPID")[0][STDOUT]
+    assert transport.renew([A]) and transport.renew([A, B]) and not transport.renew([Host("n3")])
+    assert len(transport._started) == 2, "that of all hosts, and the last one of n1"
+    assert run(transport, B, "echo $PPID")[0][STDOUT] == own
+    assert run(transport, A, "exit 3")[1] == 3
+
+
 def test_a_process_that_is_killed_with_its_agent_is_a_lost_connection(cluster: Cluster) -> None:
     """As when Slurm cancels a step: it kills one process after another."""
     transport = cluster.reach(A, B)

@@ -140,7 +140,7 @@ class RankStart:
                 {"rank": each["rank"], "env": python.find_changes(env)} for each, env in zip(processes, envs)
             ],
             "world": {name: envs[0][name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")},
-            "folder": self._ending.folder, "stop_timeout_s": self._ending.stop_timeout_s, "hold_signal": proc.HOLD,
+            "folder": self._ending.folder, "stop_timeout_s": self._ending.stop_timeout_s,
             "lock": self.find_lock(), "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
             "wants_successor": header.get("keeps_python", False),
         }  # fmt: skip

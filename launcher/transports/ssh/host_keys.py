@@ -63,7 +63,7 @@ class KnownHosts:
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[object, KnownKeys]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def lines_about(self, place: Destination, settings: Mapping[str, Any]) -> tuple[list[KnownKey], list[KnownKey]]:
         """Return the lines about the port of a host, and those about its usual port if that is another one.
@@ -101,18 +101,15 @@ class KnownHosts:
 
     def _read(self, path: Path) -> KnownKeys:
         with self._lock:
-            return self._read_locked(path)
-
-    def _read_locked(self, path: Path) -> KnownKeys:
-        try:
-            state = path.stat()
-            version: object = (state.st_ino, state.st_size, state.st_mtime_ns)
-        except OSError:
-            version = None
-        known = self._files.get(path)
-        if known is None or known[0] != version:
-            known = self._files[path] = version, read(path)
-        return known[1]
+            try:
+                state = path.stat()
+                version: object = (state.st_ino, state.st_size, state.st_mtime_ns)
+            except OSError:
+                version = None
+            known = self._files.get(path)
+            if known is None or known[0] != version:
+                known = self._files[path] = version, read(path)
+            return known[1]
 
     def _record(self, path: Path, name: str, key: paramiko.PKey) -> None:
         """Record a key; raise ChangedHostKey if a different one was recorded since the login began.
@@ -121,7 +118,7 @@ class KnownHosts:
         """
         new = KnownKey(name, key.get_name(), key.asbytes(), None)
         with self._lock:
-            known = [line for line in self._read_locked(path).about(name) if line.marker is None]
+            known = [line for line in self._read(path).about(name) if line.marker is None]
             if not known:
                 try:
                     append(path, new)

@@ -63,18 +63,13 @@ class KnownKeys:
     """The lines of a file, in its order. Those about a name are found without a look at each: most have plain names."""
 
     def __init__(self, lines: Iterable[KnownKey] = ()) -> None:
-        self.lines: list[KnownKey] = []
+        self.lines = [*lines]
         self._plain: dict[str, list[int]] = {}
         self._others: list[int] = []
-        for line in lines:
-            self.add(line)
-
-    def add(self, line: KnownKey) -> None:
-        """Append a line."""
-        at, names = len(self.lines), line.plain_names
-        self.lines.append(line)  # first: another thread may look meanwhile
-        for places in [self._others] if names is None else [self._plain.setdefault(name, []) for name in names]:
-            places.append(at)
+        for at, line in enumerate(self.lines):
+            names = line.plain_names
+            for places in [self._others] if names is None else [self._plain.setdefault(name, []) for name in names]:
+                places.append(at)
 
     def about(self, name: str) -> list[KnownKey]:
         """Return the lines for which `is_of` is true."""
@@ -142,8 +137,7 @@ def find_files(settings: Mapping[str, str]) -> list[Path]:
 def find_unclear(settings: Mapping[str, str]) -> str:
     """Return the value of which it isn't clear what files it names; an empty text if both are clear.
 
-    `ssh -G` prints no quotes: `"/a b/kh"` is `/a b/kh`. It may also leave tokens to ssh itself, and there is no `~ann`
-    for each ann.
+    `ssh -G` prints no quotes: `"/a b/kh"` is `/a b/kh`. It may also leave a token, a variable or `~ann` to ssh itself.
     """
     for value in _values(settings):
         are_paths = all(word.startswith(("/", "~/")) for word in value.split())
