@@ -15,6 +15,7 @@ from launcher.cli.options.request import (
     CLAIMS,
     DRY_RUN,
     HANGS,
+    HOSTS_OF_RUN,
     JOB_HERE,
     MASTER_ADDR,
     NO_CHECK,
@@ -38,7 +39,7 @@ _JOB = reword(
 @click.command("node", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG,
     Option(
-        ["--nnodes"], metavar="N", type=click.IntRange(min=1), required=True, help="Number of hosts of the run.",
+        ["--nnodes"], metavar="N", type=HOSTS_OF_RUN, required=True, help="Number of hosts of the run.",
         heading="Processes", is_common=True,
     ),
     Option(

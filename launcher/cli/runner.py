@@ -18,7 +18,7 @@ import click
 from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
 from launcher.cli.options.file_owners import refuse_strange_folder
-from launcher.cli.options.request import Request
+from launcher.cli.options.request import MOST_DAYS, Request
 from launcher.cli.options.sources import is_chosen
 from launcher.cli.repetition import again_variable, keep_origin, keep_version
 from launcher.cli.typed_command import describe_origin, name_program, typed_options
@@ -130,6 +130,8 @@ def read_until(text: str | None) -> float | None:
     if at <= now:
         said = f"--until {text}: that time has passed; it is {datetime.fromtimestamp(now):%Y-%m-%d %H:%M} now"
         raise UsageError(said, "pass a later one; 18:00 without a date is the next 18:00")
+    if at > now + MOST_DAYS * 86400:
+        raise UsageError(f"--until {text}: must be within {MOST_DAYS} days", "omit --until to run until the end")
     return at
 
 

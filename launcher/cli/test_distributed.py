@@ -20,7 +20,9 @@ from launcher.cli.options.request import (
     FILE,
     HOSTS,
     LOAD,
+    MOST_MIB,
     OUTPUT,
+    PROCESSES,
     PYTHON,
     REACH,
     STEP_TIMEOUT,
@@ -41,10 +43,10 @@ RENDEZVOUS_S = 30
 
 @click.command(
     "test-distributed", cls=Command, context_settings={"help_option_names": ["-h", "--help"]}, params=[
-        CONFIG, click.Argument(["processes"], metavar="N", type=click.IntRange(min=1)), *HOSTS, *REACH,
+        CONFIG, click.Argument(["processes"], metavar="N", type=PROCESSES), *HOSTS, *REACH,
         CPU.but(help="Use gloo on CPUs.  [default: only if no host has GPU tools]"), PYTHON, *ACTIVATION,
         Option(
-            ["--max-size"], metavar="MIB", type=click.IntRange(min=1), heading="Test",
+            ["--max-size"], metavar="MIB", type=click.IntRange(1, MOST_MIB), heading="Test",
             help="Largest size to measure, in MiB.  [default: 1024, on CPUs 4]",
         ),
         LOAD.but(help="Load all GPUs for T, and name the slow ones.  [default: 10s, on CPUs 1s]", heading="Test"),

@@ -67,9 +67,6 @@ class Batch:
 
 def check_batch(batch: Batch) -> None:
     """Raise UsageError for values that sbatch would refuse or misread."""
-    for name, number in (("--nodes", batch.nodes), ("--cpus-per-task", batch.cpus_per_task)):
-        if number is not None and number < 1:
-            raise UsageError(f"{name} must be at least 1, got {number}")
     if batch.mem is not None and not _MEMORY.fullmatch(batch.mem):
         raise UsageError(
             f"--mem: must be megabytes, or a number with K, M, G or T, got {batch.mem!r}", "write it as 64G"

@@ -101,14 +101,30 @@ def _check(file: str, name: str, value: Any) -> Any:
         guess = f"; did you mean {near!r}?" if near else ""
         raise UsageError(f"{file}: no option {shown(name)}{guess}")
     takes_list = option.multiple or option.metavar == "LIST" or option is SCRIPT
-    if takes_list and isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-        return ",".join(value) if option.metavar == "LIST" else value
-    if isinstance(option.type, click.types.IntParamType) and isinstance(value, float):
-        raise UsageError(f"{file}: {name} must be a whole number, got {value!r}")
-    if not isinstance(value, str | int | float | bool):
-        wanted = "a string or a list of strings" if takes_list else "a single value"
-        raise UsageError(f"{file}: {name} must be {wanted}, got {reprlib.repr(value)}")
-    return [value] if option.multiple else value
+    entries = value if takes_list and isinstance(value, list) else [value]
+    kinds, wanted = _find_kinds(option)
+    if any(type(entry) not in kinds for entry in entries):
+        wanted += " or a list of strings" * takes_list
+        raise UsageError(f"{file}: {name.replace('_', '-')} must be {wanted}, got {reprlib.repr(value)}")
+    if any("\0" in str(entry) for entry in entries):
+        raise UsageError(f"{file}: {name.replace('_', '-')} contains a NUL character, got {reprlib.repr(value)}")
+    if option.multiple:
+        return entries
+    return ",".join(value) if option.metavar == "LIST" and isinstance(value, list) else value
+
+
+def _find_kinds(option: Option) -> tuple[tuple[type, ...], str]:
+    """Return which types of TOML an option takes, and their name; that a number is in its range, click checks."""
+    if option.is_flag:
+        return (bool,), "true or false"
+    if option.may_stand_alone:
+        own = (str,) if option.place is not None else (str, int, float)
+        return (bool, *own), f"true, false or a {option.type.name}"
+    if isinstance(option.type, click.types.IntParamType):
+        return (int, str), "a whole number"
+    if isinstance(option.type, click.types.FloatParamType):
+        return (int, float, str), "a number or a string"
+    return (str,), "a string"
 
 
 CONFIG = Option(

@@ -19,7 +19,8 @@ from typing import Any, Literal, TypeVar, get_args
 import click
 
 from launcher.cli.options.completion import complete_files, complete_hosts
-from launcher.hosts.ranges import shown
+from launcher.hosts.hostfiles.lines import MAX_SLOTS
+from launcher.hosts.ranges import MAX_HOSTS, NUMBER, shown
 from launcher.job.job import OnHang, Start, Timeouts
 from launcher.transports.registry import TRANSPORTS
 from launcher.transports.settings import TransportSettings
@@ -32,6 +33,10 @@ HEADINGS = (
     "Test", "Output", "General",
 )  # fmt: skip
 HERE = "here"  # of --controller: this machine
+# What a typo may cost. A larger number would be memory, or a time that some clock can't count.
+MOST_RESTARTS = 1_000_000
+MOST_MIB = 1 << 20
+MOST_DAYS = 365
 _WAIT = Timeouts()
 _SIZE_TEXT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT]?)B?")
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)")
@@ -164,8 +169,9 @@ class _Duration(click.types.FloatParamType):
     name = "time"
     _words = "a time such as 90, 90s, 10m, 2h or 2d"
 
-    def __init__(self, least_s: float) -> None:
+    def __init__(self, least_s: float, most_days: int = MOST_DAYS) -> None:
         self._least_s = least_s
+        self._most_days = most_days
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = _TIME.fullmatch(str(value).strip())
@@ -174,6 +180,8 @@ class _Duration(click.types.FloatParamType):
         seconds = float(found[1]) * {"d": 86400, "h": 3600, "m": 60}.get(found[2], 1)
         if seconds < self._least_s:
             self.fail(f"must be at least {self._least_s:g}s, got {value!r}", param, ctx)
+        if seconds > self._most_days * 86400:
+            self.fail(f"must be at most {self._most_days}d, got {value!r}", param, ctx)
         return seconds
 
 
@@ -207,8 +215,8 @@ class _Gpus(click.types.IntParamType):
         text = str(value)
         if text == "auto":
             return None
-        if not text.isascii() or not text.isdigit() or int(text) < 1:
-            self.fail(f"must be auto or a number of at least 1, got {text!r}", param, ctx)
+        if not NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_SLOTS:
+            self.fail(f"must be auto or a number from 1 to {MAX_SLOTS}, got {text!r}", param, ctx)
         return int(text)
 
 
@@ -236,6 +244,8 @@ class _Size(click.types.FloatParamType):
 FILE = _File(path_type=Path)
 AGO = _Duration(0)
 SIZE = _Size()
+PROCESSES = click.IntRange(1, MAX_SLOTS)  # on each host
+HOSTS_OF_RUN = click.IntRange(1, MAX_HOSTS)
 
 
 def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
@@ -290,7 +300,7 @@ class Request:
         heading="Hosts", is_common=True, in_file=True, shell_complete=complete_hosts,
     )
     num_nodes: int | None = _option(
-        "--num-nodes", metavar="N", type=click.IntRange(min=1), help="Use only the first N hosts.  [default: all]",
+        "--num-nodes", metavar="N", type=HOSTS_OF_RUN, help="Use only the first N hosts.  [default: all]",
         heading="Hosts", in_file=True, known_as=["nnodes", "num-machines", "nodes", "N"],
     )
 
@@ -315,7 +325,7 @@ class Request:
         heading="Hosts", in_file=True, is_rare=True,
     )
     silence_s: float = _option(
-        "--silence", metavar="T", type=_Duration(0.5), default=_WAIT.silence_s,
+        "--silence", metavar="T", type=_Duration(0.5, most_days=1), default=_WAIT.silence_s,
         help=f"Maximum time without a heartbeat.  [default: {_WAIT.silence_s:g}s]",
         heading="Network", in_file=True, is_rare=True,
     )
@@ -353,7 +363,7 @@ class Request:
         known_as=["nproc-per-node", "num-gpus", "gpus-per-node", "ntasks-per-node", "gres"],
     )
     nproc: int | None = _option(
-        "--nproc", metavar="N", type=click.IntRange(min=1), help="Processes per host.  [default: one per GPU]",
+        "--nproc", metavar="N", type=PROCESSES, help="Processes per host.  [default: one per GPU]",
         heading="Processes", is_common=True, in_file=True, is_rare=True,
     )
     cpu: bool = _option(
@@ -441,7 +451,7 @@ class Request:
     )
 
     restarts: int = _option(
-        "--restarts", metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
+        "--restarts", metavar="N", type=click.IntRange(0, MOST_RESTARTS), default=0, show_default=True,
         help="Restart a failed run, up to N times without progress.",
         heading="Stopping and restarts", is_common=True, in_file=True, is_rare=True, known_as=["max-restarts"],
     )
@@ -452,12 +462,12 @@ class Request:
         in_file=True,
     )
     spares: int | None = _option(  # the last hosts; None: those that the hostfile marks
-        "--spares", metavar="K", type=click.IntRange(min=0),
+        "--spares", metavar="K", type=click.IntRange(0, MAX_HOSTS),
         help="Keep the last K hosts to replace failed ones.  [default: hosts marked spare]",
         heading="Stopping and restarts", is_common=True, in_file=True, needs="restarts", is_rare=True,
     )
     min_nodes: int | None = _option(
-        "--min-nodes", metavar="M", type=click.IntRange(min=1),
+        "--min-nodes", metavar="M", type=HOSTS_OF_RUN,
         help="If no spare is left, continue on M hosts or more.  [default: all]",
         heading="Stopping and restarts", in_file=True, needs="restarts", is_rare=True,
     )
@@ -566,7 +576,7 @@ class Request:
 
     # Of `launch sbatch` only; all others are passed to the `launch` in the script.
     nodes: int = _option(
-        "--nodes", metavar="N", type=int, default=1, show_default=True, help="Number of nodes.",
+        "--nodes", metavar="N", type=HOSTS_OF_RUN, default=1, show_default=True, help="Number of nodes.",
         heading="Slurm", is_common=True, in_file=True,
     )
     time: str | None = _option(
@@ -582,7 +592,7 @@ class Request:
         heading="Slurm", is_common=True, in_file=True,
     )
     cpus_per_task: int | None = _option(
-        "--cpus-per-task", metavar="N", type=int, help="CPUs per node, shared by its ranks.  [default: Slurm's]",
+        "--cpus-per-task", metavar="N", type=PROCESSES, help="CPUs per node, shared by its ranks.  [default: Slurm's]",
         heading="Slurm", is_common=True, in_file=True,
     )
     account: str | None = _option(

@@ -21,7 +21,7 @@ from launcher.wording import nearest
 MAX_PORT = 65535
 MOST_SLOTS = 64  # after a colon
 FIRST_PORT = 1024  # after a colon; below, other services have theirs
-MAX_SLOTS = 65536  # far beyond any machine; it limits the memory that a typo costs
+MAX_SLOTS = 1024  # processes of a host: far beyond any machine; it limits the memory that a typo costs
 
 # Open MPI's other spellings of these settings; the source is hostfile_lex.l of PRRTE.
 _COUNTS = ("slots", "cpu", "count")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import main as cli
+from launcher.cli.options.request import BATCH, KEYS, name_all
 from launcher.cli.options.toml_files import find_places
 from launcher.errors import EXIT_USAGE
 
@@ -169,7 +171,7 @@ def test_a_table_in_the_file_is_no_option(project: Path, launch: Launch) -> None
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("nproc = 'one'", "nproc must be a whole number of at least 1, got one"),
+        ("nproc = 'one'", "nproc must be a whole number from 1 to 1024, got one"),
         ("stop-timeout = 'soon'", "stop-timeout must be a time such as "),
         ("transport = 'telnet'", "transport: "),
     ],
@@ -181,3 +183,41 @@ def test_a_value_that_no_option_takes_is_named_with_its_file(
     code, _, err = launch("--hosts", "a", "train.py")
     assert code == EXIT_USAGE
     assert f"launch: ../../launcher.toml: {said}" in err, err
+
+
+# A value of each type of TOML, and the keys that take other types than strings.
+VALUES = {
+    "bool": "true", "int": "1", "float": "1.5", "str": '"x"', "strings": '["x"]', "ints": "[1]", "table": "{a = 1}",
+    "date": "2026-11-27",
+}  # fmt: skip
+TYPES = {
+    ("bool",): "ask-password claim-cpus cpu detach no-check no-numa no-samples quiet requeue stacks survive-reboots",
+    ("int", "str"): "gpus nproc num-nodes master-port restarts spares min-nodes nodes cpus-per-task",
+    ("int", "float", "str"): "connect-timeout silence stop-timeout rdzv-timeout hang-timeout for sync-limit",
+    ("str", "strings"): "hosts include exclude ranks constraint env env-file link fetch script",
+    ("bool", "str"): "sync",
+    ("bool", "int", "float", "str"): "queue",
+}
+TAKEN = {key: types for types, keys in TYPES.items() for key in keys.split()}
+
+
+@pytest.mark.parametrize("key", [name.replace("_", "-") for name in KEYS])
+def test_each_key_takes_its_types_and_refuses_all_others_in_one_line(project: Path, launch: Launch, key: str) -> None:
+    defaults = {"hosts": '"a"', "nproc": "1", "cpu": "true"}
+    is_batch = key.replace("-", "_") in name_all(BATCH)
+    for kind, value in VALUES.items():
+        lines = defaults | ({"gpus": "1"} if is_batch else {}) | {key: value}
+        (project / "launcher.toml").write_text("".join(f"{name} = {text}\n" for name, text in lines.items()))
+        code, _, err = launch(*(["sbatch"] if is_batch else ["--dry-run"]), "train.py")
+        if kind in TAKEN.get(key, ("str",)):
+            assert "Traceback" not in err and f"{key} must be true" not in err, (kind, err)
+        else:
+            pattern = rf"launch: \.\./\.\./launcher\.toml: {key} must be [^\n]*, got [^\n]*\n"
+            assert code == EXIT_USAGE and re.fullmatch(pattern, err), (kind, err)
+
+
+def test_a_text_with_a_nul_is_refused(project: Path, launch: Launch) -> None:
+    """No path, argument or variable can have one."""
+    (project / "launcher.toml").write_text('workdir = "a\\u0000b"\n')
+    said = "launch: ../../launcher.toml: workdir contains a NUL character, got 'a\\x00b'\n"
+    assert launch("--dry-run", "train.py") == (EXIT_USAGE, "", said)

@@ -189,8 +189,8 @@ WRONG = [
      "set it in the script, or after the script if it has such an option: launch only starts the ranks"),
     ("logs -n 20", "no option '-n'", "see launch logs --help for the options"),
     # what click refuses
-    ("--hosts a --nproc 0 t.py", "--nproc: must be a whole number of at least 1, got 0", OPTIONS),
-    ("--hosts a --nproc x t.py", "--nproc: must be a whole number of at least 1, got x", OPTIONS),
+    ("--hosts a --nproc 0 t.py", "--nproc: must be a whole number from 1 to 1024, got 0", OPTIONS),
+    ("--hosts a --nproc x t.py", "--nproc: must be a whole number from 1 to 1024, got x", OPTIONS),
     ("--hosts a --master-port 65536 t.py", "--master-port: must be a whole number from 1 to 65535, got 65536", OPTIONS),
     ("node --nnodes 2 t.py", "--node-rank is missing", "see launch node --help for the options"),
     *(

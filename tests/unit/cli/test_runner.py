@@ -125,6 +125,7 @@ def test_a_time_limit_is_absolute() -> None:
             "--until 2026-01-01 09:00: that time has passed; it is ",
             "a later one",
         ),
+        (Request(until="2999-01-01 09:00"), "--until 2999-01-01 09:00: must be within 365 days", "run until the end"),
         (Request(until="6h"), "--until: must be a time such as 18:00 or .*, got '6h'", "--for 6h"),
         (Request(until="0001-01-01 00:00"), "--until.* 0001-01-01 00:00|--until: must be", ""),
     ],

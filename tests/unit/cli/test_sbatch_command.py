@@ -164,7 +164,11 @@ def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
     [
         ("train.py", "Slurm needs the number of GPUs per node", "pass --gpus N, or --nproc N --cpu to train on CPUs"),
         ("--cpu train.py", "--cpu needs a number of processes", "pass --nproc N, or set slots=N in the hostfile"),
-        ("--gpus 8 --nodes 0 train.py", "--nodes must be at least 1, got 0", ""),
+        (
+            "--gpus 8 --nodes 0 train.py",
+            "--nodes: must be a whole number from 1 to 65536, got 0",
+            "see launch sbatch --help for the options",
+        ),
         (
             "--gpus 8 --time 12h train.py",
             "--time: must be a time as Slurm writes it, got '12h'",

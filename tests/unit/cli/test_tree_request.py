@@ -609,4 +609,4 @@ def test_a_directory_without_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_wrong_value_in_launcher_toml(repository: Path, launch: Launch) -> None:
     (repository / "launcher.toml").write_text("sync = ['sub']\n")
     code, _, err = launch(*PLAN, "train.py")
-    assert (code, err) == (EXIT_USAGE, "launch: launcher.toml: sync must be a single value, got ['sub']\n")
+    assert (code, err) == (EXIT_USAGE, "launch: launcher.toml: sync must be true, false or a directory, got ['sub']\n")

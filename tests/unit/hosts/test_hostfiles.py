@@ -147,7 +147,7 @@ BAD_LINES = [
     ("node1 slots=", "slots must be a number, got ''", ""),
     ("node1 slots=-1", "slots must be a number, got '-1'", ""),
     ("node1 slots=\u0664", "slots must be a number, got '\u0664'", ""),
-    ("node1 slots=0", "slots must be between 1 and 65536, got 0", ""),
+    ("node1 slots=0", "slots must be between 1 and 1024, got 0", ""),
     ("node1 port=65536", "port must be between 1 and 65535, got 65536", ""),
     ("node1 port=\x1b[1m", "port must be a number, got '\\x1b[1m'", ""),
     ("node1 slot=4", "unknown key 'slot'", "write 'slots'"),
@@ -195,9 +195,9 @@ BAD_LINES = [
         "write 'node1 slots=8' or 'node1 port=8'",
     ),
     (
-        "node1 65536",
-        "'node1 65536' is ambiguous: is 65536 a number of slots, a port or a host?",
-        "write 'node1 slots=65536'",
+        "node1 1025",
+        "'node1 1025' is ambiguous: is 1025 a number of slots, a port or a host?",
+        "write 'node1 port=1025'",
     ),
     ("-node1 8", "'-node1 8' is ambiguous: is 8 a number of slots, a port or a host?", ""),
     (
@@ -494,7 +494,7 @@ def short(host):
     [
         ("a:8 slots=8", "f:1: slots is given twice, by 'a:8' and by 'slots=8'"),
         ("ann@a:22 port=22", "f:1: port is given twice, by 'ann@a:22' and by 'port=22'"),
-        ("a:0", "f:1: slots must be between 1 and 65536, got 0"),
+        ("a:0", "f:1: slots must be between 1 and 1024, got 0"),
         ("a:65536", "f:1: port must be between 1 and 65535, got 65536"),
         ("a:x", "f:1: host name 'a:x' contains ':'"),
         ("a:8:ann", "f:1: 'a:8:ann' isn't an IPv6 address"),

@@ -132,8 +132,6 @@ def test_what_sbatch_takes_is_not_refused(values: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"nodes": 0}, "--nodes must be at least 1, got 0"),
-        ({"cpus_per_task": -1}, "--cpus-per-task must be at least 1, got -1"),
         ({"mem": "64 GB"}, "--mem: must be megabytes, or a number with K, M, G or T, got '64 GB'"),
         ({"mem": ""}, "--mem: must be megabytes, or a number with K, M, G or T, got ''"),
         ({"time": "1"}, "--time 1: its last 60 s are for saving and stopping"),
