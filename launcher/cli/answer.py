@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
+import click
+
 from launcher.cli.find_run import ASK
+from launcher.cli.usage_errors import explain
 from launcher.concurrency import start_thread
 from launcher.controller import orders
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError
@@ -29,14 +32,14 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     order, last_line = orders.take(wait_s)
     ending = ""
     try:
-        if isinstance(order.request, orders.Control):
+        if isinstance(order.action, orders.Control):
             from launcher.controller.control import control  # half of this package, which no command needs
 
-            code, has_begun = control(order.request, order.streams, last_line, os.environ, order.silence_s)
+            code, has_begun = control(order.action, order.streams, last_line, os.environ, order.silence_s)
             ending = "" if has_begun else f" {orders.REFUSED}"
         else:
             start_thread(partial(orders.end_with_the_login, order.silence_s), "login", lambda error: None)
-            code = _run(order.request, order.streams)
+            code = _run(order.action, order.streams)
         sys.stdout.flush()
     except UnknownRunError as error:
         code, ending = error.exit_code, f" {orders.UNKNOWN}"
@@ -61,7 +64,10 @@ def _run(words: Sequence[str], streams: OutputStreams) -> int:
         return answer(RunList.of_user(os.environ).find(words[1]), words[2], streams)
     from launcher.cli.command_group import launch
 
-    code: int = launch.main([*words], prog_name="launch", standalone_mode=False, obj=streams)
+    try:
+        code: int = launch.main([*words], prog_name="launch", standalone_mode=False, obj=streams)
+    except click.ClickException as error:
+        raise explain(error, words) from None
     return code
 
 

@@ -62,14 +62,14 @@ class Control:
     incidents: Mapping[str, str] = field(default_factory=dict)  # what went wrong with hosts in earlier runs, in words
 
 
-Request = Control | tuple[str, ...]  # or a command about runs that are controlled there: its words after `launch`
+Action = Control | tuple[str, ...]  # or a command about runs that are controlled there: its words after `launch`
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A request with what it takes to answer it."""
+    """What to do, and what it takes to answer."""
 
-    request: Request
+    action: Action
     streams: OutputStreams  # where the answer is shown
     # Begins the last line of both streams; behind it comes END on stdout, and on stderr the exit code and REFUSED or
     # UNKNOWN, or why they end before that. A heartbeat on stderr is the mark alone.

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.concurrency import start_thread
 from launcher.controller import orders
-from launcher.controller.orders import Control, Order, Request
+from launcher.controller.orders import Action, Control, Order
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.escapes import clean
 from launcher.hosts.host import Host
@@ -69,10 +69,10 @@ class RemoteLauncher:
             self.close()
             raise
 
-    def ask(self, request: Request, streams: OutputStreams) -> None:
-        """Send the request; streams: of this process, where the answer is shown."""
-        silence_s = self._silence_s if isinstance(request, Control) else orders.SILENCE_S
-        order = Order(request, find_remote_streams(streams), self._mark, silence_s)
+    def ask(self, action: Action, streams: OutputStreams) -> None:
+        """Send what to do; streams: of this process, where the answer is shown."""
+        silence_s = self._silence_s if isinstance(action, Control) else orders.SILENCE_S
+        order = Order(action, find_remote_streams(streams), self._mark, silence_s)
         self._send(orders.encode(order))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 

@@ -82,9 +82,9 @@ def start(python: str = sys.executable) -> RemoteLauncher:
     return RemoteLauncher(LocalTransport(), Host("here"), [python], TIMEOUT_S)
 
 
-def ask(request: orders.Request) -> tuple[bytes, int | None]:
+def ask(action: orders.Action) -> tuple[bytes, int | None]:
     launcher = start()
-    launcher.ask(request, VIEW)
+    launcher.ask(action, VIEW)
     output = launcher.read_output()
     launcher.close()
     return output, launcher.exit_code
@@ -144,6 +144,13 @@ def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> Non
     with listed(Path("nowhere")):
         assert ask(("logs", RUN)) == (b"", 2)
     assert capfd.readouterr().err.splitlines()[0] == f"launch: the logs in {Path.cwd() / 'nowhere'} were removed"
+
+
+def test_an_option_that_its_version_does_not_have(capfd: pytest.CaptureFixture[str]) -> None:
+    assert ask(("logs", RUN, "--fresh")) == (b"", 2)
+    assert capfd.readouterr().err.splitlines() == [
+        "launch: no option '--fresh'", "  fix: see launch logs --help for the options",
+    ]  # fmt: skip
 
 
 def test_a_run_that_is_not_listed_there(capfd: pytest.CaptureFixture[str]) -> None:
