@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.api.values import Line, read_error
+from launcher.api.options import Word
+from launcher.api.values import Line, make_error, read_error
 from launcher.cli.owner import OWNER
 from launcher.concurrency import start_thread
-from launcher.errors import LauncherError
+from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 
 MOST_BYTES = 32 << 20  # of lines that nobody has read yet
 _LINE_BYTES = 500  # that a line takes besides its text
@@ -49,7 +50,7 @@ class Child:
     that nobody reads the oldest are dropped beyond 32 MB; the run's logs have all of them.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[Word]) -> None:
         self._changed = threading.Condition()
         self._lines: deque[Line] = deque()
         self._bytes = 0
@@ -100,8 +101,9 @@ class Child:
         if "error" in self.events:
             return read_error(self.events["error"])
         said = "\n".join(self.messages[-_LAST_MESSAGES:])
-        text = f"launch ended with exit code {self._exit_code} and no result"
-        return LauncherError(f"{text}:\n{said}" if said else text)
+        code = _find_exit_code(self._exit_code or 0)
+        text = f"launch ended with exit code {code} and no result"
+        return make_error(f"{text}:\n{said}" if said else text, "", code)
 
     # ---- in the two threads -------------------------------------------------------------------------------------
 
@@ -142,12 +144,12 @@ class Child:
             self._changed.notify_all()
 
 
-def ask(command: str, words: Sequence[str]) -> Any:
+def ask(command: str, words: Sequence[Word]) -> Any:
     """Return what a command prints with --json; raise the error with which it ends."""
     return json.loads(call([command, "--json", *words]))
 
 
-def call(words: Sequence[str]) -> bytes:
+def call(words: Sequence[Word]) -> bytes:
     """Return what a command prints on stdout; raise the error with which it ends, unless it has printed something."""
     process = start(words)
     try:
@@ -159,13 +161,21 @@ def call(words: Sequence[str]) -> bytes:
     if last and last[0].startswith(b'{"event": "error"'):
         raise read_error(json.loads(last[0]))
     if process.returncode and not last:
-        shown = said.decode("utf-8", "replace").strip().removeprefix("launch: ")
-        raise LauncherError(shown or f"launch ended with exit code {process.returncode}")
+        shown, code = (
+            said.decode("utf-8", "replace").strip().removeprefix("launch: "),
+            _find_exit_code(process.returncode),
+        )
+        raise make_error(shown or f"launch ended with exit code {code}", "", code)
     return output
 
 
-def start(words: Sequence[str]) -> subprocess.Popen[bytes]:
+def _find_exit_code(returncode: int) -> int:
+    return returncode if returncode >= 0 else EXIT_SIGNAL_BASE - returncode
+
+
+def start(words: Sequence[Word]) -> subprocess.Popen[bytes]:
     """Start a `launch` that ends with this process."""
+    sent = json.dumps([os.fspath(word) for word in words]).encode("ascii")
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, _ROOT],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -175,7 +185,7 @@ def start(words: Sequence[str]) -> subprocess.Popen[bytes]:
     stdin, process.stdin = process.stdin, None
     assert stdin is not None
     with contextlib.suppress(BrokenPipeError), stdin:  # it has crashed, and its exit code says so
-        stdin.write(json.dumps(words).encode("ascii"))
+        stdin.write(sent)
     return process
 
 

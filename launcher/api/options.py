@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from launcher.cli.options.request import Option
 
 Scalar = str | int | float | os.PathLike[str]
-Argv = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Word = str | os.PathLike[str]
+Argv = Word | Sequence[Word]
 
 
 def as_words(options: Mapping[str, Any]) -> list[str]:
@@ -22,10 +23,14 @@ def as_words(options: Mapping[str, Any]) -> list[str]:
     return [word for name, value in options.items() for word in _as_words(name, value)]
 
 
-def script_words(argv: Argv) -> list[str]:
+def script_words(argv: Argv) -> list[Word]:
     """Return a script and its arguments as words, after which there are no options of `launch`."""
-    words = [argv] if isinstance(argv, (str, os.PathLike)) else argv
-    return ["--", *(os.fspath(word) for word in words)]
+    return ["--", *list_words(argv)]
+
+
+def list_words(given: Argv) -> Sequence[Word]:
+    """Return one word, or several, as several."""
+    return [given] if isinstance(given, (str, os.PathLike)) else given
 
 
 def _as_words(name: str, value: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.api.child import ask, call
-from launcher.api.options import Argv, Scalar, as_words, script_words
+from launcher.api.options import Argv, Scalar, as_words, list_words, script_words
 from launcher.api.run import AnyRun, File, name_run
 from launcher.api.values import (
     CheckResult,
@@ -52,7 +52,7 @@ def runs(*, all: bool = False, hosts: str | Sequence[str] | None = None, ssh_con
 
 
 def fetch(
-    run: AnyRun = None, paths: str | Sequence[str] = (), *, all: bool = False, code: bool = False,
+    run: AnyRun = None, paths: Argv = (), *, all: bool = False, code: bool = False,
     limit: Scalar | None = None, log_dir: File = None, controller: str | None = None, ssh_config: File = None,
 ) -> None:  # fmt: skip
     """Copy the logs of a run from the host that controls it, or files of its ranks, as `launch fetch` does.
@@ -67,6 +67,6 @@ def fetch(
     given = {
         "all": all, "code": code, "limit": limit, "log_dir": log_dir, "controller": controller, "ssh_config": ssh_config
     }  # fmt: skip
-    names = [paths] if isinstance(paths, str) else paths
+    names = list_words(paths)
     word = name_run(run) or (["latest"] if names else [])
     call(["fetch", *as_words(given), "--", *word, *names])

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.api.child import Child, Event, call
-from launcher.api.options import Argv, as_words, script_words
+from launcher.api.options import Argv, Word, as_words, script_words
 from launcher.api.values import Line, ListedRun, Result, failure_of, read_result
 from launcher.errors import UsageError
 
@@ -160,7 +160,7 @@ def name_run(run: AnyRun) -> list[str]:
     return [] if word is None else [word]
 
 
-def _start(command: Sequence[str], options: Mapping[str, Any], words: Sequence[str] = ()) -> Run:
+def _start(command: Sequence[str], options: Mapping[str, Any], words: Sequence[Word] = ()) -> Run:
     if own := [name for name in _OWN if name in options]:
         raise UsageError(f"launcher.{'launch' if command[0] == 'run' else command[0]} takes no {own[0]}", "omit it")
     child = Child([*command, "--json", *as_words(options), *words])

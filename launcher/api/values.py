@@ -245,8 +245,15 @@ def read_error(event: Mapping[str, Any]) -> LauncherError:
         hosts = dict.fromkeys(name for finding in findings for name in finding.hosts)
         error = ChecksFailed(message, fix, hosts=tuple(hosts), findings=findings)
     else:
-        error = (UsageError if code == UsageError.exit_code else LauncherError)(message, fix)
+        error = make_error(message, fix, code)
     error.args = (event["shown"],)
+    return error
+
+
+def make_error(message: str, fix: str, exit_code: int) -> LauncherError:
+    """Return the exception for the exit code of a `launch`."""
+    error = (UsageError if exit_code == UsageError.exit_code else LauncherError)(message, fix)
+    error.exit_code = exit_code
     return error
 
 

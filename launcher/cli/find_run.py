@@ -249,6 +249,10 @@ class ControllerLost(LauncherError):
 
     exit_code = EXIT_UNREACHABLE
 
+    def __init__(self, failure: HostFailure, known: str) -> None:
+        super().__init__(describe_lost(failure, known))
+        self.failures = [failure]
+
 
 @contextlib.contextmanager
 def _asking(way: Way, run: RemoteRun | None = None, *, may_ask: bool = True) -> Iterator[RemoteLauncher]:
@@ -263,7 +267,7 @@ def _asking(way: Way, run: RemoteRun | None = None, *, may_ask: bool = True) -> 
             yield launcher
     except TransportError as error:
         known = _describe_unreached(run) if run is not None else ""
-        raise ControllerLost(describe_lost(error.failure, known)) from None
+        raise ControllerLost(error.failure, known) from None
 
 
 def _describe_unreached(run: RemoteRun) -> str:

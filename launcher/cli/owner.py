@@ -46,6 +46,7 @@ def report_error(error: LauncherError) -> None:
     import json
     from dataclasses import asdict
 
+    from launcher.cli.find_run import ControllerLost
     from launcher.errors import ChecksFailed, HostsUnreachable
     from launcher.output.console import dated
     from launcher.output.plain_messages import describe_error
@@ -56,7 +57,7 @@ def report_error(error: LauncherError) -> None:
         shown=describe_error(error).removeprefix("launch: "),
         message=error.message,
         fix=error.fix,
-        unreachable=[asdict(failure) for failure in error.failures] if isinstance(error, HostsUnreachable) else [],
+        unreachable=list(map(asdict, error.failures)) if isinstance(error, HostsUnreachable | ControllerLost) else [],
         findings=[finding.as_record() for finding in error.findings] if isinstance(error, ChecksFailed) else [],
     )
     print(json.dumps(event), flush=True)

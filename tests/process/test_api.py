@@ -12,7 +12,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import launcher
 from launcher.api import child
 from launcher.api.options import as_words
 from launcher.api.values import read_free
+from launcher.runs.run_list import RemoteRun, RunList, Way
 
 ROOT = Path(__file__).parents[2]
 TWO: Mapping[str, Any] = {"nproc": 2, "cpu": True, "no_check": True}
@@ -156,13 +159,40 @@ def test_what_can_not_start() -> None:
     assert [failure.host for failure in pickle.loads(pickle.dumps(lost.value)).failures] == ["no.such.host.invalid"]
 
 
+def test_an_error_has_the_exit_code_of_launch() -> None:
+    """Also if the command has printed its message and returned, or was killed."""
+    with launcher.singlenode(["sh", "-c", "exit 3"], **RANKS) as run:
+        run.wait(check=False)
+    with pytest.raises(launcher.Error, match="FAILED after") as caught:
+        child.call(["wait", run.id])
+    assert caught.value.exit_code == 3
+    with launcher.singlenode(WAITS, **RANKS) as killed:
+        assert next(iter(killed)).text.startswith("ready")
+        killed._child._process.kill()
+        with pytest.raises(launcher.Error, match=r"^launch ended with exit code 137 and no result") as lost:
+            killed.wait()
+    assert lost.value.exit_code == 137
+
+
+def test_a_controller_that_can_not_be_reached() -> None:
+    runs = RunList.of_user(os.environ)
+    run_id = runs.take_id(datetime(2026, 11, 20, 9, 12, 33), "token")
+    runs.add(RemoteRun(run_id, Way("127.0.0.1", port=1), "far", time.time()))
+    calls: tuple[Callable[[str], object], ...] = (launcher.stop, launcher.attach, launcher.fetch)
+    for call in calls:
+        with pytest.raises(launcher.HostsUnreachable) as caught:
+            call("far")
+        assert (caught.value.exit_code, [failure.host for failure in caught.value.failures]) == (69, ["127.0.0.1"])
+        assert f"only 127.0.0.1 knows whether run {run_id} continues" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
         ({"gpu": 8}, "no option '--gpu'; did you mean '--gpus'?\n  fix: see launch singlenode --help for the options"),
         ({"nproc_per_node": 8}, "no option '--nproc-per-node'; did you mean '--gpus'?"),
-        ({"restarts": True}, "--restarts: must be a whole number of at least 0, got True"),
-        ({"nproc": "x"}, "--nproc: must be a whole number of at least 1, got x"),
+        ({"restarts": True}, "--restarts: must be a whole number from 0 to 1000000, got True"),
+        ({"nproc": "x"}, "--nproc: must be a whole number from 1 to 1024, got x"),
         ({"gpus": 8, "cpu": True}, "--gpus and --cpu are both given"),
         ({"dry_run": True}, "launcher.singlenode takes no dry_run"),
     ],
@@ -254,9 +284,9 @@ def test_a_run_is_stopped_started_again_and_found() -> None:
 def test_files_of_a_run_are_copied() -> None:
     with launcher.singlenode(["sh", "-c", "mkdir -p out; echo $RANK > out/$RANK"], **RANKS) as run:
         run.wait()
-    launcher.fetch(run, "out", log_dir="copies")
+    launcher.fetch(run, Path("out"), log_dir="copies")
     assert sorted(path.name for path in Path("copies").rglob("*") if path.is_file()) == ["0", "1"]
-    launcher.fetch(paths=["out/1"])
+    launcher.fetch(paths=[Path("out/1")])
     assert [path.name for path in Path("logs", f"{run.id}-fetched").rglob("*") if path.is_file()] == ["1"]
     with pytest.raises(launcher.Error, match=r"has nothing in .* that matches none"):
         launcher.fetch(run, "none")
