@@ -73,7 +73,7 @@ def command(
     try:
         found = find_run(run, controller, ssh_config)
     except UnknownRunError:
-        if run is None or code or run[:1].isdigit():  # a mistyped id
+        if not run or code or run[:1].isdigit():  # a mistyped id
             raise
         found, paths = find_run(None), (run, *paths)
         tell(f"launch: no run {shown(run)}, so this copies {shown(run)} of the newest run, {found.id}")

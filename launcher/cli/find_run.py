@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,7 @@ _OPTIONS = (
         type=FILE,
         help="With --controller, read FILE instead of ~/.ssh/config.",
         heading="Hosts",
+        needs="controller",
     ),
 )
 
@@ -92,9 +93,6 @@ def find_run(word: str | None, controller: str | None = None, ssh_config: Path |
     """Return the run that this word means, see choose_run; with controller, of the runs that this host controls."""
     if controller is not None and find_asker() is None:
         return _find_there(word, controller, ssh_config)
-    if ssh_config is not None:
-        fix = "add --controller HOST, or omit --ssh-config"
-        raise UsageError("--ssh-config works only with --controller", fix)
     runs = _list_runs()
     if word is not None and len(find_meant(runs, word)) > 1:
         read_rows()  # of runs elsewhere, only their hosts know which have ended
@@ -109,16 +107,23 @@ def _list_runs() -> list[ListedRun | RemoteRun]:
 
 
 def _find_there(word: str | None, controller: str, ssh_config: Path | None) -> RemoteRun:
+    runs = _list_there(controller, ssh_config)
+    if not runs:
+        raise UsageError(f"{controller} controls no run", "launch ps, where the run was started, names its controller")
+    try:
+        return choose_run(runs, word)
+    except UnknownRunError as error:  # what it is asked about is known here, and not only there
+        raise UsageError(error.message, f"see launch ps --hosts {controller}") from None
+
+
+def _list_there(controller: str, ssh_config: Path | None) -> list[RemoteRun]:
+    """Return the runs that a host controls, the newest first."""
     ways = _read_ways(controller, "--controller", ssh_config)
     if len(ways) != 1:
         raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
     with _asking(ways[0]) as launcher:
         rows, _ = _ask_rows(launcher)
-    runs = [RemoteRun(row.run, ways[0], row.name, row=None if row.may_live else row) for row in rows]
-    try:
-        return choose_run(runs, word)
-    except UnknownRunError as error:  # what it is asked about is known here, and not only there
-        raise UsageError(error.message, f"see launch ps --hosts {ways[0].name}") from None
+    return [RemoteRun(row.run, ways[0], row.name, row=None if row.may_live else row) for row in rows]
 
 
 def run_there(found: RemoteRun, *more: str, is_of_a_run: bool = False) -> int:
@@ -175,8 +180,10 @@ def take_samples(found: RemoteRun, take: Callable[[bytes], object]) -> int:
     return _ask_there(found, (ASK, found.id, "samples"), read)
 
 
-def find_active_runs() -> list[ListedRun | RemoteRun]:
-    """Return the runs of this machine that may live, the newest first."""
+def find_active_runs(controller: str | None = None, ssh_config: Path | None = None) -> Sequence[ListedRun | RemoteRun]:
+    """Return the runs of this machine, or those that a host controls, that may live, the newest first."""
+    if controller is not None:
+        return [run for run in _list_there(controller, ssh_config) if run.row is None]
     if any(isinstance(run, RemoteRun) for run in _list_active()):
         read_rows()  # of runs elsewhere, only their hosts know which have ended
     return _list_active()

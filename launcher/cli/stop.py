@@ -44,8 +44,7 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
 
     The ranks get SIGTERM, so that they can save, and are killed after the run's stop timeout.
     """
-    is_unnamed = run is None and controller is None and ssh_config is None
-    found = find_only() if is_unnamed else find_run(run, controller, ssh_config)
+    found = find_only(controller, ssh_config) if run is None else find_run(run, controller, ssh_config)
     try:
         return run_there(found) if isinstance(found, RemoteRun) else stop(found, is_now=now)
     except KeyboardInterrupt:
@@ -53,20 +52,21 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
         return 130
 
 
-def find_only() -> ListedRun | RemoteRun:
+def find_only(controller: str | None, ssh_config: Path | None) -> ListedRun | RemoteRun:
     """Return the run to stop if none is named; raise UsageError unless exactly one may live."""
     runs = RunList.of_user(os.environ)
-    unseen = {run.id for run in runs.read_all() if isinstance(run, RemoteRun) and run.row is None}
-    living = find_active_runs()
+    here = runs.read_all() if controller is None else []
+    unseen = {run.id for run in here if isinstance(run, RemoteRun) and run.row is None}
+    living = find_active_runs(controller, ssh_config)
     if not living and unseen:  # another `launch stop` that was typed at the same time was quicker
         ended = [run for run in runs.read_all() if isinstance(run, RemoteRun) and run.id in unseen]
         stopped = [run for run in ended if run.row is not None and run.row.state == "stopped"]
         living = [*stopped] if len(stopped) == 1 else []
     if len(living) == 1:
         return living[0]
-    where = "" if unseen else " on this machine"
+    where = "" if unseen else f" on {controller or 'this machine'}"
     if not living:
-        raise UsageError(f"no run is running{where}", "see launch ps")
+        raise UsageError(f"no run is running{where}", f"see launch ps{f' --hosts {controller}' if controller else ''}")
     raise UsageError(f"{len(living)} runs may be running{where}: {name_runs(living)}", "name the one to stop")
 
 

@@ -79,13 +79,15 @@ def _find_run(word: str | None, request: Request) -> ListedRun | RemoteRun | Non
     from launcher.cli.find_run import find_active_runs, find_run
     from launcher.runs.run_list import name_runs
 
-    if word is None and request.controller is None:
-        active = find_active_runs()
-        if len(active) > 1:
-            raise UsageError(f"{len(active)} runs are active: {name_runs(active)}", "name one of them")
-        return active[0] if active else None
     ssh_config = request.ssh_config if request.controller is not None else None  # otherwise it is for hosts
-    return find_run(word, request.controller, ssh_config)
+    if word is not None:
+        return find_run(word, request.controller, ssh_config)
+    active = find_active_runs(request.controller, ssh_config)
+    if len(active) > 1:
+        raise UsageError(f"{len(active)} runs are active: {name_runs(active)}", "name one of them")
+    if not active and request.controller is not None:
+        raise UsageError(f"no run is running on {request.controller}", f"see launch ps --hosts {request.controller}")
+    return active[0] if active else None
 
 
 def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:

@@ -315,9 +315,11 @@ def _read_pairs(found: object) -> list[tuple[str, str]]:
 
 def refuse_pattern(pattern: str) -> str | None:
     """Return why a pattern can't be one of files in the working directory; None if it can."""
+    if not pattern:
+        return "is empty"
     if PurePosixPath(pattern).is_absolute() or pattern.startswith("~"):
         return "must be relative to the directory in which the ranks run"
     parts = PurePosixPath(pattern).parts
     if kept_out := [part for part in parts if part.lower() in messages.KEPT_OUT]:
         return f"can't be copied, because git or launch would read {kept_out[0]} as its own"
-    return "must not contain .." if ".." in parts or not pattern else None
+    return "must not contain .." if ".." in parts else None

@@ -522,6 +522,8 @@ def find_meant(runs: Sequence[AnyRunT], word: str) -> list[AnyRunT]:
     `latest` is the newest one, as in the name of the link to its logs.
     Of several with this name those that may live are meant, or else the newest. runs: the newest first.
     """
+    if not word:  # as of a variable that isn't set; every id begins so
+        return []
     if exact := [run for run in runs if run.id == word]:
         return exact
     if named := [run for run in runs if run.name == word]:

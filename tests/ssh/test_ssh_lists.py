@@ -55,6 +55,31 @@ def call(launch: Launch, *words: str, code: int) -> list[str]:
     return done.stderr.splitlines()
 
 
+def test_what_a_host_controls_is_named_before_one_is_stopped(launch: Launch) -> None:
+    """As `launch stop` without --controller names the runs of this machine; `launch top` watches none of two."""
+    there = ("--controller", "node1", "--ssh-config", str(launch.ssh_config))
+    none = ["launch: no run is running on node1", "  fix: see launch ps --hosts node1"]
+    assert call(launch, "stop", *there, code=2) == call(launch, "top", *there, code=2) == none
+    assert call(launch, "logs", *there, code=2) == [
+        "launch: node1 controls no run", "  fix: launch ps, where the run was started, names its controller",
+    ]  # fmt: skip
+    list_there = RunList(launch.hosts.hosts[0].folder / "home" / ".local" / "state" / "launch" / "runs")
+    entries = [
+        list_there.begin(f"20261120-09123{number}", name, launch.folder) for number, name in ((3, None), (4, "b"))
+    ]
+    try:
+        named = "20261120-091234 (b), 20261120-091233"
+        assert call(launch, "stop", *there, code=2) == [
+            f"launch: 2 runs may be running on node1: {named}", "  fix: name the one to stop",
+        ]  # fmt: skip
+        assert call(launch, "top", *there, code=2) == [
+            f"launch: 2 runs are active: {named}", "  fix: name one of them",
+        ]  # fmt: skip
+    finally:
+        for entry in entries:
+            entry.close(is_kept=False)
+
+
 def test_the_host_of_a_controller_was_reinstalled(launch: Launch, runs: RunList) -> None:
     """Commands know the id that `launch ps` lists, and say what is known."""
     fix = f"  fix: stop what is left of it with launch clean --hosts LIST; {FORGET}"

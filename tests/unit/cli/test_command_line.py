@@ -31,6 +31,7 @@ from launcher.errors import (
 )
 from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Activation, Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.runs.result import Result
+from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
 from launcher.session.node_state import Census
 
@@ -246,6 +247,14 @@ MISPLACED = [
         "see launch --help for the commands",
     ),
 ]
+
+
+def test_an_empty_word_names_no_run(launch, folder):
+    """Such as one of a variable that isn't set: neither the only run nor the newest."""
+    RunList.of_user(os.environ).begin("20261120-091233", None, folder).close(is_kept=True)
+    said = "launch: no run ''\n  fix: see launch ps for the runs of this machine\n"
+    for words in ("again", "attach", "fetch", "logs", "ps --forget", "rejoin", "report", "stop", "top", "wait"):
+        assert launch([*words.split(), ""]) == (EXIT_USAGE, "", said), words
 
 
 @pytest.mark.parametrize(("line", "message", "fix"), MISPLACED)
