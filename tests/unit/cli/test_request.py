@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
+import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from inspect import get_annotations
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
+from launcher.api.options import as_words
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option, Request
-from launcher.cli.options.sources import gather
+from launcher.cli.options.sources import gather, make_request, settle
+from launcher.cli.repetition import read_typed, typed_of
+from launcher.cli.run import command as run_command
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 
 Read = Callable[..., Request]
+CLI = Path(__file__).parents[3] / "launcher" / "cli"
 
 
 @pytest.fixture
@@ -120,8 +129,73 @@ def test_an_option_that_a_command_lacks_has_its_default(option: Option) -> None:
     assert command.main([], standalone_mode=False) == FIELDS[option.name].default
 
 
+# Each option of a run, as Python and launcher.toml give it, and its value in the request.
+SAMPLES: dict[str, tuple[Any, Any]] = {
+    "hosts": ("a,b", "a,b"), "hostfile": ("f", Path("f")), "include": ("a", "a"), "exclude": ("b", "b"),
+    "num_nodes": (2, 2), "transport": ("ssh", "ssh"), "ssh_config": ("c", Path("c")), "ask_password": (True, True),
+    "connect_timeout": ("2m", 120.0), "sync": ("lib", "lib"), "no_sync": (True, True),
+    "sync_limit": ("2GB", 2_000_000_000), "link": (["d=/d", "e=/e"], ("d=/d", "e=/e")), "master_addr": ("h", "h"),
+    "gpus": (4, 4), "nproc": (3, 3), "cpu": (True, True), "is_module": (True, True), "no_python": (True, True),
+    "start": ("warm", "warm"), "no_numa": (True, True), "workdir": ("/w", "/w"), "python": ("/p", "/p"),
+    "venv": ("v", "v"), "conda": ("base", "base"), "setup": ("x y", "x y"), "env": (["A=1", "B"], ("A=1", "B")),
+    "env_file": (["e", "f"], (Path("e"), Path("f"))), "master_port": (7, 7), "rdzv_timeout": (7, 7.0),
+    "silence": ("3s", 3.0), "stop_timeout": (1.5, 1.5), "hang_timeout": ("off", math.inf), "on_hang": ("end", "end"),
+    "stacks": (False, False), "restarts": (3, 3), "progress_dir": ("p", "p"), "spares": (1, 1), "min_nodes": (2, 2),
+    "dry_run": (True, True), "check": (True, True), "no_check": (True, True), "until": ("18:00", "18:00"),
+    "for": ("6h", 21600.0), "queue": ("2h", 7200.0), "no_queue": (True, True), "share": (True, True),
+    "claim_cpus": (True, True), "quiet": (True, True), "ranks": ("0,8", "0,8"), "as_json": (True, True),
+    "log_dir": ("l", Path("l")), "name": ("n", "n"), "no_samples": (True, True), "verbose": (True, True),
+    "detach": (True, True), "controller": ("a", "a"), "survive_reboots": (True, True), "notify": ("x", "x"),
+    "fetch": (["o/", "p"], ("o/", "p")),
+}  # fmt: skip
+
+
+def parse_run(words: Sequence[str]) -> Request:
+    with run_command.make_context("run", [*words]) as context:
+        return make_request(settle(context.params))
+
+
+@pytest.mark.parametrize(
+    "option", [each for each in run_command.params if isinstance(each, Option) and each.name != "config"]
+)
+def test_an_option_comes_whole_from_each_source(
+    option: Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From words, Python and launcher.toml, and from the JSON of which `launch again` makes words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {"HOME": str(tmp_path)})
+    Path("lib").mkdir()
+    names = [name for name in (option.needs, option.name) if name]
+    request = Request(**{FIELDS[name].name: SAMPLES[name][1] for name in names})
+    flags = {name: max(OPTIONS[name].opts, key=len)[2:] for name in names}
+    words = as_words({flags[name].replace("-", "_"): SAMPLES[name][0] for name in names})
+    assert parse_run(words) == request
+    if option.name not in ("env", "env_file", "fetch", "link", "stacks") and not option.is_flag:
+        assert parse_run([part for word in words for part in word.split("=", 1)]) == request
+    if not option.is_secret:
+        typed = read_typed(run_command, words, ())
+        kept = typed_of(json.loads(json.dumps(dataclasses.asdict(typed))))
+        assert parse_run(kept.rest) == request
+    if option.in_file:
+        values = {flags[name]: SAMPLES[name][0] for name in names}
+        Path("launcher.toml").write_text("".join(f"{key} = {json.dumps(each)}\n" for key, each in values.items()))
+        assert parse_run([]) == request
+
+
+def test_every_field_of_the_request_is_used() -> None:
+    """In cli/, as nothing below gets it; --no-queue only drops a queue of launcher.toml."""
+    read = {
+        node.attr
+        for path in CLI.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.value.id == ("self" if path.name == "request.py" else "request")
+    }
+    assert {field.name for field in fields(Request)} - read == {"no_queue"}
+
+
 @pytest.mark.parametrize("module", [*(path for path, _ in COMMANDS.values()), "launcher.cli.test_distributed"])
-def test_no_option_is_lost_on_the_way(module: str) -> None:
+def test_a_command_takes_each_of_its_options(module: str) -> None:
     command = importlib.import_module(module).command
     taken = {name.removesuffix("_s") for name in get_annotations(command.callback)}
     known = taken | (FIELDS.keys() if "request" in taken else set())
