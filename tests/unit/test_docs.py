@@ -1,94 +1,17 @@
-"""Every command line of README, the guide and docs/ is understood and planned; docs/lint.py checks words and links."""
+"""The tables and lists of the documents are those of the code; docs/lint.py checks words and links."""
 
 from __future__ import annotations
 
 import re
 import runpy
-import shlex
 from pathlib import Path
 
-import click
 import pytest
 
-from launcher.cli import command_group
-from launcher.cli import main as cli
-from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.options.request import KEYS
 from launcher.session.node_state import Stage
 
 ROOT = Path(__file__).parents[2]
-COMMANDED = ["README.md", "LAUNCH_GUIDE.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]
-PLANNED = ("run", "singlenode", "node")  # these have --dry-run
-PRINTED = ("hosts", "sbatch")  # these contact nobody
-_COMMAND = r"(?:launch|test-distributed) "
-_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-
-
-def _command_lines() -> list[str]:
-    lines = []
-    for name in COMMANDED:
-        text = (ROOT / name).read_text("utf-8")
-        blocks = re.findall(rf"^    {_COMMAND}.*$", text, re.MULTILINE)
-        fenced = "\n".join(_FENCED.findall(text))
-        blocks += re.findall(rf"^(?:\$ )?({_COMMAND}.*)$", fenced, re.MULTILINE)
-        cells = re.findall(rf"\| `({_COMMAND}[^`]+)`", text)  # which begin with one
-        lines += [re.split("  #| >", line)[0].strip() for line in (*blocks, *cells)]  # a comment, a redirection
-    return sorted(set(lines))
-
-
-def _split(line: str) -> tuple[str, list[str]]:
-    program, *words = shlex.split(line)
-    if program == "test-distributed":
-        return program, words
-    return (words[0], words[1:]) if words and words[0] in COMMANDS else (DEFAULT_COMMAND, words)
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory as a user has it, in a Slurm allocation: a script, the sample hostfiles and configurations."""
-    monkeypatch.setenv("MY_TOKEN", "abc")
-    monkeypatch.setenv("SLURM_JOB_ID", "41")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
-    (tmp_path / "train.py").touch()
-    for name in ("hostfiles", "config"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_there_are_command_lines() -> None:
-    assert len(_command_lines()) > 15
-
-
-@pytest.mark.parametrize("line", _command_lines())
-def test_documented_command_line(line: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name, words = _split(line)
-    if name in PLANNED:
-        dry = [] if "--dry-run" in words and "--check" not in words else ["--dry-run"]
-        words = [word for word in words if word != "--check"]
-        with pytest.raises(SystemExit) as end:
-            cli.main([name, *dry, *words])
-        assert end.value.code == 0
-        assert "# node 0: " in capsys.readouterr().out or name == "node"
-    elif name in PRINTED:
-        with pytest.raises(SystemExit) as end:
-            cli.main([name, *(word for word in words if word != "--submit")])
-        assert end.value.code == 0
-    else:
-        command, parent = _load(name)
-        with command.make_context(name, words, parent) as context:
-            assert context.command is command
-
-
-def _load(name: str) -> tuple[click.Command, click.Context | None]:
-    if name == "test-distributed":
-        from launcher.cli.test_distributed import command
-
-        return command, None
-    parent = click.Context(command_group.launch, **command_group.launch.context_settings)
-    command = command_group.launch.get_command(parent, name)
-    assert command is not None
-    return command, parent
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/flows.md"])
