@@ -113,7 +113,7 @@ def read_batch(request: Request, job: Job) -> Batch:
     for_script = ("--",) if is_of_file or needs_parting(request.words) else ()
     return Batch(
         argv=(*launch, *for_script, *request.words),
-        job_name=request.job_name or _name(job.program),
+        job_name=_name(job.program),
         gpus=gpus,
         folder=str(current_directory()),
         log_dir=str(request.log_dir),
@@ -121,12 +121,7 @@ def read_batch(request: Request, job: Job) -> Batch:
         directives=request.directive,
         nodes=request.nodes,
         time=request.time,
-        partition=request.partition,
-        mem=request.mem,
         cpus_per_task=request.cpus_per_task,
-        account=request.account,
-        qos=request.qos,
-        constraint=request.constraint,
         requeue=request.requeue,
     )
 

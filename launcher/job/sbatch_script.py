@@ -20,7 +20,6 @@ _MOST_SIGNAL_S = 65535  # sbatch takes no more
 
 # minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or days-hours:minutes:seconds
 _TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?", re.ASCII)
-_MEMORY = re.compile(r"\d{1,9}[KMGT]?", re.ASCII | re.IGNORECASE)
 _PLAIN = re.compile(r"[\w@%+=:,./&|-]+", re.ASCII)
 
 # The signal is USR1 here: scancel sends TERM, and a cancelled job must not be requeued. The script has to stay alive
@@ -50,12 +49,7 @@ class Batch:
     log_dir: str
     stop_timeout_s: float  # the time that ranks have to save
     time: str | None = None
-    partition: str | None = None
-    mem: str | None = None  # of each node
     cpus_per_task: int | None = None  # a task is one node's part of the job
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
     directives: tuple[str, ...] = ()  # more options of sbatch
     requeue: bool = False
 
@@ -67,17 +61,12 @@ class Batch:
 
 def check_batch(batch: Batch) -> None:
     """Raise UsageError for values that sbatch would refuse or misread."""
-    if batch.mem is not None and not _MEMORY.fullmatch(batch.mem):
-        raise UsageError(
-            f"--mem: must be megabytes, or a number with K, M, G or T, got {batch.mem!r}", "write it as 64G"
-        )
     for directive in batch.directives:
         if not directive.startswith("-"):
-            fix = "write it as in --directive=--exclusive"
+            fix = "write it as in --directive=--partition=gpu"
             raise UsageError(f"--directive: must be an option of sbatch, got {directive!r}", fix)
-    texts = (batch.job_name, batch.partition, batch.account, batch.qos, batch.constraint, *batch.directives)
-    for text in (*texts, batch.folder, batch.log_dir):
-        if text is not None and (not text or not text.isprintable()):
+    for text in (batch.job_name, *batch.directives, batch.folder, batch.log_dir):
+        if not text.isprintable():
             raise UsageError(f"not allowed in a batch script: {text!r}")
     for path in (batch.folder, batch.log_dir):
         if "%" in path or "\\" in path:
@@ -128,12 +117,7 @@ def _directives(batch: Batch) -> Iterable[str]:
         "ntasks-per-node": 1,
         "cpus-per-task": batch.cpus_per_task,
         "gres": f"gpu:{batch.gpus}" if batch.gpus else None,
-        "mem": batch.mem,
         "time": batch.time,
-        "partition": batch.partition,
-        "account": batch.account,
-        "qos": batch.qos,
-        "constraint": batch.constraint,
         "chdir": batch.folder,
         "output": f"{batch.log_dir}/slurm-%j.out",
         "error": f"{batch.log_dir}/slurm-%j.err",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines.processes import wait_until
@@ -21,12 +22,12 @@ wait
 """
 
 
-def submit(slurm: Slurm, folder: Path, *, requeue: bool, **asked: str) -> str:
+def submit(slurm: Slurm, folder: Path, *, requeue: bool, **asked: Any) -> str:
     """Submit a job on both nodes from its text, and return its number."""
     (folder / "logs").mkdir(parents=True)
     batch = Batch(
         argv=("bash", "-c", LAUNCH), job_name="a job's \\name", nodes=2, gpus=2, folder=str(folder), log_dir="logs",
-        stop_timeout_s=5, requeue=requeue, **asked,  # type: ignore[arg-type]
+        stop_timeout_s=5, requeue=requeue, **asked,
     )  # fmt: skip
     done = slurm.run("sbatch", "--parsable", input=batch_text(batch))
     assert done.returncode == 0, done.stderr
@@ -35,7 +36,7 @@ def submit(slurm: Slurm, folder: Path, *, requeue: bool, **asked: str) -> str:
 
 def test_a_job_gets_what_it_asks_for_and_writes_where_it_shall(slurm: Slurm, tmp_path: Path) -> None:
     folder = tmp_path / """a b'c"d#e$f"""
-    job_id = submit(slurm, folder, requeue=False, time="10", mem="100M", partition="tests")
+    job_id = submit(slurm, folder, requeue=False, time="10", directives=("--mem=100M", "--partition=tests"))
     assert wait_until(lambda: "ready" in read_log(folder, job_id, "out")), read_log(folder, job_id, "err")
     assert read_log(folder, job_id, "out") == f"a job's \\name on node1 in {folder}\nready\n"
     assert [shown(slurm, job_id, key) for key in ("TimeLimit", "MinMemoryNode", "NumNodes", "Requeue")] == [
@@ -60,7 +61,7 @@ def test_a_job_that_is_cancelled_saves_and_does_not_come_back(slurm: Slurm, tmp_
     ("words", "said"),
     [
         (
-            ["--gpus=2", "--partition=none"],
+            ["--gpus=2", "--directive=--partition=none"],
             "sbatch: invalid partition specified: none; Batch job submission failed: Invalid partition name specified",
         ),
         (

@@ -15,6 +15,17 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "stop --ask": ("launch free, which names the owner", ()),
     "--colon": ("host:8 for slots, host:2222 for a port", ()),
     "--legacy": ("--start plain", ("--start=plain",)),
+    **{
+        f"sbatch --{name}": (f"--directive=--{name}={value}", ())
+        for name, value in {
+            "partition": "NAME",
+            "account": "NAME",
+            "qos": "NAME",
+            "constraint": "LIST",
+            "mem": "SIZE",
+            "job-name": "NAME",
+        }.items()
+    },
     "--queue-timeout": ("--queue 2h", ("--queue={}",)),
 }
 

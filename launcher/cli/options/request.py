@@ -583,35 +583,13 @@ class Request:
         "--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.  [default: Slurm's]",
         heading="Slurm", is_common=True, in_file=True,
     )
-    partition: str | None = _option(
-        "--partition", metavar="NAME", help="Partition to run in.  [default: Slurm's]",
-        heading="Slurm", is_common=True, in_file=True,
-    )
-    mem: str | None = _option(
-        "--mem", metavar="SIZE", help="Memory per node: 64G; 0 is all.  [default: Slurm's]",
-        heading="Slurm", is_common=True, in_file=True,
-    )
     cpus_per_task: int | None = _option(
         "--cpus-per-task", metavar="N", type=PROCESSES, help="CPUs per node, shared by its ranks.  [default: Slurm's]",
         heading="Slurm", is_common=True, in_file=True,
     )
-    account: str | None = _option(
-        "--account", metavar="NAME", help="Account to charge.  [default: Slurm's]",
-        heading="Slurm", is_common=True, in_file=True,
-    )
-    qos: str | None = _option(
-        "--qos", metavar="NAME", help="Quality of service.  [default: Slurm's]", heading="Slurm", in_file=True,
-    )
-    constraint: str | None = _option(
-        "--constraint", metavar="LIST", help="Features that the nodes must have.",
-        heading="Slurm", is_common=True, in_file=True,
-    )
-    job_name: str | None = _option(
-        "--job-name", metavar="NAME", help="Name of the job.  [default: the script's name]", heading="Slurm",
-    )
     directive: tuple[str, ...] = _option(  # each a line of its own
-        "--directive", metavar="OPTION", multiple=True, help="Add an #SBATCH line, as in --directive=--exclusive.",
-        heading="Slurm", is_common=True,
+        "--directive", metavar="OPTION", multiple=True, help="Add an option of sbatch: --directive=--partition=gpu.",
+        heading="Slurm", is_common=True, in_file=True,
     )
     requeue: bool = _option(
         "--requeue", is_flag=True, help="Requeue the job at its time limit or if a node fails.",
@@ -671,10 +649,7 @@ RESTARTS = _options("restarts progress_dir")
 SPARES = _options("spares min_nodes")
 CLAIMS = _options("until for queue no_queue share claim_cpus")
 OUTPUT = _options("quiet ranks as_json log_dir name no_samples verbose")
-BATCH = _options(
-    "nodes time partition mem cpus_per_task account"
-    " qos constraint job_name directive requeue output submit"
-)
+BATCH = _options("nodes time cpus_per_task directive requeue output submit")
 WORDS = click.Argument(
     ["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files
 )

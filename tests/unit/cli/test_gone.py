@@ -20,6 +20,12 @@ TYPED = {
     "sync --hosts a --sync-secrets": "git add for what may be sent",
     "run --hosts a --queue --queue-timeout 2h t.py": "--queue 2h",
     "run --hosts a:8 --colon slots t.py": "host:8 for slots, host:2222 for a port",
+    "sbatch --gpus 1 --partition p t.py": "--directive=--partition=NAME",
+    "sbatch --gpus 1 --account a t.py": "--directive=--account=NAME",
+    "sbatch --gpus 1 --qos q t.py": "--directive=--qos=NAME",
+    "sbatch --gpus 1 --constraint a t.py": "--directive=--constraint=LIST",
+    "sbatch --gpus 1 --mem 64G t.py": "--directive=--mem=SIZE",
+    "sbatch --gpus 1 --job-name n t.py": "--directive=--job-name=NAME",
     "run --hosts a --legacy t.py": "--start plain",
     "run --hosts a --note x t.py": "--name NAME",
 }

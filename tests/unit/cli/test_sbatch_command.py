@@ -72,7 +72,7 @@ def test_the_options_of_a_run_go_to_launch_as_they_were_typed(sbatch: Launch) ->
         "10m",
     ]
     _, out, _ = sbatch(
-        *options, "--log-dir", "my logs", "--directive", "--exclusive", "--job-name", "x", "pkg.train", "-v"
+        *options, "--log-dir", "my logs", "--directive", "--exclusive", "--directive=--job-name=x", "pkg.train", "-v"
     )
     assert last_line(out) == (
         "exec /opt/bin/launch --transport srun --nproc 2 --cpu --module --setup 'module load x; y' "
@@ -93,7 +93,7 @@ def test_what_becomes_of_a_run_that_fails_is_up_to_the_job(sbatch: Launch, words
 
 def test_what_launcher_toml_says_is_asked_of_slurm_and_left_to_the_job(sbatch: Launch, folder: Path) -> None:
     (folder / "launcher.toml").write_text(
-        'gpus = 4\nnodes = 2\npartition = "gpu"\nlog_dir = "out"\nscript = "train.py"\n'
+        'gpus = 4\nnodes = 2\ndirective = ["--partition=gpu"]\nlog_dir = "out"\nscript = "train.py"\n'
     )
     code, out, _ = sbatch("--cpus-per-task", "32")
     assert code == 0
