@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
 import time
 import traceback
@@ -19,11 +18,10 @@ from pathlib import Path
 import torch
 
 from launcher import distributed
-from launcher.collectives.bandwidth import COLLECTIVES, HEADING, LARGEST_BYTES, MIB, BandwidthRow, measure_bandwidth
+from launcher.collectives.bandwidth import HEADING, measure_bandwidth
 from launcher.collectives.checks import OK, WRONG, CheckResult, run_checks
 from launcher.collectives.load import LOAD_S, measure_load
-from launcher.collectives.matrix import describe_outliers, describe_pairs
-from launcher.collectives.pairs import find_hosts, measure_pairs
+from launcher.collectives.pairs import describe_outliers, describe_pairs, find_hosts, measure_pairs
 from launcher.collectives.watch import Watch, time_limit
 from launcher.distributed import World
 
@@ -51,9 +49,8 @@ def count_words(ranks: int, hosts: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if all checks passed, 1 for a wrong result, 2 for a wrong environment or device."""
-    options = read_options(sys.argv[1:] if argv is None else argv)
     try:
-        return run(options)
+        return run(read_options(argv))
     except distributed.WorldError as error:
         print(error, file=sys.stderr)
         return 2
@@ -62,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def read_options(argv: Sequence[str]) -> argparse.Namespace:
+def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options that `test-distributed` passes."""
     parser = argparse.ArgumentParser(prog="python -m launcher.collectives", description=__doc__)
     parser.add_argument("--names", type=lambda text: text.split(","), default=[], help="hosts in rank order: a,b")
@@ -82,14 +79,17 @@ def run(options: argparse.Namespace) -> int:
     watch = Watch(world, options.timeout, options.names)
     with watch.step("meeting the other ranks"):
         distributed.barrier()
-        hosts = find_hosts(world, socket.gethostname().split(".")[0], options.names)
+        hosts = find_hosts(world, options.names)
     initialised_s = time.monotonic() - began_at
     say(world, f"initialized in {initialised_s:.1f} s ({count_words(world.world_size, len(hosts.names))})")
-    checks, speeds, pairs, loads = [], [], [], []
-    if options.only != "load":
-        checks = run_checks(world, watch)
-    if options.only is None:
-        speeds = show_bandwidth(world, watch, [check.name for check in checks if check.result == OK], options.max_size)
+    checks = run_checks(world, watch) if options.only != "load" else []
+    speeds, pairs, loads = [], [], []
+    if options.only is None and world.world_size > 1:
+        say(world, HEADING)
+        right = [check.name for check in checks if check.dtype == "fp32" and check.result == OK]
+        for speed in measure_bandwidth(world, watch, right, options.max_size):
+            say(world, str(speed))
+            speeds.append(speed)
         pairs = measure_pairs(world, watch, hosts)
         say(world, *describe_pairs(hosts.names, pairs), *describe_outliers(hosts.names, pairs))
     load_s = LOAD_S[world.device.type] if options.load is None else options.load
@@ -103,11 +103,10 @@ def run(options: argparse.Namespace) -> int:
     if world.is_main and folder:
         results = {
             "ranks": world.world_size, "hosts": hosts.names, "backend": world.backend, "device": world.device.type,
-            "initialised_s": initialised_s, "checks": [asdict(check) for check in checks],
-            "bandwidth": [asdict(speed) for speed in speeds], "pairs": [asdict(pair) for pair in pairs],
-            "loads": loads, "passed": passed,
+            "initialised_s": initialised_s, "checks": checks, "bandwidth": speeds, "pairs": pairs, "loads": loads,
+            "passed": passed,
         }  # fmt: skip
-        Path(folder, RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+        Path(folder, RESULTS_FILE).write_text(json.dumps(results, indent=2, default=asdict) + "\n", "utf-8")
     with watch.step("the last barrier"):
         distributed.barrier()  # otherwise the first rank to leave would close the others' connections
     return 0 if passed else 1
@@ -116,21 +115,6 @@ def run(options: argparse.Namespace) -> int:
 def limit_joining(device: str, step_s: float) -> float:
     """Return in how many seconds all ranks must have joined, where a step may take so many."""
     return max(JOIN_S, JOIN_STEPS[device] * step_s)
-
-
-def show_bandwidth(world: World, watch: Watch, names: Sequence[str], largest_mib: int | None) -> list[BandwidthRow]:
-    """Measure the collectives that passed, and print each row as soon as it is measured."""
-    if world.world_size == 1:
-        return []
-    largest_bytes = largest_mib * MIB if largest_mib else LARGEST_BYTES[world.device.type]
-    say(world, HEADING)
-    speeds: list[BandwidthRow] = []
-    for name in (name for name in COLLECTIVES if name in names):
-        for speed in measure_bandwidth(world, watch, name, largest_bytes):
-            is_first = not speeds or speeds[-1].collective != name
-            say(world, f"{name if is_first else '':14} {speed}")
-            speeds.append(speed)
-    return speeds
 
 
 def say(world: World, *lines: str) -> None:

@@ -9,15 +9,14 @@ https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from launcher.collectives.checks import reduce_scatter, shift
-from launcher.collectives.matrix import bandwidth_words, size_words, time_words
+from launcher.collectives.checks import run_collective
 from launcher.collectives.watch import Watch
 from launcher.distributed import World
 
@@ -30,7 +29,7 @@ ITERATIONS = 20
 BUDGET_S = 0.1  # per row: a slow network gets fewer iterations
 TOO_SLOW_S = 2.0  # a size that would take longer isn't measured
 FLOAT_BYTES = 4
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+HEADING = "bandwidth       size (KiB)   time (us)  algbw (GB/s)  busbw (GB/s)"
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,8 @@ class BandwidthRow:
     busbw: float
 
     def __str__(self) -> str:
-        times = f"{size_words(self.size_bytes):>10} {time_words(self.time_s):>10}"
-        return f"{times} {bandwidth_words(self.algbw):>12} {bandwidth_words(self.busbw):>12}"
-
-
-HEADING = (
-    f"{'bandwidth':14} {'size':>10} {'time':>10} {'algbw':>12} {'busbw':>12}   (fp32, mean of up to {ITERATIONS} calls)"
-)
+        measured = f"{self.collective:14} {self.size_bytes / KIB:>11.0f} {self.time_s * 1e6:>11.1f}"
+        return f"{measured} {self.algbw / 1e9:>13.3f} {self.busbw / 1e9:>13.3f}"
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -71,54 +65,44 @@ def list_sizes(largest_bytes: int) -> list[int]:
     return sizes
 
 
-def prepare_operations(world: World, size_bytes: int) -> dict[str, Callable[[], Any]]:
-    """Return the collectives on new buffers; sizes are rounded so that all ranks have equal parts."""
-    part = max(1, size_bytes // FLOAT_BYTES // world.world_size)
-    whole = torch.zeros(part * world.world_size, device=world.device)
-    other, own = torch.zeros_like(whole), torch.zeros(part, device=world.device)
-    gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
-    return {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "broadcast": lambda: dist.broadcast(whole, src=0),
-        "all_gather": lambda: gather_flat(whole, own),
-        "reduce_scatter": lambda: reduce_scatter(own, whole),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
-        "send_recv": lambda: shift(world, other, whole),
-    }
-
-
-def measure_bandwidth(world: World, watch: Watch, name: str, largest_bytes: int) -> Iterator[BandwidthRow]:
-    """Measure a collective in growing sizes; all ranks yield the same rows.
+def measure_bandwidth(
+    world: World, watch: Watch, collectives: Sequence[str], largest_mib: int | None = None
+) -> Iterator[BandwidthRow]:
+    """Measure collectives in growing sizes; all ranks yield the same rows.
 
     From 1 MiB on, the time grows with the size; below it, it is mostly latency.
     """
-    speed = None
-    for size_bytes in list_sizes(largest_bytes):
-        if speed and speed.size_bytes >= MIB and size_bytes / speed.algbw > TOO_SLOW_S:
-            break
-        with watch.step(f"bandwidth of {name}, {size_words(size_bytes)}"):
-            speed = measure_speed(world, name, size_bytes)
-        yield speed
+    for name in collectives:
+        speed = None
+        for size_bytes in list_sizes(largest_mib * MIB if largest_mib else LARGEST_BYTES[world.device.type]):
+            if speed and speed.size_bytes >= MIB and size_bytes / speed.algbw > TOO_SLOW_S:
+                break
+            with watch.step(f"bandwidth of {name}, {size_bytes // KIB} KiB"):
+                speed = measure_speed(world, name, size_bytes)
+            yield speed
 
 
 def measure_speed(world: World, name: str, size_bytes: int) -> BandwidthRow:
-    """Time one collective at one size."""
-    operation = prepare_operations(world, size_bytes)[name]
-    time_operation(world, operation, 1)  # connects, and allocates memory
-    once_s = time_operation(world, operation, 1)
+    """Time one collective at one size, which is rounded so that all ranks have equal parts."""
+    part = max(1, size_bytes // FLOAT_BYTES // world.world_size)
+    whole = part * world.world_size
+    received = torch.zeros(part if name == "reduce_scatter" else whole, device=world.device)
+    sent = torch.zeros(part if name == "all_gather" else whole, device=world.device)
+    time_collective(world, name, received, sent, 1)  # connects, and allocates memory
+    once_s = time_collective(world, name, received, sent, 1)
     iterations = int(min(ITERATIONS, max(1, BUDGET_S / once_s)))
-    time_s = time_operation(world, operation, iterations)
+    time_s = time_collective(world, name, received, sent, iterations)
     algbw = size_bytes / time_s
     return BandwidthRow(name, size_bytes, iterations, time_s, algbw, algbw * bus_factor(name, world.world_size))
 
 
-def time_operation(world: World, operation: Callable[[], Any], iterations: int) -> float:
+def time_collective(world: World, name: str, received: Tensor, sent: Tensor, iterations: int) -> float:
     """Return the mean seconds per iteration on the slowest rank, the same value on all ranks."""
     dist.barrier()
     synchronize(world)
     began_at = time.perf_counter()
     for _ in range(iterations):
-        operation()
+        run_collective(world, name, received, sent)
     synchronize(world)
     seconds = torch.tensor((time.perf_counter() - began_at) / iterations, dtype=torch.float64, device=world.device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)

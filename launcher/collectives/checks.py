@@ -10,24 +10,28 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch._dynamo  # DDP's first model imports it, and on a slow disk that takes longer than a step may
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.collectives.watch import Watch, default_store
-from launcher.distributed import World
+from launcher.collectives.watch import Watch
+from launcher.distributed import World, all_reduce_mean
 
-ELEMENTS = 4096
+ELEMENTS = 4096  # of what one rank sends to another
+ADDED = 8  # ranks for each element of a sum
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LATE_S = 0.05  # the last rank enters the barrier this late, to expose a barrier that doesn't wait for it
 OK, WRONG = "ok", "WRONG"
 SAMPLES = 8  # per rank, of the DDP step
 # Sums in another order round differently; a gradient that was not averaged is off by far more.
 TOLERANCE = 1e-5
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 if TYPE_CHECKING:  # Python 3.8 has no such types
     Check = Callable[[World, torch.dtype], "tuple[Tensor, Tensor]"]
@@ -45,78 +49,74 @@ class CheckResult:
     result: str
 
 
-def check_all_reduce(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Sum over all ranks; return the received and the expected values.
+def run_collective(world: World, name: str, received: Tensor, sent: Tensor) -> None:
+    """Run one collective on flat tensors; all_reduce and broadcast send what `received` holds.
 
-    Each element is the sum 1 + 2 + ... over at most eight ranks; which ranks differs from element to element.
+    The last rank is the one that broadcasts, which nothing else in the test does.
     """
-    turns = (_count(world) + world.rank) % world.world_size + 1
-    parts = min(world.world_size, 8)
-    values = torch.where(turns <= parts, turns, 0).to(dtype)
-    dist.all_reduce(values)
-    return values, torch.full_like(values, parts * (parts + 1) / 2)
+    size = world.world_size
+    if name == "all_reduce":
+        dist.all_reduce(received)
+    elif name == "broadcast":
+        dist.broadcast(received, src=size - 1)
+    elif name == "all_gather":  # renamed in torch 2.13, where the old name warns; so is the next one
+        (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(received, sent)
+    elif name == "reduce_scatter":
+        (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(received, sent)
+    elif name == "all_to_all":
+        dist.all_to_all_single(received, sent)
+    else:  # to the next rank and from the previous one; all ranks do so at once, so no order is needed
+        sending = dist.P2POp(dist.isend, sent, (world.rank + 1) % size)
+        receiving = dist.P2POp(dist.irecv, received, (world.rank - 1) % size)
+        for transfer in dist.batch_isend_irecv([sending, receiving]):
+            transfer.wait()
 
 
-def check_broadcast(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Broadcast from the last rank, which nothing else in the test does."""
-    source = world.world_size - 1
-    sent = (_count(world) % 251 + 1).to(dtype)
-    values = sent.clone() if world.rank == source else torch.zeros_like(sent)
-    dist.broadcast(values, src=source)
-    return values, sent
+def choose_values(world: World, name: str) -> tuple[Tensor, Tensor]:
+    """Return what this rank sends in a collective, and what it must receive."""
+    rank, size, part = world.rank, world.world_size, partial(make_part, world.world_size)
+    addend = partial(part, is_added=True)
+    if name == "all_reduce":
+        return addend(rank), torch.stack([addend(other) for other in range(size)]).sum(0)
+    if name == "broadcast":
+        return part(rank), part(size - 1)
+    if name == "all_gather":
+        return part(rank), torch.cat([part(other) for other in range(size)])
+    if name == "reduce_scatter":
+        sent = torch.cat([addend(rank, other) for other in range(size)])
+        return sent, torch.stack([addend(other, rank) for other in range(size)]).sum(0)
+    if name == "all_to_all":
+        sent = torch.cat([part(rank, other) for other in range(size)])
+        return sent, torch.cat([part(other, rank) for other in range(size)])
+    return part(rank, (rank + 1) % size), part((rank - 1) % size, rank)
 
 
-def check_all_gather(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Gather a different row from each rank on all ranks; the rows must arrive in rank order."""
-    expected = _rows(torch.arange(world.world_size, device=world.device), dtype)
-    rows = [torch.zeros_like(expected[0]) for _ in range(world.world_size)]
-    dist.all_gather(rows, expected[world.rank])
-    return torch.stack(rows), expected
+def make_part(size: int, sender: int, receiver: int = 0, *, is_added: bool = False) -> Tensor:
+    """Return what one of `size` ranks sends to another: no other two ranks have the same numbers.
 
-
-def check_reduce_scatter(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Sum over all ranks, and keep on each rank its own part of the sum.
-
-    At most eight ranks add to an element, and the parts differ, so that a wrong part is detected.
+    In an element that is added up, only eight ranks have more than 0, so that the sum stays below 256.
     """
-    size, parts = world.world_size, min(world.world_size, 8)
-    weights = torch.stack([(_count(world) + part) % 31 + 1 for part in range(size)])
-    adds = (_count(world) + world.rank) % size < parts
-    values = torch.zeros(ELEMENTS, dtype=dtype, device=world.device)
-    reduce_scatter(values, (weights * adds).to(dtype).flatten())
-    return values, (weights[world.rank] * parts).to(dtype)
+    generator = torch.Generator().manual_seed(sender * size + receiver)
+    numbers = torch.randint(1, 256 // ADDED, (ELEMENTS,), generator=generator)
+    return numbers * ((torch.arange(ELEMENTS) + sender) % size < ADDED) if is_added else numbers
 
 
-def check_all_to_all(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Send each rank a different part; the values identify sender and receiver."""
-    everyone = torch.arange(world.world_size, device=world.device)
-    sent = _rows(world.rank * world.world_size + everyone, dtype)
-    expected = _rows(everyone * world.world_size + world.rank, dtype)
-    values = torch.zeros_like(sent)
-    dist.all_to_all_single(values, sent)
-    return values, expected
-
-
-def check_send_recv(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Send to the next rank and receive from the previous one, all at once."""
-    ranks = torch.tensor([world.rank, (world.rank - 1) % world.world_size], device=world.device)
-    sent, expected = _rows(ranks, dtype)
-    values = torch.zeros_like(sent)
-    shift(world, values, sent)
-    return values, expected
+def check_collective(name: str, world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Run a collective; return the received and the expected values."""
+    sent, expected = (values.to(world.device, dtype) for values in choose_values(world, name))
+    received = sent.clone() if name in ("all_reduce", "broadcast") else torch.zeros_like(expected)
+    run_collective(world, name, received, sent)
+    return received, expected
 
 
 def check_barrier(world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Set a key before the barrier and look for every rank's key after it; the last rank arrives late."""
-    store = default_store()
+    """Count the ranks that come to the barrier, and look at the count after it; the last rank arrives late."""
     if world.rank == world.world_size - 1:
         time.sleep(LATE_S)
-    store.set(f"barrier/{world.rank}", "came")
+    default_store().add("barrier", 1)
     dist.barrier()
-    words = [f"barrier/{rank}" for rank in range(world.world_size)]
-    # If all is well, one query is enough; one query per key would make a million with 1,000 ranks.
-    came = torch.tensor([True] * len(words) if store.check(words) else [store.check([word]) for word in words])
-    return came, torch.ones_like(came)
+    came = torch.tensor([default_store().add("barrier", 0)])
+    return came, torch.full_like(came, world.world_size)
 
 
 def check_ddp_step(
@@ -144,17 +144,8 @@ def find_gradients(model: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
-CHECKS: dict[str, Check] = {
-    "all_reduce": check_all_reduce,
-    "broadcast": check_broadcast,
-    "all_gather": check_all_gather,
-    "reduce_scatter": check_reduce_scatter,
-    "all_to_all": check_all_to_all,
-    "send_recv": check_send_recv,
-    "barrier": check_barrier,
-    "DDP step": check_ddp_step,
-}
-WITHOUT_DTYPE = ("barrier", "DDP step")
+WITHOUT_DTYPE: dict[str, Check] = {"barrier": check_barrier, "DDP step": check_ddp_step}
+CHECKS: dict[str, Check] = {**{name: partial(check_collective, name) for name in COLLECTIVES}, **WITHOUT_DTYPE}
 
 
 def run_checks(world: World, watch: Watch, checks: Mapping[str, Check] = CHECKS) -> list[CheckResult]:
@@ -175,17 +166,18 @@ def run_check(world: World, name: str, label: str, check: Check) -> CheckResult:
     """Run one check; each rank prints what is wrong on it."""
     if name == "send_recv" and world.world_size == 1:
         return CheckResult(name, label, "skipped: it needs two ranks")
-    skipped, mismatch = "", ""
+    result, mismatch = OK, ""
     try:
         mismatch = describe_mismatch(*check(world, DTYPES.get(label, torch.float32)))
     except (RuntimeError, NotImplementedError) as error:
         # It is raised before anything is sent, so by all ranks alike.
         if not _UNSUPPORTED.search(str(error)):
             raise
-        skipped = f"skipped: {world.backend} doesn't support it"
+        result = f"skipped: {world.backend} doesn't support it"
     if mismatch:
         print(f"rank {world.rank}: {name} {label + ' ' if label else ''}wrong: {mismatch}", flush=True)
-    return CheckResult(name, label, (skipped or OK) if agree(world, right=not mismatch) else WRONG)
+    share = all_reduce_mean(float(not mismatch))  # of ranks that are right: all end with the same exit code
+    return CheckResult(name, label, WRONG if mismatch or share < 1 else result)
 
 
 def describe_outcomes(outcomes: list[CheckResult]) -> str:
@@ -197,50 +189,8 @@ def describe_outcomes(outcomes: list[CheckResult]) -> str:
 
 def describe_mismatch(got: Tensor, expected: Tensor) -> str:
     """Describe the first element that differs; return "" if none does."""
-    differing = (got != expected).flatten().nonzero()
-    if len(differing) == 0:
+    differing = (got != expected).flatten().nonzero().flatten().tolist()
+    if not differing:
         return ""
-    first = int(differing[0])
-    return (
-        f"expected {expected.flatten()[first].item():g}, got {got.flatten()[first].item():g} "
-        f"(element {first}, {len(differing)} of {got.numel()} differ)"
-    )
-
-
-def agree(world: World, *, right: bool) -> bool:
-    """Return whether every rank was right, so that all ranks end with the same exit code."""
-    flag = torch.tensor(int(right), device=world.device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return right and bool(flag.item())
-
-
-def _count(world: World) -> Tensor:
-    return torch.arange(ELEMENTS, device=world.device)
-
-
-def _rows(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a row for each number, all different up to 251 ** 4: four elements hold the digits to base 251."""
-    count = torch.arange(ELEMENTS, device=numbers.device)
-    digits = torch.div(numbers[:, None], 251 ** (count % 4), rounding_mode="floor")
-    return ((count + digits) % 251).to(dtype)
-
-
-# ---- collectives under the names that the installed torch has for them ----------------------------------------------
-
-
-def reduce_scatter(output: Tensor, values: Tensor) -> None:
-    """Sum `values` over all ranks, and store this rank's part in `output`."""
-    # Renamed in torch 2.13, where the old name warns.
-    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    function(output, values)
-
-
-def shift(world: World, output: Tensor, values: Tensor) -> None:
-    """Send to the next rank and receive from the previous one; all ranks do so at once, so no order is needed."""
-    size = world.world_size
-    transfers = [
-        dist.P2POp(dist.isend, values, (world.rank + 1) % size),
-        dist.P2POp(dist.irecv, output, (world.rank - 1) % size),
-    ]
-    for transfer in dist.batch_isend_irecv(transfers):
-        transfer.wait()
+    right, wrong = (values.flatten()[differing[0]].item() for values in (expected, got))
+    return f"expected {right:g}, got {wrong:g} (element {differing[0]}, {len(differing)} of {got.numel()} differ)"

@@ -6,18 +6,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
-from torch.distributed.distributed_c10d import Store, _get_default_store
+from torch.distributed.distributed_c10d import _get_default_store as default_store  # torch has no public name for it
 
 from launcher import distributed
 from launcher.distributed import World
 
 ASK_S = 2.0  # to ask which ranks are missing; the process that keeps the store may be the one that hangs
-
-
-def default_store() -> Store:
-    """Return the store of the process group; torch has no public name for it."""
-    return _get_default_store()
 
 
 @contextmanager
@@ -36,36 +32,34 @@ def time_limit(what: str, timeout_s: float, find_late: Callable[[], str] = lambd
         timer.cancel()
 
 
+@dataclass
 class Watch:
-    """Give each step a time limit; all ranks of a world must take the same steps in the same order."""
+    """Give each step a time limit; all ranks of a world must take the same steps in the same order.
 
-    def __init__(self, world: World, timeout_s: float, names: Sequence[str] = ()) -> None:
-        """Take the hosts' names, if `launch` passed them."""
-        self._world = world
-        self._timeout_s = timeout_s
-        self._names = names
-        self._number = 0
+    `names` are the hosts', if `launch` passed them.
+    """
+
+    world: World
+    timeout_s: float
+    names: Sequence[str] = ()
+    number: int = 0  # of the step that this rank is in
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Limit the time of one step; on a timeout, name the ranks that have not reached it."""
-        self._number += 1
-        default_store().set(f"step/{self._world.rank}", str(self._number))
-        with time_limit(f"rank {self._world.rank}: {name}", self._timeout_s, self._find_late):
+        with time_limit(f"rank {self.world.rank}: {name}", self.timeout_s, self._find_late):
+            self.number = default_store().add(f"step/{self.world.rank}", 1)
             yield
 
     def _find_late(self) -> str:
-        late = [self._describe(rank) for rank in range(self._world.world_size) if self._step_of(rank) < self._number]
+        steps = [default_store().add(f"step/{rank}", 0) for rank in range(self.world.world_size)]
+        late = [self._describe(rank) for rank, number in enumerate(steps) if number < self.number]
         return f"; missing: rank {', '.join(late)}" if late else ""
 
-    def _step_of(self, rank: int) -> int:
-        store, key = default_store(), f"step/{rank}"
-        return int(store.get(key)) if store.check([key]) else 0
-
     def _describe(self, rank: int) -> str:
-        each = self._world.local_world_size
-        has_names = len(self._names) * each == self._world.world_size
-        return f"{rank} ({self._names[rank // each]})" if has_names else str(rank)
+        each = self.world.local_world_size
+        has_names = len(self.names) * each == self.world.world_size
+        return f"{rank} ({self.names[rank // each]})" if has_names else str(rank)
 
 
 def _give_up(text: str, find_late: Callable[[], str]) -> None:

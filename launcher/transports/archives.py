@@ -33,6 +33,7 @@ _STAYING = tuple(
 )  # fmt: skip
 _TRAINER = (
     "launcher/__init__.py", "launcher/node/__init__.py", "launcher/node/nvml.py",
+    "launcher/node/processes/__init__.py", "launcher/node/processes/numa.py", "launcher/node/system.py",
     "launcher/distributed.py", "launcher/exchange.py",
     "launcher/collectives/", "launcher/trainer/",
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from machines.slowness import slowed_process
 
 from launcher.collectives import load
 from launcher.forms import reader_of
+from launcher.node.processes import numa
 from launcher.preflight.load import Sensors, check
 from launcher.runs.load_test import RESULTS, read_loads
 
@@ -46,11 +46,6 @@ def test_no_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert "loading" not in capsys.readouterr().out
 
 
-def has_read(summarize: Callable[[], dict[str, Any] | None], temperature_c: int) -> bool:
-    sensors = summarize()
-    return sensors is not None and sensors["temperature_c"] == temperature_c
-
-
 @pytest.mark.linux
 @pytest.mark.parametrize(
     "known",
@@ -63,7 +58,7 @@ def test_a_gpu_that_gets_hot(known: dict[str, object], tmp_path: Path, monkeypat
     """With a fake driver, and what a torch for CUDA says of the GPU."""
     warm, hot = (
         (99, 71000, 81559, 700, 700, heat, clock, reasons, errors, 0, 255)
-        for heat, clock, reasons, errors in ((80, 1980, 0x04, 1), (84, 800, 0x48, 2))
+        for heat, clock, reasons, errors in ((80, 1980, 0x04, 3), (84, 800, 0x48, 5))
     )
     monkeypatch.setattr(load, "SAMPLE_S", 0.001)
     driver = DrivenNvml(tmp_path)
@@ -72,14 +67,14 @@ def test_a_gpu_that_gets_hot(known: dict[str, object], tmp_path: Path, monkeypat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known))
     gpu = load.find_gpu(torch.device("cuda", 0))
     assert gpu is not None
-    with load.watch_gpu(gpu) as summarize:
+    with load.sample(gpu) as samples:
         for state, heat_c in ((warm, 80), (hot, 84), (warm, 80)):
             driver.drive(warm, state)
-            assert wait_until(lambda wanted_c=heat_c: has_read(summarize, wanted_c))
+            assert wait_until(lambda wanted_c=heat_c: samples and samples[-1]["temperature_c"] == wanted_c)
         driver.drive(warm, hot)
-    sensors = summarize()
+    sensors = load.summarize(samples)
     assert sensors is not None
-    read = {"number": 1, "power_w": 700, "corrected_errors": 0, "uncorrected_errors": 1, "reasons": 0x48 | 0x04}
+    read = {"number": 1, "power_w": 700, "corrected_errors": 0, "uncorrected_errors": 2, "reasons": 0x48 | 0x04}
     assert sensors == {**sensors, **read, "hottest_c": 84}
     reader_of(Sensors)(sensors)
 
@@ -89,11 +84,10 @@ def test_memory_is_pinned_at_the_gpus_numa_node(tmp_path: Path, monkeypatch: pyt
     """With what a torch for CUDA and the kernel say of the GPU."""
     allowed, folder = os.sched_getaffinity(0), tmp_path / "0000:5e:00.0"
     last, known = max(allowed), SimpleNamespace(pci_domain_id=0, pci_bus_id=0x5E, pci_device_id=0)
-    monkeypatch.setattr(load, "PCI", tmp_path)
+    monkeypatch.setattr(numa, "PCI_DEVICES", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known)
     gpu = torch.device("cuda", 0)
-    with load.near_gpu(gpu) as node:
-        assert (node, os.sched_getaffinity(0)) == (None, allowed)
+    assert (numa.move_near(load.find_address(gpu)), os.sched_getaffinity(0)) == (None, allowed)
     folder.mkdir()
     for number, cpus, used in (
         (1, f"{last}-{last + 7},{last + 100}\n", {last}),
@@ -102,13 +96,17 @@ def test_memory_is_pinned_at_the_gpus_numa_node(tmp_path: Path, monkeypatch: pyt
     ):
         (folder / "numa_node").write_text(f"{number}\n")
         (folder / "local_cpulist").write_text(cpus)
-        with load.near_gpu(gpu) as node:
-            assert (node, os.sched_getaffinity(0)) == (None if number < 0 else number, used)
-        assert os.sched_getaffinity(0) == allowed
-    with load.near_gpu(torch.device("cpu")) as node:
-        assert node is None
+        try:
+            assert (numa.move_near(load.find_address(gpu)), os.sched_getaffinity(0)) == (
+                None if number < 0 else number,
+                used,
+            )
+        finally:
+            os.sched_setaffinity(0, allowed)
+    assert load.find_address(torch.device("cpu")) is numa.move_near(None) is None
 
 
 def test_a_device_without_sensors() -> None:
-    with load.watch_gpu(load.find_gpu(torch.device("cpu"))) as summarize:
-        assert summarize() is None
+    with load.sample(load.find_gpu(torch.device("cpu"))) as samples:
+        pass
+    assert load.summarize(samples) is None

@@ -154,7 +154,9 @@ def _may_import(module: Module, name: str) -> bool:
         return False
     if mine in RANK_LEVELS:
         is_lower = other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
-        return is_lower or (mine == "collectives" and name.startswith("launcher.node.nvml"))
+        return is_lower or (
+            mine == "collectives" and name.startswith(("launcher.node.nvml", "launcher.node.processes.numa"))
+        )
     if other == "node":
         on_a_node = (
             "launcher.node.facts.network",

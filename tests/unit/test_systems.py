@@ -23,7 +23,6 @@ ALLOWED = {
     ("launcher/cli/find_run.py", "the program ps"): "it is launch ps",
     ("launcher/cli/job_request.py", "the program nproc"): "it is the option --nproc",
     ("launcher/cli/options/request.py", "the program nproc"): "it is the option --nproc",
-    ("launcher/collectives/load.py", "'/sys/bus/pci/devices'"): "where it can't be read, the NUMA node isn't known",
     ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
 }
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any, Sequence
 
+from launcher.node.system import read_text
+
 PCI_DEVICES = "/sys/bus/pci/devices"
 
 
@@ -29,6 +31,19 @@ class Binding:
         """Bind a rank that has just started, and what it has already started; what it starts later inherits that."""
         if local_rank < len(self.cpus) and self.cpus[local_rank]:
             _bind(pid, self.cpus[local_rank])
+
+
+def move_near(bus_id: str | None) -> int | None:
+    """Let this thread run on the CPUs beside a GPU, if it may use any; return their NUMA node, None if it isn't known.
+
+    bus_id: the GPU's, None if it isn't known.
+    """
+    if bus_id is None:
+        return None
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, _read_cpus(bus_id) & allowed or allowed)
+    node = read_text("%s/%s/numa_node" % (PCI_DEVICES, bus_id.lower()[4:])).strip()
+    return int(node) if node.isdigit() else None  # -1: the machine has one
 
 
 def _bind(pid: int, cpus: set[int]) -> None:

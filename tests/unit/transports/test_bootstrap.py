@@ -107,7 +107,8 @@ def test_equal_code_gives_an_equal_archive():
     assert {entry.date_time for entry in archive.infolist()} == {(2000, 1, 1, 0, 0, 0)}
     packages = [ROOT / "launcher" / name for name in ("collectives", "trainer")]
     modules = {path.relative_to(ROOT).as_posix() for package in packages for path in package.rglob("*.py")}
-    alone = ("__init__.py", "distributed.py", "exchange.py", "node/__init__.py", "node/nvml.py")
+    of_node = [f"node/{name}.py" for name in ("__init__", "nvml", "processes/__init__", "processes/numa", "system")]
+    alone = ["__init__.py", "distributed.py", "exchange.py", *of_node]
     assert set(archive.namelist()) == {"__main__.py", *(f"launcher/{name}" for name in alone), *modules}
 
 

