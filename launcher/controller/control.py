@@ -260,7 +260,7 @@ def _make_hub(request: Control, run_id: str, generation: int) -> tuple[Hub, thre
 
 
 def _can_reach(hub: Hub, names: Collection[str]) -> bool:
-    return not {*names} & {*hub.missing()}
+    return all(map(hub.has, names))
 
 
 def _drive(

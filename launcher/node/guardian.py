@@ -50,6 +50,8 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     # The supervisor decides about signals that ask it to stop; it ignores SIGINT.
     for number in _FORWARDED:
         signal.signal(number, lambda number, frame: _forward(pid, number))
+    for number in proc.NOTICES:
+        signal.signal(number, lambda number, frame: None)
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         os._exit(0)

@@ -10,6 +10,7 @@ import json
 import random
 import re
 import secrets
+import signal
 import subprocess
 import threading
 import time
@@ -69,6 +70,7 @@ class SrunTransport:
         self._hub = StepHub(self._hosts, environ, silence_s)
         self._steps: dict[str, SrunStep] = {}  # the last one of each host
         self._started: list[SrunStep] = []
+        self._is_closed = False
         self._lock = threading.Lock()
         atexit.register(self.close)
 
@@ -78,9 +80,9 @@ class SrunTransport:
         So the steps go that no host uses any more, since the host got another one.
         """
         with self._lock:
-            for step in [step for step in self._started if step not in self._steps.values()]:
-                step.end()
-                self._started.remove(step)
+            left = [step for step in self._started if step not in self._steps.values()]
+            self._started = [step for step in self._started if step not in left]
+        _end(left)
         return {host.name for host in hosts} <= {*self._hosts}
 
     def open(self, host: Host, command: str, timeout_s: float) -> StepChannel:
@@ -88,6 +90,8 @@ class SrunTransport:
             step = self._find_step(host.name, timeout_s)
             while (channel := step.open(host, command)) is None:
                 step = self._go_on_without_others(host.name, step, timeout_s)
+        except LauncherError as error:
+            raise TransportError(failure_of(host.name, error)) from None
         except OSError as error:
             fix = "load Slurm's module, or use --transport fabric"
             failure = HostFailure(host.name, HostFailureKind.SLURM, f"srun can't be started: {error.strerror}", fix)
@@ -99,13 +103,12 @@ class SrunTransport:
         return () if step is None else step.output.lines(host.name)
 
     def close(self) -> None:
-        """End all agents and steps, and wait a moment for that."""
+        """End all agents and steps, and wait a moment for that; none is started any more."""
+        with self._lock:
+            self._is_closed = True
         self._hub.close()
-        deadline = time.monotonic() + _END_S
-        for step in self._started:
-            step.await_end(deadline - time.monotonic())
-        for step in self._started:
-            step.end()
+        _await_end(self._started, _END_S)
+        _end(self._started)
 
     def _find_step(self, host: str, timeout_s: float) -> SrunStep:
         """Return a usable step: the one for all hosts, or another for this host alone after that one has lost it."""
@@ -121,11 +124,13 @@ class SrunTransport:
         """Return a step without the nodes that could not start; the first host to give up the old one starts it."""
         with self._lock:
             if self._steps[host] is step:
-                step.end()
+                _end([step])
                 self._start(step.present(), timeout_s)
             return self._steps[host]
 
     def _start(self, hosts: Sequence[str], timeout_s: float) -> None:
+        if self._is_closed:
+            raise LauncherError("launch ends, and starts no step of Slurm any more")
         options = srun_options(self._allocation, hosts)
         step = SrunStep(hosts, options, self._pythons, self._environ, self._hub, timeout_s)
         self._started.append(step)
@@ -180,6 +185,7 @@ class StepHub:
         self._environ = environ
         self._silence_s = silence_s
         self._lock = threading.Lock()
+        self._preparing = threading.Lock()
         self._changed = threading.Condition()  # an agent has come or gone
         self._order: dict[str, Any] = {}
         self._hub: Hub | None = None
@@ -196,7 +202,8 @@ class StepHub:
 
     def prepare(self) -> None:
         """Do what takes a while and can be done before the tasks have started."""
-        _ = self._credentials, self._ports
+        with self._preparing:  # two steps may start at once
+            _ = self._credentials, self._ports
 
     def make_order(self, tasks: Sequence[str]) -> Mapping[str, Any]:
         """Return what the agents of a step are told; tasks: its hosts, by their numbers.
@@ -226,7 +233,7 @@ class StepHub:
 
     def has(self, host: str) -> bool:
         """Tell whether the agent of a host is connected."""
-        return self._hub is not None and host not in self._hub.missing()
+        return self._hub is not None and self._hub.has(host)
 
     def loses(self, host: str) -> bool:
         """Tell whether the agent of a host is lost, or is so in a moment."""
@@ -280,6 +287,7 @@ class SrunStep:
         self._tasks = {host: _Task() for host in hosts}
         self._missing = len(self._tasks)  # counted, since every thread that waits asks after every change
         self._changed = threading.Condition()
+        self._is_given_up = False  # another step is started without the nodes that this one waits for
         self._has_ended = False  # srun
         argv = bootstrap.task_argv(pythons, self._nonce, self._archive, bootstrap.WAIT_S + timeout_s)
         # In a session of its own: the terminal's Ctrl-C would make srun end all tasks before `launch` hears of it.
@@ -302,11 +310,14 @@ class SrunStep:
         name, task, patience_s = host.name, self._tasks[host.name], self._timeout_s + _ANSWER_S
         with self._changed:
             task.was_asked = True
-            if not self._changed.wait_for(lambda: not self._missing or self._why(name), self._timeout_s):
+            if not self._changed.wait_for(lambda: self._is_settled(name), self._timeout_s):
                 for other_name, other in self._tasks.items():
                     if other.number is None:
                         other.failure = self.output.not_started(other_name, self._timeout_s)
-            if self._missing and name in (present := self.present()) and len(present) < len(self._tasks):
+            present = self.present()
+            if name in present and (self._is_given_up or (self._missing and len(present) < len(self._tasks))):
+                self._is_given_up = True
+                self._changed.notify_all()
                 return None
             self._changed.wait_for(lambda: task.has_dialled or self._why(name), patience_s)
             if not task.has_dialled:
@@ -347,18 +358,18 @@ class SrunStep:
             self._changed.wait_for(lambda: self._has_ended, _SETTLE_S)
             return self._why(failure.host) or failure
 
-    def await_end(self, timeout_s: float) -> None:
-        """Wait for srun to end."""
+    def await_end(self, timeout_s: float) -> bool:
+        """Wait for srun to end; return whether it has."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_ended, timeout_s)
+            return self._changed.wait_for(lambda: self._has_ended, timeout_s)
 
-    def end(self) -> None:
-        """End srun, and with it every task that is left."""
-        if not self._has_ended:
-            self._process.terminate()
-            self.await_end(_KILL_S)
-        if not self._has_ended:
-            self._process.kill()
+    def signal(self, number: int) -> None:
+        """Signal srun, unless it has ended."""
+        self._process.send_signal(number)
+
+    def _is_settled(self, host: str) -> bool:
+        """Tell whether all tasks have started, or that isn't waited for any more."""
+        return not self._missing or self._is_given_up or self._why(host) is not None
 
     def _why(self, host: str) -> HostFailure | None:
         """Return why a node can't be used, as far as is known."""
@@ -371,8 +382,8 @@ class SrunStep:
         """Tell the agents what to dial, once srun passes it on."""
         self._hub.prepare()
         with self._changed:
-            self._changed.wait_for(lambda: not self._missing or self._has_ended)
-            if self._missing:
+            self._changed.wait_for(lambda: not self._missing or self._is_given_up or self._has_ended)
+            if self._missing or self._is_given_up:
                 return
             hosts = sorted(self._tasks, key=lambda host: self._tasks[host].number or 0)
             is_kept = all(task.is_kept for task in self._tasks.values())
@@ -431,6 +442,20 @@ class SrunStep:
                 task.failure = task.failure or failure_of(host, error)
             self._changed.notify_all()
         self._process.terminate()
+
+
+def _await_end(steps: Sequence[SrunStep], timeout_s: float) -> list[SrunStep]:
+    """Wait for all of these steps to end; return those that have not."""
+    deadline = time.monotonic() + timeout_s
+    return [step for step in steps if not step.await_end(deadline - time.monotonic())]
+
+
+def _end(steps: Sequence[SrunStep]) -> None:
+    """End each srun, and with it every task that is left."""
+    for step in steps:
+        step.signal(signal.SIGTERM)
+    for step in _await_end(steps, _KILL_S):
+        step.signal(signal.SIGKILL)
 
 
 class StepChannel:

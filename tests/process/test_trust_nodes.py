@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -168,17 +171,37 @@ def resident_kib() -> int:
     return pages * os.sysconf("SC_PAGESIZE") >> 10
 
 
-def test_a_task_that_says_twice_that_it_is_there_is_not_another(tmp_path: Path) -> None:
-    """srun reads nothing before all are there: a command that went out too early would reach nobody."""
-    srun = tmp_path / "srun"
-    there = "echo $(echo \"$*\" | grep -o '~launch [0-9a-f]*' | head -1) n1"
-    srun.write_text(f"#!/bin/sh\n{there} 0 kept 3.11\n{there} 1 kept 3.11\nexec cat >/dev/null\n")
+THERE = "echo $(echo \"$*\" | grep -o '~launch [0-9a-f]*' | head -1)"
+
+
+@contextlib.contextmanager
+def step_of(folder: Path, script: str) -> Iterator[SrunStep]:
+    """Start a step on n1 and n2 whose srun is a script; THERE and `n1 0 kept 3.11` say that a task has started."""
+    srun = folder / "srun"
+    srun.write_text(f"#!/bin/sh\n{script}\nexec cat >/dev/null\n")
     srun.chmod(0o700)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}"}
     hosts = ["n1", "n2"]
     step = SrunStep(hosts, [], ["python3"], environ, StepHub(hosts, environ, NEVER_S), timeout_s=slowed(0.3))
     try:
+        yield step
+    finally:
+        step.signal(signal.SIGKILL)
+
+
+def test_a_task_that_says_twice_that_it_is_there_is_not_another(tmp_path: Path) -> None:
+    """srun reads nothing before all are there: a command that went out too early would reach nobody."""
+    with step_of(tmp_path, f"{THERE} n1 0 kept 3.11\n{THERE} n1 1 kept 3.11") as step:
         assert step.open(Host("n1"), "true") is None
         assert step.present() == ["n1"]
-    finally:
-        step.end()
+
+
+def test_a_task_that_comes_after_its_step_was_given_up_changes_nothing(tmp_path: Path) -> None:
+    """Otherwise the agents of this step would dial as those of the next."""
+    late = tmp_path / "late"
+    script = f"{THERE} n1 0 kept 3.11\nuntil [ -e {late} ]; do sleep 0.01; done\n{THERE} n2 1 kept 3.11\necho read"
+    with step_of(tmp_path, script) as step:
+        assert step.open(Host("n1"), "true") is None
+        late.touch()
+        assert wait_until(lambda: "read" in step.output.lines("n1"))
+        assert step.open(Host("n1"), "true") is None

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 
+import pytest
 from machines.patience import slowed
 from machines.processes import wait_until
 from machines.runs import shell
@@ -51,3 +52,15 @@ def test_the_job_of_a_script_is_cancelled(launch: SlurmLaunch) -> None:
     # Slurm signals launcher and supervisors at once, and either may be first.
     ended = r"^(launch: stopped by SIGTERM after|  why: (the )?Slurm job( \d+)?, or the step) "
     assert re.search(ended, launch.log, re.MULTILINE), launch.log
+
+
+@pytest.mark.parametrize("start", ["torchrun", "plain"])
+def test_a_warning_to_the_whole_job_is_for_the_ranks(launch: SlurmLaunch, start: str) -> None:
+    """As of sbatch's --signal=USR1@60, without its `B:`: each process of the steps gets it."""
+    rank = "trap 'echo warned; exit 0' USR1; echo ready; while :; do sleep 0.1; done"
+    job = launch.submit(f'launch --nproc 2 --start {start} --no-python bash -c "{rank}"')
+    assert wait_until(lambda: (launch.folder / "job.log").exists() and launch.log.count("ready") == 4)
+    launch.slurm.run("scancel", "--signal=USR1", job)
+    assert wait_until(lambda: "0 processes left on 2 hosts" in launch.log), launch.log
+    assert launch.log.count("warned") == 4
+    assert "succeeded" in launch.log, launch.log

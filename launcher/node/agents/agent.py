@@ -182,7 +182,7 @@ class Agent:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
         # SIGTERM has an effect only once it is read.
-        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, *proc.NOTICES):
             signal.signal(number, lambda number, frame: None)
         if plant["is_after_go"] and not is_again:
             self._leave_login()

@@ -7,7 +7,9 @@ next process with the same id.
 from __future__ import annotations
 
 import os
+import signal
 
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm's --signal sends to all of a job: they are for the ranks alone
 HOLD = 60  # SIGRTMAX-4, unused by convention: torchrun does nothing more until guardian and supervisor are gone
 MARK = "LAUNCH_MARK"
 SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty outside Slurm

@@ -1,8 +1,8 @@
 """What the starters of ranks have in common: the shim, a Python that has imported torch, and torchrun.
 
 A starter is the parent of the ranks. As long as guardian or supervisor lives, it only starts the ranks and reports each
-start and exit. Stopping them is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT and the signal that holds
-a starter. When both are gone, it takes the steps of the stop itself.
+start and exit. Stopping them is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT, what is for
+the ranks alone, and the signal that holds a starter. When both are gone, it takes the steps of the stop itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launcher.node.processes import proc, stop_steps, workers
 from launcher.node.processes.run_processes import RunProcesses, become_subreaper
 
 KEEPERS_FD = 4  # of torchrun and a warm Python; closes when guardian and supervisor are gone
-IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, proc.HOLD)
+IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *proc.NOTICES, proc.HOLD)
 _CORE_DUMPED = 0x80  # in a status of wait(2)
 
 

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
 _INTERPRETER_BYTES = 256  # the kernel reads no more: execve(2)
 CAUGHT = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # by the supervisor
-_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, proc.HOLD)  # by Python, the supervisor or the shim
+_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, *proc.NOTICES, proc.HOLD)  # by Python, supervisor or shim
 
 private_fds: Set[int] = set()  # descriptors that no fork of this process has, unless it is meant to
 

@@ -35,6 +35,8 @@ def main(stop_timeout_s: float) -> None:
     folder = os.path.dirname(os.environ[proc.FILES])
     owned = RunProcesses(os.environ[proc.MARK], [os.getpid()])
     signal.signal(proc.HOLD, _hold)
+    for number in proc.NOTICES:  # a handler, unlike SIG_IGN, is not inherited by the ranks
+        signal.signal(number, lambda *_: None)
     threading.Thread(target=_end_with_keepers, args=(owned, folder, stop_timeout_s), daemon=True).start()
     _tell_ends(folder)
     from torch.distributed import run

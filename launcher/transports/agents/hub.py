@@ -158,6 +158,11 @@ class Hub:
         """Return how many connections were not an agent's of this run."""
         return self._agent_listener.refused if self._agent_listener is not None else 0
 
+    def has(self, name: str) -> bool:
+        """Tell whether the agent of a host is connected now."""
+        with self._changed:
+            return self._indexes[name] in self._links
+
     def missing(self) -> list[str]:
         """Return the hosts whose agent is not connected now."""
         with self._changed:
