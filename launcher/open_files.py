@@ -6,15 +6,10 @@ import contextlib
 import resource
 
 
-def allow_open_files(count: int) -> int:
-    """Raise this process's limit of open files if it is lower and may be raised: a shell on a Mac starts with 256.
-
-    Return how many of them it may have open now.
-    """
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files if it is lower and may be raised: a shell on a Mac starts with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # macOS has limits beside the hard one; what fails says so
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    return count if soft == resource.RLIM_INFINITY else min(count, soft)

@@ -33,7 +33,7 @@ from launcher.node import messages
 from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
 from launcher.session.settings import Settings
-from launcher.transports.agents import agent_listener, hub
+from launcher.transports.agents import hub
 from launcher.transports.agents.credentials import make_credentials, make_server_context
 from launcher.transports.agents.hub import AgentTransport, Notice
 from launcher.transports.base import STDERR, STDOUT, Channel, TransportError
@@ -224,7 +224,6 @@ def test_strangers_harm_nobody(
     make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hub, "MOST_STRANGERS", 8)
-    monkeypatch.setattr(agent_listener, "ROOM_S", 0.05)
     fleet = make_fleet()
     silent = [socket.create_connection(("127.0.0.1", fleet.port)) for _ in range(40)]
     fleet.start()
@@ -246,7 +245,7 @@ def test_strangers_harm_nobody(
                 sock.sendall(bytes(1 << 16))
         except OSError:
             pass
-    wait_until(lambda: fleet.hub.refused >= 40 - 8 + 5)
+    wait_until(lambda: fleet.hub.refused >= 40 - (8 + 1) + 5)
     for sock in silent:
         sock.close()
     wait_until(lambda: fleet.hub.refused == 40 + 5)
@@ -258,9 +257,7 @@ def test_strangers_harm_nobody(
 
 def test_strangers_of_another_address_keep_no_agent_out(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, silent ones and some that begin TLS as an agent does."""
-    monkeypatch.setattr(agent_listener, "ROOM_S", NEVER_S)
     monkeypatch.setattr(hub, "MOST_STRANGERS", 16)
-    monkeypatch.setattr(agent_listener, "MOST_GUESTS", 4)
     fleet = make_fleet()
     silent = [socket.create_connection(("127.0.0.1", fleet.port), None, ("127.0.0.2", 0)) for _ in range(24)]
     for sock in silent[-12:]:

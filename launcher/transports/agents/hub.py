@@ -22,7 +22,7 @@ from launcher.escapes import one_line
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.open_files import allow_open_files
-from launcher.transports.agents.agent_listener import MOST_GUESTS, MOST_STRANGERS, AgentListener, open_port
+from launcher.transports.agents.agent_listener import AgentListener, open_port
 from launcher.transports.agents.channel import AgentChannel
 from launcher.transports.agents.credentials import Credentials, make_server_context
 from launcher.transports.agents.link import AgentLink, Header
@@ -31,7 +31,7 @@ from launcher.wording import age
 
 OWN_FILES = 64
 FILES_PER_HOST = 8  # its connection, its log, and more while it starts
-LEAST_STRANGERS = 64  # also where the limit of open files is low, besides the agents, which may dial all at once
+MOST_STRANGERS = 64  # besides the agents, which may dial all at once; TLS takes 300 KiB for each
 RETURN_S = 6.0  # for agents that were cut off to dial again, which they do every 5 s, and to hear that it is over
 _MOST_REASON = 300  # characters of what a host says
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
@@ -120,7 +120,7 @@ class Hub:
         self._attempts = itertools.count(1)
         self._numbers = itertools.count(1)
         self._agent_listener: AgentListener | None = None
-        self._most_strangers = MOST_STRANGERS
+        self._most_strangers = MOST_STRANGERS + len(names)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._end = asyncio.Event()
@@ -135,10 +135,7 @@ class Hub:
         0 lets the system choose. Raise LauncherError if this machine has no port or thread left.
         """
         context = make_server_context(self._credentials)
-        wanted = OWN_FILES + FILES_PER_HOST * len(self._names) + MOST_GUESTS + MOST_STRANGERS
-        # What is missing is missing for strangers: who comes to the port must not keep the run from opening its logs.
-        room = MOST_STRANGERS - wanted + allow_open_files(wanted)
-        self._most_strangers = max(room, min(MOST_STRANGERS, LEAST_STRANGERS + len(self._names)))
+        allow_open_files(OWN_FILES + FILES_PER_HOST * len(self._names) + self._most_strangers)
         try:
             listener = open_port(ports)
         except OSError as error:
