@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
 import json
 import os
 import re
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections import defaultdict
@@ -82,6 +86,14 @@ def python(code: str, *args: str) -> list[str]:
     return [sys.executable, "-ISc", textwrap.dedent(code), *args]
 
 
+@functools.cache
+def code_cache() -> Path:
+    """Return a directory in which all nodes of this process keep launch's code, which is compiled once then."""
+    folder = Path(tempfile.mkdtemp(prefix="tests-code-"))
+    atexit.register(shutil.rmtree, folder)
+    return folder
+
+
 class Node:
     """Guardian, supervisor and all below them; a message or a process that does not come in time fails the test."""
 
@@ -106,7 +118,10 @@ class Node:
             self.guardian = subprocess.Popen(
                 ["/bin/sh", "-c", rc_file + bootstrap.loader_command(python, self.nonce, pack_node())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, bufsize=0, cwd=folder,
-                env={**os.environ, "HOME": str(self.home), "TMPDIR": str(self.tmpdir), **(env or {})},
+                env={
+                    **os.environ, "HOME": str(self.home), "TMPDIR": str(self.tmpdir),
+                    "XDG_CACHE_HOME": str(code_cache()), **(env or {}),
+                },
                 start_new_session=True,
             )  # fmt: skip
         assert self.guardian.stdin and self.guardian.stdout

@@ -6,6 +6,7 @@ tests/process/test_agents.py has what is the same for all agents.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -242,10 +243,15 @@ def test_another_attempt_keeps_the_steps_that_hosts_use(cluster: Cluster) -> Non
         agent = int(run(transport, A, "echo $PPID")[0][STDOUT])
         os.kill(agent, signal.SIGKILL)
         wait_until(lambda: not is_alive(agent))
+        wait_until(has_another_agent)
+
+    def has_another_agent() -> bool:
+        with contextlib.suppress(TransportError):  # nobody has noticed its end yet
+            return run(transport, A, "exit 3")[1] == 3
+        return False
 
     for _ in range(3):
         lose_agent()
-    run(transport, A, "true")
     own = run(transport, B, "echo $PPID")[0][STDOUT]
     assert transport.renew([A]) and transport.renew([A, B]) and not transport.renew([Host("n3")])
     assert len(transport._started) == 2, "that of all hosts, and the last one of n1"
