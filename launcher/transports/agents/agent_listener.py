@@ -75,7 +75,8 @@ class AgentListener:
             task.add_done_callback(partial(self._forget, source))
             await asyncio.sleep(0)  # the task takes its socket over before anybody cancels it
             if sum(map(len, self._strangers.values())) > self._most_strangers:
-                oldest = next(iter(max(self._strangers.values(), key=len)))
+                busiest = max(self._strangers.values(), key=len)
+                oldest = next(iter(busiest))
                 oldest.cancel()
                 await asyncio.wait([oldest])
 
