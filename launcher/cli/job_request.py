@@ -139,7 +139,7 @@ def _default_script(words: Sequence[str]) -> list[str]:
     A list holds the words as they are; a string is a path, which may contain spaces.
     """
     default = click.get_current_context().lookup_default("script")
-    if not default or (words and not words[0].startswith("-")):
+    if not default or str(default).isspace() or (words and not words[0].startswith("-")):
         return []
     if isinstance(default, list):
         return [str(word) for word in default]

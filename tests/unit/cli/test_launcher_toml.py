@@ -221,3 +221,10 @@ def test_a_text_with_a_nul_is_refused(project: Path, launch: Launch) -> None:
     (project / "launcher.toml").write_text('workdir = "a\\u0000b"\n')
     said = "launch: ../../launcher.toml: workdir contains a NUL character, got 'a\\x00b'\n"
     assert launch("--dry-run", "train.py") == (EXIT_USAGE, "", said)
+
+
+@pytest.mark.parametrize("script", ["", " "])
+def test_an_empty_script_is_none(project: Path, launch: Launch, script: str) -> None:
+    (project / "launcher.toml").write_text(f'script = "{script}"\n')
+    code, out, _ = launch("--dry-run", "--hosts", "a", "--nproc", "1", "--cpu")
+    assert (code, out.rstrip().endswith("-m -- launcher.trainer")) == (0, True)
