@@ -137,11 +137,11 @@ class HostFailure:
     characters.
     """
 
-    host: str  # its name as the user wrote it; a jump host's as in ssh_config
-    kind: HostFailureKind
-    text: str
-    fix: str = ""
-    address: str = ""  # where `launch` tried to reach it; text and fix may name it
+    host: str  # a host that can't be reached, as you wrote it; a jump host as in ssh_config
+    kind: HostFailureKind  # why, in one or two words
+    text: str  # why
+    fix: str = ""  # what to do
+    address: str = ""  # the address that was tried; text and fix may name it
 
     def __post_init__(self) -> None:
         """Make both safe: parts of them may come from the host, or from another machine that answered for it."""

@@ -22,10 +22,10 @@ from launcher.wording import count
 class Line:
     """One line of a rank; rank None: of torchrun."""
 
-    host: str
-    rank: int | None
-    stream: Literal["stdout", "stderr"]
-    text: str
+    host: str  # where the line was printed
+    rank: int | None  # the rank that printed it; `null`: torchrun
+    stream: Literal["stdout", "stderr"]  # `stdout` or `stderr`
+    text: str  # the line, without its newline
     time: str = ""  # when it came, ISO 8601
 
     def __str__(self) -> str:
@@ -37,14 +37,16 @@ class Line:
 class RankFailure:
     """How one rank failed by itself, and not because it lost another one."""
 
+    # the host of a rank that failed by itself, and not because of another one; first the rank of `cause`, then the
+    # others in their order, 100 at most
     host: str
-    rank: int
-    local_rank: int | None
-    gpu: int | None
-    exit_code: int | None
-    signal: int | None
+    rank: int  # that rank
+    local_rank: int | None  # its local rank
+    gpu: int | None  # the number of its GPU on that host
+    exit_code: int | None  # its exit code
+    signal: int | None  # the number of the signal that ended it
     text: str  # how it ended, in words
-    at: str
+    at: str  # when it failed
     traceback: tuple[str, ...]  # all lines of its last Python error
 
 
@@ -52,47 +54,48 @@ class RankFailure:
 class Explanation:
     """Why something failed and what to do, if the error is known."""
 
-    name: str
-    cause: str
-    fix: str
+    name: str  # the name of the known error
+    cause: str  # why it failed, in words
+    fix: str  # what to do
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """What failed first in a run."""
 
-    host: str
-    what: str  # rank, torchrun, supervisor, connection or hang
-    rank: int | None
-    local_rank: int | None
-    gpu: int | None
-    exit_code: int | None
-    signal: int | None
-    oom: str | None
-    text: str
-    headline: str
-    at: str
-    traceback: tuple[str, ...]  # as the terminal shows it: the innermost frame of the user's code, and the error
-    last_lines: tuple[str, ...]
-    explanation: Explanation | None
+    host: str  # the host on which it failed
+    what: str  # `rank`, `torchrun`, `supervisor` (the helper of `launch` on that host), `connection` or `hang`
+    rank: int | None  # the rank that failed
+    local_rank: int | None  # its local rank
+    gpu: int | None  # the number of its GPU on that host
+    exit_code: int | None  # its exit code
+    signal: int | None  # the number of the signal that ended it
+    oom: str | None  # `certain` or `probable` if the kernel killed it for lack of memory
+    text: str  # how it ended, in words
+    headline: str  # who failed first and how, in one line
+    at: str  # when it failed
+    traceback: tuple[str, ...]  # the lines of its Python error, as the screen shows them
+    last_lines: tuple[str, ...]  # the last lines that it printed
+    explanation: Explanation | None  # why it failed, if the error is known
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """How a run ended."""
 
-    run: str
-    name: str | None
-    attempts: int
-    hosts: tuple[str, ...]  # of the last attempt
-    exit_code: int
-    seconds: float
-    interrupted_by: int | None  # the number of a signal
-    time_limit: str | None
-    error: str | None
-    left: Mapping[str, tuple[tuple[int, str, str], ...]]  # by host: leftover processes, as (pid, name, state)
-    unreachable: Mapping[str, int]  # hosts that could not be asked what is left: how many processes may be
-    cause: Cause | None
+    run: str  # the run's ID, `null` in a dry run; not in run.json
+    name: str | None  # the value of `--name`; not in run.json
+    attempts: int  # how many attempts were made; not in run.json
+    hosts: tuple[str, ...]  # the hosts of the last attempt, in the order of their node ranks; not in run.json
+    exit_code: int  # the exit code of `launch`
+    seconds: float  # how long the run or attempt took, checks included
+    interrupted_by: int | None  # the number of the signal that stopped `launch`; 15 at a time limit
+    time_limit: str | None  # `until` or `for` if the run was stopped at the time limit of that option
+    error: str | None  # why a restart could not start
+    # for each host the leftover processes, each as `[pid, name, state]`
+    left: Mapping[str, tuple[tuple[int, str, str], ...]]
+    unreachable: Mapping[str, int]  # for each host that couldn't be reached, how many processes may be left
+    cause: Cause | None  # what failed first; `null` if the run succeeded, or was stopped
     failures: tuple[RankFailure, ...]
 
 
@@ -190,14 +193,14 @@ class FreeResult:
 class Host:
     """One host as launch reads it; None: ssh_config or the host decides."""
 
-    node_rank: int | None  # None: a spare
-    host: str
-    slots: int | None
-    gpus: tuple[int, ...] | None
-    user: str | None
-    port: int | None
-    addr: str | None
-    source: str
+    node_rank: int | None  # the host's node rank, from 0; `null` for a spare
+    host: str  # the host's name
+    slots: int | None  # the number of processes, if the hostfile sets it
+    gpus: tuple[int, ...] | None  # the numbers of the GPUs that were chosen
+    user: str | None  # the user who logs in
+    port: int | None  # the SSH port
+    addr: str | None  # the address for the other hosts
+    source: str  # where the host was named
 
 
 ListedRun = run_rows.RunRow  # of `launch ps`

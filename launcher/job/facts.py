@@ -19,31 +19,31 @@ _Name = Annotated[str, Most(200)]  # of a package, or its version
 class GpuProcess:
     """A process that has memory on a GPU; None: not visible to the node, as in another container."""
 
-    pid: Count
-    memory_mib: int | None = None
-    owner: str | None = None
-    name: str | None = None
-    mark: str | None = None  # of the `launch` run that it belongs to
+    pid: Count  # a process that has memory on it
+    memory_mib: int | None = None  # how much memory it has
+    owner: str | None = None  # its user
+    name: str | None = None  # its program
+    mark: str | None = None  # the run that it belongs to
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as nvidia-smi or rocm-smi describes it; None: the tool doesn't say."""
 
-    index: Count
-    name: str
-    memory_mib: int | None
-    driver: str
-    free_mib: int | None = None
-    is_persistent: bool | None = None  # whether the driver stays loaded while nobody uses it
-    compute_mode: str = ""
-    ecc_errors: int | None = None  # uncorrectable ones since the driver was loaded
+    index: Count  # the GPU's number
+    name: str  # its model
+    memory_mib: int | None  # its memory
+    driver: str  # the version of its driver
+    free_mib: int | None = None  # memory that is free
+    is_persistent: bool | None = None  # whether the driver stays loaded while the GPU is unused
+    compute_mode: str = ""  # its compute mode, as nvidia-smi prints it
+    ecc_errors: int | None = None  # uncorrectable memory errors since the driver was loaded
     processes: Annotated[tuple[GpuProcess, ...], Most(MOST_VALUES)] = ()
-    uuid: str = ""  # the same for all users of the machine, and after each boot
-    bus_id: str = ""  # its PCI address as the tool writes it: 00000000:3B:00.0
-    fault: str | None = None  # what the tool says instead of its values: `GPU is lost`
-    has_display: bool = False  # a desktop is on it
-    is_mig: bool = False  # it is divided into MIG devices
+    uuid: str = ""  # what names it for all users of the host, before and after a boot
+    bus_id: str = ""  # its PCI address, as nvidia-smi or rocm-smi prints it
+    fault: str | None = None  # what the tool prints instead of its values, such as `GPU is lost`
+    has_display: bool = False  # whether a desktop is on it
+    is_mig: bool = False  # whether it is divided into MIG devices
 
     @property
     def pci_address(self) -> str:
@@ -56,10 +56,10 @@ class Gpu:
 class RunProcess:
     """A process of another run of `launch` that is on a node, found by the mark in its environment."""
 
-    pid: Count
-    name: str
-    mark: str
-    is_owned: bool  # whether its supervisor is alive
+    pid: Count  # a process of another run of `launch`
+    name: str  # its program
+    mark: str  # the mark of that run
+    is_owned: bool  # whether that run's helper is alive
 
     @property
     def run_id(self) -> str:
@@ -71,18 +71,20 @@ class RunProcess:
 class RunFolder:
     """The leftover directory of a run that is over, for example because the host lost power."""
 
-    path: str
-    run_id: Annotated[str, SentAs("run")]
-    files: Count = 0  # written by its ranks, and not copied back
+    path: str  # the directory of a run that is over
+    run_id: Annotated[str, SentAs("run")]  # that run
+    files: Count = 0  # how many files its ranks left in it
 
 
 @dataclass(frozen=True, slots=True)
 class BootUnit:
     """What a node starts after a boot for a run, a unit of systemd or a line of a crontab."""
 
-    name: str
+    name: str  # its name
+    # the run of a boot unit; `checks.units` is always empty: only `launch clean` asks for the units of
+    # `--survive-reboots`
     run_id: Annotated[str, SentAs("run")]
-    is_running: bool  # what it starts; it then removes this itself
+    is_running: bool  # whether what it starts runs, so that the run still needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class BoxClaim:
 class Xid:
     """A fault of a GPU that the driver has written to the kernel's log, with its number in NVIDIA's list (Xid)."""
 
-    gpu: str  # its PCI address
-    number: Count
+    gpu: str  # the PCI address of a GPU with a fault in the kernel's log
+    number: Count  # the fault's number in NVIDIA's list (Xid)
 
 
 # Bits of nvmlClocksThrottleReasons, from NVIDIA's nvml.h, in words; the first ones say the most.
@@ -141,20 +143,23 @@ def describe_reasons(bits: int | None) -> str:
 class GpuSample:
     """What one GPU does at a moment; None: not told. It travels as a row of these values, in this order."""
 
-    index: Count
-    name: Annotated[str, Most(200)]
+    index: Count  # the GPU's number
+    name: Annotated[str, Most(200)]  # its model
     utilization: Annotated[float, Within(0, 1e4)] | None = None  # percent of the time in which a kernel ran
-    memory_used_mib: Count | None = None
-    memory_mib: Count | None = None
-    power_w: Annotated[float, Within(0, 1e5)] | None = None
-    power_limit_w: Annotated[float, Within(0, 1e5)] | None = None
-    temperature_c: Annotated[float, Within(-300, 1e4)] | None = None
-    clock_mhz: Annotated[float, Within(0, 1e6)] | None = None  # of its multiprocessors
-    max_clock_mhz: Annotated[float, Within(0, 1e6)] | None = None
-    reasons: Annotated[int, Within(0, 1 << 64)] | None = None  # why its clock is held down, as NVML's bits
-    ecc_errors: Annotated[int, Within(0, 1 << 64)] | None = None  # uncorrectable ones since the driver was loaded
-    pcie_replays: Count | None = None  # since the driver was loaded
-    nvlink_recoveries: Annotated[int, Within(0, 1 << 64)] | None = None  # since then, of all its links
+    memory_used_mib: Count | None = None  # how much of it is used
+    memory_mib: Count | None = None  # its memory
+    power_w: Annotated[float, Within(0, 1e5)] | None = None  # its power
+    power_limit_w: Annotated[float, Within(0, 1e5)] | None = None  # the limit of its power
+    temperature_c: Annotated[float, Within(-300, 1e4)] | None = None  # in degrees Celsius
+    clock_mhz: Annotated[float, Within(0, 1e6)] | None = None  # the clock of its multiprocessors
+    max_clock_mhz: Annotated[float, Within(0, 1e6)] | None = None  # the highest clock that they can have
+    # why its clock is held down: NVML's `nvmlClocksThrottleReasons`, as a number
+    reasons: Annotated[int, Within(0, 1 << 64)] | None = None
+    # uncorrectable memory errors since the driver was loaded
+    ecc_errors: Annotated[int, Within(0, 1 << 64)] | None = None
+    pcie_replays: Count | None = None  # PCIe transfers that were repeated since the driver was loaded
+    # how often an NVLink of it had to recover from errors since the driver was loaded
+    nvlink_recoveries: Annotated[int, Within(0, 1 << 64)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,48 +177,55 @@ class GpuUse:
 class HostSample:
     """What a host does at a moment, beside its GPUs; rates are those since the sample before. None: not told."""
 
-    cpu_percent: Annotated[float, Within(0, 100)] | None = None  # of all CPUs
-    iowait_percent: Annotated[float, Within(0, 100)] | None = None
-    load: Annotated[float, Within(0, 1e6)] | None = None  # processes that ran or waited, in the last minute
-    memory_mib: Count | None = None
-    memory_used_mib: Count | None = None
-    swap_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # in and out
+    cpu_percent: Annotated[float, Within(0, 100)] | None = None  # how busy all CPUs are
+    iowait_percent: Annotated[float, Within(0, 100)] | None = None  # how much of the time CPUs wait for a disk
+    load: Annotated[float, Within(0, 1e6)] | None = None  # processes that ran or waited, over the last minute
+    memory_mib: Count | None = None  # main memory
+    memory_used_mib: Count | None = None  # how much of it is used
+    swap_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # swapped in and out, in MiB/s
     disk_free_percent: Annotated[float, Within(0, 100)] | None = None  # of the disk of the working directory
-    disk_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # read and written, all disks
-    network_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # in and out, all devices but virtual ones
-    speeds: Annotated[Mapping[Annotated[str, Most(64)], Count], Most(64)] = field(default_factory=dict)  # Mbit/s
-    clock_step_s: Annotated[float, Within(-1e11, 1e11)] | None = None  # by which the time of day was set
-    xids: Annotated[tuple[Xid, ...], Most(20)] = ()  # since the sample before, where the kernel's log may be read
+    disk_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # read and written on all disks, in MiB/s
+    # sent and received on all network devices but virtual ones, in MiB/s
+    network_mib_s: Annotated[float, Within(0, 1e9)] | None = None
+    # the speed of each network device, in Mbit/s
+    speeds: Annotated[Mapping[Annotated[str, Most(64)], Count], Most(64)] = field(default_factory=dict)
+    # by how many seconds the time of day was set since the last sample
+    clock_step_s: Annotated[float, Within(-1e11, 1e11)] | None = None
+    # faults that the driver has logged since the last sample; only root can read them
+    xids: Annotated[tuple[Xid, ...], Most(20)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
     """An IPv4 subnet that a node is in."""
 
-    interface: str
-    network: str  # 10.0.1.0/24
-    speed_mbps: int | None
+    interface: str  # an interface
+    network: str  # its subnet, such as 10.0.1.0/24
+    speed_mbps: int | None  # its speed
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
     """Facts that no plan needs but that can break a run; None: not known, unless noted at the field."""
 
-    memory_mib: int | None = None
-    memory_free_mib: int | None = None
-    shm_mib: int | None = None
-    memlock_kib: int | None = None  # None: no limit
-    open_files: int | None = None  # None: no limit
-    disks: Annotated[Mapping[str, int | None], Most(64)] = field(default_factory=dict)  # directory -> free MiB
-    script_hash: str | None = None
-    code_hash: str | None = None  # over the other Python files beside and below the script
-    code_is_complete: bool = True  # whether all of these were read in time
+    memory_mib: int | None = None  # its memory
+    memory_free_mib: int | None = None  # memory that is free
+    shm_mib: int | None = None  # the size of /dev/shm
+    memlock_kib: int | None = None  # the limit on locked memory; `null`: no limit
+    open_files: int | None = None  # the limit on open files; `null`: no limit
+    disks: Annotated[Mapping[str, int | None], Most(64)] = field(default_factory=dict)  # free MiB by directory
+    script_hash: str | None = None  # the SHA-256 of the script (its first 64 MiB)
+    # one SHA-256 over the paths and contents of the other Python files next to and below the script; `null`: not
+    # compared
+    code_hash: str | None = None
+    code_is_complete: bool = True  # whether all of these files could be read in time
     networks: Annotated[tuple[Network, ...], Most(4096)] = ()
-    infiniband: Annotated[tuple[str, ...], Most(256)] = ()  # its ports
+    infiniband: Annotated[tuple[str, ...], Most(256)] = ()  # active InfiniBand ports
     xids: Annotated[tuple[Xid, ...], Most(1024)] = ()
     runs: tuple[RunProcess, ...] = ()
     folders: tuple[RunFolder, ...] = ()
-    # Controllers, agents and what waits for its code: pid and name.
+    # controllers, agents and what waits for its code, each as `[pid, name]`; always empty: only `launch clean` asks for
+    # them
     planted: tuple[tuple[Count, str], ...] = ()
     units: tuple[BootUnit, ...] = ()
 
@@ -222,34 +234,34 @@ class Checks:
 class Route:
     """How a node reaches node 0: its own interface and address, and the port that node 0 holds."""
 
-    interface: str | None
-    address: str | None
-    port: int | None = None
-    error: str | None = None
-    probe_port: int | None = None  # where it answers the previous node's probe
-    clock_offset_s: float | None = None  # its clock minus the launch host's
-    clock_error_s: float = 0.0  # half of the time that the request took
+    interface: str | None  # its own interface
+    address: str | None  # its own address
+    port: int | None = None  # the port that node 0 holds; on node 0 only
+    error: str | None = None  # why there is no route
+    probe_port: int | None = None  # the port on which it answered the previous host's probe
+    clock_offset_s: float | None = None  # how far its clock is ahead of the launch host's
+    clock_error_s: float = 0.0  # the possible error of that offset: half of the time that the request took
 
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
     """How well a connection between two nodes works, as the kernel of the one that opened it has measured."""
 
-    round_trip_s: float  # the quickest
-    sent: int  # packets
-    lost: int  # of those
+    round_trip_s: float  # the quickest round trip of that connection, as the kernel measured it
+    sent: int  # packets that it sent
+    lost: int  # packets that it had to send again
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One attempt of a node to reach an address and port of another node; error None: it worked, or is to be tried."""
 
-    host: str
-    address: str
-    port: int
-    is_master: bool
-    error: str | None = None
-    link: LinkQuality | None = None  # None: not measured
+    host: str  # the host that it connected to
+    address: str  # the address
+    port: int  # the port
+    is_master: bool  # whether that is the port of node 0 that the ranks will use
+    error: str | None = None  # why the connection failed; `null`: it succeeded
+    link: LinkQuality | None = None  # how well that connection works; `null`: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +269,17 @@ class Probes:
     """What a node found out about its network by testing connections to other nodes and look-ups of names."""
 
     tried: tuple[Probe, ...] = ()
-    reverse_dns_s: float | None = None
-    own_address: str | None = None  # what its own name resolves to; "": nothing
+    reverse_dns_s: float | None = None  # how long it took to look up the name of an address
+    own_address: str | None = None  # the address that its own name resolves to; empty: none
 
 
 @dataclass(frozen=True, slots=True)
 class SetupFailure:
     """Which step of the setup failed on a node, how, and the last lines that it printed."""
 
-    step: str  # as `--setup`
-    reason: str
-    lines: Annotated[tuple[str, ...], Most(64)] = ()
+    step: str  # the step that failed, such as `--setup`
+    reason: str  # how it failed
+    lines: Annotated[tuple[str, ...], Most(64)] = ()  # its last lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,55 +289,56 @@ class NodeFacts:
     None: not known or not there, unless noted at the field.
     """
 
-    folder: Annotated[str, NOT_SENT]  # the run's private directory there
-    hostname: str = ""
-    machine: str | None = None  # equal for two names of one machine or container
-    cpu_count: Count | None = None
-    home: str = ""
-    ssh_client: Address | None = None  # the launch host, as this node sees it
-    ssh_address: Address | None = None
-    # With its interface before each.
+    folder: Annotated[str, NOT_SENT]  # the private directory of this check on the host
+    hostname: str = ""  # what the host calls itself
+    machine: str | None = None  # a text that is equal for two names of one machine or container
+    cpu_count: Count | None = None  # CPUs that processes may use
+    home: str = ""  # the home directory
+    ssh_client: Address | None = None  # the address of the launch host, as the host sees it
+    ssh_address: Address | None = None  # the address at which its SSH server was reached
+    # its IPv4 addresses, each as `[interface, address]`
     addresses: Annotated[tuple[tuple[str, Address], ...], Most(messages.MAX_ADDRESSES)] = ()
-    workdir_found: bool = True
-    script_found: bool = True
+    workdir_found: bool = True  # whether the working directory exists
+    script_found: bool = True  # whether the script exists
     gpus: Annotated[tuple[Gpu, ...], Most(256)] = ()
-    gpu_error: str | None = None
-    claimed_gpus: Annotated[tuple[int, ...], NOT_SENT] = ()  # by any run
-    # Indexes, as ranks see them; -1: unknown (MIG); None: all.
+    gpu_error: str | None = None  # why its GPUs couldn't be listed
+    claimed_gpus: Annotated[tuple[int, ...], NOT_SENT] = ()  # the numbers of its GPUs that a run has claimed
+    # the numbers of the GPUs that ranks will see; -1: unknown (MIG); `null`: all GPUs
     visible_gpus: Annotated[tuple[int, ...] | None, SentAs("visible")] = None
-    venv_found: bool = True
-    setup_failure: Annotated[SetupFailure | None, SentAs("setup.failure")] = None
-    # The variables that the setup has set or changed.
+    venv_found: bool = True  # whether the directory of `--venv` exists
+    setup_failure: Annotated[SetupFailure | None, SentAs("setup.failure")] = None  # the step of the setup that failed
+    # the variables that the setup set or changed
     setup_names: Annotated[tuple[str, ...], Most(4096), SentAs("setup.names")] = ()
-    conda: Annotated[str | None, SentAs("setup.conda")] = None  # the program that entered --conda
-    python: Annotated[str | None, SentAs("search.python")] = None
-    python_version: Annotated[str | None, SentAs("search.version")] = None
-    # Whether it runs a sitecustomize that `launch` puts on its path; known only if it is to start the ranks warm.
+    conda: Annotated[str | None, SentAs("setup.conda")] = None  # the program that entered `--conda`
+    python: Annotated[str | None, SentAs("search.python")] = None  # the Python that runs the ranks
+    python_version: Annotated[str | None, SentAs("search.version")] = None  # its version
+    # `true` only in a run with `--start warm`, if that Python can start ranks warm
     python_is_warmable: Annotated[bool, SentAs("search.is_warmable")] = False
-    python_source: Annotated[str | None, SentAs("search.candidate")] = None  # which candidate it was
-    torch_version: Annotated[str | None, SentAs("search.torch")] = None
-    # That torch was built with; None: for CPUs, or for ROCm.
+    python_source: Annotated[str | None, SentAs("search.candidate")] = None  # how it was found
+    torch_version: Annotated[str | None, SentAs("search.torch")] = None  # the version of its torch
+    # the CUDA that torch was built with; `null` for CPUs and ROCm
     cuda_version: Annotated[str | None, SentAs("search.cuda")] = None
-    hip_version: Annotated[str | None, SentAs("search.hip")] = None
-    # Of pip's package; None also where NCCL is part of torch.
+    hip_version: Annotated[str | None, SentAs("search.hip")] = None  # the ROCm that torch was built with
+    # the version of pip's NCCL; `null` also where NCCL is part of torch
     nccl_version: Annotated[str | None, SentAs("search.nccl")] = None
-    numpy_version: Annotated[str | None, SentAs("search.numpy")] = None  # if it is installed beside torch
-    # Normalized name -> `1.2.3` or `1.2.3 (editable, a1b2c3d)`.
+    numpy_version: Annotated[str | None, SentAs("search.numpy")] = None  # the version of numpy
+    # the packages of that Python: the version by name, such as `1.2.3` or `1.2.3 (editable, a1b2c3d)`
     packages: Annotated[Mapping[_Name, _Name] | None, Most(5000), SentAs("search.packages")] = None
-    # The directories of editable packages, by name.
+    # the directories of editable packages, by name
     editables: Annotated[Mapping[_Name, str], Most(5000), SentAs("search.editables")] = field(default_factory=dict)
-    # Whether all of these were listed in time.
+    # whether all of its packages could be listed in time
     packages_are_complete: Annotated[bool, SentAs("search.packages_are_complete")] = True
-    # Before it, each with the reason why it wasn't used.
+    # Pythons that were rejected, each as `[Python, why]`
     pythons_tried: Annotated[tuple[tuple[str, str], ...], Most(64), SentAs("search.tried")] = ()
-    route: Annotated[Route | None, NOT_SENT] = None
-    checks: Checks | None = None  # if they were requested
-    probes: Annotated[Probes | None, NOT_SENT] = None
-    tree: Annotated[str | None, NOT_SENT] = None  # the root of the code that launch has sent
-    python_path: str = ""  # PYTHONPATH before that; known only if code was sent
-    # Path -> hash, if its code differs from another node's.
+    route: Annotated[Route | None, NOT_SENT] = None  # its route to node 0
+    checks: Checks | None = None  # facts that no plan needs but that can break a run
+    probes: Annotated[Probes | None, NOT_SENT] = None  # the results of connecting to other hosts
+    tree: Annotated[str | None, NOT_SENT] = None  # the directory of the code that `--sync` has sent; `null` without it
+    python_path: str = ""  # `PYTHONPATH` on the host before `launch` changed it; empty without `--sync`
+    # the beginning of the SHA-256 of each of these files, by path; only if the hosts' files differ, from one host of
+    # each `code_hash`
     code_files: Annotated[Mapping[str, str] | None, NOT_SENT] = None
-    # In the directory in which node 0 saves them.
+    # whether it sees the directory in which node 0 saves; `null` in `launch check`, which has none
     sees_checkpoints: Annotated[bool | None, NOT_SENT] = None
 
     def __post_init__(self) -> None:

@@ -61,10 +61,10 @@ class CheckedHost:
 class Finding:
     """What a check found on one or more hosts, what it means for a run, and the remedy."""
 
-    hosts: tuple[str, ...]
-    text: str
-    fix: str = ""
-    severity: Severity = PROBLEM
+    hosts: tuple[str, ...]  # the hosts that the finding is about
+    text: str  # the finding, in words
+    fix: str = ""  # what to do
+    severity: Severity = PROBLEM  # `problem`, `warning` or `note`
 
     def __str__(self) -> str:
         return f"{fold_names(self.hosts)}: {self.text}" + (f"\n  fix: {self.fix}" if self.fix else "")

@@ -28,30 +28,31 @@ _MOST_WORDS = Most(200)
 class Sensors:
     """What the driver says of a GPU under load; None: it doesn't say."""
 
-    number: Count | None = None  # nvidia-smi's
-    temperature_c: float | None = None  # at the end
-    hottest_c: float | None = None
-    clock_mhz: float | None = None  # the median, as is the power
-    power_w: float | None = None
-    reasons: Annotated[int, Within(0, 1 << 64)] = 0  # why its clock was held down, as NVML's bits
-    corrected_errors: int | None = None  # of its memory, during the load
-    uncorrected_errors: int | None = None
+    number: Count | None = None  # the GPU's number; this and the next ones are `null` if the driver doesn't know them
+    temperature_c: float | None = None  # degrees Celsius at the end
+    hottest_c: float | None = None  # the highest temperature
+    clock_mhz: float | None = None  # the median clock of its multiprocessors
+    power_w: float | None = None  # the median power
+    # why its clock was held down: NVML's `nvmlClocksThrottleReasons`, as a number
+    reasons: Annotated[int, Within(0, 1 << 64)] = 0
+    corrected_errors: int | None = None  # memory errors during the load that were corrected
+    uncorrected_errors: int | None = None  # memory errors during the load that were not
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoad:
     """What one rank's device did under load, as rank 0 reports it; rates are per second."""
 
-    rank: Count
-    node: Count  # its host's place in the order of the ranks
-    model: Annotated[str, _MOST_WORDS]
-    dtype: Annotated[str, _MOST_WORDS]
-    flops: _Rate
-    copy: _Rate  # bytes, read and written
-    to_gpu: _Rate | None = None  # None: a CPU
-    from_gpu: _Rate | None = None
-    sensors: Sensors = Sensors()  # nothing is known of a CPU, or without NVML
-    numa_node: Count | None = None  # that the GPU is at
+    rank: Count  # the rank that used it
+    node: Count  # the number of its host
+    model: Annotated[str, _MOST_WORDS]  # its model
+    dtype: Annotated[str, _MOST_WORDS]  # the numbers that were multiplied: `fp16`, on CPUs `fp32`
+    flops: _Rate  # floating-point operations per second
+    copy: _Rate  # bytes per second that were read from its memory and written to it
+    to_gpu: _Rate | None = None  # bytes per second from the host's memory; `null` on CPUs
+    from_gpu: _Rate | None = None  # bytes per second to the host's memory; `null` on CPUs
+    sensors: Sensors = Sensors()  # what the driver says of the GPU; nothing on CPUs, or without NVML
+    numa_node: Count | None = None  # the NUMA node that the GPU is at; `null` on CPUs, and if it isn't known
 
     @property
     def is_gpu(self) -> bool:

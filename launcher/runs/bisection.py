@@ -22,18 +22,18 @@ Search = Generator[list[Group], list[bool], "Verdict"]
 class Together:
     """Hosts that fail together, while every smaller set that was tried passes."""
 
-    hosts: Group
-    culprits: Group = ()  # those of them without which all other hosts pass
+    hosts: Group  # hosts that fail together, and not in smaller sets
+    culprits: Group = ()  # the hosts to blame: without them, all other hosts pass
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the search found; `together` may hold several sets, without a host in common."""
 
-    alone: Group = ()
+    alone: Group = ()  # the hosts that fail alone
     together: tuple[Together, ...] = ()
-    is_repeatable: bool = True
-    is_complete: bool = True  # otherwise the time was over before all was tested
+    is_repeatable: bool = True  # whether the failure happened again
+    is_complete: bool = True  # whether all was tested; a search between two attempts ends after 10 minutes
 
     def lines(self) -> list[str]:
         """Return the verdict, one line for each finding."""

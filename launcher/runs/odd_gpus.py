@@ -137,11 +137,11 @@ def _mean(values: Iterable[float | None]) -> float | None:
 class Oddity:
     """Something that stands out; gpu: None if it is the host."""
 
-    host: str
-    gpu: int | None
-    rank: int | None
-    kind: str  # what stands out
-    text: str  # how, with figures
+    host: str  # the host
+    gpu: int | None  # the number of the GPU; `null`: the host itself stands out
+    rank: int | None  # the rank that uses the GPU; `null` if it is not known
+    kind: str  # what stands out, such as `clock`, `utilization`, `power`, `memory errors` or `swap`
+    text: str  # the same in words, with figures
 
     @property
     def subject(self) -> str:

@@ -38,25 +38,32 @@ class Blamed:
 class RunRow:
     """One run of `launch ps`; docs/json.md says what is None when."""
 
-    run: Annotated[str, is_run_id]
-    name: str | None = None
+    run: Annotated[str, is_run_id]  # its id
+    name: str | None = None  # from `--name`; `null` without it
+    # `starting`, `running`, `finished`, `failed`, `stopped`, `killed`, or `unknown` if only another machine can tell,
+    # or nobody can
     state: Literal["starting", "running", "finished", "failed", "stopped", "killed", "unknown"]
-    exit_code: Count | None = None
-    attempts: Count = 0
+    exit_code: Count | None = None  # of a run that has ended; `null` else
+    attempts: Count = 0  # how many attempts have ended
+    # what the run does now; `null` for a run that doesn't run, or whose `launch` is too old or can't write it
     doing: Doing | None = None
-    restarts: Count | None = None
+    restarts: Count | None = None  # how many restarts the run has used; `null` for a run that doesn't run
+    # of those, how many count toward `--restarts N`; `null` like `doing`
     restarts_without_progress: Count | None = None
-    restarts_left: Count | None = None
-    age_s: Seconds = 0.0
-    nodes: tuple[Count | None, ...] = ()
-    hosts: tuple[str | None, ...] | None = None
-    launch_host: str | None = None
-    controller: str = ""
-    pid: Count | None = None
-    logs: str | None = None
+    restarts_left: Count | None = None  # how many may still follow without progress; `null` like `doing`
+    age_s: Seconds = 0.0  # seconds since its start
+    nodes: tuple[Count | None, ...] = ()  # the number of ranks on each host; empty before they start
+    hosts: tuple[str | None, ...] | None = None  # the names of these hosts; `null` if nobody can tell
+    launch_host: str | None = None  # the machine where it was started; `null` if nobody can tell
+    controller: str = ""  # the machine that controls it
+    pid: Count | None = None  # the process that controls it; `null` once that has ended
+    logs: str | None = None  # the directory of its logs, on that machine
+    # whether its controller died, and `launch rejoin` can continue it; `null` if nobody can tell
     can_continue: bool | None = None
+    # what went wrong with which host in its attempts, and how many seconds ago: `["gpu2", "lost", 340.5]`; `null` if
+    # nobody can tell
     blamed: Annotated[tuple[Annotated[Blamed, AS_ROW], ...], Most(_MOST_BLAMED)] | None = None
-    last_line: str = ""
+    last_line: str = ""  # the cause of its failure, or the last line of a rank
 
     @property
     def may_live(self) -> bool:

@@ -42,15 +42,17 @@ class Activity(str, Enum):
 class Doing:
     """What a run does now, as `launch ps --json` has it."""
 
+    # `starting`, `running`, `waiting` (for hosts), `paused` (before a restart), `searching` (for the host to blame),
+    # `stopping` or `queued` (for GPUs that other runs have claimed)
     what: Activity
-    for_s: Seconds
-    restart: Count
-    hosts: Names = ()  # that it waits for
-    rebooting: Names = ()  # those of them that are known to reboot
-    left_s: Seconds | None = None  # of a pause
-    place: Count = 0  # in the queue
-    behind: Name = ""  # the run before it there: `ann's nightly`
-    odd: Names = ()  # GPUs and hosts that stand out while it runs
+    for_s: Seconds  # for how many seconds
+    restart: Count  # the number of the restart that runs or follows; 0 for the first attempt
+    hosts: Names = ()  # the hosts that a waiting run waits for
+    rebooting: Names = ()  # the ones of these that are known to reboot
+    left_s: Seconds | None = None  # the seconds that are left of a pause; `null` else
+    place: Count = 0  # of a run that is `queued`: 1 if no other run waits before it
+    behind: Name = ""  # the run right before it, or the one that has what it waits for: `ann's nightly`
+    odd: Names = ()  # of a `running` run: the GPUs and hosts that stand out
 
     def __str__(self) -> str:
         """Return `running`, `waiting for g2 (rebooting, 4 min)`, `paused 20 s before restart 3` and the like."""

@@ -1,4 +1,7 @@
-"""docs/json.md has every field of run.json and --json, and no other."""
+"""docs/json.md has every field of run.json and --json with its type, and no other.
+
+docs/json_fields.py makes the tables of the records that have a class.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from machines.example_facts import JOB, facts
 from machines.launches import PROGRAM, run_launch
@@ -21,14 +24,17 @@ from node_process import STAND_IN
 from launcher.commands import check, free
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
-from launcher.job.facts import BoxClaim, NodeFacts
+from launcher.job.facts import BoxClaim
 from launcher.preflight.findings import Finding
 from launcher.preflight.load import MeasuredLoad
-from launcher.runs.bisection import Together, Verdict
 from launcher.runs.inspection import Inspection
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")
 COMMON = {"event", "time"}
+TYPES = {
+    str: "string", int: "number", float: "number", bool: "boolean", list: "list", tuple: "list", dict: "object",
+    type(None): "`null`",
+}  # fmt: skip
 # Objects whose keys are names of hosts and variables, and what another table has.
 LEAVES = {"left", "blamed", "unreachable", "written", "exit_codes", "failures", "env", "plan", "result"}
 FAILS = """
@@ -40,37 +46,42 @@ sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
 """
 
 
-def documented(heading: str) -> set[str]:
-    """Return the fields in the tables of a part of the guide, but for objects whose own fields are there."""
+def documented(heading: str, *found: Mapping[str, Any]) -> set[str]:
+    """Return the fields in the tables of a part of the guide, but for objects whose own fields are there.
+
+    found: values of that part, each field of which has the type that is documented.
+    """
     part = GUIDE.partition(f"\n{heading}\n")[2]
-    rows = re.findall(r"^\| `(.+?)` \|", re.split(r"^#", part, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(.+?)` \| (.+?) \|", re.split(r"^#", part, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE
+    )
     assert rows, heading
-    assert len(rows) == len(set(rows)), heading
-    return without_objects(rows)
+    types = dict(rows)
+    assert len(rows) == len(types), heading
+    for path, value in (each for values in found for each in leaves(values)):
+        said = types.get(path, TYPES[type(value)]).split(" or ")
+        assert any(each.startswith(TYPES[type(value)]) for each in said), (heading, path, value)
+    return without_objects([*types])
 
 
 def without_objects(paths: list[str]) -> set[str]:
     return {path for path in paths if not any(other.startswith(f"{path}.") for other in paths)}
 
 
-def fields(value: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for name, each in value.items():
         place = f"{path}{name}"
         if isinstance(each, Mapping) and name not in LEAVES:
-            yield from fields(each, f"{place}.")
+            yield from leaves(each, f"{place}.")
         elif isinstance(each, list | tuple) and each and isinstance(each[0], Mapping):
             for entry in each:
-                yield from fields(entry, f"{place}[].")
+                yield from leaves(entry, f"{place}[].")
         else:
-            yield place
+            yield place, each
 
 
-def fields_of_type(kind: Any, path: str = "") -> Iterator[str]:
-    for name, each in get_type_hints(kind).items():
-        parts = [each, *get_args(each)]
-        inner = next((part for part in parts if is_dataclass(part)), None)
-        is_list = inner is not None and "tuple" in str(each)
-        yield from [f"{path}{name}"] if inner is None else fields_of_type(inner, f"{path}{name}{'[]' * is_list}.")
+def fields(value: Mapping[str, Any]) -> Iterator[str]:
+    return (path for path, _ in leaves(value))
 
 
 def run(folder: Path, *words: str) -> list[dict[str, Any]]:
@@ -97,14 +108,14 @@ def test_a_run_and_its_record(tmp_path: Path) -> None:
         launcher.kill()  # its ranks end with it
     events = {event["event"]: event for event in map(json.loads, out.read_text().splitlines())}
     for name in ("plan", "line", "stacks", "result"):
-        assert set(fields(events[name])) - COMMON == documented(f"### {name}"), name
+        assert set(fields(events[name])) - COMMON == documented(f"### {name}", events[name]), name
     record = json.loads((tmp_path / "logs" / "latest" / "run.json").read_text())
-    assert set(fields(record)) == documented("## run.json")
+    assert set(fields(record)) == documented("## run.json", record)
     for name, others in (("plan", {"attempt", "code", "logs"}), ("result", {"attempts", "hosts"})):
         assert set(fields(record[name])) | {"run", "name", *others} == documented(f"### {name}")
     assert documented("## --json of a run") == COMMON
     first, *others, last = run(tmp_path, "attach", "--json", record["run_id"])
-    assert set(fields(first)) - COMMON == documented("### attached")
+    assert set(fields(first)) - COMMON == documented("### attached", first)
     assert [{*line} - COMMON for line in others] == [documented("### line")] * len(others) != []
     assert set(fields(last)) - COMMON == documented("### result")
     assert {**last, "time": 0} == {**events["result"], "time": 0}
@@ -121,7 +132,7 @@ def test_a_dry_run(tmp_path: Path) -> None:
     dry = ("--dry-run", "--json", "--hosts", "localhost", "--nproc", "1", "--cpu", "--no-check")
     checked = run(tmp_path, *dry, "--check", "--name", "a", "--no-python", "true")
     for plan in (*run(tmp_path, *dry, "--name", "a", "train.py"), *checked):
-        assert set(fields(plan)) - COMMON == documented("### plan of a dry run")
+        assert set(fields(plan)) - COMMON == documented("### plan of a dry run", plan)
         assert (plan["run"], plan["name"]) == (None, "a")
     assert isinstance(checked[0]["master_port"], int)
     (failed,) = run(tmp_path, *dry, "--check", "--python", "/none", "train.py")
@@ -129,12 +140,11 @@ def test_a_dry_run(tmp_path: Path) -> None:
 
 
 def test_other_commands(tmp_path: Path) -> None:
-    verdict = Verdict(("a",), (Together(("b", "c"), ("b",)),))
-    assert set(fields(asdict(verdict))) == documented("### verdict")
     *_, result = run(tmp_path, "exec", "--json", "--hosts", "localhost", "--", "false")
-    assert set(fields(result)) == documented("## launch exec --json")
+    assert set(fields(result)) == documented("## launch exec --json", result)
     done = run_launch("hosts", "--json", "--hosts", "a", cwd=tmp_path, code=0)
-    assert set(fields(json.loads(done.stdout)[0])) == documented("## launch hosts --json")
+    (host,) = json.loads(done.stdout)
+    assert set(fields(host)) == documented("## launch hosts --json", host)
 
 
 def test_a_check() -> None:
@@ -143,9 +153,7 @@ def test_a_check() -> None:
     inspection = Inspection((Host("a"),), (facts(),), (Finding(("a",), "busy"),), (lost,), 1.0, loads=(load,))
     found = set(fields(check.as_record(JOB, inspection) | {"hosts": None, "unreachable": None})) | COMMON
     found |= {f"unreachable[].{name}" for name in asdict(lost)}
-    of_host = documented("### The facts of a host")
     assert found - {"unreachable"} == documented("## launch check --json")
-    assert of_host == set(fields_of_type(NodeFacts))
 
 
 def test_free_gpus() -> None:

@@ -45,6 +45,11 @@ def test_the_table_of_options_is_that_of_the_commands() -> None:
     assert "| `--gpus N\\|auto` | GPUs per host, one process each. | auto |" in text
 
 
+def test_the_fields_of_records_are_those_of_their_classes() -> None:
+    text = (ROOT / "docs" / "json.md").read_text("utf-8")
+    assert runpy.run_path(str(ROOT / "docs" / "json_fields.py"))["update"](text) == text, "run docs/json_fields.py"
+
+
 def test_options_have_types_in_python() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "options_table.py"))["make_types"]()
     assert made == (ROOT / "launcher" / "api" / "option_types.py").read_text("utf-8"), "run docs/options_table.py"
