@@ -61,7 +61,7 @@ def _find_options() -> Iterator[tuple[str, str, str]]:
 
 
 def _find_options_of(name: str, command: click.Command, group: click.Context | None) -> Iterator[tuple[str, str, str]]:
-    context = click.Context(command, parent=group, info_name=name)
+    context = click.Context(command, parent=group, info_name=name, **command.context_settings)
     for param in command.get_params(context):
         record = param.get_help_record(context) if isinstance(param, click.Option) else None
         if record is not None and not {"-h", "--help"} & {*param.opts}:
