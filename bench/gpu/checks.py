@@ -15,6 +15,7 @@ from bench.gpu.hardware import Gpu
 from bench.gpu.part import NotRunError, Outcome, PartError, require
 from bench.gpu.trial import RANKS, Trial
 from launcher.commands.demo_hosts import demo_hosts
+from launcher.node.nvml import list_gpus
 from launcher.wording import count
 
 # A driver and ECC keep up to 6 % for themselves: 81559 MiB are 79.2 GiB for torch, 15360 MiB of a T4 14.6 GiB.
@@ -39,7 +40,7 @@ def on_hosts(count: int) -> Iterator[list[str]]:
 
 
 def compare_facts(trial: Trial) -> Outcome:
-    """Compare the GPUs in `launch check --json` with those of torch."""
+    """Compare the GPUs in `launch check --json`, which are nvidia-smi's, with those of torch and of NVML."""
     with on_hosts(1) as words:
         done = trial.launch("check", *words, "--json")
     require(done.exit_code in (0, 70), f"exit code {done.exit_code}")
@@ -47,6 +48,8 @@ def compare_facts(trial: Trial) -> Outcome:
     if not trial.on_gpu:
         require(not found, f"nvidia-smi shows {count(len(found), 'GPU')}, torch none")
         return Outcome("0 GPUs", "neither launch nor torch finds a GPU")
+    sampled = [gpu.sample(index) for index, gpu in enumerate(list_gpus())]
+    require(len(sampled) == len(found), f"nvidia-smi shows {count(len(found), 'GPU')}, NVML {len(sampled)}")
     shares = match_gpus(found, trial.hardware.gpus, all_visible="CUDA_VISIBLE_DEVICES" not in os.environ)
     sizes = ", ".join(f"{gpu['memory_mib']} MiB" for gpu in found)
     return Outcome(count(len(found), "GPU"), f"{sizes}; torch sees {min(shares):.1%} of it, and the same names")
@@ -67,15 +70,6 @@ def match_gpus(found: Sequence[Mapping[str, Any]], known: Sequence[Gpu], *, all_
         rest.remove(fact)
         shares.append(share)
     return shares
-
-
-def check_hosts(trial: Trial) -> Outcome:
-    """Let `launch check` compare two demo hosts."""
-    with on_hosts(2) as words:
-        done = trial.launch("check", *words, *([] if trial.on_gpu else trial.ranks()))
-    seconds = done.require(r"^2 hosts responded \((.*)\)", 0)[1]
-    device = re.escape(trial.hardware.gpus[0].name) if trial.on_gpu else "CPUs"
-    return Outcome(seconds, done.find(rf"on all +(.*{device}.*)")[1])
 
 
 def notice_busy_gpu(trial: Trial) -> Outcome:

@@ -1,4 +1,4 @@
-"""`test-distributed` with NCCL: on one GPU, and between all of them; then all GPUs under load."""
+"""`test-distributed` with NCCL between all GPUs; then all GPUs under load."""
 
 from __future__ import annotations
 
@@ -10,27 +10,16 @@ from typing import Any
 from bench.gpu.checks import on_hosts
 from bench.gpu.part import Outcome, require
 from bench.gpu.trial import TEST_DISTRIBUTED, Trial
-from launcher.wording import count
 
 GIGABYTE = 1e9
 
 
-def test_one_gpu(trial: Trial) -> Outcome:
-    """Test NCCL on one GPU, or gloo between two processes."""
-    return run_test(trial, 1) if trial.on_gpu else run_test(trial, 2)
-
-
 def test_all_gpus(trial: Trial) -> Outcome:
-    """Test NCCL between all GPUs of this machine, or between four ranks on one."""
-    return run_test(trial, trial.gpus if trial.gpus > 1 else 4)
-
-
-def run_test(trial: Trial, ranks: int) -> Outcome:
-    """Run `test-distributed`, and return how many checks passed and the bandwidth of the largest all_reduce."""
-    if trial.on_gpu and ranks > trial.gpus:
-        done = trial.launch("singlenode", *trial.side_by_side(ranks, "-m", "launcher.collectives", "--max-size", "64"))
+    """Test NCCL between all GPUs of this machine or between four ranks on one, or gloo between two processes."""
+    if trial.gpus == 1:
+        done = trial.launch("singlenode", *trial.side_by_side(4, "-m", "launcher.collectives", "--max-size", "64"))
     else:
-        words = [str(ranks), "--gpus-under-load", "0", *([] if trial.on_gpu else ["--cpu"])]
+        words = [str(trial.gpus or 2), "--gpus-under-load", "0", *([] if trial.on_gpu else ["--cpu"])]
         done = trial.start([*TEST_DISTRIBUTED, *words]).finish()
     summary = done.require(r"(?:all )?\d+ (?:of \d+ )?checks passed.*", 0)[0]
     results = json.loads((trial.run_folder / "files" / "node_0" / "results.json").read_text())
@@ -38,12 +27,9 @@ def run_test(trial: Trial, ranks: int) -> Outcome:
 
 
 def judge_results(results: Mapping[str, Any], summary: str, backend: str) -> Outcome:
-    """Return the bandwidth of the largest all_reduce, or how many checks passed if a lone rank measured none."""
+    """Return the bandwidth of the largest all_reduce."""
     require(results["backend"] == backend, f"it used {results['backend']} instead of {backend}")
     speeds = [speed for speed in results["bandwidth"] if speed["collective"] == "all_reduce"]
-    if not speeds:
-        passed = sum(check["result"] == "ok" for check in results["checks"])
-        return Outcome(count(passed, "check"), summary)
     largest = max(speeds, key=lambda speed: int(speed["size_bytes"]))
     figure = f"{largest['busbw'] / GIGABYTE:.1f} GB/s"
     return Outcome(figure, f"{summary}; busbw of all_reduce with {largest['size_bytes'] >> 20} MiB")

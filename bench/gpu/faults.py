@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -30,19 +29,6 @@ def explain_full_memory(trial: Trial) -> Outcome:
     return Outcome("exit code 1", why)
 
 
-def kill_rank(trial: Trial) -> Outcome:
-    """Kill one of two ranks in an all_reduce with SIGKILL; measure until nothing of the run is left."""
-    running = trial.start_launch("singlenode", *trial.side_by_side(2, RANKS, "all_reduce"))
-    ready = running.wait_for(rf"ready: rank (\d) pid (\d+) on {trial.device} in all_reduce", count=2)
-    killed = next(int(found[2]) for found in ready if found[1] == "1")
-    began_at = time.monotonic()
-    os.kill(killed, signal.SIGKILL)
-    done = running.finish()
-    seconds = time.monotonic() - began_at
-    cause = done.require(r"\S+ rank 1 failed first \(killed by SIGKILL\)", KILLED)[0]
-    return Outcome(f"{seconds:.1f} s", f"{cause}, {done.find(NONE_LEFT)[0]}, exit code {KILLED}")
-
-
 def bring_recorder_back(trial: Trial) -> Outcome:
     """Let a collective time out, and look for NCCL's flight recorder in the logs."""
     ranks = min(trial.gpus, 2) or 2
@@ -68,13 +54,8 @@ def show_kernel_stack(trial: Trial) -> Outcome:
     seconds = time.monotonic() - began_at
     done = running.stop()
     line = done.require(r"^ +(.*ranks\.py:\d+ in wait_for_kernel)", STOPPED)[1].rpartition("/")[2]
-    source = re.search(r"by (\S+)", read_stacks(trial))
+    source = re.search(r"by (\S+)", (trial.run_folder / "stacks-1.txt").read_text())
     return Outcome(f"{seconds:.1f} s", f"{line}, by {source[1] if source else '?'}; {done.find(NONE_LEFT)[0]}")
-
-
-def read_stacks(trial: Trial) -> str:
-    """Return the full text of the stacks."""
-    return (trial.run_folder / "stacks-1.txt").read_text()
 
 
 def explain_shared_gpu(trial: Trial) -> Outcome:

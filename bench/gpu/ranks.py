@@ -21,7 +21,6 @@ RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if ON_GPU else torch.device("cpu")
 
-WARM_ROUNDS = 20
 TRAINED_STEPS = 20
 # A GPU's clock has 1 to 3 GHz, so this kernel takes 30 to 90 s; each part ends its ranks earlier.
 LONG_KERNEL_CYCLES = 90_000_000_000
@@ -47,23 +46,11 @@ def hold_memory() -> None:
     signal.pause()
 
 
-def hold_most_memory() -> None:
-    """Hold three quarters of the GPU's memory, written to, until a signal ends this rank."""
-    size_bytes = torch.cuda.get_device_properties(DEVICE).total_memory // 4 * 3
-    held = torch.ones(size_bytes, dtype=torch.uint8, device=DEVICE)
-    torch.cuda.synchronize()
-    say_ready(f"holds {held.numel()} bytes")
-    signal.pause()
-
-
 def all_reduce() -> None:
-    """Sum numbers with the other ranks until one of them dies."""
+    """Sum numbers with the other ranks."""
     numbers = join()
-    for number in range(1, sys.maxsize):
-        dist.all_reduce(numbers)
-        if number == WARM_ROUNDS:
-            numbers.sum().item()  # waits for the GPU
-            say_ready("in all_reduce")
+    dist.all_reduce(numbers)
+    numbers.sum().item()  # waits for the GPU
 
 
 def miss_collective() -> None:
@@ -142,7 +129,7 @@ def say_ready(what: str) -> None:
 
 
 ACTIONS = (
-    fill_memory, hold_memory, hold_most_memory, all_reduce, miss_collective, run_kernel, train, print_duplicate,
+    fill_memory, hold_memory, all_reduce, miss_collective, run_kernel, train, print_duplicate,
 )  # fmt: skip
 
 if __name__ == "__main__":

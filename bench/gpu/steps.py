@@ -1,76 +1,23 @@
-"""The trainer on a GPU: its speed against a plain loop, fp16, and resuming to the last bit."""
+"""The trainer on a GPU: resuming to the last bit, and warm starts that compute the same."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.part import NotRunError, Outcome, require
 from bench.gpu.trial import RANKS, Trial
-from bench.training import CPU_ONLY, ON_A_GPU, PLAIN_LIMIT, SMALL, Way, find_ratio, take_turn
 from launcher.wording import count
 
 WEIGHTS = Path(__file__).with_name("weights.py")
 TRAINER = ("-m", "launcher.trainer")
-MOST_TURNS = 3
-FEW_STEPS = replace(SMALL, steps=30)
-LEAST_FALL = 0.75  # of the first loss
 SHORT_RUN = ["--epochs", "2", "--steps-per-epoch", "20", "--log-every", "20", "--keep", "4", "--dropout", "0.1"]
 HALF, WHOLE = 20, 40  # steps
 # Without it, cuBLAS may use its workspaces in any order (docs.nvidia.com/cuda/cublas, results reproducibility).
 CUBLAS_IN_ORDER = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
-
-
-def compare_ddp(trial: Trial) -> Outcome:
-    """Compare with a plain loop that uses DDP, or with one process without it."""
-    return compare_with_plain_loop(trial, "ddp")
-
-
-def compare_fsdp(trial: Trial) -> Outcome:
-    """Compare with a plain loop that uses FSDP2."""
-    return compare_with_plain_loop(trial, "fsdp")
-
-
-def compare_with_plain_loop(trial: Trial, kind: str) -> Outcome:
-    """Take turns with the plain loop as long as there is time for another, at most three."""
-    way = Way(kind, min(trial.gpus, 2), short=True) if trial.on_gpu else Way(kind, 2)
-    work, env = (ON_A_GPU, {}) if trial.on_gpu else (FEW_STEPS, CPU_ONLY)
-    text = work.write_text(trial.folder / "text", way.processes)
-    turns: list[tuple[float, float]] = []
-    longest_s = 0.0
-    while len(turns) < MOST_TURNS and (not turns or (trial.on_gpu and longest_s < trial.left_s)):
-        began_at = time.monotonic()
-        turns.append(take_turn(work, way, text, env=env, execute=trial.execute))
-        longest_s = max(longest_s, time.monotonic() - began_at)
-    return judge_speed(turns, way.processes, is_limited=trial.on_gpu)
-
-
-def judge_speed(turns: Sequence[tuple[float, float]], ranks: int, *, is_limited: bool) -> Outcome:
-    """Return the ratio of the two speeds; PartError if the limit applies and isn't reached."""
-    ratio, (mine, other) = find_ratio(turns), turns[-1]
-    seen = f"{mine:.0f} against {other:.0f} tokens/s, {count(ranks, 'rank')}, median of {count(len(turns), 'turn')}"
-    if not is_limited:
-        return Outcome(f"{ratio:.2f}", f"{seen}; no limit in a run this short: `python -m bench trainer` has one")
-    require(ratio >= PLAIN_LIMIT, f"{ratio:.3f} of the plain loop, at least {PLAIN_LIMIT} is required: {seen}")
-    return Outcome(f"{ratio:.3f}", seen)
-
-
-def train_in_fp16(trial: Trial) -> Outcome:
-    """Train in fp16 with a scaled loss."""
-    flags = ["--amp", "fp16", "--save-dir", "run", "--log-every", "20", "--steps-per-epoch", "60"]
-    trial.launch("singlenode", *trial.ranks(), *TRAINER, *flags).require(r"^.*final loss", 0)
-    return judge_losses([float(line["loss"]) for line in read_metrics(trial.folder / "run") if "loss" in line])
-
-
-def judge_losses(losses: Sequence[float]) -> Outcome:
-    """Return the last loss; PartError unless it is well below the first. The trainer refuses one that isn't finite."""
-    require(losses[-1] < LEAST_FALL * losses[0], f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")
-    return Outcome(f"loss {losses[-1]:.3f}", f"first {losses[0]:.3f}")
 
 
 def resume_exactly(trial: Trial) -> Outcome:
@@ -113,7 +60,7 @@ def compare_starts(trial: Trial) -> Outcome:
 def compare_weights(trial: Trial, one: str, other: str) -> tuple[int, int]:
     """Return how many bytes of the weights of two runs differ, and how many there are."""
     paths = [trial.folder / name / "model.pt" for name in (one, other)]
-    answer = json.loads(trial.execute([sys.executable, WEIGHTS, *paths]).output)
+    answer = json.loads(trial.execute([sys.executable, WEIGHTS, *paths]))
     return answer["different"], answer["total"]
 
 

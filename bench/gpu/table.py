@@ -8,23 +8,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from bench.gpu.checks import check_hosts, compare_facts, notice_busy_gpu
-from bench.gpu.collectives import test_all_gpus, test_one_gpu, test_under_load
+from bench.gpu.checks import compare_facts, notice_busy_gpu
+from bench.gpu.collectives import test_all_gpus, test_under_load
 from bench.gpu.faults import (
     bring_recorder_back,
     explain_full_memory,
     explain_shared_gpu,
-    kill_rank,
     show_kernel_stack,
 )
 from bench.gpu.hardware import Hardware, find_hardware
-from bench.gpu.one_gpu import free_memory, kill_training, stop_training, train_each_way
+from bench.gpu.one_gpu import kill_training, stop_training, train_each_way
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
-from bench.gpu.queries import keep_queries
-from bench.gpu.steps import compare_ddp, compare_fsdp, compare_starts, resume_exactly, train_in_fp16
+from bench.gpu.speed import compare_with_plain_loop
+from bench.gpu.steps import compare_starts, resume_exactly
 from bench.gpu.trial import Trial
 
 TOTAL_S = 540.0
@@ -32,17 +32,18 @@ NO_TIME_LEFT = f"the {TOTAL_S:g} s of all parts are used up"
 MAX_LINE = 300  # of a failed part's output; its files have the whole lines
 CLOSING_S = 12.0  # of the total: to end the processes of the part that runs out of time
 
+HELP = """\
+Usage: python -m bench gpu [PART]...
+
+Run everything that needs a GPU, or only these parts, and print a table.
+Without a GPU a part runs a form of itself on CPUs. docs/gpu.md has the latest results.
+
+Parts, in the order in which they run:"""
+
 # In the order of their value: if the time is used up, the last ones are missing.
 PARTS = (
     Part(
-        "queries",
-        "keeps the output of all queries of the GPUs, and of both readers of NVML, in outputs/gpu",
-        "nvidia-smi shows as many GPUs as torch; the figure is the time of the slowest query",
-        keep_queries,
-        limit_s=120,
-    ),
-    Part(
-        "nccl-all",
+        "nccl",
         "runs `test-distributed N` on all GPUs of the machine, or its checks on four ranks that share one",
         "exit code 0 with NCCL; the figure is busbw of the largest all_reduce",
         test_all_gpus,
@@ -69,24 +70,10 @@ PARTS = (
         limit_s=90,
     ),
     Part(
-        "freed",
-        "kills a rank that holds three quarters of the GPU's memory",
-        "that rank is named; the figure is the time until the driver has the memory back",
-        free_memory,
-        has_cpu_form=False,
-    ),
-    Part(
         "facts",
-        "compares the GPUs in `launch check --json`, which are nvidia-smi's, with torch's",
+        "compares the GPUs in `launch check --json`, which are nvidia-smi's, with torch's and NVML's",
         "same number and names; torch sees 94 to 100 % of the memory",
         compare_facts,
-        limit_s=30,
-    ),
-    Part(
-        "check",
-        "runs `launch check` on two demo hosts",
-        "exit code 0; both hosts respond and have the GPUs",
-        check_hosts,
         limit_s=30,
     ),
     Part(
@@ -94,12 +81,6 @@ PARTS = (
         "holds a tenth of a GPU's memory in one run, and runs `launch check`",
         "the check names the pid of the rank, and its run",
         notice_busy_gpu,
-    ),
-    Part(
-        "nccl",
-        "runs `test-distributed 1` on one GPU",
-        "exit code 0 with NCCL",
-        test_one_gpu,
     ),
     Part(
         "load",
@@ -113,12 +94,6 @@ PARTS = (
         "requests more memory than the GPU has",
         "exit code 1; `why:` says that the GPU's memory is full",
         explain_full_memory,
-    ),
-    Part(
-        "killed",
-        "kills one of two ranks in an all_reduce with SIGKILL",
-        "that rank is named first, exit code 137, 0 processes left; the figure is the time until then",
-        kill_rank,
     ),
     Part(
         "recorder",
@@ -147,12 +122,6 @@ PARTS = (
         limit_s=90,
     ),
     Part(
-        "fp16",
-        "trains 60 steps with `--amp fp16`",
-        "exit code 0; the loss falls by a quarter and stays finite",
-        train_in_fp16,
-    ),
-    Part(
         "resume",
         "trains 40 steps with FSDP2 and dropout, and again from the checkpoint of step 20",
         "the two `model.pt` are equal to the last bit",
@@ -163,14 +132,14 @@ PARTS = (
         "ddp",
         "compares the trainer with a plain loop: bf16, compile, fused AdamW, and DDP on two GPUs",
         "at least 0.98 of the plain loop's speed",
-        compare_ddp,
+        partial(compare_with_plain_loop, "ddp"),
         limit_s=130,
     ),
     Part(
         "fsdp",
         "does the same with FSDP2",
         "at least 0.98 of the plain loop's speed",
-        compare_fsdp,
+        partial(compare_with_plain_loop, "fsdp"),
         limit_s=130,
     ),
 )
@@ -179,8 +148,9 @@ PARTS = (
 def main(words: list[str]) -> int:
     """Run the parts that were requested, or all; return 1 if one failed, and 2 for an unknown part."""
     names = [part.name for part in PARTS]
+    width = max(map(len, names))
     if {"-h", "--help"} & {*words}:
-        print(describe_parts())
+        print(HELP, *(f"  {part.name:<{width}}  {part.does}" for part in PARTS), sep="\n")
         return 0
     unknown = [word for word in words if word not in names]
     if unknown:
@@ -202,22 +172,6 @@ def main(words: list[str]) -> int:
     counts = ", ".join(f"{count} {verdict.value}" for verdict, count in verdicts.items())
     print(f"\n{counts}; {time.monotonic() - began_at:.0f} s", flush=True)
     return 1 if verdicts[Verdict.FAIL] else 0
-
-
-def describe_parts() -> str:
-    """Return how to run them, and what each one does."""
-    width = max(len(part.name) for part in PARTS)
-    return "\n".join(
-        [
-            "Usage: python -m bench gpu [PART]...",
-            "",
-            "Run everything that needs a GPU, or only these parts, and print a table.",
-            "Without a GPU a part runs a form of itself on CPUs. docs/gpu.md has the latest results.",
-            "",
-            "Parts, in the order in which they run:",
-            *(f"  {part.name:<{width}}  {part.does}" for part in PARTS),
-        ]
-    )
 
 
 def report_part(part: Part, hardware: Hardware, stops_at: float) -> Verdict:
@@ -244,8 +198,6 @@ def report_part(part: Part, hardware: Hardware, stops_at: float) -> Verdict:
 
 def run_part(part: Part, trial: Trial) -> tuple[Verdict, Outcome]:
     """Return what a part found, once none of its processes runs."""
-    if not (trial.on_gpu or part.has_cpu_form):
-        return Verdict.NOT_RUN, Outcome("-", f"needs {'a GPU' if part.gpus == 1 else f'{part.gpus} GPUs'}")
     if trial.left_s <= 0:
         return Verdict.NOT_RUN, Outcome("-", NO_TIME_LEFT)
     left: list[int] = []

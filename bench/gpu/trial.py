@@ -15,10 +15,9 @@ from pathlib import Path
 
 from bench.gpu.hardware import Hardware
 from bench.gpu.part import PartError
-from bench.timing import Spent
-from bench.ways import LAUNCH
 
 ROOT = Path(__file__).parents[2]
+LAUNCH = [sys.executable, "-c", "from launcher.cli.main import main; main()"]
 TEST_DISTRIBUTED = [sys.executable, "-c", "from launcher.cli.main import main_test_distributed as main; main()"]
 RANKS, AS_HOST = (str(Path(__file__).with_name(name)) for name in ("ranks.py", "as_host.py"))
 STOP_S = 5.0  # for a command to end after SIGTERM; then it is killed
@@ -153,13 +152,12 @@ class Trial:
         self.started.append(Running(process, stdout, stderr, self.deadline))
         return self.started[-1]
 
-    def execute(self, argv: Sequence[str | Path], *, env: dict[str, str] | None = None) -> Spent:
-        """Run a command to its end as `bench.timing.run` does, but within the part's time."""
-        began_at = time.monotonic()
+    def execute(self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> str:
+        """Run a command to its end, and return what it printed to stdout; PartError if it fails."""
         done = self.start(argv, env).finish()
         if done.exit_code:
             raise PartError(f"exit code {done.exit_code}: {done.cause}")
-        return Spent(time.monotonic() - began_at, 0.0, 0.0, done.output)
+        return done.output
 
     @property
     def run_folder(self) -> Path:
