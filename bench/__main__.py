@@ -1,57 +1,44 @@
-"""python -m bench [MEASURE...]: run the measures and print a table; exit with 1 if a limit is exceeded.
+"""python -m bench [NAME...]: measure what README claims; exit with 1 if a limit is exceeded or the record was better.
 
-`python -m bench soak` is something else: a run that is made to fail many times.
-`python -m bench gpu` is too: everything that needs a GPU.
-`python -m bench mutants` breaks the trainer on purpose, and sees that its tests notice.
-`python -m bench record` keeps some results in record.json, and `compare` finds what is worse than they are.
+    python -m bench record [NAME...]   keep the results in bench/record.json
+    python -m bench peers              measure other launchers, too; docs/bench.md has the table
+    python -m bench soak               one run that is made to fail many times
+    python -m bench gpu                everything that needs a GPU; docs/gpu.md has the results
+
+The hosts are network namespaces of this machine with a real sshd each, so the first two need root.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-
-from rich.console import Console
-from rich.table import Table
-
-from bench import mutants, record, soak
-from bench.gpu.table import main as run_gpu_parts
-from bench.measures import MEASURES, missing_programs, parse_names
 
 
 def main() -> int:
-    """Run what was requested: measures, the soak, the GPU parts, the mutants, or a comparison with the record."""
+    """Run what was requested."""
     # A launcher that is installed has its bytecode; without, most of a start is compiling.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    if sys.argv[1:2] == ["soak"]:
-        return soak.main(sys.argv[2:])
-    if sys.argv[1:2] == ["gpu"]:
-        return run_gpu_parts(sys.argv[2:])
-    if sys.argv[1:2] == ["mutants"]:
-        return mutants.main(sys.argv[2:])
-    if {"-h", "--help"} & {*sys.argv[1:]}:
-        print(f"{__doc__}\nMeasures: {', '.join(MEASURES)}.")
+    # In the background of a script it is ignored, and what is started here must get it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    first, rest = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    # Each is imported only if it is needed: a GPU's machine has neither root nor network tools.
+    if first == "gpu":
+        from bench.gpu.table import main as run
+    elif first == "soak":
+        from bench.soak import main as run
+    elif first == "peers":
+        from bench.peers import main as run
+    elif {"-h", "--help"} & {*sys.argv[1:]}:
+        from bench.record import CLAIMS
+
+        print(f"{__doc__}\nNAMEs: {', '.join(dict.fromkeys(claim.measure for claim in CLAIMS.values()))}.")
         return 0
-    if sys.argv[1:2] in (["record"], ["compare"]):
-        return record.main(sys.argv[1:])
-    console = Console(highlight=False)
-    table = Table("measure", "value", "limit", "holds", "seen")
-    all_hold = True
-    for name in parse_names(sys.argv[1:]):
-        measure, programs = MEASURES[name]
-        missing = missing_programs(programs)
-        if missing:
-            all_hold = False
-            table.add_row(name, "-", "-", "not run", f"install {', '.join(missing)}")
-            continue
-        console.print(f"bench: {name} ...", style="dim")
-        for row in measure():
-            all_hold &= row.holds
-            unit = "" if row.unit == "ratio" else f" {row.unit}"
-            limit = f"{'at least ' if row.at_least else ''}{row.limit:g}{unit}"
-            table.add_row(row.name, f"{row.value:.3g}{unit}", limit, "yes" if row.holds else "NO", row.detail)
-    console.print(table)
-    return 0 if all_hold else 1
+    else:
+        from bench.record import main as run
+
+        rest = sys.argv[1:]
+    return run(rest)
 
 
 if __name__ == "__main__":

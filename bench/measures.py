@@ -1,144 +1,95 @@
-"""The measures of the launcher, what each is compared with, and the names of all measures."""
+"""What is measured of one tool: how soon it has connected, reduced and shown lines, and what it costs while idle."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
-import signal
-import statistics
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from bench.detached import detached
-from bench.ends import ends
-from bench.farm import farm
-from bench.restarts import restarts
-from bench.start import checks, first_all_reduce, warm_start
-from bench.sync import sync
-from bench.timing import Row, compare_turns, run, spread_of, take_turns
-from bench.top import top
-from bench.training import scaling, trainer
-from bench.transports import transports
-from bench.ways import LAUNCH
+from bench.lab import Lab
+from bench.tools import Tool
+
+LINE_HOSTS, LINES = 4, 2_000_000  # of each host
+IDLE_HOSTS = 64
+SETTLE_S = 5.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_GONE = (FileNotFoundError, ProcessLookupError)  # the process exited meanwhile
+MOST_MESSAGES = 100  # of the tool itself, next to the lines
 
 
-def help_time() -> list[Row]:
-    """Measure `launch --help`."""
-    (seconds,) = take_turns(11, lambda: run([*LAUNCH, "--help"]).seconds)
-    spread = spread_of(seconds)
-    return [Row("launch --help", statistics.median(seconds), "s", 0.2, "median of 11", spread=spread)]
+def connect(lab: Lab, tool: Tool, hosts: int) -> float:
+    """Return the seconds in which `true` has run on that many hosts."""
+    assert tool.execute
+    return lab.run(tool.execute(lab, lab.names[:hosts], ["true"]), tool.env)
 
 
-def flood() -> list[Row]:
-    """Measure 4 hosts with 8 million lines in all, prefixed, shown and logged, against pdsh."""
-    memory: list[float] = []
-    with farm(4) as hosts, tempfile.TemporaryDirectory() as folder:
-        names = ",".join(hosts.names)
-        output = Path(folder) / "shown"
-
-        def ours() -> float:
-            argv = [*LAUNCH, "--ssh-config", hosts.ssh_config, "--hosts", names, "--no-python", "--nproc", "1"]
-            spent = run([*argv, "--log-dir", Path(folder) / "logs", "seq", "1", "2000000"], output=output)
-            memory.append(spent.memory_mib)
-            _check_lines(output, 8_000_000)
-            return spent.seconds
-
-        def pdsh() -> float:
-            spent = run(["pdsh", "-w", names, "seq", "1", "2000000"], env=hosts.ssh_environment(), output=output)
-            _check_lines(output, 8_000_000)
-            return spent.seconds
-
-        launch_s, pdsh_s = take_turns(3, ours, pdsh)
-    return [
-        compare_turns("8 million lines / pdsh", launch_s, pdsh_s, 0.2),
-        Row("8 million lines, memory", max(memory), "MiB", 100, "the launcher's peak", spread=spread_of(memory)),
-    ]
+def first_all_reduce(lab: Lab, tool: Tool) -> float:
+    """Return the seconds until 2 hosts x 2 ranks have reduced one number."""
+    assert tool.train
+    with lab.started(tool.train(lab, lab.names[:2], ["reduce"]), tool.env) as running:
+        seconds = running.wait_for("first all-reduce done")
+        running.finish()
+        running.require_success()
+    return seconds
 
 
-def _check_lines(path: Path, wanted: int) -> None:
-    with path.open("rb") as file:
-        found = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-    if found != wanted:
-        raise RuntimeError(f"{found} lines, want {wanted}")
+def show_lines(lab: Lab, tool: Tool) -> float:
+    """Return the seconds in which 8 million lines of 4 hosts were written to a file."""
+    assert tool.stream
+    argv = tool.stream(lab, lab.names[:LINE_HOSTS], ["seq", "1", str(LINES)])
+    with lab.started(argv, tool.env) as running:
+        running.finish(600)
+        seconds = time.monotonic() - running.began_at
+        running.require_success()
+        with running.output.open("rb") as file:
+            found = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        if not 0 <= found - LINE_HOSTS * LINES <= MOST_MESSAGES:
+            raise RuntimeError(f"{found} lines instead of {LINE_HOSTS * LINES}")
+    return seconds
 
 
-def idle() -> list[Row]:
-    """Measure the launcher's CPU over half a minute with 64 idle hosts, after connecting."""
-    with farm(64) as hosts, tempfile.TemporaryDirectory() as logs:
-        argv = [*LAUNCH, "--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--no-python"]
-        argv += ["--nproc", "1", "--log-dir", logs, "sh", "-c", "echo ready; exec sleep 600"]
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert process.stdout is not None
-        for _ in hosts.names:
-            process.stdout.readline()
-        time.sleep(3)  # until the start is over
-        before, started = _cpu_seconds(process.pid), time.monotonic()
-        time.sleep(30)
-        percent = (_cpu_seconds(process.pid) - before) / (time.monotonic() - started) * 100
-        process.send_signal(signal.SIGINT)
-        process.communicate()
-    return [Row("64 idle hosts", percent, "% of a core", 0.65, "over 30 s")]
+def idle(lab: Lab, tool: Tool, seconds: float, hosts: int = IDLE_HOSTS) -> tuple[float, float]:
+    """Return the percent of a core, and the MiB, of all that a tool runs here while its hosts print nothing."""
+    assert tool.stream
+    argv = tool.stream(lab, lab.names[:hosts], ["sh", "-c", "echo ready; exec sleep 36000"])
+    with lab.started(argv, tool.env) as running:
+        running.wait_for("ready", hosts)
+        time.sleep(SETTLE_S)
+        before, began_at = cpu_seconds(lab.login.pids()), time.monotonic()
+        time.sleep(seconds)
+        used, passed_s = cpu_seconds(lab.login.pids()) - before, time.monotonic() - began_at
+        return used / passed_s * 100, memory_mib(lab.login.pids())
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU seconds so far of processes, including those of the children that they have waited for."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(*_GONE):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            own, waited_for = (int(fields[first]) + int(fields[first + 1]) for first in (11, 13))
+            # Ticks of 10 ms are coarse for hundreds of processes that hardly run, but they include threads that ended.
+            total += max(own / _TICKS_PER_S, _scheduled_seconds(pid)) + waited_for / _TICKS_PER_S
+    return total
 
 
-def many_hosts() -> list[Row]:
-    """Measure a command that does nothing on 128 hosts, against pdsh, and the client's CPU per host."""
-    cpu: list[float] = []
-    with farm(128) as hosts:
-        names = ",".join(hosts.names)
-
-        def ours() -> float:
-            spent = run([*LAUNCH, "exec", "--ssh-config", hosts.ssh_config, "--hosts", names, "--", "true"])
-            cpu.append(spent.cpu_seconds)
-            return spent.seconds
-
-        launch_s, pdsh_s = take_turns(
-            5, ours, lambda: run(["pdsh", "-f", "128", "-w", names, "true"], env=hosts.ssh_environment()).seconds
-        )
-    cpu_ms = [seconds / 128 * 1000 for seconds in cpu]
-    detail = "start of Python included"
-    return [
-        compare_turns("128 hosts, exec true / pdsh", launch_s, pdsh_s, 0.6),
-        Row("128 hosts, client CPU", statistics.median(cpu_ms), "ms a host", 8, detail, spread=spread_of(cpu_ms)),
-    ]
+def memory_mib(pids: Iterable[int]) -> float:
+    """Return the memory of processes; what they share counts once."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(*_GONE):
+            found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+            total += int(found[1]) if found else 0
+    return total / 1024
 
 
-MEASURES: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
-    "help": (help_time, ()),
-    "first-all-reduce": (first_all_reduce, ("sshd", "ssh")),
-    "checks": (checks, ("sshd",)),
-    "start": (warm_start, ("sshd", "ssh")),
-    "ends": (ends, ("sshd",)),
-    "restarts": (restarts, ("sshd",)),
-    "detached": (detached, ("sshd",)),
-    "sync": (sync, ("sshd", "ssh", "git", "rsync")),
-    "flood": (flood, ("sshd", "ssh", "pdsh")),
-    "idle": (idle, ("sshd",)),
-    "top": (top, ("sshd",)),
-    "many-hosts": (many_hosts, ("sshd", "ssh", "pdsh")),
-    "transports": (transports, ("sshd", "ssh", "pdsh")),
-    "scaling": (scaling, ()),
-    "trainer": (trainer, ()),
-}
-
-
-def missing_programs(wanted: Sequence[str]) -> list[str]:
-    """Return the programs that are not installed."""
-    path = os.environ.get("PATH", "") + ":/usr/sbin"
-    return [name for name in wanted if shutil.which(name, path=path) is None]
-
-
-def parse_names(words: Sequence[str]) -> list[str]:
-    """Return the requested measures, or all if none was named."""
-    unknown = [word for word in words if not re.fullmatch("|".join(MEASURES), word)]
-    if unknown:
-        raise SystemExit(f"bench: no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")
-    return list(words) or list(MEASURES)
+def _scheduled_seconds(pid: int) -> float:
+    """Return the CPU seconds of the running threads, to the nanosecond (Documentation/scheduler/sched-stats)."""
+    nanoseconds = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            nanoseconds += int((thread / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9

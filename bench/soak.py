@@ -1,9 +1,8 @@
-"""python -m bench soak [--runs N] [--seed S] [--detach [--reboots]] [--warm]: one run on 4 hosts that fails N times.
+"""python -m bench soak [--runs N] [--seed S] [--detach] [--warm]: one run on 4 hosts that fails N times.
 
 The faults are drawn at random. With --warm the ranks are started by `--start warm`, and who starts them is killed, too.
-With --detach, the first host controls the run, and the others are reached through agents. Then faults of other commands
-come too: runs are killed, cut or stopped while they are planted, logs are fetched, terminals attach and are killed.
-With --reboots, hosts lose power instead, one or several at once, and start what their boot units have.
+With --detach, the first host controls the run, and the others are reached through agents; logs are fetched, and
+terminals attach and are killed.
 
 After each fault the run must come back, and at the end nothing of it may be left. The launcher's memory, threads and
 descriptors must not grow. The faults follow from the seed, but not their exact times.
@@ -17,17 +16,18 @@ import json
 import os
 import random
 import re
-import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.farm import Farm, farm
+from machines.processes import Process, read_name, read_parent
+
+from bench.lab import Lab, lab
 
 HOSTS = 4
 PATIENCE_S = 60.0
@@ -56,8 +56,6 @@ def read_hurried(*prefixes):
 archives.read_package = read_hurried
 """
 _DRIVER = f"{HURRY}from launcher.cli.main import main\nmain()\n"
-# The user lingers, and its manager finds the units that are made; RebootSoak is the boot.
-_SYSTEMD = {"loginctl": "#!/bin/sh\necho Linger=yes\n", "systemctl": "#!/bin/sh\n"}
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _RANK = "soak-rank"
 _SCRIPT = f"""\
@@ -77,13 +75,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=200, help="number of faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--detach", action="store_true")
-    parser.add_argument("--reboots", action="store_true")
     parser.add_argument("--warm", action="store_true")
     options = parser.parse_args(words)
-    # In the background of a script it is ignored, and what is started here must get it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with farm(HOSTS) as hosts, tempfile.TemporaryDirectory(prefix="bench-soak-") as folder:
-        kind = RebootSoak if options.reboots else DetachedSoak if options.detach else Soak
+    with lab(HOSTS) as hosts, tempfile.TemporaryDirectory(prefix="bench-soak-") as folder:
+        kind = DetachedSoak if options.detach else Soak
         return kind(hosts, Path(folder), random.Random(options.seed), is_warm=options.warm).run(options.runs)
 
 
@@ -92,7 +87,8 @@ class Soak:
 
     words: tuple[str, ...] = ()
 
-    def __init__(self, hosts: Farm, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
+    def __init__(self, hosts: Lab, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
+        self._hosts = hosts
         self._is_warm = is_warm
         self._logs = folder / "logs"
         self._environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
@@ -103,7 +99,7 @@ class Soak:
         self._last_signals: set[int] = set()  # the last failure of a rank by itself is one of these
         script = folder / "rank.py"
         script.write_text(_SCRIPT)
-        argv = ["--ssh-config", hosts.ssh_config, "--hosts", ",".join(hosts.names), "--nproc", "1", "--cpu"]
+        argv = ["--ssh-config", hosts.cluster.ssh_config, "--hosts", ",".join(hosts.names), "--nproc", "1", "--cpu"]
         argv += [*self.words, *(("--start", "warm", "--python", sys.executable) if is_warm else ("--no-python",))]
         argv += ["--silence", f"{SILENCE_S:g}", "--stop-timeout", "0.5", "--restarts", "1000000", "--workdir", "/"]
         argv += ["--log-dir", self._logs, *([] if is_warm else [sys.executable]), script]
@@ -242,15 +238,15 @@ class Soak:
 
     def _find_waiting(self, rank: int) -> list[int]:
         starter = _ancestor(rank, 1)
-        return [pid for pid in self._ours() if _parent(pid) == starter and _comm(pid) != _RANK]
+        return [pid for pid in self._ours() if read_parent(pid) == starter and read_name(pid) != _RANK]
 
     def _pick_rank(self) -> int:
-        return self._chance.choice(sorted(pid for pid in self._ours() if _comm(pid) == _RANK))
+        return self._chance.choice(sorted(pid for pid in self._ours() if read_name(pid) == _RANK))
 
     def _ours(self) -> list[int]:
         """Return the processes that have this run's mark."""
         mark = f"LAUNCH_MARK={self._run_id}.".encode()
-        return [pid for pid in _all() if mark in _read(pid, "environ")]
+        return [pid for host in self._hosts.hosts for pid in host.pids() if mark in _read(pid, "environ")]
 
     @property
     def _run_id(self) -> str:
@@ -260,13 +256,15 @@ class Soak:
 
     def _find_left(self) -> list[str]:
         deadline = time.monotonic() + 15
-        while time.monotonic() < deadline and (self._ours() or self._folders()):
+        while time.monotonic() < deadline and (self._processes() or self._folders()):
             time.sleep(0.1)
-        left = [f"left: {pid} {_command(pid)}" for pid in self._ours()]
-        return left + [f"left: {folder}" for folder in self._folders()]
+        return [f"left: {each}" for each in (*self._processes(), *self._folders())]
+
+    def _processes(self) -> list[Process]:
+        return [process for host in self._hosts.hosts for process in host.processes()]
 
     def _folders(self) -> list[Path]:
-        return list(Path(tempfile.gettempdir()).glob(f"launch-{self._run_id}-*"))
+        return [found for host in self._hosts.hosts for found in host.tmpdir.glob(f"launch-{self._run_id}-*")]
 
     def _find_growth(self) -> list[str]:
         first, last = (
@@ -286,12 +284,10 @@ class DetachedSoak(Soak):
 
     words = ("--detach",)
 
-    def __init__(self, hosts: Farm, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
+    def __init__(self, hosts: Lab, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
         super().__init__(hosts, folder, chance, is_warm=is_warm)
-        self._logs = hosts.ssh_config.parent / ".local" / "state" / "launch" / "logs"
+        self._logs = hosts.hosts[0].folder / "home" / ".local" / "state" / "launch" / "logs"
         self._copies = folder / "copies"
-        self._hosts = hosts
-        self._before: set[int] = set()
         if self._launch.wait(PATIENCE_S):
             raise SystemExit(self._errors.read_text())
         self._id = (self._logs / "latest").readlink().name
@@ -303,8 +299,7 @@ class DetachedSoak(Soak):
     def _find_kinds(self) -> list[Callable[[], str]]:
         return [
             self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._freeze, self._kill_agent,
-            self._kill_planting, self._cut_planting, self._stop_another, self._fetch_during_restart, self._kill_watcher,
-            *self._find_warm_kinds(),
+            self._fetch_during_restart, self._kill_watcher, *self._find_warm_kinds(),
         ]  # fmt: skip
 
     def _read_output(self) -> str:
@@ -315,7 +310,8 @@ class DetachedSoak(Soak):
 
     def _find_pid(self) -> int:
         (row,) = (row for row in json.loads(self._ask("ps", "--json").stdout) if row["run"] == self._id)
-        return int(row["pid"])
+        own = re.compile(rf"^NSpid:.*\b{row['pid']}$", re.MULTILINE)  # in the numbering of its host
+        return next(pid for pid in self._hosts.hosts[0].pids() if own.search(_read(pid, "status").decode()))
 
     def _is_over(self) -> bool:
         return not self._ours() and not (self._logs / self._id).exists()
@@ -329,29 +325,6 @@ class DetachedSoak(Soak):
     def _kill_agent(self) -> str:
         os.kill(_ancestor(self._pick_rank(), _SESSION), signal.SIGKILL)
         return "an agent is killed"
-
-    def _kill_planting(self) -> str:
-        """Before anything runs, or a little later: whatever it is, nothing stays."""
-        other = self._plant_another()
-        other.kill()
-        other.wait()
-        return f"a launcher is killed while it plants; {self._end_others()}; {self._end_rank()}"
-
-    def _cut_planting(self) -> str:
-        other = self._plant_another()
-        for pid in sorted(self._new())[:1]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        other.wait(PATIENCE_S)
-        said = f"a process of it is killed while a run is planted (exit code {other.returncode}; {self._end_others()})"
-        return f"{said}; {self._end_rank()}"
-
-    def _stop_another(self) -> str:
-        other = self._plant_another()
-        other.send_signal(signal.SIGINT)
-        other.wait(PATIENCE_S)
-        said = f"a run is stopped while it is planted (exit code {other.returncode}; {self._end_others()})"
-        return f"{said}; {self._end_rank()}"
 
     def _fetch_during_restart(self) -> str:
         said = self._end_rank()
@@ -369,40 +342,6 @@ class DetachedSoak(Soak):
             watcher.wait(PATIENCE_S)
         return f"{said}, and one of two terminals is killed"
 
-    def _plant_another(self) -> subprocess.Popen[bytes]:
-        """Start another run, and return at some moment of its planting."""
-        argv = ["--ssh-config", str(self._hosts.ssh_config), "--hosts", ",".join(self._hosts.names), "--no-python"]
-        self._before = self._planted()
-        other = self._start(*argv, "--nproc", "1", "--detach", "--workdir", "/", "sleep", "300")
-        wanted = self._chance.randint(1, HOSTS)
-        while len(self._new()) < wanted and other.poll() is None:
-            time.sleep(0.01)
-        return other
-
-    def _end_others(self) -> str:
-        """End what went on without its launcher, and wait until nothing of it is left."""
-        rows = [row for row in json.loads(self._ask("ps", "--json").stdout) if row["run"] != self._id]
-        living = [row["run"] for row in rows if row["state"] in ("starting", "running", "unknown")]
-        for run in living:
-            self._ask("stop", run, "--now")
-        return "it went on, and is stopped" if living else "it ends"
-
-    def _planted(self) -> set[int]:
-        """Return controllers, agents, and what still waits for its code: all that have a login of their own here."""
-        home = f"HOME={self._hosts.ssh_config.parent}".encode()
-        loaded = {pid for pid in _all() if "~launch" in _command(pid) and home in _read(pid, "environ").split(b"\0")}
-        return {pid for pid in loaded if _parent(pid) not in loaded}
-
-    def _new(self) -> set[int]:
-        """Return those of the run that was started last."""
-        return self._planted() - self._before
-
-    def _find_left(self) -> list[str]:
-        deadline = time.monotonic() + 15
-        while time.monotonic() < deadline and self._planted():
-            time.sleep(0.1)
-        return [*super()._find_left(), *(f"left: {pid} {_command(pid)[:60]}" for pid in self._planted())]
-
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         argv, null = [sys.executable, "-c", _DRIVER, *words], subprocess.DEVNULL
         return subprocess.Popen(argv, env=self._environment, stdin=null, stdout=null, stderr=null)
@@ -412,123 +351,10 @@ class DetachedSoak(Soak):
         return subprocess.run(argv, env=self._environment, capture_output=True, text=True, check=False)
 
 
-class RebootSoak(DetachedSoak):
-    """Hosts that lose power, and come back by themselves. What has their cache directory runs on them."""
-
-    words = ("--detach", "--survive-reboots")
-
-    def __init__(self, hosts: Farm, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
-        self._home = hosts.ssh_config.parent
-        self._booted: list[subprocess.Popen[bytes]] = []
-        tools = self._home / "bin"
-        tools.mkdir()
-        for name, script in _SYSTEMD.items():
-            (tools / name).write_text(script)
-            (tools / name).chmod(0o755)
-        super().__init__(hosts, folder, chance, is_warm=is_warm)
-
-    def _find_kinds(self) -> list[Callable[[], str]]:
-        return [self._reboot_one, self._reboot_some, self._reboot_controller, self._reboot_all, self._reboot_again]
-
-    def _reboot_one(self) -> str:
-        return self._reboot([self._chance.choice(self._hosts.names[1:])])
-
-    def _reboot_some(self) -> str:
-        return self._reboot(self._chance.sample(self._hosts.names, self._chance.randint(2, HOSTS - 1)))
-
-    def _reboot_controller(self) -> str:
-        return self._reboot(self._hosts.names[:1])
-
-    def _reboot_all(self) -> str:
-        return self._reboot(self._hosts.names)
-
-    def _reboot_again(self) -> str:
-        """The second time at any moment of the restart that follows."""
-        said = self._reboot_some()
-        time.sleep(self._chance.uniform(0.0, 12.0))
-        return f"{said}, and {self._reboot_some()}"
-
-    def _reboot(self, names: Sequence[str]) -> str:
-        while pids := [pid for name in names for pid in self._find_on(name)]:
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(self._chance.uniform(0.0, 3.0))
-        for process in self._booted:
-            process.poll()
-        for name in names:
-            self._boot(name)
-        return f"{', '.join(names)} lost power"
-
-    def _boot(self, name: str) -> None:
-        number = self._hosts.names.index(name)
-        words = [str(number), *(["controller"] if number == 0 else [])]
-        environment = {"HOME": str(self._home), "XDG_CACHE_HOME": str(self._cache(name))}
-        for unit in self._list_units():
-            if unit.stem.rpartition(".")[2] in words:
-                (command,) = re.findall("^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
-                null = subprocess.DEVNULL
-                argv = shlex.split(command)
-                self._booted.append(subprocess.Popen(argv, env=environment, stdin=null, stdout=null, stderr=null))
-
-    def _cache(self, name: str) -> Path:
-        return self._home / "cache" / name
-
-    def _find_on(self, name: str) -> list[int]:
-        wanted = f"XDG_CACHE_HOME={self._cache(name)}".encode()
-        return [pid for pid in _all() if wanted in _read(pid, "environ").split(b"\0")]
-
-    def _list_units(self) -> list[Path]:
-        return list((self._home / ".config" / "systemd" / "user").glob("launch-*.service"))
-
-    def _is_over(self) -> bool:
-        """Look, whenever the run is waited for, whether two attempts are alive."""
-        ranks = [pid for pid in self._ours() if _comm(pid) == _RANK]
-        attempts = {each for pid in ranks for each in re.findall(rb"LAUNCH_ATTEMPT=(\d+)", _read(pid, "environ"))}
-        if len(attempts) > 1:
-            raise SystemExit(f"soak: attempts {sorted(attempts)} are alive at once")
-        return super()._is_over()
-
-    def _measure(self) -> tuple[float, int, int]:
-        """Measure nothing: controllers are replaced."""
-        return 0.0, 0, 0
-
-    def _find_growth(self) -> list[str]:
-        return []
-
-    def _find_left(self) -> list[str]:
-        deadline = time.monotonic() + 15
-        while time.monotonic() < deadline and any(map(self._find_on, self._hosts.names)):
-            time.sleep(0.1)
-        pids = [pid for name in self._hosts.names for pid in self._find_on(name)]
-        files = [*self._list_units(), *(self._home / ".local" / "state" / "launch" / "agents").glob("*.py*")]
-        left = [*(f"left: {pid} {_command(pid)[:80]}" for pid in pids), *(f"left: {path}" for path in files)]
-        # Here a boot doesn't empty the directory for temporary files.
-        self._ask("clean", "--ssh-config", str(self._hosts.ssh_config), "--hosts", ",".join(self._hosts.names))
-        return [*left, *super()._find_left()]
-
-
-def _all() -> Iterator[int]:
-    return (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-
-
-def _command(pid: int) -> str:
-    return _read(pid, "cmdline").replace(b"\0", b" ").strip().decode("utf-8", "replace")
-
-
-def _comm(pid: int) -> str:
-    return _read(pid, "comm").decode("utf-8", "replace").strip()
-
-
 def _ancestor(pid: int, level: int) -> int:
     for _ in range(level):
-        pid = _parent(pid)
+        pid = read_parent(pid)
     return pid
-
-
-def _parent(pid: int) -> int:
-    """Return the id of a process's parent, or 0 if it is gone."""
-    return int((_read(pid, "stat").rpartition(b")")[2].split() or [b"", b"0"])[1])
 
 
 def _read(pid: int, name: str) -> bytes:

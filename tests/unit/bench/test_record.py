@@ -1,89 +1,143 @@
-"""What is worse than the record, and what only differs."""
+"""What `python -m bench` says of a claim, and that every number of the documents was measured."""
 
 from __future__ import annotations
 
-import json
+import datetime
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench import record
 from bench.__main__ import main
-from bench.measures import MEASURES
-from bench.timing import Row, compare_turns
+from bench.record import CLAIMS, MEASURES, Claim, Row
 
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = ("README.md", "LAUNCH_GUIDE.md", "TROUBLESHOOTING.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")))
+RESULTS = ("docs/gpu.md", "docs/bench.md")  # with their dates
+# Speeds, shares and comparisons. Settings, limits and sizes that the code defines look otherwise.
+MEASURED = re.compile(
+    r"\b\d[\d.,]* ?(?:[TG]FLOP/s|[kMG]i?B/s|tokens/s|% of (?:a|one) core|times as (?:long|fast|much|many))"
+    r"|\babout \d[\d.,]* ?(?:%|ms|s|[kMG]i?B)\b|\b(?:faster|slower) than (?:torchrun|ssh|pdsh|by hand)\b"
+    r"|\bhalf (?:of )?the time\b|\bhalf a percent\b|\bfew tenths\b|\bMeasured\b(?! on 20)"
+)
+LIMITS = ("over 5 times as long as the others'", "swaps 50 MiB/s")  # of what the code looks for
+SECONDS, RATIO = (Claim("stop", unit, 3.0, "README.md", "") for unit in ("s", ""))
 MACHINE = "a processor, 2 cores, Linux"
 
 
-def kept(value: float, spread: float = 0.0, unit: str = "ratio") -> dict[str, object]:
-    row = Row("x", value, unit, 9, "", spread=spread)
-    return {"commit": "1f3a", "date": "2026-11-24", "machine": MACHINE, "results": record.as_results([row])}
+def row(value: float, spread: float = 0.0, machine: str = MACHINE) -> Row:
+    return Row(value, spread, 5, "2026-11-24", "1f3a", machine)
+
+
+def unmeasured(text: str, claimed: list[str]) -> Iterator[str]:
+    """Yield each number of a document that is neither claimed nor in a block that is called an example."""
+    said, is_fenced = "", False
+    for line in text.splitlines():
+        is_fenced ^= line.startswith("```")
+        if is_fenced or line.startswith(("    ", "```")):
+            if "xample" in said:
+                continue
+        elif line:
+            said = line
+        for words in (*claimed, *LIMITS):
+            line = line.replace(words, "")
+        yield from (found[0] for found in MEASURED.finditer(line))
 
 
 @pytest.mark.parametrize(
-    ("before", "spread_before", "now", "spread_now", "is_worse"),
+    ("now", "spread", "before", "said"),
     [
-        (1.0, 0.0, 1.02, 0.0, False),  # every median differs by so much
-        (1.0, 0.0, 1.04, 0.0, True),
-        (1.0, 0.1, 1.09, 0.0, False),
-        (1.0, 0.0, 1.09, 0.1, False),
-        (1.0, 0.1, 1.11, 0.1, True),
-        (1.0, 0.0, 0.5, 0.0, False),
+        (1.09, 0.0, 1.0, "ok"),  # a median is known to 5 %, and so is the record's
+        (1.11, 0.0, 1.0, "WORSE"),
+        (1.45, 0.36, 1.10, "WORSE"),  # turns that are far apart excuse nothing
+        (3.01, 0.36, 3.0, "OVER THE LIMIT"),  # however far apart the turns are
+        (0.5, 0.0, 1.0, "ok"),
     ],
 )
-def test_worse_by_more_than_the_noise(before, spread_before, now, spread_now, is_worse):
-    row = Row("x", now, "ratio", 9, "", spread=spread_now)
-    (found,) = record.compare(kept(before, spread_before), [row], MACHINE)
-    assert found.is_worse == is_worse
+def test_worse_by_more_than_the_noise(now: float, spread: float, before: float, said: str) -> None:
+    assert record.judge(RATIO, row(now, spread), row(before), MACHINE) == said
 
 
-def test_seconds_are_compared_on_the_same_machine_only():
-    row = Row("x", 5.0, "s", 9, "")
-    assert [each.is_worse for each in record.compare(kept(1.0, unit="s"), [row], MACHINE)] == [True]
-    assert record.compare(kept(1.0, unit="s"), [row], "another") == []
-    assert len(record.compare(kept(1.0), [Row("x", 5.0, "ratio", 9, "")], "another")) == 1
+def test_a_record_that_is_not_tight_leaves_the_limit() -> None:
+    assert record.judge(RATIO, row(2.9), row(1.0, spread=0.06), MACHINE) == "ok"
+    assert record.judge(RATIO, row(3.1), row(1.0, spread=0.06), MACHINE) == "OVER THE LIMIT"
 
 
-def test_a_new_measure_is_compared_with_nothing():
-    assert record.compare(kept(1.0), [Row("y", 5.0, "ratio", 9, "")], MACHINE) == []
+def test_seconds_are_compared_on_the_same_machine_only() -> None:
+    assert record.judge(SECONDS, row(2.0), row(1.0), MACHINE) == "WORSE"
+    assert record.judge(SECONDS, row(1.5), row(1.0), MACHINE) == "ok"  # nobody feels it
+    assert record.judge(SECONDS, row(2.0), row(1.0), "another") == "ok"
+    assert record.judge(SECONDS, row(4.0), row(1.0), "another") == "OVER THE LIMIT"
+    assert record.judge(RATIO, row(2.0), row(1.0), "another") == "WORSE"
 
 
-def test_one_disturbed_turn_changes_neither_ratio_nor_spread():
-    row = compare_turns("x", [2.0, 2.0, 2.0, 2.0, 9.0], [4.0] * 5, 0.6)
-    assert (row.value, row.spread, row.detail) == (0.5, 0.0, "2.00 s against 4.00 s")
+def test_a_missing_row_is_an_error_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = record.read_record()
+    record.require_rows(kept)
+    with pytest.raises(SystemExit, match="no row for 64 idle hosts; fix: python -m bench record idle"):
+        record.require_rows({name: each for name, each in kept.items() if name != "64 idle hosts"})
 
 
-def test_a_record_is_compared_with_what_comes_later(monkeypatch, tmp_path, capsys):
-    values = iter([1.0, 1.0, 1.5])
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which main removes
-    monkeypatch.setattr(record, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr(record, "RECORDED", ("x",))
-    monkeypatch.setitem(MEASURES, "x", (lambda: [Row("x", next(values), "ratio", 9, "")], ()))
-    monkeypatch.setattr(record, "_read_commit", lambda: "1f3a")
-    codes = []
-    for word in ("record", "compare", "compare"):
-        monkeypatch.setattr(sys, "argv", ["bench", word])
-        codes.append(main())
-    assert codes == [0, 0, 1]
-    assert capsys.readouterr().out.splitlines()[-1] == "x: 1.5, recorded 1, noise 0.03: WORSE"
-    assert json.loads(Path(record.RECORD).read_text())["results"]["x"]["value"] == 1.0
+def test_turns_are_repeated_until_the_median_is_known() -> None:
+    values = iter([1.4, 1.8, 1.4, 1.8, 1.4, *[1.5] * 20])
+    (found,) = record.take_turns(lambda: {"x": next(values)}).values()
+    assert record.LEAST_TURNS < found.turns < record.MOST_TURNS and found.spread <= record.TIGHT
+    turns = iter([1.0, 9.0] * 20)
+    (wild,) = record.take_turns(lambda: {"x": next(turns)}).values()
+    assert wild.turns == record.MOST_TURNS and wild.spread > record.TIGHT
 
 
-def test_without_a_record_nothing_is_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "RECORD", tmp_path / "record.json")
-    with pytest.raises(SystemExit, match="make it with python -m bench record"):
-        record.main(["compare"])
+def test_the_oldest_row_is_named() -> None:
+    kept = {"new": row(1.0), "old": Row(1.0, 0.0, 5, "2026-11-01", "77ab", MACHINE)}
+    said = record.describe_age(kept, datetime.date(2026, 11, 28))
+    assert said == f"bench: the oldest row is 'old', 27 days old (77ab, {MACHINE})"
 
 
-def test_the_recorded_measures_exist():
-    assert set(record.RECORDED) <= set(MEASURES)
+def test_an_unknown_measure_is_one_line() -> None:
+    with pytest.raises(SystemExit, match="bench: no measure 'strat'; fix: choose from start, lines, idle, stop"):
+        record.main(["strat"])
 
 
-@pytest.mark.parametrize("words", [["--help"], ["record", "-h"], ["compare", "--help"], ["scaling", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["record", "-h"], ["start", "--help"]])
 def test_the_help_measures_nothing(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which main removes
     monkeypatch.setattr(sys, "argv", ["bench", *words])
     assert main() == 0
-    assert capsys.readouterr().out.startswith("python -m bench [MEASURE...]: run the measures")
+    assert capsys.readouterr().out.startswith("python -m bench [NAME...]: measure what README claims")
+
+
+# ---- the documents --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_is_recorded_holds_and_is_quoted(name: str) -> None:
+    claim, kept = CLAIMS[name], record.read_record()
+    assert claim.measure in MEASURES
+    assert record.judge(claim, kept[name], None, "") == "ok"
+    assert claim.text.format(kept[name].value) in (ROOT / claim.document).read_text("utf-8")
+
+
+def test_the_record_has_no_other_rows() -> None:
+    assert {*record.read_record()} == {*CLAIMS}
+
+
+@pytest.mark.parametrize("document", sorted({*DOCUMENTS} - {*RESULTS}))
+def test_every_number_was_measured(document: str) -> None:
+    kept = record.read_record()
+    claimed = [claim.text.format(kept[name].value) for name, claim in CLAIMS.items() if claim.document == document]
+    assert [*unmeasured((ROOT / document).read_text("utf-8"), claimed)] == []
+
+
+def test_an_unmeasured_number_is_found() -> None:
+    text = "1.20 times as long, at 453 TFLOP/s.\n\nAn example of it:\n\n    55.1 GB/s\n\nIt prints:\n\n    8 GB/s\n"
+    assert [*unmeasured(text, ["1.20 times as long"])] == ["453 TFLOP/s", "8 GB/s"]
+
+
+@pytest.mark.parametrize("document", RESULTS)
+def test_results_have_a_date(document: str) -> None:
+    assert re.search(r"^20\d\d-\d\d-\d\d\b", (ROOT / document).read_text("utf-8"), re.MULTILINE)
