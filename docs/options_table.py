@@ -22,8 +22,6 @@ BEGIN = "<!-- made by docs/options_table.py -->"
 END = "<!-- end -->"
 MAIN = "run"
 _DEFAULT = re.compile(r" *\[(default[^\]]*|required)\]$")
-# The range that click adds to a number.
-_RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
 
 
 def make_tables() -> str:
@@ -65,7 +63,7 @@ def _find_options_of(name: str, command: click.Command, group: click.Context | N
     for param in command.get_params(context):
         record = param.get_help_record(context) if isinstance(param, click.Option) else None
         if record is not None and not {"-h", "--help"} & {*param.opts}:
-            yield name, record[0], _RANGE.sub("", record[1])
+            yield name, *record
 
 
 def _row(names: str, text: str, owners: list[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 
 import click
@@ -13,8 +12,6 @@ from launcher.cli.command_table import write_examples
 from launcher.cli.options.request import HEADINGS, Option, settle_words
 
 TYPED_WORDS = "launcher.typed"  # of a context's meta: a tuple, without the name of the command
-# The range that click adds to a number; the error for a wrong number names it.
-_RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
 _TIMES = "T is a time: 90, 90s, 10m, 2h or 2d."
 _UNBROKEN = "\xa0"  # a space at which no line is broken
 _MANY = 30  # options: -h of a command with more shows only the common ones
@@ -90,15 +87,11 @@ class Command(click.Command):
         return formatter.getvalue().rstrip("\n").replace(_UNBROKEN, " ")
 
     def _describe_options(self, ctx: click.Context) -> Iterator[tuple[click.Parameter, tuple[str, str]]]:
-        """Yield each option with its names and its help, without the range that click adds to a number.
-
-        The first word of a default is on the line of its bracket.
-        """
+        """Yield each option with its names and its help; the first word of a default is on the line of its bracket."""
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
-                text = _RANGE.sub("", record[1]).replace("[default: ", f"[default:{_UNBROKEN}")
-                yield param, (record[0], text)
+                yield param, (record[0], record[1].replace("[default: ", f"[default:{_UNBROKEN}"))
 
 
 def _find_heading(param: click.Parameter) -> str:

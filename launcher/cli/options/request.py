@@ -38,6 +38,8 @@ MOST_RESTARTS = 1_000_000
 MOST_MIB = 1 << 20
 MOST_DAYS = 365
 _WAIT = Timeouts()
+# What click adds to the help of a number.
+_RANGE = re.compile(r"  \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+(?=\])|(?<=\[)(?:\d+<=)?x[<>]=\d+; ")
 _SIZE_TEXT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT]?)B?")
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)")
 
@@ -93,8 +95,10 @@ class Option(click.Option):
         return max(self.opts, key=len)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return its names and its help, without the range of a number: the error for a wrong one names that."""
         shown = self.but(secondary_opts=[]) if self._hides_off else self
-        return super(Option, shown).get_help_record(ctx)
+        record = super(Option, shown).get_help_record(ctx)
+        return (record[0], _RANGE.sub("", record[1])) if record is not None else None
 
     @property
     def may_stand_alone(self) -> bool:
