@@ -46,6 +46,7 @@ from launcher.runs.run_list import (
     Way,
     choose_run,
     find_meant,
+    name_runs,
 )
 from launcher.runs.run_rows import RunRow, make_row, read_row
 from launcher.wording import age, count
@@ -180,13 +181,22 @@ def take_samples(found: RemoteRun, take: Callable[[bytes], object]) -> int:
     return _ask_there(found, (ASK, found.id, "samples"), read)
 
 
-def find_active_runs(controller: str | None = None, ssh_config: Path | None = None) -> Sequence[ListedRun | RemoteRun]:
-    """Return the runs of this machine, or those that a host controls, that may live, the newest first."""
+def find_active_run(controller: str | None, ssh_config: Path | None) -> ListedRun | RemoteRun | None:
+    """Return the only run of this machine, or of those that a host controls, that may live; None if there is none.
+
+    Raise UsageError if there are several.
+    """
     if controller is not None:
-        return [run for run in _list_there(controller, ssh_config) if run.row is None]
-    if any(isinstance(run, RemoteRun) for run in _list_active()):
-        read_rows()  # of runs elsewhere, only their hosts know which have ended
-    return _list_active()
+        active: Sequence[ListedRun | RemoteRun] = [
+            run for run in _list_there(controller, ssh_config) if run.row is None
+        ]
+    else:
+        if any(isinstance(run, RemoteRun) for run in _list_active()):
+            read_rows()  # of runs elsewhere, only their hosts know which have ended
+        active = _list_active()
+    if len(active) > 1:
+        raise UsageError(f"{len(active)} runs may be running: {name_runs(active)}", "name one of them")
+    return active[0] if active else None
 
 
 def _list_active() -> list[ListedRun | RemoteRun]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.error_lines import own_streams, tell
-from launcher.cli.find_run import controller_options, find_active_runs, find_run, run_there
+from launcher.cli.find_run import controller_options, find_active_run, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import option
@@ -20,7 +20,7 @@ from launcher.commands.run_answers import conclude, is_running
 from launcher.errors import UsageError
 from launcher.output.log_reader import LOOK_S
 from launcher.runs.kept_run import KeptRun, start_controller
-from launcher.runs.run_list import ListedRun, RemoteRun, RunList, name_runs
+from launcher.runs.run_list import ListedRun, RemoteRun, RunList
 from launcher.runs.run_state import Activity
 
 _AGAIN_S = 0.5  # between the two signals of --now
@@ -57,17 +57,15 @@ def find_only(controller: str | None, ssh_config: Path | None) -> ListedRun | Re
     runs = RunList.of_user(os.environ)
     here = runs.read_all() if controller is None else []
     unseen = {run.id for run in here if isinstance(run, RemoteRun) and run.row is None}
-    living = find_active_runs(controller, ssh_config)
-    if not living and unseen:  # another `launch stop` that was typed at the same time was quicker
+    found = find_active_run(controller, ssh_config)
+    if found is None and unseen:  # another `launch stop` that was typed at the same time was quicker
         ended = [run for run in runs.read_all() if isinstance(run, RemoteRun) and run.id in unseen]
         stopped = [run for run in ended if run.row is not None and run.row.state == "stopped"]
-        living = [*stopped] if len(stopped) == 1 else []
-    if len(living) == 1:
-        return living[0]
-    where = "" if unseen else f" on {controller or 'this machine'}"
-    if not living:
+        found = stopped[0] if len(stopped) == 1 else None
+    if found is None:
+        where = "" if unseen else f" on {controller or 'this machine'}"
         raise UsageError(f"no run is running{where}", f"see launch ps{f' --hosts {controller}' if controller else ''}")
-    raise UsageError(f"{len(living)} runs may be running{where}: {name_runs(living)}", "name the one to stop")
+    return found
 
 
 def stop(run: ListedRun, *, is_now: bool) -> int:

@@ -76,18 +76,15 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
 
 
 def _find_run(word: str | None, request: Request) -> ListedRun | RemoteRun | None:
-    from launcher.cli.find_run import find_active_runs, find_run
-    from launcher.runs.run_list import name_runs
+    from launcher.cli.find_run import find_active_run, find_run
 
     ssh_config = request.ssh_config if request.controller is not None else None  # otherwise it is for hosts
     if word is not None:
         return find_run(word, request.controller, ssh_config)
-    active = find_active_runs(request.controller, ssh_config)
-    if len(active) > 1:
-        raise UsageError(f"{len(active)} runs are active: {name_runs(active)}", "name one of them")
-    if not active and request.controller is not None:
+    active = find_active_run(request.controller, ssh_config)
+    if active is None and request.controller is not None:
         raise UsageError(f"no run is running on {request.controller}", f"see launch ps --hosts {request.controller}")
-    return active[0] if active else None
+    return active
 
 
 def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:

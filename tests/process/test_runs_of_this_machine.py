@@ -271,8 +271,8 @@ def test_several_runs(machine: Machine) -> None:
     ids = {str(row["name"]): str(row["run"]) for row in machine.runs}
     named = f"{ids['second']} (second), {ids['first']} (first)"
     assert machine.call("stop", code=2).stderr.splitlines() == [
-        f"launch: 2 runs may be running on this machine: {named}",
-        "  fix: name the one to stop",
+        f"launch: 2 runs may be running: {named}",
+        "  fix: name one of them",
     ]
     assert machine.call("ps", "--forget", "first", code=2).stderr.splitlines() == [
         f"launch: run {ids['first']} is running",
