@@ -32,7 +32,9 @@ HOSTS = ("node1", "node2")
 def _no_code_is_there(cluster: Cluster) -> Iterator[None]:
     yield
     for host in cluster:
-        shutil.rmtree(host.folder / "home" / ".cache", ignore_errors=True)
+        for path in cache_of(host).glob("*"):
+            if path.name != "code":  # of launch itself, which each host would have to compile again
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from machines.processes import send_signal
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import build_plan, start_fields
-from launcher.node import messages
+from launcher.node import archive, kept_archives, messages
 from launcher.session.allowed_messages import read_message
 from launcher.session.node_state import read_facts, read_route
 from launcher.transports import bootstrap
@@ -88,10 +88,18 @@ def python(code: str, *args: str) -> list[str]:
 
 @functools.cache
 def code_cache() -> Path:
-    """Return a directory in which all nodes of this process keep launch's code, which is compiled once then."""
+    """Return a cache directory that holds launch's code: to compile it takes longer than most starts."""
     folder = Path(tempfile.mkdtemp(prefix="tests-code-"))
     atexit.register(shutil.rmtree, folder)
+    code, own = folder / "launch" / "code", pack_node()
+    code.mkdir(parents=True, mode=0o700)
+    kept_archives.keep(str(code), own.name, archive.Archive(own.content, {}))
     return folder
+
+
+def share_code(cache: Path) -> None:
+    """Make a cache directory with launch's code."""
+    shutil.copytree(code_cache(), cache)
 
 
 class Node:

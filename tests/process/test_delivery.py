@@ -19,7 +19,7 @@ import pytest
 from lying_node import HELLO, HOSTILE, Lie, LyingTransport
 from machines.patience import DEADLINE_S, NEVER_S
 from machines.repositories import run_git
-from node_process import is_alive, wait_until
+from node_process import is_alive, share_code, wait_until
 from transport_by_host import TransportByHost
 
 from launcher.commands.clean import clean_code, cleaning_lines
@@ -85,7 +85,10 @@ class CacheTransport:
     def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
         tmpdir = self.folder / "tmp"  # a killed node leaves its directory
         tmpdir.mkdir(exist_ok=True)
-        places = [f"XDG_CACHE_HOME={self.cache(host.name)}", f"TMPDIR={tmpdir}"]
+        cache = self.cache(host.name)
+        if not cache.exists():
+            share_code(cache)
+        places = [f"XDG_CACHE_HOME={cache}", f"TMPDIR={tmpdir}"]
         process = start_process(["env", *places, "/bin/sh", "-c", command])
         channel = WatchedChannel(process, self.before_write.get(host.name))
         self.channels.setdefault(host.name, channel)
