@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -86,6 +87,9 @@ def python(code: str, *args: str) -> list[str]:
     return [sys.executable, "-ISc", textwrap.dedent(code), *args]
 
 
+_sharing = threading.Lock()
+
+
 @functools.cache
 def code_cache() -> Path:
     """Return a cache directory that holds launch's code: to compile it takes longer than most starts."""
@@ -98,8 +102,10 @@ def code_cache() -> Path:
 
 
 def share_code(cache: Path) -> None:
-    """Make a cache directory with launch's code."""
-    shutil.copytree(code_cache(), cache)
+    """Make a cache directory with launch's code, unless it is there; threads may call this at once."""
+    with _sharing:
+        if not cache.exists():
+            shutil.copytree(code_cache(), cache)
 
 
 class Node:

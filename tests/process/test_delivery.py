@@ -86,8 +86,7 @@ class CacheTransport:
         tmpdir = self.folder / "tmp"  # a killed node leaves its directory
         tmpdir.mkdir(exist_ok=True)
         cache = self.cache(host.name)
-        if not cache.exists():
-            share_code(cache)
+        share_code(cache)
         places = [f"XDG_CACHE_HOME={cache}", f"TMPDIR={tmpdir}"]
         process = start_process(["env", *places, "/bin/sh", "-c", command])
         channel = WatchedChannel(process, self.before_write.get(host.name))
