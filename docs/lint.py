@@ -39,7 +39,7 @@ EVERYWHERE = {
     r"(?<!--)\bfolders?\b": "directory",
     r"\bgateways?\b": "jump host",
     r"\bbastions?\b": "jump host",
-    r"(?<!latency, )\b(?:we|us|our|ours|ourselves)\b": "launch, or this machine",
+    r"(?<!latency, )(?<!time \()\b(?:we|us|our|ours|ourselves)\b": "launch, or this machine",
     r"\bsigns? of life\b": "heartbeat",
     r"\b(?:stand|stands|stood|standing) (?:still|apart|there|here|in the)\b": "hangs, is suspended, differs, is in",
     r"\b(?:come|comes|came) home\b": "is copied back",
