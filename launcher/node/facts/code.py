@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
-from typing import Any, Dict
+from typing import Any, Dict, Iterator
+
+from launcher.node.facts.machine import hash_file
 
 Place = Dict[str, Any]
 
 
 MOST_FILES = 2000
-MOST_S = 0.4  # on a file system that responds
-TIMEOUT_S = 1.5  # of the whole child: a file system may hang
+TIMEOUT_S = 0.6  # of the process that reads them; on a file system that responds it takes less
 UNKNOWN: dict[str, Any] = {"code_hash": None, "code_is_complete": False}
 _MOST_LETTERS = 300  # of a path: 2,000 of them must fit into a message
 _HASH_LETTERS = 16  # of a file's hash in a message
-_PIECE_BYTES = 1 << 20
-_LOOK_EVERY = 256  # entries, at the clock
 _SKIPPED = ("__pycache__", "node_modules", "site-packages")
-
-
-class TooMuch(Exception):
-    """There are more files than are compared, or they take too long to read."""
 
 
 def sum_up(place: Place) -> dict[str, Any]:
@@ -35,10 +29,10 @@ def sum_up(place: Place) -> dict[str, Any]:
     """
     try:
         found = _hash_files(place)
-    except TooMuch:
-        return UNKNOWN
     except OSError:
         return {"code_hash": None, "code_is_complete": True}
+    if found is None:
+        return UNKNOWN
     sums = "".join("%s\0%s\n" % each for each in found)
     return {"code_hash": hashlib.sha256(os.fsencode(sums)).hexdigest(), "code_is_complete": True}
 
@@ -46,75 +40,39 @@ def sum_up(place: Place) -> dict[str, Any]:
 def list_files(place: Place) -> dict[str, Any]:
     """Return path and hash of each file, or None for all of them if there are too many."""
     try:
-        return {"files": [[path, content[:_HASH_LETTERS]] for path, content in _hash_files(place)]}
-    except (TooMuch, OSError):
-        return {"files": None}
-
-
-def _hash_files(place: Place) -> list[tuple[str, str]]:
-    """Return path and hash of each file, sorted; raise TooMuch or, if the directory can't be read, OSError."""
-    deadline = time.monotonic() + MOST_S
-    root = place["folder"]
-    device = os.stat(root).st_dev
-    names, waiting = _scan(root, "", device, deadline)
-    found = [name for name in names if name != place["script"]]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            names, folders = _scan(root, folder, device, deadline)
-        except OSError:  # not readable: not to be imported
-            continue
-        found += names
-        waiting += folders
-        if len(found) > MOST_FILES or any(len(path) > _MOST_LETTERS for path in names):
-            raise TooMuch
-    if len(found) > MOST_FILES:
-        raise TooMuch
-    return [(path, _hash_file(os.path.join(root, path), deadline)) for path in sorted(found)]
-
-
-def _scan(root: str, folder: str, device: int, deadline: float) -> tuple[list[str], list[str]]:
-    """Return the paths of the Python files in a directory, and of the directories in it that are to be read."""
-    files, folders = [], []
-    with os.scandir(os.path.join(root, folder)) as entries:
-        for number, entry in enumerate(entries):
-            if number % _LOOK_EVERY == 0:
-                _look_at_clock(deadline)
-            if entry.name == "pyvenv.cfg" and folder:
-                return [], []
-            if entry.name.startswith("."):
-                continue
-            try:
-                if entry.name.endswith(".py") and entry.is_file():
-                    files.append(os.path.join(folder, entry.name))
-                elif entry.name not in _SKIPPED and _is_folder(entry, device):
-                    folders.append(os.path.join(folder, entry.name))
-            except OSError:  # such as a link that leads to itself
-                continue
-    return files, folders
-
-
-def _is_folder(entry: os.DirEntry[str], device: int) -> bool:
-    """Tell whether an entry is a directory on this file system: a home directory may have other machines' disks."""
-    return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_dev == device
-
-
-def _hash_file(path: str, deadline: float) -> str:
-    """Return the SHA-256 of a file; a hyphen if it can't be read."""
-    _look_at_clock(deadline)
-    content = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while True:
-                piece = file.read(_PIECE_BYTES)
-                if not piece:
-                    return content.hexdigest()
-                content.update(piece)
-                _look_at_clock(deadline)
+        found = _hash_files(place)
     except OSError:
-        return "-"
+        found = None
+    return {"files": found and [[path, content[:_HASH_LETTERS]] for path, content in found]}
 
 
-def _look_at_clock(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise TooMuch
+def _hash_files(place: Place) -> list[tuple[str, str]] | None:
+    """Return path and hash of each file, sorted; None if they are too many; raise OSError without the directory."""
+    root, found = place["folder"], []
+    for path in _find_files(root):
+        if path != place["script"]:
+            found.append(path)
+        if len(found) > MOST_FILES or len(path) > _MOST_LETTERS:
+            return None
+    return [(path, hash_file(os.path.join(root, path)) or "-") for path in sorted(found)]
+
+
+def _find_files(root: str) -> Iterator[str]:
+    """Yield the paths of the Python files below `root`, on its file system: a home may have other machines' disks."""
+    device = os.stat(root).st_dev
+    for base, folders, names in os.walk(root):
+        if "pyvenv.cfg" in names and base != root:
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name not in _SKIPPED and _is_on(device, os.path.join(base, name))]
+        for name in names:
+            path = os.path.join(base, name)
+            if name.endswith(".py") and not name.startswith(".") and os.path.isfile(path):
+                yield os.path.relpath(path, root)
+
+
+def _is_on(device: int, folder: str) -> bool:
+    try:
+        return not os.path.basename(folder).startswith(".") and os.lstat(folder).st_dev == device
+    except OSError:  # it was removed meanwhile
+        return False
