@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 import time
 from typing import Callable, Iterator, Mapping
@@ -21,7 +22,6 @@ from launcher.node.system import is_remote
 _READ_BYTES = 1 << 20
 KEPT_S = 30 * 86400.0
 _UNFINISHED_S = 86400.0
-_FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, until one of them is written
 _MAKING = "making-"  # and the beginning of a tree's hash: the lock of who makes it
 _TREE_CHARACTERS = 16
 _LIFE_S = 3.0  # between two signs of life of who has the lock
@@ -60,7 +60,6 @@ class Store:
         self.trees = os.path.join(base, "trees")
         self._content = os.path.join(base, "content")
         self._arriving = os.path.join(base, "arriving")
-        self._clones = True  # whether the disk can share blocks
 
     def make(self) -> None:
         """Make the directories; raise OSError if that fails, or another user could put something else there."""
@@ -121,26 +120,12 @@ class Store:
 
         A hard link would save the copy, but root may write through it into every other tree.
         """
-        source = os.open(self.path_of(entry.content), os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            os.utime(source)  # it is in use
+        fd = os.open(self.path_of(entry.content), os.O_RDONLY | os.O_NOFOLLOW)
+        with open(fd, "rb") as source:
+            os.utime(fd)  # it is in use
             target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-            try:
-                if not (entry.size > _READ_BYTES and self._clone(source, target)):
-                    while data := os.read(source, _READ_BYTES):
-                        _write_all(target, data)
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
-
-    def _clone(self, source: int, target: int) -> bool:
-        try:
-            if self._clones:
-                fcntl.ioctl(target, _FICLONE, source)
-        except OSError:
-            self._clones = False
-        return self._clones
+            with open(target, "wb") as file:
+                shutil.copyfileobj(source, file, _READ_BYTES)
 
 
 def _write_all(fd: int, data: bytes | memoryview) -> None:
