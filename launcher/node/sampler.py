@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import time
 from typing import Any, Callable
 
 from launcher.node import clock, messages, nvml
-from launcher.node.facts.gpus import GpuTool, follow_xids
+from launcher.node.facts.gpus import follow_xids, list_processes, sample_amd
 from launcher.node.loop import Loop, Timer
 from launcher.node.processes import proc, workers
 from launcher.node.system import is_in_container, read_rows
@@ -101,14 +102,14 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
         workers.drop_descriptors(fd)
         unread = select.poll()
         unread.register(fd, 0)  # POLLERR when no reader is left
-        read_gpus, tool = find_reader(), GpuTool()
-        host = HostReader(workdir)
+        read_gpus, host = find_reader(), HostReader(workdir)
         due = processes_due = time.monotonic()
         while True:
             gpus, error = read_gpus()
             values: dict[str, Any] = {"host": host.read(), "gpus": gpus, "error": error}
             if with_processes and due >= processes_due and error is None:
-                values["processes"] = _find_processes(tool)
+                # In a container, the driver's process ids name others.
+                values["processes"] = None if is_in_container() else list_processes()
                 processes_due = due + _PROCESSES_S
             line = json.dumps(values)
             os.write(fd, line.encode() + b"\n")
@@ -123,17 +124,12 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
 
 
 def find_reader() -> Callable[[], tuple[list[list[Any]], str | None]]:
-    """Return what reads the GPUs: NVML, else a program; it returns their values and an error of the tool, if any."""
+    """Return what reads the GPUs: NVML, else rocm-smi; it returns their values and an error of the tool, if any."""
     try:
         found = nvml.list_gpus()
     except nvml.NvmlError:
-        return GpuTool().read
+        return sample_amd if shutil.which("rocm-smi") else lambda: ([], None)
     return lambda: ([gpu.sample(index) for index, gpu in enumerate(found)], None)
-
-
-def _find_processes(tool: GpuTool) -> list[dict[str, Any]] | None:
-    """Return the processes on the GPUs; None in a container: the driver's process ids name others there."""
-    return None if is_in_container() else tool.read_processes()
 
 
 class HostReader:

@@ -16,8 +16,7 @@ from machines.patience import DEADLINE_S
 from node_process import wait_until
 
 from launcher.job.facts import GpuSample
-from launcher.node.facts import gpus
-from launcher.node.sampler import HostReader
+from launcher.node.sampler import HostReader, find_reader
 from launcher.session.allowed_messages import read_message
 
 PERIOD_S = 0.1
@@ -133,42 +132,6 @@ def test_the_host_itself(tmp_path: Path) -> None:
     assert abs(second["clock_step_s"]) < 0.5
 
 
-def test_nvidia_smi_where_nvml_is_missing(fake: Callable[[str, str], None]) -> None:
-    row = "0, NVIDIA H100, 99, 71000, 81559, 650.12, 700.00, 61, 1980, 1980, 0x0000000000000044, 0"
-    fake(
-        "nvidia-smi", f"echo '{row}'; echo '1, NVIDIA H100, [N/A], 0, 81559, [N/A], 700.00, 30, 345, 1980, 0x1, [N/A]'"
-    )
-    first, second = gpus.GpuTool().read()[0]
-    assert first == [0, "NVIDIA H100", 99, 71000, 81559, 650.12, 700.0, 61, 1980, 1980, 0x44, 0, None, None]
-    assert second == [1, "NVIDIA H100", None, 0, 81559, None, 700.0, 30, 345, 1980, 1, None, None, None]
-    # An old one refuses the whole question.
-    fake("nvidia-smi", 'case "$1" in *clocks_throttle*) echo "Field is not a valid field to query."; exit 2;; esac\n'
-         "echo '0, Tesla K80, 99, 5000, 11441, 140.0, 149.0, 61, 875'")  # fmt: skip
-    assert gpus.GpuTool().read() == (
-        [[0, "Tesla K80", 99, 5000, 11441, 140.0, 149.0, 61, 875, *[None] * 5]],
-        None,
-    )
-    fake("nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
-    assert gpus.GpuTool().read() == ([], "NVIDIA-SMI has failed")
-
-
-def test_a_tool_that_hangs_is_started_once(
-    fake: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", 0.3)
-    fake("nvidia-smi", f"echo $$ >>{tmp_path}/pids; exec sleep 300")
-    tool = gpus.GpuTool()
-    told = [tool.read() for _ in range(3)]
-    pids = tmp_path / "pids"
-    wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))  # it may be late itself
-    (pid,) = pids.read_text().split()
-    assert [(rows, text.partition(":")[0]) for rows, text in told if text] == [([], "nvidia-smi hangs")] * 3
-    assert is_living(int(pid)), "it isn't killed"
-    os.kill(int(pid), 9)
-    fake("nvidia-smi", "echo '0, Tesla K80, 99, 5000, 11441, 140.0, 149.0, 61, 875, 875, 0x0, 0'")
-    wait_until(lambda: len(tool.read()[0]) == 1)
-
-
 def test_rocm_smi(fake: Callable[[str, str], None]) -> None:
     card = {
         "GPU use (%)": "97", "VRAM Total Memory (B)": "68702699520", "VRAM Total Used Memory (B)": "34351349760",
@@ -178,8 +141,8 @@ def test_rocm_smi(fake: Callable[[str, str], None]) -> None:
     }  # fmt: skip
     fake("rocm-smi", f"echo '{json.dumps({'card0': card})}'")
     row = [0, "AMD INSTINCT MI250", 97, 32760, 65520, 412.0, 560.0, 71.0, 1700, *[None] * 5]
-    assert gpus.GpuTool().read() == ([row], None)
+    assert find_reader()() == ([row], None)
 
 
 def test_no_gpus_at_all(fake: Callable[[str, str], None]) -> None:
-    assert gpus.GpuTool().read() == ([], None)
+    assert find_reader()() == ([], None)

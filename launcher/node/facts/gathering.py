@@ -45,10 +45,6 @@ def find_gpus() -> dict[str, Any]:
     return found
 
 
-def _find_xids() -> list[dict[str, Any]]:
-    return gpus.find_xids()
-
-
 def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     script = wanted.get("script")
     runs = leftovers.find_runs(wanted["mark"])
@@ -57,7 +53,7 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "script_hash": machine.hash_file(os.path.join(folder, script)) if script else None,
         "networks": network.list_networks(),
         "infiniband": network.list_infiniband(),
-        "xids": _find_xids() if wanted.get("gpus", True) else [],
+        "xids": gpus.find_xids() if wanted.get("gpus", True) else [],
         "runs": runs,
         "folders": run_folders.find_folders(runs),
         "planted": leftovers.find_planted() if wanted.get("planted") else [],

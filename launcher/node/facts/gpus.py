@@ -28,12 +28,7 @@ _FEWER = (len(_FIELDS), 10, 4)
 _LOST = ("[GPU is lost]", "[GPU requires reset]")
 _UNKNOWN_ERROR = "[Unknown Error]"  # some GPUs that are well answer so for a fan
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
-_SAMPLED_FIELDS = (  # in the order of job.facts.GpuSample, without the last one
-    "index", "name", "utilization.gpu", "memory.used", "memory.total", "power.draw", "power.limit", "temperature.gpu",
-    "clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active", "ecc.errors.uncorrected.volatile.total",
-)  # fmt: skip
-_SAMPLED_ALWAYS = 9  # of them, by any nvidia-smi
-_SAMPLED_AMD = (  # the same; each by a part of a key in rocm-smi's JSON
+_SAMPLED_AMD = (  # what job.facts.GpuSample has after the name; each by a part of a key in rocm-smi's JSON
     "gpu use (%)", "vram total used memory", "vram total memory", "graphics package power (w)",
     "max graphics package power (w)", "temperature (sensor junction)", "sclk clock speed",
 )  # fmt: skip
@@ -99,14 +94,13 @@ def _begin(command: list[str]) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def _finish(tool: subprocess.Popen[bytes] | None, deadline: float, *, kills: bool = True) -> _Answer:
+def _finish(tool: subprocess.Popen[bytes] | None, deadline: float) -> _Answer:
     if tool is None:
         return _Answer([], [], None)
     try:
         stdout, stderr = tool.communicate(timeout=max(0.01, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        if kills:
-            tool.kill()  # don't wait for it: with a hung driver it stays in state D
+        tool.kill()  # don't wait for it: with a hung driver it stays in state D
         return _Answer([], [], None)
     return _Answer(_lines(stdout), _lines(stderr), tool.returncode)
 
@@ -183,109 +177,47 @@ def _user_name(uid: int) -> str:
 
 
 def _query_amd() -> dict[str, Any]:
-    """Ask rocm-smi, whose JSON is {"card0": {"Card series": ..., "VRAM Total Memory (B)": ...}, "system": {...}}."""
     tool = _begin(_AMD_COMMAND)
     if tool is None:
         return {"gpus": [], "gpu_error": messages.NO_GPU_TOOL}
     answer = _finish(tool, time.monotonic() + TOOL_TIMEOUT_S)
     if answer.code is None:
         return {"gpus": [], "gpu_error": "rocm-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
-    try:
-        table = json.loads("\n".join(line for line in answer.lines if line.lstrip().startswith("{")) or "{}")
-        cards = {name: _lowered(card) for name, card in table.items() if name.startswith("card")}
-        driver = _lowered(table.get("system", {})).get("driver version", "")
-        gpus = [_amd_gpu(int(name[4:]), cards[name], driver) for name in sorted(cards, key=lambda name: int(name[4:]))]
-    except (ValueError, AttributeError, TypeError):
-        return {"gpus": [], "gpu_error": "rocm-smi printed no valid table: %.80s" % " ".join(answer.lines)}
-    return {"gpus": gpus, "gpu_error": None if gpus else (answer.complaints or ["rocm-smi lists none"])[0]}
+    gpus, error = _parse_amd(answer, _amd_gpu)
+    return {"gpus": gpus, "gpu_error": error or (None if gpus else (answer.complaints or ["rocm-smi lists none"])[0])}
 
 
-class GpuTool:
-    """Reads again and again what each GPU does, with nvidia-smi or else rocm-smi.
+def _parse_amd(answer: _Answer, read_card: Callable[[int, dict[str, Any]], Any]) -> tuple[list[Any], str | None]:
+    """Read {"card0": {"Card series": ..., "VRAM Total Memory (B)": ...}, "system": {...}}; return what is said of each.
 
-    One that hangs is left alone, and no other is started while it does: each of them would hang, too.
+    A card also gets what is said of the system. Keys are in small letters: "Card series" became "Card Series".
     """
-
-    def __init__(self) -> None:
-        self._is_missing = False  # there is neither: a start that fails costs as much as one that succeeds
-        self._hanging: subprocess.Popen[bytes] | None = None
-        self._hangs_since = 0.0
-
-    def read(self) -> tuple[list[list[Any]], str | None]:
-        """Return the values of each GPU, in the order of `job.facts.GpuSample`, and an error of the tool."""
-        if self._is_missing:
-            return [], None
-        if self._hanging is not None and self._hanging.poll() is None:
-            return [], self._describe_hang()
-        said: list[str] = []
-        for fields in (_SAMPLED_FIELDS, _SAMPLED_FIELDS[:_SAMPLED_ALWAYS]):
-            answer = self._ask(_nvidia_query("gpu", fields))
-            if answer is None:
-                answer = self._ask(_AMD_SAMPLE_COMMAND)
-                self._is_missing = answer is None
-                return ([], None) if answer is None else _parse_amd_samples(answer, self._describe_hang())
-            if answer.code is None:
-                return [], self._describe_hang()
-            said = answer.lines + answer.complaints
-            gpus = list(filter(None, (_parse_sample(line, len(fields)) for line in answer.lines)))
-            if gpus:
-                return gpus, None
-        return [], (said or ["nvidia-smi lists none"])[0]
-
-    def read_processes(self) -> list[dict[str, Any]]:
-        """Return the processes that have memory on NVIDIA's GPUs, each with the UUID of its GPU."""
-        if self._hanging is not None and self._hanging.poll() is None:
-            return []
-        apps = self._ask(_nvidia_query("compute-apps", _APP_FIELDS))
-        lines = apps.lines if apps is not None else []
-        found = [(line.partition(",")[0].strip(), line) for line in lines]
-        return [dict(process, gpu=uuid) for uuid, line in found for process in _parse_app(line, uuid)]
-
-    def _ask(self, command: list[str]) -> _Answer | None:
-        """Return what a tool says, without a code if it hangs; None if it isn't there."""
-        tool = _begin(command)
-        if tool is None:
-            return None
-        self._hangs_since = time.monotonic()
-        answer = _finish(tool, self._hangs_since + TOOL_TIMEOUT_S, kills=False)
-        self._hanging = tool if answer.code is None else None
-        return answer
-
-    def _describe_hang(self) -> str:
-        if self._hanging is None:
-            return ""
-        name = os.path.basename(str(self._hanging.args[0]))  # type: ignore[index]
-        return "%s hangs: no answer for %d s (process %d)" % (
-            name, time.monotonic() - self._hangs_since, self._hanging.pid,
-        )  # fmt: skip
-
-
-def _parse_sample(line: str, number: int) -> list[Any] | None:
-    row = [word.strip() for word in line.split(",")]
-    if len(row) != number or not row[0].isdigit():
-        return None
-    missing = [None] * (len(_SAMPLED_FIELDS) - number + 2)  # the last two are for NVML alone
-    return [int(row[0]), row[1], *map(_quantity, row[2:]), *missing]
-
-
-def _quantity(word: str) -> float | int | None:
-    """Read `99`, `651.20` or, of the reasons why a clock is held down, `0x0000000000000004`; None for `[N/A]`."""
     try:
-        number = int(word, 16) if word.startswith("0x") else int(word) if word.isdigit() else float(word)
-    except ValueError:
-        return None
-    return number if number - number == 0 else None  # neither NaN nor infinity
-
-
-def _parse_amd_samples(answer: _Answer, hang: str) -> tuple[list[list[Any]], str | None]:
-    if answer.code is None:
-        return [], hang
-    try:
-        table = json.loads("\n".join(line for line in answer.lines if line.lstrip().startswith("{")) or "{}")
-        cards = {int(name[4:]): _lowered(card) for name, card in table.items() if name.startswith("card")}
-        return [_amd_sample(index, cards[index]) for index in sorted(cards)], None
+        found = json.loads("\n".join(line for line in answer.lines if line.lstrip().startswith("{")) or "{}")
+        table = {name: {key.lower(): value for key, value in each.items()} for name, each in found.items()}
+        cards = {int(name[4:]): card for name, card in table.items() if name.startswith("card")}
+        return [read_card(index, {**table.get("system", {}), **cards[index]}) for index in sorted(cards)], None
     except (ValueError, AttributeError, TypeError):
         return [], "rocm-smi printed no valid table: %.80s" % " ".join(answer.lines)
+
+
+def sample_amd() -> tuple[list[list[Any]], str | None]:
+    """Return the values of each GPU, in the order of `job.facts.GpuSample`, and an error; a hang has no end here."""
+    return _parse_amd(_run(_AMD_SAMPLE_COMMAND), _amd_sample)
+
+
+def list_processes() -> list[dict[str, Any]]:
+    """Return the processes that have memory on NVIDIA's GPUs, each with the UUID of its GPU; a hang has no end here."""
+    found = [(line.partition(",")[0].strip(), line) for line in _run(_nvidia_query("compute-apps", _APP_FIELDS)).lines]
+    return [dict(process, gpu=uuid) for uuid, line in found for process in _parse_app(line, uuid)]
+
+
+def _run(command: list[str]) -> _Answer:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError:
+        return _Answer([], [], None)
+    return _Answer(_lines(done.stdout), _lines(done.stderr), done.returncode)
 
 
 def _amd_sample(index: int, card: dict[str, Any]) -> list[Any]:
@@ -293,25 +225,21 @@ def _amd_sample(index: int, card: dict[str, Any]) -> list[Any]:
         keys = [key for key in sorted(card) if part in key and key.startswith("max ") == part.startswith("max ")]
         texts = [str(card[key]) for key in keys]
         digits = re.search(r"[0-9]+(\.[0-9]+)?", texts[0]) if texts else None
-        return _quantity(digits[0]) if digits else None
+        return (int if digits[0].isdigit() else float)(digits[0]) if digits else None
 
     use, used, total, power, limit, temperature, clock = map(find, _SAMPLED_AMD)
     memory = [None if each is None else int(each) >> 20 for each in (used, total)]
-    return [index, _amd_gpu(index, card, "")["name"], use, *memory, power, limit, temperature, clock, *[None] * 5]
+    return [index, _amd_gpu(index, card)["name"], use, *memory, power, limit, temperature, clock, *[None] * 5]
 
 
-def _lowered(table: dict[str, Any]) -> dict[str, Any]:
-    return {key.lower(): value for key, value in table.items()}  # "Card series" became "Card Series"
-
-
-def _amd_gpu(index: int, card: dict[str, Any], driver: str) -> dict[str, Any]:
+def _amd_gpu(index: int, card: dict[str, Any]) -> dict[str, Any]:
     total, used = (_mebibytes(card.get("vram total %smemory (b)" % word)) for word in ("", "used "))
     names = [card.get(key) for key in ("card series", "device name", "card model")]
     return {
         "index": index,
         "name": ([str(name) for name in names if name not in (None, "", "N/A")] + ["AMD GPU"])[0],
         "memory_mib": total,
-        "driver": str(driver),
+        "driver": str(card.get("driver version", "")),
         "uuid": "",
         "free_mib": total - used if total is not None and used is not None else None,
         "is_persistent": None,
