@@ -51,19 +51,19 @@ def group() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "number", "oom"),
+    ("argv", "code", "number", "is_oom"),
     [
-        (python(EATS), None, signal.SIGKILL, "certain"),
-        (shell('"$@"; exit $?', *python(EATS)), 128 + signal.SIGKILL, None, "certain"),  # as a wrapper script tells it
-        (shell("kill -9 $$"), None, signal.SIGKILL, None),
-        (shell("exit 3"), 3, None, None),
+        (python(EATS), None, signal.SIGKILL, True),
+        (shell('"$@"; exit $?', *python(EATS)), 128 + signal.SIGKILL, None, True),  # as a wrapper script tells it
+        (shell("kill -9 $$"), None, signal.SIGKILL, False),
+        (shell("exit 3"), 3, None, False),
     ],
 )
 def test_the_kernel_tells_its_own_kills(
-    node: Node, group: Path, argv: list[str], code: int | None, number: int | None, oom: str | None
+    node: Node, group: Path, argv: list[str], code: int | None, number: int | None, is_oom: bool
 ) -> None:
     (group / "cgroup.procs").write_text(str(node.supervisor))  # what it starts from now on is in it
     node.start(argv)
     end = node.wait_for(messages.EXIT)
-    assert (end["code"], end["signal"], end["oom"]) == (code, number, oom)
+    assert (end["code"], end["signal"], end["oom"] is not None) == (code, number, is_oom)
     assert node.stop() == []

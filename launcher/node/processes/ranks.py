@@ -229,7 +229,7 @@ class Ranks:
     def _own(self, local_rank: int, process: proc.Process) -> None:
         self.bind(local_rank, process.pid)
         self._owned.add_rank(local_rank, process)
-        self._watch_memory(process.pid)
+        self._watch_memory()
         self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)
         self._send_queue.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
         pidfd = workers.open_pidfd(process)
@@ -302,11 +302,10 @@ class Ranks:
             messages.EXIT, local_rank=local_rank, age_s=age_s, was_stopping=was_stopping, oom=oom, **ending
         )
 
-    def _watch_memory(self, pid: int) -> None:
+    def _watch_memory(self) -> None:
         if self._kills is None:
             self._kills = OomKills()
             self._forget_old_kills()
-        self._kills.watch(pid)
 
     def _forget_old_kills(self) -> None:
         assert self._kills is not None  # a rank runs
