@@ -185,25 +185,6 @@ def test_a_failure_says_how_and_with_which_last_lines(fresh: Node, command: str,
     assert facts["search"] == {}  # no Python was looked for
 
 
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        ('rm "$_launch_fifo"', NO_ENVIRONMENT),
-        ('rm "$_launch_fifo"; touch "$_launch_fifo"', NO_ENVIRONMENT),
-        (
-            'exec 9>"$_launch_fifo"; rm "$_launch_fifo"; mkdir "$_launch_fifo"; env -0 >&9; exit 0',
-            "it can't be started (Is a directory)",
-        ),
-    ],
-    ids=["gone", "a file", "a folder"],
-)
-def test_a_disk_that_refuses_is_a_failure_of_the_step(fresh: Node, command: str, reason: str) -> None:
-    """The supervisor lives on, and says so."""
-    facts = ask(fresh, command, "true")
-    assert facts["setup"]["failure"] == {"step": "--setup", "reason": reason, "lines": []}
-    assert fresh.stop() == []
-
-
 def test_an_open_quote_is_a_failure(fresh: Node) -> None:
     failure = ask(fresh, "echo 'open")["setup"]["failure"]
     assert failure["reason"].startswith("exit code ")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from typing import Any, Callable
 
 from launcher.node import messages
@@ -61,7 +62,7 @@ class Search:
         candidate = self._candidates.pop(0)
         if candidate == messages.LOGIN_SHELL:
             self._ask_login_shell()
-        elif find_program(candidate, self._env) is None:
+        elif shutil.which(candidate, path=self._env.get("PATH", os.defpath)) is None:
             self.tried.append([candidate, messages.NO_PROGRAM])
             self.try_next()
         else:
@@ -130,17 +131,6 @@ class Search:
         if path and path not in [tried for tried, _ in self.tried]:
             self._candidates.insert(0, path)
         self.try_next()
-
-
-def find_program(name: str, env: dict[str, str]) -> str | None:
-    """Return the path of the program that `name` starts in this environment, or None."""
-    if "/" in name:
-        return name if os.access(name, os.X_OK) else None
-    for folder in env.get("PATH", os.defpath).split(":"):
-        path = os.path.join(folder, name)
-        if os.access(path, os.X_OK):
-            return path
-    return None
 
 
 def _parse(data: bytes) -> dict[str, Any] | None:

@@ -7,12 +7,12 @@ meanwhile.
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any, Callable
 
 from launcher.node.facts import gathering
-from launcher.node.facts.pythons import find_program
 from launcher.node.loop import Loop, Timer
-from launcher.node.processes import proc, workers
+from launcher.node.processes import lent_code, proc, workers
 
 AwaitExit = Callable[[workers.Child, Callable[[int], object]], object]
 
@@ -24,13 +24,12 @@ _DRAIN_PIECES = 64  # a limit, since a process that the step left behind may pri
 # bash reads the command from a pipe, since it may hold a secret, which must be in no argv and on no disk. `eval` copes
 # with any end of it (a comment, an open quote, a here-document), and is on the first line so that bash's line numbers
 # are the user's. With `eval ... || exit`, a `set -e` in the command would have no effect.
-# The environment goes to a FIFO, apart from what the step and the processes that it leaves behind print.
+# The environment goes to a file without a name, apart from what the step and what it leaves behind print.
 _DRIVER = """\
-_launch_fifo=$1; cd -- "$2" 2>/dev/null; set --; eval "$(</dev/fd/3)" 3<&-
+_launch_env=$1; cd -- "$2" 2>/dev/null; set --; eval "$(</dev/fd/3)" 3<&-
 _launch_code=$?
 [ "$_launch_code" = 0 ] || exit "$_launch_code"
-[ -p "$_launch_fifo" ] || exit 0
-exec /usr/bin/env -0 >|"$_launch_fifo"
+exec /usr/bin/env -0 >|"$_launch_env"
 """
 _COMMAND_FD = 3
 # Variables whose value a shell executes, or reads commands from (bash(1), zshall(1)). The setup sees the node's own
@@ -66,8 +65,7 @@ class Setup:
         self._on_done = on_done
         self._timer: Timer | None = None
         self._printed = b""  # the end of the step's output
-        self._found = b""  # the environment at the end of the step
-        self._open: set[int] = set()  # the descriptors of both; the number of a closed one may be reused
+        self._output_fd: int | None = None  # until all that has it open have ended
         self._is_over = False
         # A login with a terminal has read /etc/profile.d, which defines `module` and completes PATH; a command over SSH
         # has not. Reading it takes 70 to 130 ms.
@@ -80,43 +78,38 @@ class Setup:
             self._finish()
             return
         step = self._steps.pop(0)
-        if find_program("bash", self._env) is None:
+        if shutil.which("bash", path=self._env.get("PATH", os.defpath)) is None:
             self._fail(step["name"], "bash not found")
             return
-        self._printed = self._found = b""
+        self._printed = b""
         try:
-            child, noise_read, found_read = self._start(step["command"])
+            child, output_fd, env_fd = self._start(step["command"])
         except OSError as error:  # the disk is full, or no more processes; uncaught, it would end the supervisor
             self._fail(step["name"], "it can't be started (%s)" % error.strerror)
             return
-        # Don't block: a process that the step left in the background may keep the descriptors open.
-        os.set_blocking(noise_read, False)
-        self._loop.watch(noise_read, lambda: self._read(noise_read))
-        self._loop.watch(found_read, lambda: self._read_environment(found_read))
-        self._open = {noise_read, found_read}
-        self._await_exit(child, lambda status: self._judge(step["name"], (noise_read, found_read), status))
+        # Don't block: a process that the step left in the background may keep it open.
+        os.set_blocking(output_fd, False)
+        self._output_fd = output_fd
+        self._loop.watch(output_fd, lambda: self._read(output_fd))
+        self._await_exit(child, lambda status: self._judge(step["name"], env_fd, status))
         self._timer = self._loop.call_later(self._timeout_s, lambda: self._give_up(step["name"], child))
 
     def _start(self, command: str) -> tuple[workers.Child, int, int]:
         """Start bash; return it, and the descriptors of its output and of its environment at the end."""
-        fifo = os.path.join(self._folder, "setup.env")
-        if os.path.lexists(fifo):  # left by the step before, which may have put anything there
-            os.unlink(fifo)
-        os.mkfifo(fifo, 0o600)
-        argv = ["bash", self._flags, _DRIVER, "bash", fifo, self._workdir]
-        self._flags = "-c"  # later steps inherit the environment of the login
-        found_read = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        env_fd = lent_code.open_unnamed(self._folder)
         command_read, command_write = os.pipe()
+        argv = ["bash", self._flags, _DRIVER, "bash", "/proc/%d/fd/%d" % (os.getpid(), env_fd), self._workdir]
+        self._flags = "-c"  # later steps inherit the environment of the login
         try:
-            child, noise_read = workers.spawn_piped(argv, self._env_of_bash(), {_COMMAND_FD: command_read})
+            child, output_fd = workers.spawn_piped(argv, self._env_of_bash(), {_COMMAND_FD: command_read})
         except OSError:
-            os.close(found_read)
+            os.close(env_fd)
             os.close(command_write)
             raise
         finally:
             os.close(command_read)
         self._loop.write_all(command_write, command.encode("utf-8", "surrogateescape"))
-        return child, noise_read, found_read
+        return child, output_fd, env_fd
 
     def _env_of_bash(self) -> dict[str, str]:
         """Return the environment for bash; variables that a shell executes are the node's own, never the user's."""
@@ -138,46 +131,34 @@ class Setup:
         except BlockingIOError:
             return 0
         if not data:
-            self._close(fd)
+            self._loop.forget(fd)
+            os.close(fd)
+            self._output_fd = None
         self._printed = (self._printed + data)[-TAIL_BYTES:]
         return len(data)
 
-    def _read_environment(self, fd: int) -> int:
-        try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return 0
-        self._found += data
-        if not data:
-            self._close(fd)
-        return len(data)
-
-    def _close(self, fd: int) -> None:
-        self._loop.forget(fd)
-        os.close(fd)
-        self._open.discard(fd)
-
-    def _judge(self, name: str, fds: tuple[int, int], status: int) -> None:
+    def _judge(self, name: str, env_fd: int, status: int) -> None:
+        with open(env_fd, "rb") as file:
+            found = file.read()
         if self._is_over:
             return
         self._loop.cancel(self._timer)
-        for fd, read in zip(fds, (self._read, self._read_environment)):
-            for _ in range(_DRAIN_PIECES):
-                if fd not in self._open or not read(fd):
-                    break
+        for _ in range(_DRAIN_PIECES):
+            if self._output_fd is None or not self._read(self._output_fd):
+                break
         end = workers.describe_status(status)
         if end["signal"] is not None:
             self._fail(name, "killed by signal %d" % end["signal"])
         elif end["code"]:
             self._fail(name, "exit code %d" % end["code"])
         else:
-            self._take_environment(name)
+            self._take_environment(name, found)
 
-    def _take_environment(self, name: str) -> None:
-        if not self._found:
+    def _take_environment(self, name: str, found: bytes) -> None:
+        if not found:
             self._fail(name, "it exited before its environment could be read; remove exit and exec from it")
             return
-        self._adopt(self._found)
+        self._adopt(found)
         for line in self._last_lines():
             workers.complain("%s: %s" % (name, line))
         self.run_next()

@@ -16,19 +16,22 @@ def read_entry() -> bytes:
     return _find_own().files[_ENTRY]
 
 
-def open_code(folder: str) -> int:
-    """Return a new descriptor of a file without a name that has the archive; raise OSError.
-
-    It is in memory, or in this directory if this Python can't have it there.
-    """
-    own = _find_own()
-    data = marshal.dumps((own.files[_ARCHIVE], own.content, MAGIC_NUMBER, own.bytecode), 2)
+def open_unnamed(folder: str) -> int:
+    """Return a descriptor of a new file without a name, in memory; in this directory if this Python has none there."""
     try:
-        fd = os.memfd_create("launch-code")
+        return os.memfd_create("launch")
     except (AttributeError, OSError):
-        path = os.path.join(folder, "code-" + os.urandom(4).hex())
+        path = os.path.join(folder, "unnamed-" + os.urandom(4).hex())
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.unlink(path)
+        return fd
+
+
+def open_code(folder: str) -> int:
+    """Return a descriptor of a new file without a name that has the archive; raise OSError."""
+    own = _find_own()
+    data = marshal.dumps((own.files[_ARCHIVE], own.content, MAGIC_NUMBER, own.bytecode), 2)
+    fd = open_unnamed(folder)
     try:
         with open(os.dup(fd), "wb") as file:
             file.write(data)

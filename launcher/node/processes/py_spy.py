@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 _REASON_CHARACTERS = 160
 
@@ -14,11 +15,8 @@ def find_program(pid: int, env: dict[str, str]) -> str | None:
             called = os.fsdecode(file.read().split(b"\0")[0])
     except OSError:
         called = ""
-    for folder in [os.path.dirname(called), *env.get("PATH", os.defpath).split(os.pathsep)]:
-        path = os.path.join(folder, "py-spy")
-        if os.path.isabs(path) and os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return None
+    folders = [os.path.dirname(called), *env.get("PATH", os.defpath).split(os.pathsep)]
+    return shutil.which("py-spy", path=os.pathsep.join(filter(os.path.isabs, folders)))
 
 
 def dump_argv(program: str, pid: int) -> list[str]:

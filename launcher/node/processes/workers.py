@@ -336,8 +336,8 @@ def read_files(folder: str) -> tuple[list[tuple[str, bytes]], list[tuple[str, st
 def remove_folder(path: str) -> str | None:
     """Remove the run's directory with its content; return why something is left, or None.
 
-    Nothing is removed if a rank has mounted something there, which may be the user's home. shutil would take 10 ms to
-    import.
+    Nothing is removed if a rank has mounted something there, which may be the user's home. This takes one descriptor,
+    which may be all that is left, and shutil.rmtree several.
     """
     mount = system.find_mount(path)
     if mount is not None:
