@@ -12,13 +12,17 @@ Like any signal, it may interrupt a C call that the kernel doesn't restart (slee
 
 from __future__ import annotations
 
+import base64
 import os
+import subprocess
+import threading
 import time
-from typing import Callable
+from functools import partial
+from typing import Any
 
 from launcher.node import messages
 from launcher.node.loop import Loop
-from launcher.node.processes import faulthandler_stacks, proc, py_spy, workers
+from launcher.node.processes import faulthandler_stacks, proc, py_spy
 from launcher.node.programs.entry import SIGNAL
 from launcher.node.send_queue import SendQueue
 from launcher.node.system import read_text
@@ -26,9 +30,14 @@ from launcher.node.system import read_text
 # Together less than the launcher waits (ANSWER_S in runs/hangs.py).
 PY_SPY_TIMEOUT_S = 2.0
 SIGNAL_TIMEOUT_S = 2.0
+_ANSWER_S = 4.5
 _PY_SPY_TRIES = 3
 _LOOK_S = 0.02
 _LOOK_AGAIN_S = 0.1  # a page fault too is state D, for a moment
+
+
+class NoStackError(Exception):
+    """There is no stack, for a reason that the text tells."""
 
 
 def send_stacks(
@@ -48,176 +57,127 @@ def send_stacks(
     for local_rank, process in ranks.items():
         if proc.is_alive(process):
 
-            def send(answer: RankStack, local_rank: int = local_rank) -> None:
-                send_queue.send(
-                    messages.STACK, answer.text, number=number, local_rank=local_rank, pid=answer.pid,
-                    source=answer.source, state=answer.state, wchan=answer.wchan, reason=answer.reason,
-                    starter=suspended_starter,
-                )  # fmt: skip
+            def send(answer: dict[str, Any], local_rank: int = local_rank) -> None:
+                text = base64.b64decode(answer.pop("text"))
+                answer.update(number=number, local_rank=local_rank, starter=suspended_starter)
+                send_queue.send(messages.STACK, text, **answer)
 
-            _Dump(loop, process, env, armed_folder, send).begin()
-
-
-class RankStack:
-    """What was found about one rank: its stack as `text`, or the `reason` why there is none."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.text = b""
-        self.source: str | None = None  # py-spy or faulthandler
-        self.state: str | None = None  # D or T, which says more than any stack
-        self.wchan: str | None = None  # the kernel function in which it waits, if this user may read it
-        self.reason: str | None = None  # why there is no text
+            nothing = _answer(process, reason="it can't be inspected")
+            loop.ask(partial(take_stack, process, env, armed_folder), _ANSWER_S, nothing, send)
 
 
-class _Dump:
-    """The search for one rank's stack: steps that the loop calls, none of which blocks.
-
-    `on_done` gets one answer, whatever happens. A run may hang because processes or descriptors have run out, so an
-    OSError in any step must end the dump, never the supervisor: call each step through `_do`, which ensures that.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        rank: proc.Process,
-        env: dict[str, str],
-        armed_folder: str | None,
-        on_done: Callable[[RankStack], None],
-    ) -> None:
-        self._loop = loop
-        self._env = env
-        self._folder = armed_folder
-        self._on_done = on_done
-        self._has_python = False
-        self._process = rank
-        self._answer = RankStack(rank.pid)
-        self._py_spy_reason = "py-spy not found (fix: run pip install py-spy)"
-        self._tries = 0
-        self._path = ""
-        self._old_bytes = 0
-        self._blocking: set[str] = set()
-        self._deadline = 0.0
-
-    def begin(self) -> None:
-        """Begin with the state of the process; one that is blocked in the kernel (D) is not waited for."""
-        self._do(self._find_process)
-
-    def _do(self, step: Callable[..., object], *args: object) -> None:
+def take_stack(rank: proc.Process, env: dict[str, str], armed_folder: str | None) -> dict[str, Any]:
+    """Return what is found about one rank: its stack, or the reason why there is none; this may take seconds."""
+    python = find_python(rank)
+    process = python or rank
+    state: str | None = _read_state(process)
+    if state == "D":
+        time.sleep(_LOOK_AGAIN_S)
+        state = _read_state(process)
+    answer = _answer(process)
+    if state in ("D", "T", "t"):  # which says more than any stack
+        answer.update(state=state.upper(), wchan=_read_wchan(process.pid))
+    if state == "D":
+        answer["reason"] = "it is blocked in the kernel"
+    elif python is None:
+        now = proc.read_process(rank.pid) or rank  # the name recorded so far is from before its exec
+        answer["reason"] = "the rank runs %s, not Python" % now.name
+    else:
         try:
-            step(*args)
-        except OSError as error:
-            self._finish(reason="it can't be inspected (%s)" % error.strerror)
+            text, answer["source"] = _find_text(python, env, armed_folder, is_suspended=answer["state"] == "T")
+            answer["text"] = base64.b64encode(text).decode()
+        except NoStackError as error:
+            answer["reason"] = str(error)
+    return answer
 
-    def _do_later(self, delay_s: float, step: Callable[[], object]) -> None:
-        self._loop.call_later(delay_s, lambda: self._do(step))
 
-    def _find_process(self) -> None:
-        python = find_python(self._process)
-        if python is not None:
-            self._has_python = True
-            self._process = python
-            self._answer.pid = python.pid
-        if _read_state(self._process) == "D":
-            self._do_later(_LOOK_AGAIN_S, self._judge_state)
-        else:
-            self._judge_state()
+def _answer(process: proc.Process, reason: str | None = None) -> dict[str, Any]:
+    return {"pid": process.pid, "text": "", "source": None, "state": None, "wchan": None, "reason": reason}
 
-    def _judge_state(self) -> None:
-        state = _read_state(self._process)
-        if state in ("D", "T", "t"):
-            self._answer.state = state.upper()
-            self._answer.wchan = _read_wchan(self._process.pid)
-        if state == "D":
-            self._finish(reason="it is blocked in the kernel")
-        elif not self._has_python:
-            # The name recorded so far is from before its exec.
-            now = proc.read_process(self._process.pid) or self._process
-            self._finish(reason="the rank runs %s, not Python" % now.name)
-        else:
-            self._deadline = time.monotonic() + PY_SPY_TIMEOUT_S
-            self._try_py_spy()
 
-    # ---- py-spy -------------------------------------------------------------------------------------------------
+def _find_text(
+    process: proc.Process, env: dict[str, str], armed_folder: str | None, *, is_suspended: bool
+) -> tuple[bytes, str]:
+    """Return the stacks of a Python, and who has written them."""
+    try:
+        return _call_py_spy(process.pid, env), "py-spy"
+    except NoStackError as error:
+        why = str(error)
+    try:
+        return _signal(process, _find_file(process.pid, armed_folder, is_suspended=is_suspended)), "faulthandler"
+    except NoStackError as error:
+        raise NoStackError("%s, and %s" % (why, error)) from None
 
-    def _try_py_spy(self) -> None:
-        program = py_spy.find_program(self._process.pid, self._env)
-        if program is None:
-            self._try_signal()
-            return
-        self._tries += 1
-        argv = py_spy.dump_argv(program, self._process.pid)
-        try:
-            child, read_end = workers.spawn_piped(argv, dict(self._env, RUST_BACKTRACE="0"))
-        except OSError as error:  # faulthandler in the rank needs no new process
-            self._py_spy_reason = "py-spy can't be started (%s)" % error.strerror
-            self._try_signal()
-            return
-        left = max(0.0, self._deadline - time.monotonic())
-        self._loop.read_all(
-            read_end, lambda data: self._do(self._judge_py_spy, data), left, lambda: workers.kill(child),
-            most_bytes=messages.MAX_STACK_BYTES,
-        )  # fmt: skip
 
-    def _judge_py_spy(self, data: bytes) -> None:
+# ---- py-spy ---------------------------------------------------------------------------------------------------------
+
+
+def _call_py_spy(pid: int, env: dict[str, str]) -> bytes:
+    program = py_spy.find_program(pid, env)
+    if program is None:
+        raise NoStackError("py-spy not found (fix: run pip install py-spy)")
+    deadline = time.monotonic() + PY_SPY_TIMEOUT_S
+    for _ in range(_PY_SPY_TRIES):
+        data = _read_output(py_spy.dump_argv(program, pid), dict(env, RUST_BACKTRACE="0"), deadline)
         if py_spy.is_complete(data):
-            self._answer.source = "py-spy"
-            self._finish(data)
-            return
+            return data
+        if time.monotonic() >= deadline:
+            raise NoStackError("py-spy can't read it (it took over %g s)" % PY_SPY_TIMEOUT_S)
         text = data.decode("utf-8", "replace")
-        is_late = time.monotonic() >= self._deadline
-        if not is_late and self._tries < _PY_SPY_TRIES and not py_spy.is_denied(text):
-            self._do_later(_LOOK_S, self._try_py_spy)
-            return
-        why = "it took over %g s" % PY_SPY_TIMEOUT_S if is_late else py_spy.shorten(text)
-        self._py_spy_reason = "py-spy can't read it (%s)" % why
-        self._try_signal()
+        if py_spy.is_denied(text):
+            break
+        time.sleep(_LOOK_S)
+    raise NoStackError("py-spy can't read it (%s)" % py_spy.shorten(text))
 
-    # ---- faulthandler in the rank -------------------------------------------------------------------------------
 
-    def _try_signal(self) -> None:
-        obstacle = self._find_obstacle()
-        if obstacle is not None:
-            self._finish(reason="%s, and %s" % (self._py_spy_reason, obstacle))
-            return
-        self._old_bytes = faulthandler_stacks.size_of(self._path)
-        self._blocking = faulthandler_stacks.find_blocking(self._process.pid)
-        self._deadline = time.monotonic() + SIGNAL_TIMEOUT_S
-        proc.send_signal(self._process, SIGNAL)
-        self._do_later(_LOOK_S, self._look_for_text)
+def _read_output(argv: list[str], env: dict[str, str], deadline: float) -> bytes:
+    """Return what a program prints until the deadline, at most what a message may carry."""
+    try:
+        program = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except OSError as error:
+        raise NoStackError("py-spy can't be started (%s)" % error.strerror) from None
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), program.kill)
+    timer.start()
+    assert program.stdout is not None  # it is a pipe
+    data = program.stdout.read(messages.MAX_STACK_BYTES)
+    program.kill()
+    timer.cancel()
+    return data
 
-    def _find_obstacle(self) -> str | None:
-        """Return why the process must not be signalled, or None."""
-        if self._folder is None:
-            return "the run was started with --no-stacks"
-        if not self._folder:
-            return "only Ctrl-\\ and a hang that ends the run signal a rank"
-        if self._answer.state == "T":
-            return "a suspended process can't write its stack"
-        path = faulthandler_stacks.find_file(self._process.pid, self._folder)
-        if path is None:
-            return "this Python did not load launch's sitecustomize (-I, -E or -S, or PYTHONPATH replaced?)"
-        if not faulthandler_stacks.catches_signal(self._process.pid):
-            return "it no longer catches signal %d" % SIGNAL
-        self._path = path
-        return None
 
-    def _look_for_text(self) -> None:
-        has_begun = faulthandler_stacks.size_of(self._path) > self._old_bytes
-        is_complete = has_begun and faulthandler_stacks.find_blocking(self._process.pid) <= self._blocking
-        if not is_complete and time.monotonic() < self._deadline:
-            self._do_later(_LOOK_S, self._look_for_text)
-        elif has_begun:
-            self._answer.source = "faulthandler"
-            self._finish(faulthandler_stacks.read_from(self._path, self._old_bytes))
-        else:
-            why = "it did not respond to signal %d in %g s" % (SIGNAL, SIGNAL_TIMEOUT_S)
-            self._finish(reason="%s, and %s" % (self._py_spy_reason, why))
+# ---- faulthandler in the rank ---------------------------------------------------------------------------------------
 
-    def _finish(self, text: bytes = b"", reason: str | None = None) -> None:
-        self._answer.text = text
-        self._answer.reason = reason
-        self._on_done(self._answer)
+
+def _find_file(pid: int, armed_folder: str | None, *, is_suspended: bool) -> str:
+    """Return where the process writes its stacks if it is signalled, which it must not be otherwise."""
+    if armed_folder is None:
+        raise NoStackError("the run was started with --no-stacks")
+    if not armed_folder:
+        raise NoStackError("only Ctrl-\\ and a hang that ends the run signal a rank")
+    if is_suspended:
+        raise NoStackError("a suspended process can't write its stack")
+    path = faulthandler_stacks.find_file(pid, armed_folder)
+    if path is None:
+        raise NoStackError("this Python did not load launch's sitecustomize (-I, -E or -S, or PYTHONPATH replaced?)")
+    if not faulthandler_stacks.catches_signal(pid):
+        raise NoStackError("it no longer catches signal %d" % SIGNAL)
+    return path
+
+
+def _signal(process: proc.Process, path: str) -> bytes:
+    old_bytes, blocking = faulthandler_stacks.size_of(path), faulthandler_stacks.find_blocking(process.pid)
+    deadline = time.monotonic() + SIGNAL_TIMEOUT_S
+    proc.send_signal(process, SIGNAL)
+    has_begun = is_complete = False
+    while not is_complete and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+        has_begun = faulthandler_stacks.size_of(path) > old_bytes
+        is_complete = has_begun and faulthandler_stacks.find_blocking(process.pid) <= blocking
+    if not has_begun:
+        raise NoStackError("it did not respond to signal %d in %g s" % (SIGNAL, SIGNAL_TIMEOUT_S))
+    return faulthandler_stacks.read_from(path, old_bytes)
 
 
 def find_python(rank: proc.Process) -> proc.Process | None:
