@@ -26,6 +26,7 @@ from typing import Iterable, Mapping, Sequence
 from launcher.node.code import listing, proof
 from launcher.node.code.listing import Entry
 from launcher.node.code.store import Store
+from launcher.node.system import read_text
 
 _NAME, _LISTING, _LINKS, LOCK = "name", "listing", "links", "lock"
 OWN_NAMES = (_NAME, _LISTING, _LINKS, LOCK)
@@ -84,11 +85,8 @@ class Folder:
 
     def read_links(self) -> list[str]:
         """Return the names of the links."""
-        try:
-            with open(os.path.join(self.path, _LINKS), encoding="utf-8", errors="surrogateescape") as file:
-                return [name for name in file.read().split("\0") if name]
-        except OSError:
-            return []
+        names = read_text(os.path.join(self.path, _LINKS), errors="surrogateescape")
+        return [name for name in names.split("\0") if name]
 
     def make(self) -> None:
         """Make the directory."""
@@ -223,10 +221,9 @@ def read_name(path: str) -> str:
     try:
         if os.lstat(path).st_uid != os.geteuid():
             return ""
-        with open(os.path.join(path, _NAME), encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
     except OSError:
         return ""
+    return read_text(os.path.join(path, _NAME), errors="surrogateescape")
 
 
 _FRESH = ".new-"

@@ -56,7 +56,7 @@ def query_gpus() -> dict[str, Any]:
     begun = [_begin(_nvidia_query("gpu", _FIELDS)), _begin(_nvidia_query("compute-apps", _APP_FIELDS))]
     if begun[0] is None:
         return _query_amd()
-    drivers_gpus = _list_drivers_gpus()
+    drivers_gpus = _count_drivers_gpus()
     timeout_s = TOOL_TIMEOUT_S if drivers_gpus is None else LOADING_TIMEOUT_S
     deadline = time.monotonic() + timeout_s
     answer, apps = (_finish(tool, deadline) for tool in begun)
@@ -64,7 +64,7 @@ def query_gpus() -> dict[str, Any]:
         if answer.code and any("not a valid field" in line for line in answer.lines):
             answer = _finish(_begin(_nvidia_query("gpu", _FIELDS[:number])), deadline)
     if answer.code is None:
-        there = "" if drivers_gpus is None else "; the driver has %d" % len(drivers_gpus)
+        there = "" if drivers_gpus is None else "; the driver has %d" % drivers_gpus
         return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s%s" % (timeout_s, there)}
     # With a warning (exit code 14: a corrupted infoROM) the table is complete; a lost GPU is a line in it.
     gpus = [gpu for gpu in map(_parse_gpu, answer.lines) if gpu is not None]
@@ -75,10 +75,10 @@ def query_gpus() -> dict[str, Any]:
     return {"gpus": gpus, "gpu_error": error}
 
 
-def _list_drivers_gpus() -> list[str] | None:
-    """Return the PCI addresses of the GPUs that NVIDIA's driver has; None if it isn't loaded."""
+def _count_drivers_gpus() -> int | None:
+    """Return how many GPUs NVIDIA's driver has; None if it isn't loaded."""
     try:
-        return sorted(os.listdir(DRIVER + "/gpus"))
+        return len(os.listdir(DRIVER + "/gpus"))
     except OSError:
         return None
 

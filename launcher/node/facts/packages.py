@@ -72,10 +72,7 @@ def _find_source(info: str) -> str | None:
         return None
     if not isinstance(url, str) or not url.startswith("file://"):
         return None
-    path = "/" + url[len("file://") :].partition("/")[2]
-    if "%" in path:
-        path = unquote(path)
-    return path
+    return "/" + unquote(url[len("file://") :].partition("/")[2])
 
 
 def _describe(source: str) -> str:

@@ -63,9 +63,7 @@ def _choose(text: str, seen: Seen) -> list[int] | None:
 
 def _find_number(entry: str, seen: Seen) -> int | None:
     text = entry.strip()
-    text = text[1:] if text.startswith("+") else text
-    digits = text[: len(text) - len(text.lstrip("0123456789"))]  # as strtoul reads it: `1gpu` is 1
-    gpu = seen.get(int(digits)) if 0 < len(digits) < 10 else None
+    gpu = seen.get(int(text)) if text.isdecimal() else None
     return gpu["index"] if gpu else None
 
 

@@ -52,33 +52,29 @@ def remove_folders(paths: list[str]) -> list[list[str]]:
 
 
 def is_own(path: str) -> bool:
-    """Tell whether a path is a directory of this user, and not a link to one."""
+    """Tell whether a path is a directory of this user, and not a link to one, in which no other user may write.
+
+    Another could have written the note there: launch's directories are private.
+    """
     try:
         found = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    is_private = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and is_private
 
 
 def _list_folders() -> list[str]:
     """Return the paths of all private directories of this user on this node that have the name of a run's directory."""
-    found = []
+    found: list[str] = []
     for base in dict.fromkeys(map(os.path.realpath, workers.folder_places())):
         try:
             names = os.listdir(base)
         except OSError:
             continue
         paths = [os.path.join(base, name) for name in sorted(names) if _run_of_folder(name)]
-        found += [path for path in paths if is_own(path) and not _can_others_write(path)]
+        found += filter(is_own, paths)
     return found
-
-
-def _can_others_write(path: str) -> bool:
-    """Tell whether other users may write there, and so may have written the note: launch's directories are private."""
-    try:
-        return bool(os.lstat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-    except OSError:
-        return True
 
 
 def _run_of_folder(path: str) -> str:
