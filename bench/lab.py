@@ -41,6 +41,11 @@ class Lab:
         return [host.name for host in self.hosts]
 
     @property
+    def network(self) -> str:
+        """Return the network of all hosts; each has a docker0, too, which leads nowhere."""
+        return f"{self.login.address.rpartition('.0.')[0]}.0.0/16"
+
+    @property
     def key(self) -> Path:
         """Return the private key of all hosts, for a tool that doesn't read ssh_config."""
         return self.cluster.folder / "id"
@@ -129,8 +134,8 @@ class Running:
         return None
 
     def require_success(self) -> None:
-        """Raise RuntimeError unless the exit code is 0."""
-        if self.process.returncode:
+        """Raise RuntimeError unless the tool has ended with exit code 0."""
+        if self.process.returncode != 0:
             raise RuntimeError(f"exit code {self.process.returncode}:\n{self.text[-2000:]}")
 
 

