@@ -34,7 +34,7 @@ RESULT: dict[str, Any] = {
 }
 
 QUOTED, QUOTED_TOOLS = (
-    ("a rank is killed", "Ctrl-C"),
+    ("a rank is killed", "Ctrl-C", "a host's cable is pulled"),
     ("launch", "ssh", "mpirun", "deepspeed"),
 )
 
