@@ -1,11 +1,8 @@
 """python -m bench soak [--runs N] [--seed S] [--detach] [--warm]: one run on 4 hosts that fails N times.
 
-The faults are drawn at random. With --warm the ranks are started by `--start warm`, and who starts them is killed, too.
-With --detach, the first host controls the run, and the others are reached through agents; logs are fetched, and
-terminals attach and are killed.
-
-After each fault the run must come back, and at the end nothing of it may be left. The launcher's memory, threads and
-descriptors must not grow. The faults follow from the seed, but not their exact times.
+With --detach, the first host controls the run, and the others are reached through agents. After each fault the run
+must come back, and at the end nothing of it may be left. The launcher's memory, threads and descriptors must not grow.
+The seed decides on the faults, but not on their exact times.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from machines.processes import Process, read_name, read_parent
@@ -123,7 +119,10 @@ class Soak:
         return 1 if complaints else 0
 
     def _cause(self, faults: int) -> None:
-        kinds = self._find_kinds()
+        kinds = [
+            self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._cut, self._freeze,
+            *([self._kill_starter] if self._is_warm else []),
+        ]  # fmt: skip
         number = 0
         for fault in range(faults):
             number = self._await_attempt(number)
@@ -134,15 +133,6 @@ class Soak:
         self._await_attempt(number)
 
     # ---- what differs for a run that a host controls ----------------------------------------------------------------
-
-    def _find_kinds(self) -> list[Callable[[], str]]:
-        return [
-            self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._cut, self._freeze,
-            *self._find_warm_kinds(),
-        ]  # fmt: skip
-
-    def _find_warm_kinds(self) -> list[Callable[[], str]]:
-        return [self._kill_starter, self._kill_waiting, self._kill_during_restart] if self._is_warm else []
 
     def _read_output(self) -> str:
         return self._output.read_text()
@@ -159,8 +149,6 @@ class Soak:
     def _stop(self) -> int:
         self._launch.send_signal(signal.SIGINT)
         return self._launch.wait(PATIENCE_S)
-
-    # ---- the run ------------------------------------------------------------------------------------------------
 
     def _await_attempt(self, least: int) -> int:
         """Wait until all ranks of an attempt with this number or a higher one are ready; return its number."""
@@ -203,7 +191,7 @@ class Soak:
 
     def _cut(self) -> str:
         os.kill(_ancestor(self._pick_rank(), _SESSION), signal.SIGKILL)
-        return "a connection breaks"
+        return "a connection breaks, or an agent is killed"
 
     def _freeze(self) -> str:
         pid = _ancestor(self._pick_rank(), _SESSION)
@@ -220,25 +208,6 @@ class Soak:
         self._last_signals = {signal.SIGKILL}
         os.kill(_ancestor(self._pick_rank(), 1), signal.SIGKILL)
         return "the Python that has forked a rank is killed"
-
-    def _kill_waiting(self) -> str:
-        for pid in self._find_waiting(self._pick_rank()):
-            os.kill(pid, signal.SIGKILL)
-        return f"the Python that waits for the next attempt is killed; {self._end_rank()}"
-
-    def _kill_during_restart(self) -> str:
-        """While the hosts wait for the next attempt, or a little earlier or later."""
-        supervisor, before = _ancestor(self._pick_rank(), _SUPERVISOR), self._last_signals
-        said = self._end_rank()
-        self._last_signals |= before  # if the supervisor was killed early, it is the failure
-        time.sleep(self._chance.uniform(0.0, 0.3))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(supervisor, signal.SIGKILL)
-        return f"{said}, and a supervisor is killed during the restart"
-
-    def _find_waiting(self, rank: int) -> list[int]:
-        starter = _ancestor(rank, 1)
-        return [pid for pid in self._ours() if read_parent(pid) == starter and read_name(pid) != _RANK]
 
     def _pick_rank(self) -> int:
         return self._chance.choice(sorted(pid for pid in self._ours() if read_name(pid) == _RANK))
@@ -280,14 +249,13 @@ class Soak:
 
 
 class DetachedSoak(Soak):
-    """A controller on the first host. Some faults are those of other commands, which must not touch the run."""
+    """A controller on the first host; the other hosts are reached through agents."""
 
     words = ("--detach",)
 
     def __init__(self, hosts: Lab, folder: Path, chance: random.Random, *, is_warm: bool) -> None:
         super().__init__(hosts, folder, chance, is_warm=is_warm)
         self._logs = hosts.hosts[0].folder / "home" / ".local" / "state" / "launch" / "logs"
-        self._copies = folder / "copies"
         if self._launch.wait(PATIENCE_S):
             raise SystemExit(self._errors.read_text())
         self._id = (self._logs / "latest").readlink().name
@@ -295,12 +263,6 @@ class DetachedSoak(Soak):
     @property
     def _run_id(self) -> str:
         return self._id
-
-    def _find_kinds(self) -> list[Callable[[], str]]:
-        return [
-            self._end_rank, self._kill_supervisor, self._kill_guardian, self._kill_both, self._freeze, self._kill_agent,
-            self._fetch_during_restart, self._kill_watcher, *self._find_warm_kinds(),
-        ]  # fmt: skip
 
     def _read_output(self) -> str:
         return "".join(path.read_text() for path in (self._logs / self._id).glob("node_*.log"))
@@ -319,32 +281,6 @@ class DetachedSoak(Soak):
     def _stop(self) -> int:
         self._ask("stop", self._id)
         return self._ask("wait", self._id).returncode
-
-    # ---- faults of other commands; each ends with one of a rank, so that the run has to come back -------------------
-
-    def _kill_agent(self) -> str:
-        os.kill(_ancestor(self._pick_rank(), _SESSION), signal.SIGKILL)
-        return "an agent is killed"
-
-    def _fetch_during_restart(self) -> str:
-        said = self._end_rank()
-        fetched = self._ask("fetch", self._id, "--log-dir", str(self._copies))
-        if fetched.returncode or not list(self._copies.glob("*/node_0.log")):
-            raise SystemExit(f"soak: fetch failed: {fetched.stderr}")
-        return f"{said}, and the logs are fetched"
-
-    def _kill_watcher(self) -> str:
-        watchers = [self._start("attach", self._id) for _ in range(2)]
-        said = self._end_rank()
-        watchers[0].kill()
-        watchers[1].send_signal(signal.SIGINT)
-        for watcher in watchers:
-            watcher.wait(PATIENCE_S)
-        return f"{said}, and one of two terminals is killed"
-
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
-        argv, null = [sys.executable, "-c", _DRIVER, *words], subprocess.DEVNULL
-        return subprocess.Popen(argv, env=self._environment, stdin=null, stdout=null, stderr=null)
 
     def _ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-c", _DRIVER, *words]
