@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ def make_group(name: str) -> Path | str:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    made = make_group(f"launch-test-{os.getpid()}")
+    made = make_group(f"launch-test-{secrets.token_hex(4)}")
     if isinstance(made, str):
         pytest.skip(made)
     yield made
