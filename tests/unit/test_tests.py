@@ -172,3 +172,9 @@ def test_no_test_replaces_a_function_or_class_of_ours() -> None:
     assert not faults, "\n".join(faults)
     gone = ALLOWED.keys() - {(replacement.path, replacement.name) for replacement in found}
     assert not gone, f"no longer replaced, so no longer allowed: {gone}"
+
+
+def test_no_two_files_have_the_same_name() -> None:
+    """Pytest imports each by its name alone, and which of two comes first depends on the worker."""
+    names = sorted(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, next_name in zip(names, names[1:], strict=False) if name == next_name] == []
