@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -177,4 +178,4 @@ def test_no_test_replaces_a_function_or_class_of_ours() -> None:
 def test_no_two_files_have_the_same_name() -> None:
     """Pytest imports each by its name alone, and which of two comes first depends on the worker."""
     names = sorted(file.name for file in (ROOT / "tests").rglob("test_*.py"))
-    assert [name for name, next_name in zip(names, names[1:], strict=False) if name == next_name] == []
+    assert [name for name, next_name in itertools.pairwise(names) if name == next_name] == []
