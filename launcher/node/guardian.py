@@ -107,6 +107,7 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
         owned = RunProcesses(handover_log["mark"], [os.getpid()])
         owned.strangers = {**strangers, **dict([handover_log["sampler"]] if "sampler" in handover_log else [])}
         for entry in handover_log["processes"]:
+            owned.has_started = owned.has_started or entry["rank"] is not None
             process = proc.read_process(entry["pid"])
             if process is None or process.started != entry["started"]:
                 continue

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -287,3 +288,20 @@ def test_another_run_on_this_machine_is_left_alone(nodes: Nodes) -> None:
     assert ours.stop(0.1) == []
     assert is_alive(theirs.pid_of(0))
     assert not theirs.find(messages.EXIT)
+
+
+def test_the_directory_goes_before_who_has_started_ranks_that_are_gone() -> None:
+    """As the guardian finds it: whoever is killed in between must leave somebody who removes it."""
+    code = """
+        import os, subprocess
+        from launcher.node.processes import proc, stop_steps
+        from launcher.node.processes.run_processes import RunProcesses
+        starter = subprocess.Popen(["sleep", "300"], start_new_session=True)
+        owned = RunProcesses("mark", [os.getpid()])
+        owned.set_starter(proc.read_process(starter.pid))
+        owned.has_started = True
+        steps = stop_steps.stop_run(owned, 0.0, lambda: print(proc.is_alive(owned.starter)))
+        print(stop_steps.take_steps(steps, lambda: None))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True\n[]\n", "")

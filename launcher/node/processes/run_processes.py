@@ -75,13 +75,14 @@ class RunProcesses:
         self.strangers: dict[int, int] = {}
         self.starter: Process | None = None  # of the ranks: torchrun, a shim, or a warm Python
         self.ranks: dict[int, Process] = {}  # by local rank
+        self.has_started = False  # a rank, which may have ended before this process knew of it
         self.global_ranks: dict[int, str | None] = {}  # by local rank, where torchrun doesn't start them
         self._sessions: dict[int, int] = {}  # session id -> start time of its leader
         self._known: dict[int, int] = {}  # process id -> start time, of what the last `living` found
 
     def add_rank(self, local_rank: int, process: Process) -> None:
         """Record the process of a local rank."""
-        self.ranks[local_rank] = process
+        self.ranks[local_rank], self.has_started = process, True
         self._sessions[process.pid] = process.started
 
     def set_starter(self, process: Process) -> None:

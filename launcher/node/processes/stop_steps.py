@@ -106,7 +106,7 @@ def _kill(
     gpu_users = {_identity(process) for process in living if proc.has_gpus() and proc.holds_gpu(process)}
     while (living or owned.has_children()) and time.monotonic() < deadline:
         if living and not _without_starter(owned, living):
-            if owned.ranks and not is_removed:  # otherwise it may be about to start them, and needs the directory
+            if owned.has_started and not is_removed:  # otherwise it may be about to start them, and needs the directory
                 remove_folder()
                 is_removed = True
             living = yield from _kill_starter(living[0])
