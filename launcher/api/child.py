@@ -161,10 +161,8 @@ def call(words: Sequence[Word]) -> bytes:
     if last and last[0].startswith(b'{"event": "error"'):
         raise read_error(json.loads(last[0]))
     if process.returncode and not last:
-        shown, code = (
-            said.decode("utf-8", "replace").strip().removeprefix("launch: "),
-            _find_exit_code(process.returncode),
-        )
+        shown = said.decode("utf-8", "replace").strip().removeprefix("launch: ")
+        code = _find_exit_code(process.returncode)
         raise make_error(shown or f"launch ended with exit code {code}", "", code)
     return output
 

@@ -82,7 +82,8 @@ class RunProcesses:
 
     def add_rank(self, local_rank: int, process: Process) -> None:
         """Record the process of a local rank."""
-        self.ranks[local_rank], self.has_started = process, True
+        self.ranks[local_rank] = process
+        self.has_started = True
         self._sessions[process.pid] = process.started
 
     def set_starter(self, process: Process) -> None:

@@ -1,8 +1,8 @@
 """What the starters of ranks have in common: the shim, a Python that has imported torch, and torchrun.
 
 A starter is the parent of the ranks. As long as guardian or supervisor lives, it only starts the ranks and reports each
-start and exit. Stopping them is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT, what is for
-the ranks alone, and the signal that holds a starter. When both are gone, it takes the steps of the stop itself.
+start and exit. Stopping them is the task of those two, so it ignores SIGTERM, SIGHUP, SIGINT, what is for the ranks
+alone, and the signal that holds a starter. When both are gone, it takes the steps of the stop itself.
 """
 
 from __future__ import annotations
