@@ -8,6 +8,7 @@ In reading order:
     part          what a part is, and what it can report
     trial         the processes of one part: a time limit for all of them, and none that stays
     hardware      what is installed: GPUs, driver, torch, CUDA, NCCL
+    queries       what the machine's tools say, kept in files
     ranks         what the ranks do in the parts that need a special program
     as_host       a rank that is a host of its own for NCCL, so that several fit on one GPU
     weights       compare two models to the last bit

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 
 from bench.gpu.faults import KILLED, NONE_LEFT, STOPPED
 from bench.gpu.part import Outcome, PartError, require
 from bench.gpu.steps import HALF, TRAINER, read_metrics
-from bench.gpu.trial import Running, Trial, last_line
+from bench.gpu.trial import RANKS, Running, Trial, last_line
 from launcher.wording import count
 
 STEPS = ["--epochs", "2", "--steps-per-epoch", str(HALF), "--log-every", "5", "--global-batch", "32", "--keep", "4"]
 ENDLESS = ["--epochs", "1000", "--steps-per-epoch", "20", "--save-dir", "run"]
 SPREAD = 0.02  # of the losses: bf16 has 8 bits, fp16 11, and each way adds in an order of its own
+FREED_MIB = 1024  # a driver keeps some memory of its own
 POLL_S = 0.05
 
 
@@ -115,3 +117,27 @@ def start_training(trial: Trial) -> tuple[Running, list[int]]:
             raise PartError(f"no checkpoint was saved: {running.finish().cause}")
         time.sleep(POLL_S)
     return running, [int(pid) for _, pid in sorted((found[1], found[2]) for found in ranks)]
+
+
+def free_memory(trial: Trial) -> Outcome:
+    """Kill a rank that holds three quarters of the GPU's memory; measure until the driver has it back."""
+    before_mib = used_mib()
+    running = trial.start_launch("singlenode", *trial.ranks(), RANKS, "hold_most_memory")
+    pid = int(running.wait_for(rf"ready: rank 0 pid (\d+) on {trial.device}")[0][1])
+    held_mib = used_mib() - before_mib
+    began_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    while used_mib() - before_mib > FREED_MIB:
+        require(trial.left_s > 0, "the memory was not freed in time")
+        time.sleep(POLL_S)
+    freed_s = time.monotonic() - began_at
+    done = running.finish()
+    done.require(r"rank 0 failed first \(killed by SIGKILL\)", KILLED)
+    ended_s = time.monotonic() - began_at
+    return Outcome(f"{freed_s:.1f} s", f"until {held_mib >> 10} GiB were free; launch ended after {ended_s:.1f} s")
+
+
+def used_mib() -> int:
+    """Return the used memory of the first GPU."""
+    argv = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout)

@@ -49,6 +49,7 @@ class Part:
     run: Callable[[Trial], Outcome]
     gpus: int = 1
     limit_s: float = 60
+    has_cpu_form: bool = True
 
 
 def require(seen: object, text: str) -> None:

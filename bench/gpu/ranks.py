@@ -46,6 +46,15 @@ def hold_memory() -> None:
     signal.pause()
 
 
+def hold_most_memory() -> None:
+    """Hold three quarters of the GPU's memory, written to, until a signal ends this rank."""
+    size_bytes = torch.cuda.get_device_properties(DEVICE).total_memory // 4 * 3
+    held = torch.ones(size_bytes, dtype=torch.uint8, device=DEVICE)
+    torch.cuda.synchronize()
+    say_ready(f"holds {held.numel()} bytes")
+    signal.pause()
+
+
 def all_reduce() -> None:
     """Sum numbers with the other ranks."""
     numbers = join()
@@ -129,7 +138,7 @@ def say_ready(what: str) -> None:
 
 
 ACTIONS = (
-    fill_memory, hold_memory, all_reduce, miss_collective, run_kernel, train, print_duplicate,
+    fill_memory, hold_memory, hold_most_memory, all_reduce, miss_collective, run_kernel, train, print_duplicate,
 )  # fmt: skip
 
 if __name__ == "__main__":

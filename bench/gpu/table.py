@@ -21,8 +21,9 @@ from bench.gpu.faults import (
     show_kernel_stack,
 )
 from bench.gpu.hardware import Hardware, find_hardware
-from bench.gpu.one_gpu import kill_training, stop_training, train_each_way
+from bench.gpu.one_gpu import free_memory, kill_training, stop_training, train_each_way
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
+from bench.gpu.queries import keep_queries
 from bench.gpu.speed import compare_with_plain_loop
 from bench.gpu.steps import compare_starts, resume_exactly
 from bench.gpu.trial import Trial
@@ -42,6 +43,13 @@ Parts, in the order in which they run:"""
 
 # In the order of their value: if the time is used up, the last ones are missing.
 PARTS = (
+    Part(
+        "queries",
+        "keeps the output of all queries of the GPUs, and of both readers of NVML, in outputs/gpu",
+        "nvidia-smi shows as many GPUs as torch; the figure is the time of the slowest query",
+        keep_queries,
+        limit_s=120,
+    ),
     Part(
         "nccl",
         "runs `test-distributed N` on all GPUs of the machine, or its checks on four ranks that share one",
@@ -68,6 +76,13 @@ PARTS = (
         "that rank is named first, exit code 137, 0 processes left; the figure is the time until then",
         kill_training,
         limit_s=90,
+    ),
+    Part(
+        "freed",
+        "kills a rank that holds three quarters of the GPU's memory",
+        "that rank is named; the figure is the time until the driver has the memory back",
+        free_memory,
+        has_cpu_form=False,
     ),
     Part(
         "facts",
@@ -198,6 +213,8 @@ def report_part(part: Part, hardware: Hardware, stops_at: float) -> Verdict:
 
 def run_part(part: Part, trial: Trial) -> tuple[Verdict, Outcome]:
     """Return what a part found, once none of its processes runs."""
+    if not (trial.on_gpu or part.has_cpu_form):
+        return Verdict.NOT_RUN, Outcome("-", f"needs {'a GPU' if part.gpus == 1 else f'{part.gpus} GPUs'}")
     if trial.left_s <= 0:
         return Verdict.NOT_RUN, Outcome("-", NO_TIME_LEFT)
     left: list[int] = []

@@ -44,8 +44,8 @@ def known(count: int) -> Hardware:
     return Hardware([H100] * count, "2.13.0", "13.0", "2.28.9", "580.159.04", 16)
 
 
-def make_part(run: Callable[[Trial], Outcome], *, gpus: int = 1) -> Part:
-    return Part("some", "does", "passes", run, gpus=gpus)
+def make_part(run: Callable[[Trial], Outcome], *, gpus: int = 1, has_cpu_form: bool = True) -> Part:
+    return Part("some", "does", "passes", run, gpus=gpus, has_cpu_form=has_cpu_form)
 
 
 def judge(tmp_path: Path, run: Callable[[Trial], Outcome], gpus: int = 1) -> tuple[Verdict, Outcome]:
@@ -193,15 +193,18 @@ def test_what_a_part_can_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "needed", "line"),
+    ("there", "needed", "has_cpu_form", "line"),
     [
-        (2, 2, "| some | pass | 2 GPUs | a \\| b |"),
-        (1, 2, "| some | on CPUs | 0 GPUs | a \\| b |"),
-        (0, 1, "| some | on CPUs | 0 GPUs | a \\| b |"),
+        (2, 2, False, "| some | pass | 2 GPUs | a \\| b |"),
+        (1, 2, True, "| some | on CPUs | 0 GPUs | a \\| b |"),
+        (1, 2, False, "| some | not run | - | needs 2 GPUs |"),
+        (0, 1, False, "| some | not run | - | needs a GPU |"),
     ],
 )
-def test_too_few_gpus_are_never_a_pass(there: int, needed: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    part = make_part(lambda trial: Outcome(f"{trial.gpus} GPUs", "a | b"), gpus=needed)
+def test_too_few_gpus_are_never_a_pass(
+    there: int, needed: int, has_cpu_form: bool, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = make_part(lambda trial: Outcome(f"{trial.gpus} GPUs", "a | b"), gpus=needed, has_cpu_form=has_cpu_form)
     report_part(part, known(there), time.monotonic() + 60)
     assert capsys.readouterr().out == line + "\n"
 
@@ -214,4 +217,4 @@ def test_the_document_has_each_part_as_the_code_has_it() -> None:
 
 def test_an_unknown_part_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nccl", "ncll"]) == 2
-    assert capsys.readouterr().err.startswith("bench: no part 'ncll'; fix: choose from nccl, ways, ")
+    assert capsys.readouterr().err.startswith("bench: no part 'ncll'; fix: choose from queries, nccl, ")
