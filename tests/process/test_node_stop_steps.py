@@ -293,9 +293,10 @@ def test_another_run_on_this_machine_is_left_alone(nodes: Nodes) -> None:
 def test_the_directory_goes_before_who_has_started_ranks_that_are_gone() -> None:
     """As the guardian finds it: whoever is killed in between must leave somebody who removes it."""
     code = """
-        import os, subprocess
+        import os, signal, subprocess
         from launcher.node.processes import proc, stop_steps
         from launcher.node.processes.run_processes import RunProcesses
+        signal.signal(proc.HOLD, signal.SIG_IGN)  # inherited: a real starter lives on as well
         starter = subprocess.Popen(["sleep", "300"], start_new_session=True)
         owned = RunProcesses("mark", [os.getpid()])
         owned.set_starter(proc.read_process(starter.pid))
