@@ -719,26 +719,6 @@ def test_one_agent_tells_that_the_controller_is_gone(
     assert said.read_text() == "gone\n"
 
 
-def test_silence_ends_the_connection_on_both_sides(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
-
-    def stall(silence_s: float) -> tuple[Fleet, Wire, Channel, int]:
-        fleet = make_fleet(silence_s=silence_s)
-        way = wire(fleet.port)
-        fleet.plant("n1", [("127.0.0.1", way.port)])
-        fleet.hub.wait_for_all(DEADLINE_S)
-        fleet.hub.go()
-        channel = fleet.hub.open_transport().open(A, "echo $$; cat", DEADLINE_S)
-        child = int(read_line(channel))
-        way.stall()
-        return fleet, way, channel, child
-
-    fleet, way, channel, child = long_enough(stall, 0.6)
-    assert fail_of(channel)[0] is HostFailureKind.SILENT
-    wait_until(lambda: not is_alive(child))
-    way.resume()
-    assert fleet.hub.wait_for_all(DEADLINE_S) == []
-
-
 def test_heartbeats_keep_the_connection(make_fleet: MakeFleet) -> None:
     def attempt(silence_s: float) -> None:
         fleet = make_fleet(silence_s=silence_s)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from machines.patience import NEVER_S, slowed
 from machines.processes import wait_until
+from node_process import is_alive
 
 from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
 from launcher.output.run_folder import RunRecord, create_record
@@ -119,7 +120,7 @@ def test_a_git_that_hangs_is_ended(repository: Path, tmp_path: Path, monkeypatch
     with keep_code_version(Job(SCRIPT, workdir=str(repository)), record, lambda version, patch: None):
         assert wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
         record.update({"plan": 1})
-    assert wait_until(lambda: not any(is_running(pid) for pid in pids.read_text().split()))
+    assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
     assert "commit" not in (record.folder / "run.json").read_text()
 
 
@@ -165,13 +166,6 @@ def patch_of(repository: Path) -> bytes:
     version = asked.version()
     assert version is not None
     return asked.patch(version)
-
-
-def is_running(pid: str) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
 
 
 def test_a_status_that_takes_too_long(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

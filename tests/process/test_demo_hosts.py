@@ -22,6 +22,7 @@ import paramiko
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.processes import wait_until
+from node_process import is_alive
 
 import launcher.commands.demo_hosts
 from launcher.commands.demo_hosts import DemoHosts, demo_hosts
@@ -78,14 +79,6 @@ def connect(hosts: DemoHosts, name: str = "node1", *, user: str = USER, key: Pat
     return client
 
 
-def is_running(pid: int) -> bool:
-    """A zombie, whose parent has not yet asked for it, runs no more."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def start_and_read_pid(client: paramiko.SSHClient, command: str) -> tuple[paramiko.Channel, int]:
     """Start a command that first prints a process id on a line; return the channel and that id."""
     transport = client.get_transport()
@@ -93,12 +86,6 @@ def start_and_read_pid(client: paramiko.SSHClient, command: str) -> tuple[parami
     channel = transport.open_session()
     channel.exec_command(command)
     return channel, int(channel.makefile("r").readline())
-
-
-@needs_ssh
-def test_openssh_gets_output_streams_and_exit_code(hosts: DemoHosts) -> None:
-    done = run_ssh(hosts, "node1", "echo out; echo err >&2; exit 7")
-    assert (done.stdout, done.stderr, done.returncode) == (b"out\n", b"err\n", 7)
 
 
 @needs_ssh
@@ -190,17 +177,6 @@ def test_all_but_a_command_is_refused(hosts: DemoHosts, words: list[str]) -> Non
     assert (done.returncode, done.stdout) == (255, b"")
 
 
-@needs_ssh
-def test_a_killed_client_ends_its_cat(hosts: DemoHosts) -> None:
-    argv = ssh_argv(hosts, "node1", "echo $$; exec cat")
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
-        assert client.stdout is not None
-        pid = int(client.stdout.readline())
-        assert is_running(pid)
-        client.kill()
-    assert wait_until(lambda: not is_running(pid))
-
-
 def test_names_addresses_and_modes(hosts: DemoHosts) -> None:
     assert hosts.names == ("node1", "node2")
     (first, first_port), (second, second_port) = find_host(hosts, "node1"), find_host(hosts, "node2")
@@ -234,20 +210,12 @@ def test_many_commands_on_many_connections(hosts: DemoHosts) -> None:
     assert results == [(f"{number}\n", number) for number in range(64)]
 
 
-def test_end_of_input_reaches_the_command_and_its_output_comes_back(hosts: DemoHosts) -> None:
-    with connect(hosts) as client:
-        stdin, stdout, _ = client.exec_command("cat; echo end")
-        stdin.write("text\n")
-        stdin.channel.shutdown_write()
-        assert stdout.read() == b"text\nend\n"
-
-
 def test_a_disconnect_ends_what_reads_or_writes_but_kills_nobody(hosts: DemoHosts, tmp_path: Path) -> None:
     client = connect(hosts)
     _, reader = start_and_read_pid(client, f"echo $$; cat; echo cleaned >{tmp_path}/reader")
     _, writer = start_and_read_pid(client, "echo $$; exec yes")
     client.close()
-    assert wait_until(lambda: not is_running(reader) and not is_running(writer))
+    assert wait_until(lambda: not is_alive(reader) and not is_alive(writer))
     assert (tmp_path / "reader").read_text() == "cleaned\n"
 
 
@@ -282,7 +250,7 @@ def test_commands_may_clean_up_at_the_end(
         client = connect(hosts)
         _, polite = start_and_read_pid(client, f"echo $$; cat; echo cleaned >{tmp_path}/polite")
     client.close()
-    assert wait_until(lambda: not is_running(polite))
+    assert wait_until(lambda: not is_alive(polite))
     assert (tmp_path / "polite").read_text() == "cleaned\n"
 
 
@@ -298,7 +266,7 @@ def test_nothing_is_left_after_the_end(monkeypatch: pytest.MonkeyPatch, account:
         _, escaped = start_and_read_pid(client, "setsid sh -c 'echo $$; exec sleep 300' & wait")
         began = time.monotonic()
     assert time.monotonic() - began < DEADLINE_S
-    assert wait_until(lambda: not any(is_running(pid) for pid in (stubborn, escaped)))
+    assert wait_until(lambda: not any(is_alive(pid) for pid in (stubborn, escaped)))
     assert not hosts.folder.exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
@@ -320,5 +288,5 @@ def test_the_end_does_not_wait_for_a_daemon_that_holds_the_output(
         assert wait_until(lambda: "demo-session" not in [thread.name for thread in threading.enumerate()])
     finally:
         client.close()
-        if is_running(daemon):
+        if is_alive(daemon):
             os.kill(daemon, signal.SIGKILL)

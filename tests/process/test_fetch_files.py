@@ -77,12 +77,14 @@ def test_files_come_once_and_continue(workdir: Path, tmp_path: Path) -> None:
         ("*.py", {"train.py"}), ("**/*.pt", set()), ("*/a.pt", set()), ("./outputs//a.pt", {"a.pt"}),
         ("outputs/*", {"a.pt", "b \u00e9.txt", "empty"}), ("outputs/**/*.txt", {"b \u00e9.txt"}),
         ("outputs/**/a.*", {"a.pt"}), ("outputs/*/b*", {"b \u00e9.txt"}), ("outputs/away/*", {"hostname"}),
-        ("outputs/[ae]*", {"a.pt", "empty"}), ("outputs/link", set()), ("none/*", set()), ("train.py/*", set()),
+        ("outputs/[ae]*", {"a.pt", "empty"}), ("none/*", set()), ("train.py/*", set()),
         ("outputs", {"a.pt", "b \u00e9.txt", "empty"}), ("*", {"train.py"}), (".h*/*", {"d"}), ("**/.h/*", {"d"}),
         (".h/d", {"d"}), ("[.]h/*", set()), ("*h/*", set()), ("outputs/.h", {"d"}), ("outputs/**/.h", {"d"}),
     ],
 )  # fmt: skip
-def test_what_matches(pattern: str, names: set[str], workdir: Path, tmp_path: Path) -> None:
+def test_what_matches(
+    pattern: str, names: set[str], workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in (".h", "outputs/.h"):
         (workdir / name).mkdir()
         (workdir / name / "d").touch()
@@ -90,8 +92,14 @@ def test_what_matches(pattern: str, names: set[str], workdir: Path, tmp_path: Pa
     (tmp_path / "etc/hostname").touch()
     (workdir / "outputs/away").unlink()
     (workdir / "outputs/away").symlink_to(tmp_path / "etc")  # followed only if it is named
-    fetch(workdir, tmp_path / "R", pattern)
-    assert {path.name for path in (tmp_path / "R").rglob("*") if path.is_file()} == names
+    monkeypatch.chdir(workdir)
+    found, _ = file_sender.find_files([pattern], ())
+    assert {Path(path).name for path in found} == names
+
+
+def test_a_file_that_is_a_link_stays_there(workdir: Path, tmp_path: Path) -> None:
+    found = fetch(workdir, tmp_path / "R", "outputs/link")
+    assert (found.copied, found.odd) == (0, ["outputs/link: Too many levels of symbolic links"])
 
 
 def test_what_other_programs_would_obey_stays_there(workdir: Path, tmp_path: Path) -> None:

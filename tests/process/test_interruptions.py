@@ -250,14 +250,6 @@ def test_ctrl_c_again_and_again_as_a_failed_run_ends(tmp_path: Path) -> None:
     assert (done.returncode, last.partition(" (")[0]) == (7, "launch: 0 processes left on 1 host, exit code 7")
 
 
-def test_ctrl_c_of_a_run_that_is_well_has_no_cause(tmp_path: Path) -> None:
-    result, words, _ = interrupt_run(
-        tmp_path, "exec sleep 300", lambda session: len(session.states[0].started) == 2, n1=LocalTransport()
-    )
-    assert (result.exit_code, result.cause) == (130, None)
-    assert words[-1].startswith("launch: stopped by you after")
-
-
 @pytest.mark.parametrize("ending", ["ctrl-c", "well"])
 def test_files_of_the_flight_recorder_are_checked_however_the_run_ends(tmp_path: Path, ending: str) -> None:
     """A hang that Ctrl-C ends is when people run torchfrtrace."""

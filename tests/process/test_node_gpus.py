@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from machines.patience import long_enough, slowed
-from node_process import wait_until
+from node_process import is_alive, wait_until
 
 from launcher.job.facts import Gpu, GpuProcess
 from launcher.node.facts import gpus, responder
@@ -163,6 +163,20 @@ def test_an_old_tool_is_asked_for_less(fake: Callable[[str, str], None]) -> None
     assert query() == ([Gpu(0, "Tesla K80", 11441, "390.1")], None)
 
 
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("true", None),
+        ("echo 'Failed to initialize NVML'; echo more; exit 9", "Failed to initialize NVML"),
+        ("exit 9", "nvidia-smi failed"),
+        ("echo 'No devices were found'", "No devices were found"),
+    ],
+)
+def test_a_tool_without_gpus(fake: Callable[[str, str], None], script: str, error: str | None) -> None:
+    fake("nvidia-smi", script)
+    assert query() == ([], error)
+
+
 def test_a_lost_gpu_costs_its_own_line(fake: Callable[[str, str], None]) -> None:
     lost = "Unable to determine the device handle for GPU0000:5D:00.0: GPU is lost."
     fake("nvidia-smi", nvidia(say(LINE, lost) + "exit 15", say("GPU-8932f937, 1, 5") + "exit 15"))
@@ -189,7 +203,7 @@ def test_two_queries_that_hang_are_cut_together(
     assert timeout_s <= time.monotonic() - began_at < 2 * timeout_s
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
-    wait_until(lambda: not any(is_running(pid) for pid in pids))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.fixture
@@ -238,13 +252,6 @@ def test_slow_gpus_are_waited_for_beyond_the_other_facts(
         assert [gpu["name"] for gpu in told["gpus"]] == ["NVIDIA H200"]
 
     long_enough(attempt, 0.5)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_a_list_of_processes_that_hangs_is_cut(

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from io import FileIO
@@ -39,6 +38,7 @@ from node_process import (
     shell,
     wait_until,
 )  # fmt: skip
+from test_node_torchrun import write_script
 
 from launcher.node import messages
 from launcher.node.processes import proc
@@ -101,11 +101,6 @@ STARTS_TRAINER = """
     print("ready pids", os.getpid(), flush=True)
     time.sleep(300)
 """
-
-
-def write_script(folder: Path, code: str) -> list[str]:
-    (folder / "train.py").write_text(textwrap.dedent(code))
-    return [str(folder / "train.py"), str(folder)]
 
 
 def start_commands(nodes: Nodes, folder: Path) -> Node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import platform
@@ -17,11 +16,10 @@ from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S
-from machines.ports import free_port
 from node_process import STAND_IN, WAITS, Message, Node, Nodes, shell
 
 from launcher.forms import NOT_SENT, SentAs
-from launcher.job.facts import Checks, Gpu, NodeFacts
+from launcher.job.facts import Checks, NodeFacts
 from launcher.node import messages
 from launcher.session.node_state import read_facts
 from launcher.transports import bootstrap
@@ -137,13 +135,6 @@ def test_the_folder_is_locked_as_long_as_the_run_lasts(node: Node) -> None:
         os.close(folder)
 
 
-def test_no_room_for_the_folder_is_told(nodes: Nodes) -> None:
-    node = nodes.start()
-    order = {"mark": node.mark, "silence_s": NEVER_S, "stop_timeout_s": 1, "env": {}}
-    node.send(messages.PREPARE, run="x" * 300, **order)
-    assert "prepare: [Errno 36] File name too long" in node.wait_for(messages.FAILED)["text"]
-
-
 # ---- facts ----------------------------------------------------------------------------------------------------------
 
 
@@ -207,37 +198,6 @@ def test_folder_and_script_are_looked_for(
     assert (facts["workdir_found"], facts["script_found"]) == found
 
 
-@pytest.mark.parametrize(
-    ("tool", "gpus", "error"),
-    [
-        (None, [], "neither nvidia-smi nor rocm-smi found"),
-        ("echo '0, NVIDIA H200, 143771, 580.159'; echo '1, GB10, [N/A], 580.159'",
-         [Gpu(0, "NVIDIA H200", 143771, "580.159"), Gpu(1, "GB10", None, "580.159")], None),
-        ("echo '0, NVIDIA H200, 143771, 580.159, GPU-1, 143000, Disabled, Exclusive_Process, 3, 00000000:3B:00.0'",
-         [Gpu(0, "NVIDIA H200", 143771, "580.159", 143000, False, "Exclusive_Process", 3,
-              uuid="GPU-1", bus_id="00000000:3B:00.0")], None),
-        ("case $1 in *mode*) echo 'Field \"compute_mode\" is not a valid field to query.'; exit 2;; esac;"
-         "echo '0, Tesla K80, 11441, 390.1'", [Gpu(0, "Tesla K80", 11441, "390.1")], None),
-        ("true", [], None),
-        ("echo 'Failed to initialize NVML'; echo more; exit 9", [], "Failed to initialize NVML"),
-        ("exit 9", [], "nvidia-smi failed"),
-        ("echo 'No devices were found'", [], "No devices were found"),
-        ("echo '0, A100, 40960, 550.1'; echo 'WARNING: infoROM is corrupted' >&2; exit 14",
-         [Gpu(0, "A100", 40960, "550.1")], "WARNING: infoROM is corrupted"),
-    ],
-    ids=["missing", "two", "all fields", "old tool", "none", "broken", "silent", "no table", "warning"],
-)  # fmt: skip
-def test_gpus_are_counted(nodes: Nodes, tmp_path: Path, tool: str | None, gpus: list[Gpu], error: str | None) -> None:
-    if tool is not None:
-        write_program(tmp_path / "bin" / "nvidia-smi", tool)
-    facts = read_facts(ask_facts(nodes, {"PATH": str(tmp_path / "bin")}), "")
-    assert (list(facts.gpus), facts.gpu_error) == (gpus, error)
-
-
-def test_gpus_are_not_asked_for_where_none_is_wanted(nodes: Nodes) -> None:
-    assert ask_facts(nodes, gpus=False)["gpu_error"] == "not requested"
-
-
 def test_the_end_does_not_wait_for_a_gpu_tool_that_hangs(nodes: Nodes, tmp_path: Path) -> None:
     """It is called twice; a SIGTERM before the second call would not reach that."""
     write_program(tmp_path / "bin" / "nvidia-smi", f"echo $$ >>{tmp_path}/pids; exec sleep 300")
@@ -278,14 +238,6 @@ def test_pythons_are_tried_in_order(nodes: Nodes, tmp_path: Path) -> None:
     }
 
 
-def test_no_python_with_torch_is_told_with_all_that_was_tried(nodes: Nodes, tmp_path: Path) -> None:
-    bare = write_program(tmp_path / "bare", f'exec {sys.executable} -ES "$@"')
-    broken = write_program(tmp_path / "broken", "exit 1")
-    search = nodes.start().import_torchrun("/nonexistent/python", broken, bare)["search"]
-    tried = [["/nonexistent/python", "not found"], [broken, "it did not start"], [bare, "no torch in it"]]
-    assert search == {"python": None, "tried": tried}
-
-
 def test_the_login_shell_s_python_is_one_of_them(nodes: Nodes, tmp_path: Path) -> None:
     """It is asked as users see it: an rc file that prints, and sets a PATH that nobody else has."""
     torch = write_program(tmp_path / "conda" / "python3", f'PYTHONPATH={STAND_IN} exec {sys.executable} "$@"')
@@ -323,47 +275,6 @@ def test_the_route_to_node_0(node: Node, master: str, interface: str, address: s
     assert answer == {
         "type": "routed", "interface": interface, "address": address, "port": None, "error": error, "probe_port": None,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["node..cluster", "x" * 64])
-def test_a_name_that_can_be_none_is_an_error(node: Node, name: str) -> None:
-    assert ask_route(node, master=name)["error"]
-
-
-def test_a_port_is_held_until_the_ranks_start(node: Node) -> None:
-    port = ask_route(node, master="127.0.0.1", port=0)["port"]
-    assert can_bind(port) == errno.EADDRINUSE
-    with socket.socket() as torchrun:
-        torchrun.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        torchrun.bind(("", port))
-        torchrun.listen()
-    node.start_ready(shell(WAITS))
-    assert can_bind(port) == 0
-
-
-def can_bind(port: int) -> int:
-    """Bind as who knows of no other; return the error's number or 0."""
-    with socket.socket() as stranger:
-        try:
-            stranger.bind(("", port))
-        except OSError as error:
-            return error.errno or -1
-        return 0
-
-
-def test_a_port_that_was_named_is_held(node: Node) -> None:
-    port = free_port()
-    assert ask_route(node, master="127.0.0.1", port=port)["port"] == port
-    assert can_bind(port) == errno.EADDRINUSE
-
-
-def test_a_port_that_is_taken_is_an_error(node: Node) -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        answer = ask_route(node, master="127.0.0.1", port=taken.getsockname()[1])
-    assert answer["port"] is None
-    assert answer["error"].startswith(f"Address already in use by pid {os.getpid()} (")
 
 
 def test_nothing_starts_where_the_folder_of_the_run_can_not_be_made(nodes: Nodes, tmp_path: Path) -> None:

@@ -54,16 +54,6 @@ def test_output_is_exact_per_rank_and_stream(nodes: Nodes, any_python: str) -> N
     }
 
 
-def test_20_mb_on_each_of_four_streams(node: Node, tmp_path: Path) -> None:
-    data = random.Random(1).randbytes(20_000_000)
-    (tmp_path / "data").write_bytes(data)
-    node.start(*[shell(f"cat {tmp_path}/data & cat {tmp_path}/data >&2; wait")] * 2)
-    node.wait_for_exits(2)
-    for rank in (0, 1):
-        assert node.output[rank, STDOUT] == data
-        assert node.output[rank, STDERR] == data
-
-
 def test_output_comes_before_the_exit_of_its_rank(node: Node) -> None:
     node.start(shell("head -c 3000000 /dev/zero; echo last >&2; exit 3"))
     node.wait_for_exits()
@@ -169,10 +159,6 @@ def test_a_working_folder_that_is_not_there(node: Node) -> None:
 @given(words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)))
 def test_any_argument_arrives(nodes: Nodes, words: list[str]) -> None:
     check_arguments(nodes, words)
-
-
-def test_nasty_arguments_arrive(nodes: Nodes) -> None:
-    check_arguments(nodes, NASTY)
 
 
 @pytest.mark.parametrize("variable", ["LANG", "LC_ALL"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from machines.driven_nvml import LOST, UNSUPPORTED, DrivenNvml
 from machines.patience import DEADLINE_S
-from node_process import wait_until
+from node_process import is_alive, wait_until
 
 from launcher.job.facts import GpuSample
 from launcher.node.sampler import HostReader, find_reader
@@ -67,7 +67,7 @@ def test_what_nvml_tells(nvml: DrivenNvml) -> None:
         looks = int(DEADLINE_S / PERIOD_S)  # those that were taken before may have to be read first
         assert any(json.loads(process.stdout.readline())["gpus"][0][7] == 87 for _ in range(looks))
         process.stdin.close()
-        wait_until(lambda: not is_living(child))  # it ends once nobody reads
+        wait_until(lambda: not is_alive(child))  # it ends once nobody reads
         process.kill()
 
 
@@ -96,13 +96,6 @@ def test_a_sensor_that_errs_ends_no_connection(nvml: DrivenNvml) -> None:
     odd = {"type": "sampled", "host": {}, "gpus": [[0, "H1", -7.0, *[None] * 11]], "error": None}
     told = read_message(odd)
     assert (told["gpus"], told["error"]) == ([], "its samples can't be read: gpus: -7.0")
-
-
-def is_living(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_a_reader_that_hangs_is_left_alone(nvml: DrivenNvml) -> None:

@@ -67,12 +67,6 @@ def test_no_time_means_no_word(node: Node) -> None:
     assert node.output[0, STDOUT] == b"ready\n"
 
 
-def test_a_second_stop_hurries(node: Node) -> None:
-    node.start_ready(shell(IGNORES))
-    node.send(messages.STOP, timeout_s=NEVER_S)
-    assert node.stop(0) == []
-
-
 def test_a_second_stop_gives_no_more_time(node: Node) -> None:
     node.start_ready(shell(IGNORES))
     node.send(messages.STOP, timeout_s=0.2)
@@ -278,16 +272,6 @@ def test_what_a_login_started_is_left_alone(nodes: Nodes, tmp_path: Path, is_sup
     finally:
         for pid in jobs:
             os.kill(pid, signal.SIGKILL)
-
-
-def test_another_run_on_this_machine_is_left_alone(nodes: Nodes) -> None:
-    ours, theirs = nodes.start(), nodes.start()
-    for node in (ours, theirs):
-        node.prepare()
-        node.start_ready(shell(WAITS))
-    assert ours.stop(0.1) == []
-    assert is_alive(theirs.pid_of(0))
-    assert not theirs.find(messages.EXIT)
 
 
 def test_the_directory_goes_before_who_has_started_ranks_that_are_gone() -> None:

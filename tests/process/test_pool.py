@@ -23,7 +23,6 @@ from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
 from launcher.node import messages
-from launcher.session.allowed_messages import KeeperEnding
 from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
 from launcher.session.settings import Settings
@@ -213,56 +212,6 @@ def test_what_was_said_before_the_node_was_ready_is_sent() -> None:
     assert talking(scene).output[0, 1] == b"early\n"
 
 
-def test_beats_keep_the_lease_on_both_sides() -> None:
-    def play(silence_s: float) -> None:
-        async def scene(talk: Talk) -> None:
-            talk.run(WAITS)
-            await talk.wait_for(messages.STARTED)
-            with pytest.raises(asyncio.TimeoutError):
-                await talk.wait_for(LOST, within_s=2 * silence_s)
-
-        talking(scene, silence_s=silence_s)
-
-    long_enough(play, 0.6)
-
-
-def test_closing_ends_the_run() -> None:
-    async def scene(talk: Talk) -> None:
-        talk.run(WAITS)
-        await talk.wait_for(messages.STARTED)
-
-    talking(scene)
-
-
-def test_a_killed_supervisor_is_told_by_the_guardian() -> None:
-    async def scene(talk: Talk) -> None:
-        hello = await talk.wait_for(messages.HELLO)
-        talk.run(WAITS)
-        await talk.wait_for(messages.STARTED)
-        os.kill(hello.fields["keepers"][0][0], signal.SIGKILL)
-        failed = await talk.wait_for(messages.FAILED)
-        assert failed.fields["text"] == "its helper died"
-        census = await talk.wait_for(messages.CENSUS)
-        assert census.fields["left"] == []
-        assert census.fields["supervisor"] == failed.fields["supervisor"] == KeeperEnding(None, signal.SIGKILL)
-        assert talk.connection.noise_text() == ""
-
-    talking(scene)
-
-
-def test_a_killed_guardian_is_told_by_the_supervisor() -> None:
-    async def scene(talk: Talk) -> None:
-        hello = await talk.wait_for(messages.HELLO)
-        talk.run(WAITS)
-        await talk.wait_for(messages.STARTED)
-        stat = Path(f"/proc/{hello.fields['keepers'][0][0]}/stat").read_text()
-        os.kill(int(stat.rpartition(") ")[2].split()[1]), signal.SIGKILL)
-        census = await talk.wait_for(messages.CENSUS)
-        assert (census.fields["left"], census.fields["reason"]) == ([], "its parent process was killed")
-
-    talking(scene)
-
-
 # ---- a machine that sleeps ------------------------------------------------------------------------------------------
 
 
@@ -425,13 +374,6 @@ def test_a_host_that_is_a_mac(fake: Callable[[str], str]) -> None:
     assert failure_of(fake(python), sys.executable) == ("not linux", "it doesn't run Linux")
 
 
-def test_the_second_python_is_taken() -> None:
-    async def scene(talk: Talk) -> None:
-        await talk.wait_for(messages.HELLO)
-
-    talking(scene, "nonexistent-python", sys.executable)
-
-
 def test_a_second_connection_that_is_slow_is_no_shell_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def wait(command: str) -> None:
         """As for a login that another one delays: `timeout_s` is the transport's to keep.
@@ -471,11 +413,6 @@ def test_a_shell_that_never_gives_a_marker(fake: Callable[[str], str], monkeypat
     assert failure_of(fake("read answer; echo"), silence_s=2) == ("shell", text)
 
 
-def test_a_shell_that_hangs(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "MARKER_TIMEOUT_S", TIMEOUT_S)
-    assert failure_of(fake("exec sleep 300"), silence_s=2)[0] == "shell"
-
-
 def test_a_node_that_freezes() -> None:
     async def scene(talk: Talk) -> None:
         hello = await talk.wait_for(messages.HELLO)
@@ -503,11 +440,6 @@ def test_what_no_guardian_says_costs_the_node_its_place(fake: Callable[[str], st
     line = '{\\"type\\":\\"' + kind + '\\",\\"name\\":\\"x\\",\\"local_rank\\":0,\\"stream\\":1}'
     program = fake(GIVES_MARKER + nonce + f'echo "$nonce {line}" >&2; cat >/dev/null')
     assert failure_of(program) == ("protocol", f"it sent an invalid message: not allowed on stderr: {kind!r}")
-
-
-def test_a_node_that_says_nothing(fake: Callable[[str], str]) -> None:
-    program = fake(GIVES_MARKER + "cat >/dev/null")
-    assert failure_of(program, silence_s=0.6) == ("silent", "no heartbeat for 0.6 s")
 
 
 def test_noise_is_no_sign_of_life(fake: Callable[[str], str]) -> None:

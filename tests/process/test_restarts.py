@@ -140,14 +140,6 @@ def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.Monke
     pipes[0].read_text()  # responds again
 
 
-def test_the_same_failure_twice_ends_the_run(tmp_path: Path) -> None:
-    done = run(tmp_path, FAILS.format(codes="3 3 3"), restarts=9)
-    assert done.result.exit_code == 3
-    assert done.words[-1] == "launch: 0 processes left on 1 host, exit code 3"
-    assert done.words[-2].startswith("launch: no restart after 2 attempts in ")
-    assert done.words[-2].endswith(": the same failure twice without progress")
-
-
 def test_no_restart_is_left(tmp_path: Path) -> None:
     done = run(tmp_path, FAILS.format(codes="3 4 5"), restarts=1)
     assert done.result.exit_code == 4
@@ -300,8 +292,6 @@ def test_a_spare_is_tried_where_one_host_fails_alike_twice(tmp_path: Path) -> No
     done = run(tmp_path, fails.format(2), restarts=9, **names)
     assert done.result.exit_code == 0
     assert [attempt["hosts"][1] for attempt in done.record["attempts"]] == ["n2", "n2", "n3"]
-    done = run(tmp_path, fails.format(9), restarts=9, **names)
-    assert (done.result.exit_code, len(done.record["attempts"])) == (3, 3)
 
 
 def test_spares_are_checked_before_the_start(tmp_path: Path) -> None:
@@ -412,13 +402,6 @@ def test_nccl_is_asked_about_a_run_that_may_hang(tmp_path: Path) -> None:
 def test_before_its_third_line_no_run_hangs(tmp_path: Path) -> None:
     done = run(tmp_path, "echo line; echo line; sleep 1.5", restarts=0)
     assert not any("stacks" in line for line in done.words)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_run_that_hangs_comes_back(tmp_path: Path) -> None:
-    done = run(tmp_path, HANGS, restarts=1, job_values={"on_hang": OnHang.RESTART})
-    assert done.result.exit_code == 0
-    assert ", 2 attempts (the run hung), " in done.words[-1]
 
 
 @pytest.mark.usefixtures("impatient")

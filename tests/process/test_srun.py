@@ -11,7 +11,6 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -168,35 +167,6 @@ def test_a_channel_that_is_closed_ends_its_process_alone(cluster: Cluster) -> No
     assert int(run(transport, A, "echo $PPID")[0][STDOUT]) != pids[0][1]
     assert int(run(transport, B, "echo $PPID")[0][STDOUT]) == pids[1][1]
     second.close()
-
-
-LAUNCHER = """
-import os, sys, time
-from launcher.hosts.host import Host
-from launcher.job.slurm_allocation import Allocation
-from launcher.transports.srun import SrunTransport
-hosts = [Host("n1"), Host("n2")]
-transport = SrunTransport(hosts, Allocation("7", ("n1", "n2")), [sys.executable], os.environ, float(sys.argv[1]))
-for host in hosts:
-    print(int(transport.open(host, "echo $$; cat", 60).read()[1]), flush=True)
-time.sleep(300)
-"""
-
-
-@pytest.mark.parametrize(("number", "silence_s"), [(signal.SIGKILL, NEVER_S), (signal.SIGSTOP, slowed(0.5))])
-def test_when_the_launcher_is_killed_or_suspended_nothing_stays(
-    cluster: Cluster, number: signal.Signals, silence_s: float
-) -> None:
-    argv = [sys.executable, "-c", LAUNCHER, str(silence_s)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=cluster.env) as process:
-        try:
-            assert process.stdout is not None
-            pids = [int(process.stdout.readline()) for _ in range(2)]
-            assert all(map(is_alive, pids))
-            process.send_signal(number)
-            wait_until(lambda: cluster.pids() in ([], [process.pid]))
-        finally:
-            process.kill()
 
 
 def test_an_agent_outlasts_the_signals_of_slurm(cluster: Cluster) -> None:
