@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.errors import EXIT_UNREACHABLE, EXIT_USAGE
+from launcher.errors import EXIT_UNREACHABLE
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 IS_HERE = re.compile(r"launch: (localhost|127\.0\.0\.1) is this machine; not using SSH\n")  # in any order
@@ -133,9 +133,3 @@ def test_what_comes_to_stdin_while_the_command_runs_is_told_at_its_end(launch: L
     done = launch("--workdir", str(tmp_path), "--", "echo text >pipe", stdin=pipe)
     os.close(pipe)
     assert (done.returncode, done.stderr) == (0, NO_STDIN)
-
-
-def test_output_is_folded_or_json(launch: Launch) -> None:
-    done = launch("-b", "--json", "true")
-    said = "launch: --fold and --json are both given\n  fix: pass only one of them\n"
-    assert (done.returncode, done.stdout, done.stderr) == (EXIT_USAGE, "", said)

@@ -91,22 +91,6 @@ def test_a_run_with_a_name(launch: Launch, tmp_path: Path) -> None:
     assert stamps == sorted(stamps)
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("--name", "a b"), "--name: 'a b': must be 1 to 64 letters, digits, '.', '-' and '_'"),
-        (("--name=--now",), "--name: '--now': means something else where a run is named"),
-        (("--name", "latest"), "--name: 'latest': means something else where a run is named"),
-        (("--name", ""), "--name: '': must be 1 to 64 letters, digits, '.', '-' and '_'"),
-        (("--name", "a\n"), "--name: 'a\\n': must be 1 to 64 letters, digits, '.', '-' and '_'"),
-    ],
-)
-def test_a_name_that_is_none(launch: Launch, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
-    done = launch("singlenode", *words, "--no-python", "true")
-    assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (2, "", f"launch: {error}")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("allowed", [OWN_FILES + FILES_PER_HOST + step for step in (-1, 1)])
 def test_as_many_files_may_be_open_as_the_hosts_need(tmp_path: Path, allowed: int) -> None:
     """A shell on macOS allows 256, and each host takes some; a rank here has the launcher's limit."""

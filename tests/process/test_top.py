@@ -157,13 +157,3 @@ def test_a_key_that_is_typed_before_the_table_is_up() -> None:
     screen._order = Order.STANDING_OUT
     screen._take_key("s")
     assert screen._order is Order.STANDING_OUT.following
-
-
-def test_bad_input(machine: Machine) -> None:
-    both = machine.launch("top", "x", "--hosts", "localhost")
-    assert (both.returncode, both.stderr) == (
-        2,
-        "launch: a run and hosts are both given\n  fix: name only one of them\n",
-    )
-    none = machine.launch("top")
-    assert (none.returncode, none.stderr.startswith("launch: no hosts given\n")) == (2, True), none.stderr

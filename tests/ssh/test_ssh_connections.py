@@ -6,12 +6,11 @@ import contextlib
 import getpass
 import re
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
-from launching import TRANSPORTS, Done, Launch, every_transport, shell
+from launching import TRANSPORTS, Launch, every_transport, shell
 from machines.patience import DEADLINE_S, slowed
 from machines.ports import free_port
 from ssh_hosts import SshHosts, make_key
@@ -223,40 +222,3 @@ def test_an_rc_file_that_is_harmless(launch: Launch, hosts: SshHosts) -> None:
     done = launch.run(*words, "--no-python", "/bin/echo", "hello")
     assert done.exit_code == 0
     assert sorted(done.lines) == sorted(f"[{name}:{rank}] hello" for rank, name in enumerate(rc_files))
-
-
-# ---- nodes that answer, but can't take part -------------------------------------------------------------------------
-
-
-def check_findings(done: Done, text: str, fix: str) -> None:
-    assert done.exit_code == 70
-    assert done.words[0] == "launch: nothing was started; these would break the run:"
-    assert f"  node[1-2]: {text}\n    fix: {fix}\n" in done.stderr
-
-
-def test_the_working_folder_is_not_there(launch: Launch) -> None:
-    done = launch.run("--workdir", "/nonexistent/code", *shell("true"))
-    check_findings(
-        done,
-        "the working directory /nonexistent/code doesn't exist",
-        "send yours with --sync, or name one that exists with --workdir",
-    )
-
-
-def test_a_python_without_torch(launch: Launch) -> None:
-    python = launch.folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # -S: without site-packages
-    python.chmod(0o755)
-    (launch.folder / "train.py").touch()
-    done = launch.run("--python", str(python), "train.py")
-    check_findings(done, f"--python {python}: no torch in it", "install torch for it, or name another Python")
-
-
-def test_a_python_and_a_script_that_are_not_there(launch: Launch) -> None:
-    done = launch.run("--python", "/nonexistent/python", "train.py")
-    check_findings(
-        done,
-        f"the script train.py is not in {launch.folder}",
-        "send it with --sync, or name its directory with --workdir",
-    )
-    check_findings(done, "--python /nonexistent/python: not found", "name one that exists there and starts")

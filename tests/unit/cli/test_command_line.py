@@ -210,6 +210,23 @@ WRONG = [
         "",
     ),
     ("exec --hosts a", "no command given", "write it after --: launch exec --hosts a,b -- uptime"),
+    ("exec --hosts a -b --json true", "--fold and --json are both given", "pass only one of them"),
+    ("top x --hosts a", "a run and hosts are both given", "name only one of them"),
+    (
+        ["singlenode", "--name", "a\n", "--no-python", "true"],
+        "--name: 'a\\n': must be 1 to 64 letters, digits, '.', '-' and '_'",
+        None,
+    ),
+    (
+        "singlenode --name=--now --no-python true",
+        "--name: '--now': means something else where a run is named",
+        None,
+    ),
+    (
+        "singlenode --name latest --no-python true",
+        "--name: 'latest': means something else where a run is named",
+        None,
+    ),
     *((f"{command} --ssh-config two", "--ssh-config works only with --controller",
        "add --controller HOST, or omit --ssh-config")
       for command in ("logs", "attach", "fetch", "stop", "wait", "report", "rejoin")),
