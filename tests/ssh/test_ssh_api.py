@@ -1,14 +1,13 @@
-"""`launcher.launch` on two SSH hosts, over each transport."""
+"""`launcher.launch` on two SSH hosts."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Launch, every_transport
+from launching import Launch
 from machines.processes import wait_until
 from ssh_hosts import SshHosts
 
@@ -28,7 +27,6 @@ def options(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     }  # fmt: skip
 
 
-@every_transport
 def test_two_hosts(options: dict[str, Any]) -> None:
     with launcher.launch(SAYS, **options) as run:
         lines = sorted((line.host, line.rank, line.text) for line in run)
@@ -36,26 +34,6 @@ def test_two_hosts(options: dict[str, Any]) -> None:
     expected = [("node1", 0), ("node1", 1), ("node2", 2), ("node2", 3)]
     assert lines == [(host, rank, f"rank {rank} of 4") for host, rank in expected]
     assert (result.hosts, result.left) == (("node1", "node2"), {"node1": (), "node2": ()})
-
-
-@every_transport
-def test_a_rank_fails_on_one_of_them(options: dict[str, Any]) -> None:
-    fails = ["sh", "-c", "[ $RANK != 3 ] || exit 5; exec sleep 1000"]
-    with launcher.launch(fails, **options) as run, pytest.raises(launcher.RankFailed) as caught:
-        run.wait()
-    assert (caught.value.host, caught.value.rank, caught.value.exit_code) == ("node2", 3, 5)
-    assert str(caught.value) == "node2 rank 3 failed first (exit code 5), stopping the run on 2 hosts"
-
-
-@every_transport
-def test_an_exception_leaves_nothing_on_any_host(options: dict[str, Any], hosts: SshHosts) -> None:
-    with pytest.raises(LookupError), launcher.launch(WAITS, **options) as run:
-        assert {line.rank for _, line in zip(range(4), run, strict=False)} == {0, 1, 2, 3}
-        assert hosts.ranks()
-        raise LookupError
-    assert not hosts.ranks()
-    assert run.result is not None
-    assert set(run.result.left) == {"node1", "node2"}
 
 
 def test_a_host_is_lost(options: dict[str, Any], hosts: SshHosts) -> None:
@@ -68,13 +46,6 @@ def test_a_host_is_lost(options: dict[str, Any], hosts: SshHosts) -> None:
             run.wait()
     assert not isinstance(caught.value, launcher.RankFailed)
     assert caught.value.host in ("node1", "node2")
-
-
-def test_a_host_that_can_not_be_reached(options: dict[str, Any], launch: Launch) -> None:
-    with pytest.raises(launcher.HostsUnreachable) as caught:
-        launcher.launch(SAYS, **{**options, "hosts": ["node1", "node3"]})
-    assert [failure.host for failure in caught.value.failures] == ["node3"]
-    assert not Path(launch.folder, "logs").exists()
 
 
 def test_a_detached_run_with_a_controller_on_a_host(options: dict[str, Any], hosts: SshHosts, launch: Launch) -> None:
