@@ -74,35 +74,6 @@ def test_one_machine_under_two_names_is_a_warning_on_cpus(launch: Launch, cluste
     assert any("node1" in line and "twin" in line for line in warnings), warnings
 
 
-def test_json_has_all_facts_and_findings(launch: Launch, cluster: Cluster) -> None:
-    cluster["node2"].mount("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "tmpfs")
-    cluster["node3"].block(22, is_silent=False)
-    done = launch.check("--json", *ON_CPUS)
-    assert done.exit_code == 69
-    (line,) = done.lines
-    found = json.loads(line)
-    assert (found["event"], found["exit_code"], found["on_all"]) == ("check", 69, ["CPUs"])
-    assert found["findings"] == [
-        {
-            "severity": "warning",
-            "hosts": ["node2"],
-            "text": "/dev/shm is 64 MB: data loaders with workers may fail",
-            "fix": "pass --shm-size=8g to docker run",
-        }
-    ]
-    assert [failure["host"] for failure in found["unreachable"]] == ["node3"]
-    assert list(found["hosts"]) == ["node1", "node2"]
-    tried = [
-        [(probe["host"], probe["is_master"], probe["error"]) for probe in facts["probes"]["tried"]]
-        for facts in found["hosts"].values()
-    ]
-    assert tried == [
-        [("node1", True, None), ("node2", False, None)],
-        [("node1", True, None), ("node1", False, None)],
-    ]
-    assert [facts["checks"]["shm_mib"] for facts in found["hosts"].values()] == [8192, 64]
-
-
 # ---- GPUs -----------------------------------------------------------------------------------------------------------
 
 
@@ -223,21 +194,6 @@ def test_a_master_port_that_is_taken(launch: Launch) -> None:
         "  on all  CPUs",
         "! node1   port 22 is taken by pid 1 (sshd)  fix: stop that process, or choose another port with --master-port",
         "1 problem would break a run",
-    ]
-
-
-def test_interfaces_that_are_named_wrongly(launch: Launch) -> None:
-    named = ("--env", "GLOO_SOCKET_IFNAME=data1", "--env", "NCCL_SOCKET_IFNAME=data2,data3")
-    done = launch.start("--nproc", "1", *named, *ECHO).finish()
-    assert done.exit_code == 70
-    assert done.words == [
-        REFUSED,
-        "  node1: NCCL_SOCKET_IFNAME=data2,data3 matches no interface",
-        "    fix: unset NCCL_SOCKET_IFNAME to use each host's own interface, or choose from lo, data1, docker0",
-        "  node2: has no interface data1, named by GLOO_SOCKET_IFNAME=data1",
-        "    fix: unset GLOO_SOCKET_IFNAME to use each host's own interface, or choose from lo, data2, docker0",
-        "  node3: has no interface data1, named by GLOO_SOCKET_IFNAME=data1",
-        "    fix: unset GLOO_SOCKET_IFNAME to use each host's own interface, or choose from lo, data3, docker0",
     ]
 
 

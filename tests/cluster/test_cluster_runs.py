@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cluster_launch import Launch, short_connect
+from cluster_launch import Launch
 from machines.cluster import Cluster
 from machines.runs import shell
 
@@ -31,32 +31,6 @@ def test_a_run_on_a_range_of_hosts(launch: Launch, cluster: Cluster) -> None:
         assert node["host"] == f"node{number}"
         assert node["env"]["GLOO_SOCKET_IFNAME"] == f"data{number}"
         assert node["env"]["NCCL_SOCKET_IFNAME"] == f"=data{number}"
-
-
-def test_slots_of_a_hostfile(launch: Launch) -> None:
-    hostfile = "node1 slots=1\nnode[2-3] slots=2  # the larger ones\n"
-    done = launch.start_from(hostfile, "--cpu", *shell('echo "$LOCAL_RANK of $LOCAL_WORLD_SIZE"')).finish()
-    assert done.exit_code == 0
-    assert done.words[0] == "launch: 3 hosts with 1 + 2 + 2 processes = 5 ranks, run RUN, logs in logs/RUN"
-    assert sorted(done.lines) == [
-        "[node1:0] 0 of 1", "[node2:1] 0 of 2", "[node2:2] 1 of 2", "[node3:3] 0 of 2", "[node3:4] 1 of 2",
-    ]  # fmt: skip
-
-
-def test_exec_folds_what_eight_hosts_say(launch: Launch) -> None:
-    script = "case $(uname -n) in node[35]) echo odd;; *) echo even; esac"
-    done = launch.exec("-b", "--", script, hosts="node[1-8]")
-    assert done.exit_code == 0
-    assert sorted(done.stdout.split("---- ")) == ["", "node[1-2,4,6-8] ----\neven\n", "node[3,5] ----\nodd\n"]
-
-
-def test_exec_goes_on_without_a_host_that_is_off(launch: Launch, cluster: Cluster) -> None:
-    cluster["node4"].power_off()
-    done = launch.exec(*short_connect(), "--", "uname", "-n", hosts="node[3-5]")
-    assert done.exit_code == 69
-    assert sorted(done.lines) == ["[node3] node3", "[node5] node5"]
-    place = f"{cluster['node4'].address} port 22"  # if we wait for long, the kernel has asked for its address in vain
-    assert {f"  node4: {place} does not answer", f"  node4: no route to {place}"} & {*done.words}, done
 
 
 def test_the_trainer_needs_no_gpus(launch: Launch) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from cluster_launch import Launch, short_silence
-from machines.cluster import TOOL_PATH, Cluster, Host
+from machines.cluster import Cluster, Host
 from machines.processes import wait_until
 from machines.repositories import make_repository
 
@@ -74,12 +74,9 @@ def find_code(lines: Sequence[str]) -> str:
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["fabric", "ssh", "pdsh"])
-def test_what_is_here_runs_there(launch: Launch, cluster: Cluster, proj: Path, transport: str) -> None:
+def test_what_is_here_runs_there(launch: Launch, cluster: Cluster, proj: Path) -> None:
     """With changes that aren't committed; a second run sends nothing."""
-    if transport == "pdsh" and shutil.which("pdsh", path=TOOL_PATH) is None:
-        pytest.skip("no pdsh: apt-get install pdsh")
-    words = ("--transport", transport, f"--sync={proj}", *PYTHON, "train.py")
+    words = (f"--sync={proj}", *PYTHON, "train.py")
     done = launch.start(*words, hosts="node[1-2]").finish()
     assert done.exit_code == 0, done
     trees = {name: cache_of(cluster[name]) / "trees" for name in HOSTS}
@@ -95,9 +92,8 @@ def test_what_is_here_runs_there(launch: Launch, cluster: Cluster, proj: Path, t
     assert not (roots["node1"] / ".git").exists()
     record = done.record["code"] if "code" in done.record else done.record["plan"]["code"]
     assert record["files"] == 4
-    if transport == "fabric":  # what is known there doesn't depend on how it came
-        again = launch.start(*words, hosts="node[1-2]").finish()
-        assert "(nothing sent)" in find_code(again.words)
+    again = launch.start(*words, hosts="node[1-2]").finish()
+    assert "(nothing sent)" in find_code(again.words)
 
 
 def test_the_cause_names_the_file_here(launch: Launch, proj: Path) -> None:

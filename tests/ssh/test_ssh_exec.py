@@ -24,19 +24,6 @@ def test_one_word_is_a_shell_s_line(launch: Launch) -> None:
     assert (done.exit_code, done.stderr.splitlines()[-1]) == (127, "launch: node[1-2]: exit code 127")
 
 
-def test_equal_output_is_folded(launch: Launch) -> None:
-    done = launch.exec("-b", "--", "echo same; printf again; kill -9 $$")
-    assert done.lines == ["---- node[1-2] ----", "same", "again"]
-    assert (done.exit_code, done.words) == (137, ["launch: node[1-2]: exit code 137"])
-
-
-def test_different_output_stands_in_host_order(launch: Launch) -> None:
-    line = "case $TMPDIR in *node1/tmp) sleep 0.3; echo node1;; *) echo node2; exit 4;; esac"
-    done = launch.exec("-b", "--", line)
-    assert done.lines == ["---- node1 ----", "node1", "---- node2 ----", "node2"]
-    assert (done.exit_code, done.words) == (4, ["launch: node2: exit code 4"])
-
-
 def test_json(launch: Launch) -> None:
     done = launch.exec("--json", "--", "echo hi; exit 5")
     *lines, result = [json.loads(line) for line in done.lines]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import Launch, Running, rank, shell
+from launching import Launch, Running, shell
 from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
 from machines.processes import wait_until
 from ssh_hosts import SshHosts, is_alive, send_signal
@@ -159,20 +159,6 @@ def test_a_progress_bar_is_a_sign_of_life(launch: Launch) -> None:
     assert "no output" not in done.stderr
 
 
-def test_a_hang_before_the_first_line_counts(launch: Launch) -> None:
-    """All ranks are alike, so nobody is named."""
-    done = launch.run(*hang_timeout(SHELLS_S), *shell("exec sleep 300"))
-    assert done.exit_code == 124
-    assert "    no stack: the rank runs sleep, not Python" in done.words
-    start = done.words.index("launch: FAILED after N s")
-    assert done.words[start + 1 :] == [
-        "  all ranks at HH:MM:SS:",
-        "    no output for N s (--hang-timeout)",
-        "  full log: logs/RUN/node_0.log",
-        "launch: 0 processes left on 2 hosts, exit code 124 (launch report RUN)",
-    ]
-
-
 def test_ctrl_backslash_before_there_is_a_rank(launch: Launch, hosts: SshHosts) -> None:
     with socket.create_server(("127.0.0.2", 0)) as mute:
         config = hosts.write_config(launch.folder / "config", node2={"Port": mute.getsockname()[1]})
@@ -218,13 +204,6 @@ def test_a_run_in_a_scripts_background_shows_its_stacks(launch: Launch) -> None:
     text = (done.logs / "stacks-1.txt").read_text()
     heads = [f"==== node{1 + number // 2} rank {number}, pid {running.pid_of(number)}, by " for number in range(4)]
     assert [head for head in heads if head in text] == heads
-
-
-def test_a_run_in_a_scripts_background_ends_by_sigterm(launch: Launch) -> None:
-    running = launch.start(*rank("wait"), prefix=IN_BACKGROUND)
-    running.wait_for_ranks()
-    send_signal(int((launch.folder / "launcher.pid").read_text()), signal.SIGTERM)
-    assert running.finish().exit_code == 143
 
 
 def test_ctrl_backslash_in_a_plain_command_ends_the_launcher_and_leaves_nothing(launch: Launch) -> None:

@@ -98,18 +98,6 @@ def test_ranks_shows_those_and_logs_all(launch: Launch) -> None:
     assert len(done.log(0).splitlines() + done.log(1).splitlines()) == 4
 
 
-def test_json_is_one_object_a_line(launch: Launch) -> None:
-    done = launch.run("--json", *shell("echo hello; echo oops >&2"))
-    events = [json.loads(line) for line in done.lines]
-    assert (events[-1]["event"], events[-1]["exit_code"]) == ("result", 0)
-    lines = [event for event in events if event["event"] == "line"]
-    assert sorted((line["host"], line["rank"], line["stream"], line["text"]) for line in lines) == [
-        (host, rank, stream, text)
-        for host, rank in (("node1", 0), ("node1", 1), ("node2", 2), ("node2", 3))
-        for stream, text in (("stderr", "oops"), ("stdout", "hello"))
-    ]
-
-
 @every_transport
 def test_environment_arrives_and_stands_in_no_command_line(launch: Launch) -> None:
     values = ["s3cret of 'the' $HOME", "f1le with spaces"]

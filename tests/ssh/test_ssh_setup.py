@@ -49,34 +49,6 @@ def test_a_setup_that_fails_starts_nothing(launch: Launch, setup: str, finding: 
     assert done.words == ["launch: nothing was started; these would break the run:", finding, HINT]
 
 
-def test_an_environment_that_is_missing(launch: Launch) -> None:
-    done = launch.run("--venv", "nowhere", *shell("echo started"))
-    path = launch.folder / "nowhere"
-    assert done.exit_code == 70
-    assert done.words == [
-        "launch: nothing was started; these would break the run:",
-        f"  node[1-2]: no virtual environment {path}: {path}/bin/python doesn't exist",
-        "    fix: create it with python3 -m venv, or name another with --venv",
-    ]
-
-
-def test_torchrun_runs_in_a_virtual_environment(launch: Launch) -> None:
-    folder = launch.folder / "my env"
-    venv.create(folder, symlinks=True)
-    (packages,) = folder.glob("lib/python3*/site-packages")
-    (packages / "torch.pth").write_text(f"{STAND_IN.parent}\n")
-    (launch.folder / "train.py").write_text("import os, sys; print(sys.prefix, os.environ['VIRTUAL_ENV'])")
-    words = ("--hosts", "node2", "--nproc", "1", "--venv", "my env")
-    done = launch.run(*words, "train.py")
-    assert (done.exit_code, done.lines) == (0, [f"[node2:0] {folder} {folder}"])
-    checked = launch.run(*words, "--dry-run", "--check", "train.py")
-    line = checked.lines[1]
-    start, _, settings = line.partition(" && env ")
-    assert start == f"cd {launch.folder} && source '{folder}/bin/activate'"
-    assert "PYTHONUNBUFFERED=1" in settings.split()
-    assert f" '{folder}/bin/python' -m torch.distributed.run " in line
-
-
 def test_the_environment_of_the_terminal_comes_first(launch: Launch) -> None:
     """One that isn't there, or is on all hosts and has torch; the stand-in is never imported here."""
     folder = launch.folder / "env"
@@ -106,19 +78,4 @@ def test_the_environment_of_the_terminal_comes_first(launch: Launch) -> None:
         "2 hosts responded (N s)",
         f"  on all  CPUs, python V ({folder}/bin/python), torch 9.0, {traits}",
         "nothing would break a run",
-    ]
-
-
-def test_a_check_shows_all_last_lines(launch: Launch) -> None:
-    hosts = ("--hosts", "node1,node2", "--ssh-config", str(launch.ssh_config))
-    done = launch.run_command(
-        "check", *hosts, "--nproc", "1", "--cpu", "--setup", "echo one; echo two; false", *shell(":")
-    )
-    assert done.exit_code == 70
-    start = next(index for index, line in enumerate(done.lines) if "--setup failed" in line)
-    assert done.lines[start : start + 4] == [
-        "! node[1-2]  --setup failed (exit code 1):",
-        "    one",
-        "    two",
-        "             fix: test it there: it runs in the working directory, in bash, without a terminal",
     ]

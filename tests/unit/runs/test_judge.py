@@ -9,18 +9,20 @@ import pytest
 from launcher.diagnosis.cause import find_cause
 from launcher.diagnosis.failure import FailureKind
 from launcher.hosts.host import Host
-from launcher.job.job import Program, ProgramKind
+from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR
 from launcher.output.node_output import NodeOutput
-from launcher.runs.judge import find_failures
+from launcher.runs.judge import Judge, find_failures
 from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
 
 PLAN = LaunchPlan(
     Program(ProgramKind.SCRIPT, "train.py"), (NodePlan(Host("gpu2"), 1, 2, 2, "/", {}),), 2, 4, "10.0.0.1", 1
 )
+
+TAKEN = "The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
 
 
 def fail(said: str, *seen: int):
@@ -64,3 +66,18 @@ def test_whether_a_rank_ended_after_the_stop_is_for_its_host_to_say(at: float, *
     state.exits[0] = Event(0, messages.EXIT, fields, at)
     (failure,) = find_failures(fake_session(state), PLAN, [output], 100.0)
     assert failure.after_stop is was_stopping
+
+
+@pytest.mark.parametrize(("port", "started", "is_lost"), [(None, set(), True), (1, set(), False), (None, {0}, False)])
+def test_a_port_that_another_program_took_before_torchrun_came(
+    port: int | None, started: set[int], *, is_lost: bool
+) -> None:
+    """Not one that the user has named, and not once a rank runs."""
+    state, output = NodeState("gpu1", started=started), NodeOutput("gpu1", None, None)
+    output.feed(None, STDERR, f"torch.distributed.DistNetworkError: {TAKEN}\n".encode())
+    state.ended = Event(0, messages.ENDED, {"code": 1, "signal": None}, 101.0)
+    plan = LaunchPlan(PLAN.program, (NodePlan(Host("gpu1"), 0, 0, 2, "/", {}),), 1, 2, "10.0.0.1", 1)
+    judge = Judge(fake_session(state), plan, [output], knows_all_ranks=True, planned_at=0.0)
+    cause = judge.cause()
+    assert cause is not None and cause.failure.kind is FailureKind.TORCHRUN
+    assert judge.has_lost_port(cause, Job(PLAN.program, master_port=port)) is is_lost
