@@ -1,7 +1,7 @@
 """Faults at awkward moments of a detached run: a row for each moment, with what happens then, and what must follow.
 
-Some of them are tried more closely without other hosts, in tests/process: test_runs_of_this_machine.py has full disks,
-two `stop` and names that mean several runs, test_remote_launcher.py ids that are taken and a silent launch host,
+Some of them are tried more closely without other hosts, in tests/process: test_runs_of_this_machine.py has two `stop`
+and names that mean several runs, test_remote_launcher.py ids that are taken and a silent launch host,
 test_interruptions.py Ctrl-C again and again, test_exec_here.py closed streams, and test_session.py a far host that
 fails first.
 """

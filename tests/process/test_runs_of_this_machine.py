@@ -13,7 +13,7 @@ import socket
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from machines.launches import PROGRAM, run_launch
 from machines.patience import DEADLINE_S
+from node_process import wait_until
 
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_rows import read_row
@@ -31,13 +32,6 @@ WRITES = r"""
     printf 'rank %s\n\303\251 \377\r50%%\r100%%\nhalf' $RANK; printf 'error %s\n\r' $RANK >&2
     while [ ! -e go ]; do sleep 0.1; done; printf ' and half\n'; exit ${CODE:-0}
 """
-
-
-def wait_until(is_true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Machine:
@@ -197,29 +191,6 @@ def test_stop_a_run_whose_launch_is_suspended(machine: Machine) -> None:
     assert (stopping.returncode, running.wait(DEADLINE_S)) == (0, 130)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is full")
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_the_state_directory_takes_no_new_file(machine: Machine, is_stopped: bool) -> None:
-    """The run is stopped all the same, and how it has ended is known."""
-    state = Path(os.environ["XDG_STATE_HOME"])
-    state.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "none", str(state)], check=True)
-    try:
-        running = machine.start(f"CODE=7; {WRITES}")
-        with pytest.raises(OSError, match="No space left"):
-            (state / "full").write_bytes(bytes(1 << 20))
-        with pytest.raises(OSError, match="No space left"):
-            for number in range(100):
-                (state / str(number)).touch()
-        if is_stopped:
-            machine.call("stop", code=0)
-        machine.go()
-        code = 130 if is_stopped else 7
-        assert (running.wait(DEADLINE_S), machine.call("wait").returncode) == (code, code)
-    finally:
-        subprocess.run(["umount", "-l", str(state)], check=True)
-
-
 def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     """Their hosts are asked; what they don't say isn't guessed. One that is known to have ended isn't meant."""
     runs = RunList(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
@@ -322,15 +293,6 @@ def test_stop_now(machine: Machine) -> None:
     running = machine.start(f"trap '' TERM; {WRITES}", words=words)
     assert "killing the ranks of run " in machine.call("stop", "--now", code=0).stderr
     assert running.wait(DEADLINE_S) == 130
-
-
-def test_a_launch_that_was_killed(machine: Machine) -> None:
-    running = machine.start()
-    running.kill()
-    running.wait()
-    assert machine.runs[0]["state"] == "killed"
-    waiting = machine.call("wait", code=137)
-    assert waiting.stderr.splitlines()[-1].endswith("its launch was killed, and its hosts end it within --silence")
 
 
 def test_a_run_that_outlives_its_terminal(machine: Machine, tmp_path: Path) -> None:
