@@ -24,14 +24,17 @@ from launcher.preflight.findings import Finding
 from launcher.preflight.load import MeasuredLoad
 from launcher.runs.bisection import Verdict
 from launcher.runs.odd_gpus import Oddity
+from launcher.runs.run_json import Plan, Result, RunJson
 from launcher.runs.run_rows import RunRow
 
 PAGE = Path(__file__).parent / "json.md"
 # The heading of a table -> where in it the fields of which record are.
 RECORDS: Mapping[str, Mapping[str, type]] = {
+    "## run.json": {"": RunJson},
+    "### plan": {"": Plan},
     "### line": {"": values.Line},
     "### odd": {"": Oddity},
-    "### result": {"": values.Result},
+    "### result": {"": Result},
     "### verdict": {"": Verdict},
     "## launch ps --json": {"": RunRow},
     "## launch check --json": {"findings[].": Finding, "loads[].": MeasuredLoad, "unreachable[].": HostFailure},
@@ -40,6 +43,7 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
     "## launch sync --json": {"findings[].": Finding},
     "## launch hosts --json": {"": values.Host},
 }
+_OWN_TABLE = [records[""] for records in RECORDS.values() if "" in records]
 _TABLE = re.compile(r"^\| field \|.*\n\|[-|]*\|\n((?:\|.*\n)*)", re.MULTILINE)
 _HEAD = "| field | type | meaning |\n|---|---|---|\n"
 _NAMES = {str: "string", int: "number", float: "number", bool: "boolean", Any: "any"}
@@ -81,7 +85,7 @@ def describe(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
             raise ValueError(f"{kind.__module__}.{kind.__name__}: {name} has no comment")
         if meaning:
             yield f"{prefix}{name}", f" {shown} | {meaning} |".replace("\\|", "|")
-        if inner is not None:
+        if inner is not None and inner not in _OWN_TABLE:
             yield from describe(inner, f"{prefix}{name}{'[].' if is_list else '.'}")
 
 

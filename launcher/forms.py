@@ -15,7 +15,7 @@ from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from launcher.escapes import one_line
+from launcher.escapes import one_line, without_controls
 
 MOST_LETTERS = 4096  # no path is longer
 MOST_VALUES = 20_000  # of a list without another limit: more processes than most systems let a user have
@@ -53,6 +53,7 @@ class SentAs:
     path: str
 
 
+AS_TEXT = "as a text"  # of any length, which may have several lines
 AS_ROW = "as a row"  # of values, in the order of the fields of a dataclass
 NOT_SENT = "not sent"  # of a field that is known only later
 
@@ -67,6 +68,7 @@ def is_address(value: str) -> bool:
 
 Count = Annotated[int, Within(0, (1 << 32) - 1)]
 Address = Annotated[str, is_address]
+Text = Annotated[str, AS_TEXT]
 
 
 def load_json(text: bytes) -> Any:
@@ -100,6 +102,8 @@ def reader_of(form: Any) -> Reader:
     """Return what reads values of a type: a dataclass, or what its fields may be."""
     origin, args = get_origin(form), get_args(form)
     if origin is Annotated:
+        if AS_TEXT in args:
+            return _read_long_text
         if AS_ROW in args:
             read_row = _read_row(tuple(field.type for field in fields(args[0])))
             return lambda value: args[0](*read_row(value))
@@ -205,6 +209,12 @@ def _read_text(value: Any) -> str:
         _refuse(value)
     is_harmless = len(value) <= MOST_LETTERS and value.isprintable()  # as nearly all are, and soon known
     return value if is_harmless else one_line(value, MOST_LETTERS)
+
+
+def _read_long_text(value: Any) -> str:
+    if not isinstance(value, str):
+        _refuse(value)
+    return value if value.isprintable() else without_controls(value)
 
 
 def _read_flag(value: Any) -> bool:

@@ -14,7 +14,7 @@ from launcher.errors import (
     UsageError,
 )
 from launcher.forms import reader_of
-from launcher.runs import run_rows, run_state
+from launcher.runs import run_json, run_rows, run_state
 from launcher.wording import count
 
 
@@ -33,70 +33,12 @@ class Line:
         return f"[{self.host}] {self.text}" if self.rank is None else f"[{self.host}:{self.rank}] {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """How one rank failed by itself, and not because it lost another one."""
-
-    # the host of a rank that failed by itself, and not because of another one; first the rank of `cause`, then the
-    # others in their order, 100 at most
-    host: str
-    rank: int  # that rank
-    local_rank: int | None  # its local rank
-    gpu: int | None  # the number of its GPU on that host
-    exit_code: int | None  # its exit code
-    signal: int | None  # the number of the signal that ended it
-    text: str  # how it ended, in words
-    at: str  # when it failed
-    traceback: tuple[str, ...]  # all lines of its last Python error
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why something failed and what to do, if the error is known."""
-
-    name: str  # the name of the known error
-    cause: str  # why it failed, in words
-    fix: str  # what to do
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """What failed first in a run."""
-
-    host: str  # the host on which it failed
-    what: str  # `rank`, `torchrun`, `supervisor` (the helper of `launch` on that host), `connection` or `hang`
-    rank: int | None  # the rank that failed
-    local_rank: int | None  # its local rank
-    gpu: int | None  # the number of its GPU on that host
-    exit_code: int | None  # its exit code
-    signal: int | None  # the number of the signal that ended it
-    oom: str | None  # `certain` or `probable` if the kernel killed it for lack of memory
-    text: str  # how it ended, in words
-    headline: str  # who failed first and how, in one line
-    at: str  # when it failed
-    traceback: tuple[str, ...]  # the lines of its Python error, as the screen shows them
-    last_lines: tuple[str, ...]  # the last lines that it printed
-    explanation: Explanation | None  # why it failed, if the error is known
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a run ended."""
-
-    run: str  # the run's ID, `null` in a dry run; not in run.json
-    name: str | None  # the value of `--name`; not in run.json
-    attempts: int  # how many attempts were made; not in run.json
-    hosts: tuple[str, ...]  # the hosts of the last attempt, in the order of their node ranks; not in run.json
-    exit_code: int  # the exit code of `launch`
-    seconds: float  # how long the run or attempt took, checks included
-    interrupted_by: int | None  # the number of the signal that stopped `launch`; 15 at a time limit
-    time_limit: str | None  # `until` or `for` if the run was stopped at the time limit of that option
-    error: str | None  # why a restart could not start
-    # for each host the leftover processes, each as `[pid, name, state]`
-    left: Mapping[str, tuple[tuple[int, str, str], ...]]
-    unreachable: Mapping[str, int]  # for each host that couldn't be reached, how many processes may be left
-    cause: Cause | None  # what failed first; `null` if the run succeeded, or was stopped
-    failures: tuple[RankFailure, ...]
+ListedRun = run_rows.RunRow  # of `launch ps`
+Doing = run_state.Doing
+Result = run_json.Result
+Cause = run_json.Cause
+Explanation = run_json.Explanation
+RankFailure = run_json.RankFailure
 
 
 class RunFailed(LauncherError):
@@ -203,14 +145,9 @@ class Host:
     source: str  # where the host was named
 
 
-ListedRun = run_rows.RunRow  # of `launch ps`
-Doing = run_state.Doing
-
-
 def read_result(event: Mapping[str, Any]) -> Result:
     """Return the value of a `result` event; what an older launch, or a run that was killed, doesn't say is empty."""
-    empty = {"attempts": 0, "hosts": [], "seconds": 0.0, "left": {}, "unreachable": {}, "failures": []}
-    result: Result = reader_of(Result)({**empty, **event})
+    result: Result = reader_of(Result)(event)
     return result
 
 

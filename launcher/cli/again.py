@@ -41,13 +41,13 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
         command_line,
         drop_past,
         override,
-        read_json,
         read_origin,
+        read_version,
         resume,
         typed_of,
     )
     from launcher.cli.typed_command import hide_typed
-    from launcher.runs.run_list import CODE, LISTING, PATCH, RunList
+    from launcher.runs.run_list import LISTING, PATCH, RunList
 
     has_run = bool(words) and not words[0].startswith("-")
     found = find_run(words[0] if has_run else None)
@@ -84,7 +84,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     if was_limited:
         tell(f"launch: the time of --until in run {found.id} has passed, so this run starts without it")
     first = str(origin.get("first") or found.id)
-    version, patch = read_json(runs, found.id, CODE), runs.read_kept(found.id, PATCH) or b""
+    version, patch = read_version(runs, found.id), runs.read_kept(found.id, PATCH) or b""
     repetition = Repetition(found.id, first, origin, version, patch, continues, listing)
     sys.argv[1:] = typed.line  # run.json and the trainer name what was typed
     code: int = launch.main(typed.line, prog_name="launch", standalone_mode=False, obj=repetition)
@@ -103,14 +103,14 @@ def _find_code(listing: bytes | None, run_id: str, origin: dict[str, object]) ->
 def _tell_written(found: ListedRun | RemoteRun, typed: Typed) -> None:
     """Print what the run left next to its code, where this one, in a new directory, doesn't find it."""
     from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import ask_value
+    from launcher.cli.find_run import read_record
     from launcher.escapes import listed_names
 
     try:
-        written = ask_value(found, "record", may_ask=False)["result"]["written"]
-        roots = {str(root): [*map(str, names)] for root, *names in written.values()}
-    except (LauncherError, click.exceptions.Exit, LookupError, TypeError, ValueError, AttributeError):
-        return  # its host is off, or an older version has written that
+        result = read_record(found, may_ask=False).result
+    except (LauncherError, click.exceptions.Exit):
+        return  # its host is off
+    roots = {root: names for root, *names in (result.written.values() if result is not None else ())}
     linked = {word.partition("=")[0].rstrip("/") for group in typed.options for word in group}
     names = [name for name in next(iter(roots.values()), []) if name.rstrip("/") not in linked]
     if not names:

@@ -75,13 +75,13 @@ def attach(run: ListedRun, *, as_json: bool = False, host: str | None = None) ->
     else:
         doing = f"; {doing}" if (doing := find_doing(run)) else ""
         tell(f"launch: watching {title}, which {host} controls{doing}; Ctrl-C leaves it running")
-    hosts, streams = run.find_hosts(), own_streams()
-    printer: LogPrinter = ScreenPrinter(streams, hosts)
+    record, streams = run.read_record(), own_streams()
+    printer: LogPrinter = ScreenPrinter(streams, record.all_hosts)
     if as_json:
         _emit("attached", run, controller=host, logs=run.controller.folder)
-        printer = JsonPrinter(streams, str(run.read_record().get("utc_offset") or "+00:00"))
+        printer = JsonPrinter(streams, record.utc_offset)
     live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
-    logs = RunLogs(run.folder, hosts, Choice(), _TAIL_BYTES, live)
+    logs = RunLogs(run.folder, record.all_hosts, Choice(), _TAIL_BYTES, live)
     try:
         for line in choose_last([*deque(logs.read(), _LAST_LINES + _MOST_BLOCK)]):
             printer.print(line)
@@ -92,10 +92,9 @@ def attach(run: ListedRun, *, as_json: bool = False, host: str | None = None) ->
         raise
     code = conclude(run, streams, prints=False)
     if as_json:
-        record = run.read_record()
-        attempts = record.get("attempts") or []
-        result = record.get("result") or {"exit_code": code, "error": "the run has no result"}
-        _emit("result", run, attempts=len(attempts), hosts=attempts[-1]["hosts"] if attempts else [], **result)
+        attempts = run.read_record().attempts
+        result = run.read_json().get("result") or {"exit_code": code, "error": "the run has no result"}
+        _emit("result", run, attempts=len(attempts), hosts=attempts[-1].hosts if attempts else (), **result)
     return code
 
 

@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 
 from launcher.cli.error_lines import tell
-from launcher.cli.repetition import read_json, read_origin
+from launcher.cli.repetition import read_origin, read_version
 from launcher.errors import EXIT_FAILED, LauncherError, UsageError
 from launcher.escapes import listed_names
 from launcher.private_files import open_private
-from launcher.runs.run_list import CODE, LISTING, PATCH, RunList
+from launcher.runs.run_list import LISTING, PATCH, RunList
 from launcher.wording import count
 
 
@@ -22,11 +22,11 @@ def fetch_code(run_id: str, folder: Path | None) -> int:
     listing = runs.read_kept(run_id, LISTING)
     if listing is not None:
         return _copy_tree(run_id, listing, folder)
-    commit = read_json(runs, run_id, CODE).get("commit")
-    if not isinstance(commit, str):
+    version = read_version(runs, run_id)
+    if version is None:
         text = f"the code of run {run_id} isn't kept on this machine"
         raise UsageError(text, "run launch fetch --code where it was started; it keeps what --sync sends or git has")
-    patch, directory = runs.read_kept(run_id, PATCH), read_origin(runs, run_id)["directory"]
+    commit, patch, directory = version.commit, runs.read_kept(run_id, PATCH), read_origin(runs, run_id)["directory"]
     tell(f"launch: run {run_id} ran commit {commit}{'' if patch is None else ', with changes'}; to get it back:")
     print(f"  git -C {shlex.quote(directory)} worktree add {shlex.quote(str(folder.absolute()))} {commit}")
     if patch is None:

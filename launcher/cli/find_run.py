@@ -36,6 +36,7 @@ from launcher.forms import load_json
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
 from launcher.runs.incident_log import Incident, IncidentLog
+from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_list import (
     Controller,
     End,
@@ -255,10 +256,9 @@ def read_copy(run: RemoteRun, error: UnknownRunError) -> ListedRun:
     tell(f"launch: {error.message}")
     controller = Controller(run.id, run.name, str(place.absolute()), run.way.name, "", 0, 0, run.began_at)
     copy = ListedRun(place, controller, is_alive=False, end=None)
-    result = copy.read_record().get("result")
-    code = result.get("exit_code") if isinstance(result, dict) else None
-    is_stopped = isinstance(result, dict) and result.get("interrupted_by") is not None
-    return replace(copy, end=End(code, is_stopped)) if isinstance(code, int) else copy
+    result = copy.read_record().result
+    end = End(result.exit_code, result.interrupted_by is not None) if result is not None else None
+    return replace(copy, end=end)
 
 
 class ControllerLost(LauncherError):
@@ -326,10 +326,9 @@ def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
     return 0
 
 
-def read_run_json(run: ListedRun | RemoteRun) -> dict[str, Any]:
-    """Return the run.json of a run; empty if there is none."""
-    found = ask_value(run, "record")
-    return found if isinstance(found, dict) else {}
+def read_record(run: ListedRun | RemoteRun, *, may_ask: bool = True) -> RunJson:
+    """Return the run.json of a run, see ask_value."""
+    return read_run_json(ask_value(run, "record", may_ask=may_ask))
 
 
 def read_state(run: ListedRun | RemoteRun) -> RunRow:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -19,6 +17,7 @@ from launcher.commands.run_answers import is_running
 from launcher.errors import UsageError
 from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs, find_since
 from launcher.output.log_reader import follow as keep_printing
+from launcher.runs.run_json import RunJson
 from launcher.runs.run_list import RemoteRun, UnknownRunError
 from launcher.wording import fold_ranks
 
@@ -57,9 +56,8 @@ def command(
         raise UsageError(f"the logs in {found.folder} were removed", "see launch ps for other runs")
     record = found.read_record()
     refuse_unknown(found.id, record, node=node, rank=rank, attempt=None if follow else attempt)
-    offset = str(record.get("utc_offset") or "+00:00")
-    stamp = None if since is None else find_since(since, offset, datetime.now(timezone.utc))
-    logs = RunLogs(found.folder, found.find_hosts(), Choice(node, rank, attempt, stamp))
+    stamp = None if since is None else find_since(since, record.utc_offset, datetime.now(timezone.utc))
+    logs = RunLogs(found.folder, record.all_hosts, Choice(node, rank, attempt, stamp))
     printer = LogPrinter(own_streams()) if rank is None else ExactPrinter(own_streams())
     try:
         keep_printing(logs, printer, lambda: follow and is_running(found))
@@ -70,25 +68,24 @@ def command(
 
 
 def refuse_unknown(
-    run_id: str, record: Mapping[str, Any], *, node: int | None = None, rank: int | None = None,
+    run_id: str, record: RunJson, *, node: int | None = None, rank: int | None = None,
     attempt: int | None = None,
 ) -> None:  # fmt: skip
     """Raise UsageError for a node, a rank or an attempt that a run doesn't have, as its run.json says.
 
     Of the last attempt it has the nodes; an earlier one may have had more. Before its ranks start it has no record.
     """
-    nodes = (record.get("plan") or {}).get("nodes")
+    nodes, attempts = record.plan.nodes, record.attempts
     if not nodes:
         return
-    attempts = record.get("attempts") or []
-    most = max((len(each["hosts"]) for each in attempts), default=0)
+    most = max((len(each.hosts) for each in attempts), default=0)
     earlier = range(most) if most > len(nodes) else range(0)
-    ranks = {each["first_rank"] + local for each in nodes for local in range(each["nproc"])}
-    ranks |= set(range(len(earlier) * nodes[0]["nproc"]))
-    used = [each["restarts"]["used"] for each in attempts if "restarts" in each]
-    starts = used[-1] + 1 if used else max(1, len(attempts) + ("ended_at" not in record))
+    ranks = {each.first_rank + local for each in nodes for local in range(each.nproc)}
+    ranks |= set(range(len(earlier) * nodes[0].nproc))
+    used = [each.restarts.used for each in attempts if each.restarts is not None]
+    starts = used[-1] + 1 if used else max(1, len(attempts) + (not record.ended_at))
     for name, number, known in (
-        ("node", node, {each["node_rank"] for each in nodes} | set(earlier)),
+        ("node", node, {each.node_rank for each in nodes} | set(earlier)),
         ("rank", rank, ranks),
         ("attempt", attempt, set(range(starts))),
     ):

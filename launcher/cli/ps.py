@@ -107,7 +107,7 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
 def _forget(word: str) -> int:
     """Remove a run from the list of this machine; raise UsageError if it may live, exit with 69 if its host is away."""
     from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import find_run, read_run_json, read_state
+    from launcher.cli.find_run import find_run, read_record, read_state
     from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 
     found = find_run(word)
@@ -123,7 +123,7 @@ def _forget(word: str) -> int:
                 f"only {host} knows whether run {found.id} has ended", f"on {host}, use launch ps --forget {found.id}"
             )
         with contextlib.suppress(UnknownRunError):
-            read_run_json(found)
+            read_record(found)
             raise UsageError(f"run {found.id} may continue: {row.last_line}", f"launch stop {found.id}")
     RunList.of_user(os.environ).forget(found)
     tell(f"launch: run {found.id} is listed no more; its logs stay where they are")

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -68,9 +68,10 @@ def run_planted(
     question, runs = CodeQuestion(job), RunList.of_user(os.environ)
     with _remembering():  # so that no run of this machine has the id that the controller shall use
         proposed_id = own_id = runs.take_id(datetime.now(), credentials.fingerprint)
+    version = question.version()
     control = Control(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
-        {**describe_origin(request), "git": question.version()}, credentials, proposed_id, request.quiet,
+        {**describe_origin(request), "git": version and asdict(version)}, credentials, proposed_id, request.quiet,
         request.as_json, request.notify, controller.name, request.survive_reboots,
         IncidentLog.of_user(os.environ).describe([host.name for host in everyone], time.time()),
     )  # fmt: skip

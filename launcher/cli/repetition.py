@@ -12,7 +12,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,11 @@ from launcher.job.variables import HIDDEN, hide_secrets, is_secret
 from launcher.wording import count, listed
 
 if TYPE_CHECKING:
+    from launcher.runs.run_json import CodeVersion
     from launcher.runs.run_list import RunList
 
 AGAIN_VARIABLE = "LAUNCH_AGAIN_OF"
 _CHECKPOINTS = "/checkpoints"
-_NOTHING: Mapping[str, Any] = {}
 _FAREWELL_S = 5.0  # for the code to be kept, at the end of a run
 
 
@@ -81,7 +81,7 @@ class Repetition:
     run_id: str
     first_id: str  # of the runs that continue each other
     origin: Mapping[str, Any]
-    version: Mapping[str, Any]  # commit and state of the code; empty: not known
+    version: CodeVersion | None  # None: not known
     patch: bytes  # what differed from the commit
     continues: bool  # the run has not succeeded
     listing: bytes | None = None  # of --same-code
@@ -218,20 +218,28 @@ def _keep_tree(runs: RunList, run_id: str, job: Job) -> None:
         runs.keep(run_id, LISTING, job.tree.listing)
 
 
-def keep_version(runs: RunList, run_id: str, version: Mapping[str, object], patch: bytes) -> None:
+def keep_version(runs: RunList, run_id: str, version: CodeVersion, patch: bytes) -> None:
     """Keep the commit of a run's code, and what differs from it."""
     from launcher.runs.run_list import CODE, PATCH
 
-    runs.keep(run_id, CODE, json.dumps(version).encode())
+    runs.keep(run_id, CODE, json.dumps(asdict(version)).encode())
     if patch:
         runs.keep(run_id, PATCH, patch)
+
+
+def read_version(runs: RunList, run_id: str) -> CodeVersion | None:
+    """Return the commit of a run's code, if that is kept."""
+    from launcher.runs.run_json import read_run_json
+    from launcher.runs.run_list import CODE
+
+    return read_run_json({"git": _read_json(runs, run_id, CODE)}).git
 
 
 def read_origin(runs: RunList, run_id: str) -> dict[str, Any]:
     """Return how a run was typed; raise UsageError if that isn't kept here."""
     from launcher.runs.run_list import ORIGIN
 
-    found = read_json(runs, run_id, ORIGIN)
+    found = _read_json(runs, run_id, ORIGIN)
     try:
         typed_of(found)
         return {**found, "directory": str(found["directory"]), "hosts": [*map(str, found["hosts"])]}
@@ -240,7 +248,7 @@ def read_origin(runs: RunList, run_id: str) -> dict[str, Any]:
         raise UsageError(text, "run launch again where it was started, or start it as its run.json says") from None
 
 
-def read_json(runs: RunList, run_id: str, name: str) -> dict[str, Any]:
+def _read_json(runs: RunList, run_id: str, name: str) -> dict[str, Any]:
     """Return a kept JSON object; empty if there is none."""
     try:
         found = json.loads(runs.read_kept(run_id, name) or b"{}")
@@ -372,7 +380,7 @@ def _describe_code(repetition: Repetition, job: Job) -> str:
 
     question, patches = CodeQuestion(job), [b""]
     question.keep(lambda version, patch: patches.append(patch))
-    version = question.version() or _NOTHING
+    version = question.version()
     question.close()
     if version and (version, patches[-1]) == (repetition.version, repetition.patch):
         return f"the code is that of run {run_id} ({describe_version(version)})"
@@ -381,13 +389,13 @@ def _describe_code(repetition: Repetition, job: Job) -> str:
     return f"the code is that of now, {describe_version(version)}; {was}{back}"
 
 
-def describe_version(version: Mapping[str, Any]) -> str:
+def describe_version(version: CodeVersion | None) -> str:
     """Return commit and state of the code in words."""
-    if not version:
+    if version is None:
         return "an unknown commit"
-    changed = (version.get("changed_files") or 0) + (version.get("untracked_files") or 0)
+    changed = (version.changed_files or 0) + (version.untracked_files or 0)
     more = f" and {count(changed, 'changed file')}" if changed else ""
-    return f"commit {str(version.get('commit'))[:NAME_CHARACTERS]}{more}"
+    return f"commit {version.commit[:NAME_CHARACTERS]}{more}"
 
 
 def again_variable() -> dict[str, str]:

@@ -41,7 +41,7 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
             except UnknownRunError as error:
                 contents = collect_contents(read_copy(found, error))
         text = write_page(contents)
-    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
+    except (ValueError, OverflowError) as error:
         raise LauncherError(f"what is known of run {found.id} can't be read: {error!r:.200}") from None
     print(_write(text, output or _choose_path(found), is_chosen=output is not None))
     return 0

@@ -16,7 +16,7 @@ import click
 
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.error_lines import show_error, tell, tell_lost
-from launcher.cli.find_run import ControllerLost, read_run_json
+from launcher.cli.find_run import ControllerLost, read_record
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.repetition import read_origin, typed_of
 from launcher.commands.fetch import Wish, fetch_files, refuse_pattern
@@ -24,6 +24,7 @@ from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageE
 from launcher.escapes import listed_names
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import shown
+from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_list import ORIGIN, ListedRun, RemoteRun, RunList
 from launcher.session.settings import loader_pythons
 from launcher.transports.base import Transport, TransportError
@@ -50,7 +51,7 @@ def fetch_paths(
     if not is_chosen:
         refuse_strange_folder(log_dir)
     options = [*(["--all"] if from_all else []), *(["--log-dir", str(log_dir)] if is_chosen else [])]
-    folders = _find_folders(read_run_json(found), found.id)
+    folders = _find_folders(read_record(found), found.id)
     names = [*folders] if from_all else [*folders][:1]
     origin = read_origin(RunList.of_user(os.environ), found.id)
     worst = 0
@@ -85,7 +86,7 @@ def fetch_at_end(logs: Path, patterns: Sequence[str], hosts: Sequence[Host], ope
     logs: their directory.
     """
     try:
-        folders = _find_folders(json.loads((logs / "run.json").read_text("utf-8")), logs.name)
+        folders = _find_folders(read_run_json(json.loads((logs / "run.json").read_text("utf-8"))), logs.name)
     except (OSError, ValueError, UsageError):  # it has never started, and that was said
         return
     name = next(iter(folders))
@@ -148,12 +149,11 @@ def _copy(
     return EXIT_FAILED if got.too_large or got.odd else 0
 
 
-def _find_folders(record: Mapping[str, Any], run_id: str) -> dict[str, str]:
+def _find_folders(record: RunJson, run_id: str) -> dict[str, str]:
     """Return the working directory on each host of the last attempt, in the order of their node ranks."""
-    try:
-        return {str(node["host"]): str(node["cwd"]) for node in record["plan"]["nodes"]}
-    except (KeyError, TypeError):
-        raise UsageError(f"run {run_id} has started no ranks, so its hosts have no files of it") from None
+    if not record.plan.nodes:
+        raise UsageError(f"run {run_id} has started no ranks, so its hosts have no files of it")
+    return {node.host: node.cwd for node in record.plan.nodes}
 
 
 def _open(

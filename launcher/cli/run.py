@@ -106,8 +106,8 @@ def print_dry_run(job: Job, hosts: Sequence[Host], request: Request, share: tupl
     """Print each node's command, with named placeholders for values that only the nodes know."""
     from launcher.cli.runner import plan_unasked, read_run_options
     from launcher.job.plan import refuse_unknown_ranks
-    from launcher.job.plan_record import as_dry_record, code_record
     from launcher.output.console import dated
+    from launcher.runs.plan_record import as_dry_record, code_record
     from launcher.runs.report import plan_lines
 
     plan = plan_unasked(job, hosts, share)

@@ -37,7 +37,7 @@ def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:
 def find_value(run: ListedRun, question: str) -> Any:
     """Return what is asked of a run, as JSON: its `record`, its `agents`, or the `contents` of its page."""
     if question == "record":
-        return run.read_record()
+        return run.read_json()
     if question == "agents":
         return _find_agents(run)
     assert question == "contents", question
@@ -53,8 +53,9 @@ def _find_agents(run: ListedRun) -> dict[str, Any]:
     """
     is_alive, end = is_running(run), (run.look() or run).end
     if end is not None:
-        lost = (run.read_record().get("result") or {}).get("unreachable", {})
-        return {"is_alive": is_alive, "exit_code": end.exit_code, "missing": [*lost], "orders": []}
+        result = run.read_record().result
+        missing = [*result.unreachable] if result is not None else []
+        return {"is_alive": is_alive, "exit_code": end.exit_code, "missing": missing, "orders": []}
     orders = run.read_orders() if is_alive else []
     return {"is_alive": is_alive, "exit_code": None, "missing": run.read_missing(), "orders": orders}
 

@@ -170,7 +170,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
         _listen_again(hub, values.port)
         hub.go()
         hub.keep(_make_notice(request, record))
-        if run.end is not None or run.is_being_stopped or run.read_record().get("result") is not None:
+        if run.end is not None or run.is_being_stopped or run.read_record().result is not None:
             return _end_late(run, entry, kept, unit, console)
         addresses = [address for _, address in network.list_addresses()]
         watch_agents(
@@ -195,9 +195,9 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
 
 def _end_late(run: ListedRun, entry: RunListEntry, kept: KeptRun, unit: ControllerUnit | None, console: Console) -> int:
     """End a run whose controller died while it ended the run, or after that; return its exit code."""
-    found = run.read_record().get("result")
-    code = found["exit_code"] if found is not None else EXIT_SIGNAL_BASE + signal.SIGINT
-    number = found["interrupted_by"] if found is not None else signal.SIGINT
+    found = run.read_record().result
+    code = found.exit_code if found is not None else EXIT_SIGNAL_BASE + signal.SIGINT
+    number = found.interrupted_by if found is not None else signal.SIGINT
     if run.end is not None:
         code = run.end.exit_code
     elif found is None:

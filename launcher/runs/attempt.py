@@ -28,7 +28,6 @@ from launcher.job.plan import (
     refuse_unknown_ranks,
     start_fields,
 )
-from launcher.job.plan_record import as_dry_record, as_record, by_hand_records, code_record, host_records
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
 from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
@@ -44,6 +43,7 @@ from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge
 from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
+from launcher.runs.plan_record import as_dry_record, as_record, by_hand_records, code_record, host_records
 from launcher.runs.rank_watch import call_when_all_run, call_when_all_start, say_early_exits
 from launcher.runs.result import Result, Steps
 from launcher.runs.run_request import ALL_RUN, RunRequest

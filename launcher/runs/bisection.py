@@ -5,8 +5,7 @@ The groups of a batch have no host in common, so their runs can go side by side.
 The second part is Zeller's ddmin (Simplifying and Isolating Failure-Inducing Input, 2002), with hosts as input.
 """
 
-from __future__ import annotations
-
+# The types of fields are looked at by launcher.forms, so annotations are not postponed.
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

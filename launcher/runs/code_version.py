@@ -18,7 +18,8 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,6 +29,7 @@ from launcher.errors import LauncherError
 from launcher.escapes import shown
 from launcher.job.job import Job, ProgramKind
 from launcher.output.run_folder import RunRecord
+from launcher.runs.run_json import CodeVersion
 from launcher.sync.default_exclusions import SECRETS, classify
 from launcher.sync.git import COMMAND
 from launcher.sync.selection import holds_key
@@ -41,13 +43,13 @@ _MOST_ANSWER_BYTES = 100_000_000
 _READ_BYTES = 1 << 16
 _DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
 
-Keep = Callable[[dict[str, object], bytes], object]  # takes commit and state, and the patch, which is often empty
+Keep = Callable[[CodeVersion, bytes], object]  # takes commit and state, and the patch, which is often empty
 
 
 @contextlib.contextmanager
 def keep_code_version(job: Job, record: RunRecord, keep: Keep) -> Iterator[None]:
     """Add `git` to run.json while the block runs, and keep what differs; it describes the code on this machine."""
-    question = CodeQuestion(job, lambda version: record.add({"git": version}))
+    question = CodeQuestion(job, lambda version: record.add({"git": version and asdict(version)}))
     question.keep(keep)
     try:
         yield
@@ -58,10 +60,10 @@ def keep_code_version(job: Job, record: RunRecord, keep: Keep) -> Iterator[None]
 class CodeQuestion:
     """Asks git about the code of a job: first for its commit and state, then for what differs from the commit."""
 
-    def __init__(self, job: Job, take: Callable[[dict[str, object] | None], object] = lambda version: None) -> None:
+    def __init__(self, job: Job, take: Callable[[CodeVersion | None], object] = lambda version: None) -> None:
         """take: called with commit and state, in a thread, once they are known."""
         self._take = take
-        self._version: dict[str, object] | None = None
+        self._version: CodeVersion | None = None
         self._keeps: SimpleQueue[Keep] = SimpleQueue()
         self._is_known = threading.Event()
         folder = find_code(job)
@@ -73,7 +75,7 @@ class CodeQuestion:
             with contextlib.suppress(LauncherError):
                 self._thread = start_thread(partial(self._ask, self._git), "git", lambda error: None)
 
-    def version(self) -> dict[str, object] | None:
+    def version(self) -> CodeVersion | None:
         """Return commit and state of the code on this machine, if git answers within a second."""
         if self._thread is not None:
             self._is_known.wait(FAREWELL_S)
@@ -116,7 +118,7 @@ class Git:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
-    def version(self) -> dict[str, object] | None:
+    def version(self) -> CodeVersion | None:
         """Return commit and state of the working tree; None if that isn't known."""
         commit = self._ask("rev-parse", "HEAD")
         if commit is None:
@@ -124,25 +126,24 @@ class Git:
         status = self._ask("status", "--porcelain", "--untracked-files=normal")
         lines = [] if status is None else status.splitlines()
         untracked = sum(line.startswith(b"??") for line in lines)
-        return {
-            "commit": commit.decode("ascii", "replace").strip(),
-            "dirty": None if status is None else len(lines) > untracked,  # as `git describe --dirty` has it
-            "changed_files": None if status is None else len(lines) - untracked,
-            "untracked_files": None if status is None else untracked,
-        }
+        name = commit.decode("ascii", "replace").strip()
+        if status is None:
+            return CodeVersion(name, None, None, None)
+        changed = len(lines) - untracked
+        return CodeVersion(name, changed > 0, changed, untracked)  # as `git describe --dirty` has it
 
-    def patch(self, version: Mapping[str, object]) -> bytes:
+    def patch(self, version: CodeVersion) -> bytes:
         """Return what differs from the commit, for `git apply`; empty if nothing does.
 
         Lines with `#` come first, and say which commit that is, and what is missing: large files that git doesn't
         track, and those that may hold secrets.
         """
-        if version["dirty"] is False and version["untracked_files"] == 0:
+        if version.dirty is False and version.untracked_files == 0:
             return b""
         self._deadline = time.monotonic() + ANSWER_S
         changes = self._ask("diff", "HEAD", *_DIFF, most_bytes=MOST_PATCH_BYTES)
         added, missing = self._add_untracked(MOST_PATCH_BYTES - len(changes or b""))
-        notes = [f"# differs from commit {version['commit']}"]
+        notes = [f"# differs from commit {version.commit}"]
         if changes is None:
             notes.append("# missing: the changes of tracked files, which are too large or too slow to read")
         notes += [f"# missing: {shown(name)}" for name in missing]

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.clock import iso_time
+from launcher.runs import run_json
 
 if TYPE_CHECKING:  # launch ps and others of a list of runs need neither
     from launcher.diagnosis.cause import Cause
@@ -23,9 +24,9 @@ class Steps:
     first_output_at: float | None = None  # of any rank
     last_output_at: float | None = None
 
-    def as_record(self) -> dict[str, str | None]:
+    def describe(self) -> run_json.StepTimes:
         """Return the times for run.json."""
-        return {name: None if at is None else iso_time(at) for name, at in asdict(self).items()}
+        return run_json.StepTimes(*(None if at is None else iso_time(at) for at in asdict(self).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +50,25 @@ class Result:
     steps: Steps = Steps()
     lost_host_wait_s: float = 0.0  # until no rank can be alive on a host that was lost; 0: all hosts have been asked
 
-    def as_record(self) -> dict[str, Any]:
-        """Return the values for run.json and --json."""
-        return {
-            "exit_code": self.exit_code,
-            "seconds": round(self.seconds, 3),
-            "interrupted_by": self.interrupted_by,
-            "time_limit": self.time_limit,
-            "error": self.error,
-            "left": dict(self.census.left),
-            "unreachable": dict(self.census.unasked),
-            "written": dict(self.census.written),
-            "cause": None if self.cause is None else _cause_record(self.cause),
-            "failures": [{**_failure_record(each), "traceback": each.traceback} for each in self.failed],
-        }
+    def describe(self) -> run_json.Result:
+        """Return it for run.json and --json."""
+        return run_json.Result(
+            exit_code=self.exit_code,
+            seconds=round(self.seconds, 3),
+            interrupted_by=self.interrupted_by,
+            time_limit=self.time_limit,
+            error=self.error,
+            left={host: tuple(found) for host, found in self.census.left.items()},
+            unreachable=dict(self.census.unasked),
+            written=dict(self.census.written),
+            cause=None if self.cause is None else _describe_cause(self.cause),
+            failures=tuple(
+                run_json.RankFailure(**_describe(each), traceback=tuple(each.traceback)) for each in self.failed
+            ),
+        )
 
 
-def _failure_record(failure: Failure) -> dict[str, Any]:
+def _describe(failure: Failure) -> dict[str, Any]:
     return {
         "host": failure.host,
         "rank": failure.rank,
@@ -78,14 +81,14 @@ def _failure_record(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _cause_record(cause: Cause) -> dict[str, Any]:
+def _describe_cause(cause: Cause) -> run_json.Cause:
     failure, known = cause.failure, cause.explanation
-    return {
-        **_failure_record(failure),
-        "what": failure.kind.value,
-        "oom": failure.oom,
-        "headline": failure.headline,
-        "traceback": list(cause.traceback),
-        "last_lines": list(cause.last_lines),
-        "explanation": None if known is None else {"name": known.name, "cause": known.cause, "fix": known.fix},
-    }
+    return run_json.Cause(
+        **_describe(failure),
+        what=failure.kind.value,
+        oom=failure.oom,
+        headline=failure.headline,
+        traceback=cause.traceback,
+        last_lines=cause.last_lines,
+        explanation=None if known is None else run_json.Explanation(known.name, known.cause, known.fix),
+    )

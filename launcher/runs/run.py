@@ -7,7 +7,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 from launcher.clock import boottime, iso_time, wall_clock
@@ -42,6 +42,7 @@ from launcher.runs.policy import (
 )
 from launcher.runs.queue import AGAIN_S, SAY_S, OutOfLineError, Place, Queue, QueueTimeoutError
 from launcher.runs.result import Result
+from launcher.runs.run_json import EndedAttempt
 from launcher.runs.run_request import QUEUED, RunRequest
 from launcher.runs.run_state import Activity, RestartCount
 from launcher.runs.standing import Standing
@@ -85,7 +86,7 @@ class Run:
         self._hosts = standing.hosts
         self._carried = standing.carried
         self._endings = [*standing.endings]
-        self._attempts = [dict(attempt) for attempt in standing.attempts]  # for run.json
+        self._attempts = [*standing.attempts]  # for run.json
         self._idle_controllers = standing.idle_controllers
         self._idle: list[Connection] = []  # to hosts that wait for the next attempt
         self._timer: asyncio.TimerHandle | None = None  # for the time limit
@@ -416,7 +417,7 @@ class Run:
     def _notify_wait(self, words: str) -> None:
         """Tell once that the run has waited for hosts for long."""
         if self._request.notify is not None:
-            code = self._attempts[-1]["result"]["exit_code"]
+            code = self._attempts[-1].result.exit_code
             self._request.notify("wait", Result(code, self._elapsed_s(), Census({}, {}), error=words))
 
     @property
@@ -452,7 +453,7 @@ class Run:
         verdict = await self._request.find_culprits(self._hosts.hosts)
         if verdict is None:
             return decision
-        self._attempts[-1]["search"] = asdict(verdict)
+        self._attempts[-1] = replace(self._attempts[-1], search=verdict)
         searched = use_verdict(decision, verdict, names)
         if searched.is_blamed:
             self._note_incidents(dict.fromkeys(searched.without, "failed test-distributed"))
@@ -502,21 +503,19 @@ class Run:
         is_over = ending is not None and ending.outcome is Outcome.CONTROLLER  # for long, perhaps
         ended_at = began_at + result.seconds if is_over else wall_clock()
         self._attempts.append(
-            {
-                "hosts": [host.name for host in self._hosts.hosts],
-                "spares": [host.name for host in self._hosts.spares],
-                "master_port": result.master_port,
-                "began_at": iso_time(began_at),
-                "steps": result.steps.as_record(),
-                "ended_at": iso_time(ended_at),
-                "outcome": "succeeded" if ending is None else ending.outcome.value,
-                "progress": ending is not None and ending.has_progress,
-                "then": None if decision is None else decision.why,
-                "restarts": asdict(self._count_restarts(follows=not isinstance(decision, Stop))),
-                "search": None,
-                "blamed": {},
-                "result": result.as_record(),
-            }
+            EndedAttempt(
+                hosts=tuple(host.name for host in self._hosts.hosts),
+                spares=tuple(host.name for host in self._hosts.spares),
+                master_port=None if result.master_port is None else int(result.master_port),
+                began_at=iso_time(began_at),
+                steps=result.steps.describe(),
+                ended_at=iso_time(ended_at),
+                outcome="succeeded" if ending is None else ending.outcome.value,
+                progress=ending is not None and ending.has_progress,
+                then=None if decision is None else decision.why,
+                restarts=self._count_restarts(follows=not isinstance(decision, Stop)),
+                result=result.describe(),
+            )
         )
         here = [host for host in self._hosts.hosts if host.name in self._carried.here]
         has_one_other = bool(here) and len(self._hosts.hosts) - len(here) == 1
@@ -525,12 +524,14 @@ class Run:
         self._write_attempts()
 
     def _write_attempts(self) -> None:
-        attempts = [dict(attempt) for attempt in self._attempts]  # written later, by another thread
-        self._record.disk.put(partial(self._record.update, {"attempts": attempts}))
+        record, attempts = self._record, (*self._attempts,)
+        record.disk.put(lambda: record.update({"attempts": [attempt.as_record() for attempt in attempts]}))
 
     def _note_incidents(self, incidents: Mapping[str, Incident | None]) -> None:
         """Remember for each host what went wrong with it, or that nothing did."""
-        self._attempts[-1]["blamed"] |= {host: what for host, what in incidents.items() if what is not None}
+        last = self._attempts[-1]
+        blamed = {host: what for host, what in incidents.items() if what is not None}
+        self._attempts[-1] = replace(last, blamed={**last.blamed, **blamed})
         if self._request.incident_log is not None:
             note = partial(self._request.incident_log.note, self._record.run_id, wall_clock(), incidents)
             with contextlib.suppress(LauncherError):  # no thread is left; a run needs no memory
@@ -619,7 +620,7 @@ class Run:
     async def _conclude(self, result: Result, words: str) -> Result:
         """Write the record, and then print how the run ended: the disk may be full."""
         self._stop_timer()
-        values = {**result.as_record(), "seconds": round(self._elapsed_s(), 3)}
+        values = {**result.describe().as_record(), "seconds": round(self._elapsed_s(), 3)}
         self._record.disk.put(partial(self._record.update, {"ended_at": iso_time(wall_clock()), "result": values}))
         unwritten = await self._close_disk()
         if unwritten is not None:

@@ -36,6 +36,7 @@ from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_durably, replace_private, write_private
 from launcher.runs.result import Result
+from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_rows import RunRow, read_row
 from launcher.runs.run_state import Doing, RunState, parse_state
 from launcher.runs.state_home import find_state, own_state
@@ -138,8 +139,12 @@ class ListedRun:
         """Whether its stop was asked for."""
         return _read_stop(self.place)
 
-    def read_record(self) -> dict[str, Any]:
-        """Return its run.json; empty before the start of its ranks, and if its logs were removed."""
+    def read_record(self) -> RunJson:
+        """Return its run.json; without a value before the start of its ranks, and if its logs were removed."""
+        return read_run_json(self.read_json())
+
+    def read_json(self) -> dict[str, Any]:
+        """Return the same as it is there."""
         try:
             found = _read_json(self.folder / "run.json")
         except (OSError, ValueError):
@@ -155,16 +160,6 @@ class ListedRun:
                 return parse_state(file.read(_MOST_STATE_BYTES))
         except OSError:
             return None
-
-    def find_hosts(self) -> list[str]:
-        """Return all hosts that the run has used so far, as its run.json says."""
-        record = self.read_record()
-        try:
-            names = [node.get("host") for node in (record.get("plan") or {}).get("nodes", [])]
-            names += [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
-        except (AttributeError, TypeError):  # no run.json of launch's
-            return []
-        return [name for name in names if isinstance(name, str)]
 
     def look(self) -> ListedRun | None:
         """Return what is true of it now; None: it was never started, and is listed no more."""

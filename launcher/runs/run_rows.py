@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from launcher.forms import AS_ROW, Count, FormError, Most, reader_of
 from launcher.output.run_folder import is_run_id
 from launcher.runs.incident_log import INCIDENTS, Incident
+from launcher.runs.run_json import EndedAttempt, RunJson
 from launcher.runs.run_state import Activity, Doing, Seconds
 from launcher.wording import count
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 8192
 _MOST_TEXT = 200
 _MOST_BLAMED = 1000
-
-Record = dict[str, Any]  # the run.json of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +96,20 @@ def read_row(found: object) -> RunRow | None:
 def make_row(run: "ListedRun", now: float) -> RunRow:
     """Return the row of a run; now: wall-clock seconds.
 
-    Without what its run.json says, if that has another form: no run may keep the rows of others from being shown.
+    Of a run whose entry in the list has another form, it says little: no run may keep the rows of others from being
+    shown.
     """
     record = run.read_record()
-    for known in (record, {"run_id": run.id} if record else {}):
-        with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError):
-            if (row := read_row(_find_values(run, known, now))) is not None:
-                return replace(row, doing=run.read_doing(now))
-    return RunRow(run=run.id, state=describe_state(run, {}), controller=run.controller.host)
+    row = read_row(_find_values(run, record, now))
+    row = row or RunRow(run=run.id, state=describe_state(run, record), controller=run.controller.host)
+    return replace(row, doing=run.read_doing(now))
 
 
-def _find_values(run: "ListedRun", record: Record, now: float) -> dict[str, Any]:
-    attempts = record.get("attempts") or []
-    state = run.read_state()
+def _find_values(run: "ListedRun", record: RunJson, now: float) -> dict[str, Any]:
+    nodes, attempts, state = record.plan.nodes, record.attempts, run.read_state()
     restarts = asdict(state.restarts) if state is not None else {}
     if run.is_alive and state is None:  # its own count is missing
-        restarts = {"used": sum(attempt.get("outcome") != "port" for attempt in attempts)}
+        restarts = {"used": sum(attempt.outcome != "port" for attempt in attempts)}
     return {
         "run": run.id,
         "name": run.controller.name,
@@ -123,9 +120,9 @@ def _find_values(run: "ListedRun", record: Record, now: float) -> dict[str, Any]
         "restarts_without_progress": restarts.get("without_progress"),
         "restarts_left": restarts.get("left"),
         "age_s": round(max(0.0, now - run.controller.began_at), 1),
-        "nodes": [node.get("nproc") for node in (record.get("plan") or {}).get("nodes", [])],
-        "hosts": [node.get("host") for node in (record.get("plan") or {}).get("nodes", [])],
-        "launch_host": record.get("launch_host", run.controller.host),
+        "nodes": [node.nproc for node in nodes],
+        "hosts": [node.host for node in nodes],
+        "launch_host": record.launch_host or run.controller.host,
         "controller": run.controller.host,
         "pid": run.controller.pid if run.is_alive else None,
         "logs": run.controller.folder,
@@ -135,20 +132,20 @@ def _find_values(run: "ListedRun", record: Record, now: float) -> dict[str, Any]
     }
 
 
-def _find_blamed(attempts: Sequence[Any], now: float) -> Iterator[tuple[str, str, float]]:
-    """Yield each host to blame, with what and how long ago; another version may have other words, or no time."""
+def _find_blamed(attempts: Sequence[EndedAttempt], now: float) -> Iterator[tuple[str, str, float]]:
+    """Yield each host to blame, with what and how long ago; another version may have other words."""
     for attempt in attempts:
-        with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError, OverflowError):
-            ago_s = now - datetime.fromisoformat(attempt["ended_at"]).timestamp()
-            for host, what in attempt["blamed"].items():
+        with contextlib.suppress(ValueError, OverflowError):
+            ago_s = now - datetime.fromisoformat(attempt.ended_at).timestamp()
+            for host, what in attempt.blamed.items():
                 if what in INCIDENTS:
                     yield host, what, max(0.0, round(ago_s, 1))
 
 
-def describe_state(run: "ListedRun", record: Record) -> Any:
+def describe_state(run: "ListedRun", record: RunJson) -> Any:
     """Return `starting`, `running`, `finished`, `failed`, `stopped`, `killed` or `unknown`."""
     if run.is_alive:
-        return "running" if record else "starting"
+        return "running" if record.run_id else "starting"
     if run.end is None:
         return "unknown" if run.is_alive is None else "killed"
     if run.end.is_stopped:
@@ -156,21 +153,19 @@ def describe_state(run: "ListedRun", record: Record) -> Any:
     return "finished" if run.end.exit_code == 0 else "failed"
 
 
-def find_last_line(run: "ListedRun", record: Record) -> str:
+def find_last_line(run: "ListedRun", record: RunJson) -> str:
     """Return the cause of a run that failed, or else the last line that one of its ranks wrote."""
     if run.can_be_taken_up:
         return f"launch rejoin {run.id} continues it: its controller died"
-    result = {} if run.is_alive else record.get("result") or {}
-    cause = result.get("cause")
-    if cause is None and result.get("error"):
-        return str(result["error"]).partition("\n")[0][:_MOST_TEXT]
+    result = None if run.is_alive else record.result
+    cause = result.cause if result is not None else None
+    if result is not None and cause is None and result.error:
+        return result.error.partition("\n")[0][:_MOST_TEXT]
     if cause is not None:
-        rank = "" if cause.get("rank") is None else f" rank {cause['rank']}"
-        explained = [(cause.get("explanation") or {}).get("cause")]
-        said = [cause.get("text"), *(explained if explained[0] else (cause.get("last_lines") or [])[-1:])]
-        reason = ": ".join(each.strip() for each in (cause.get("traceback") or [])[-1:] or filter(None, said))
-        return f"{cause.get('host')}{rank}: {reason}"[:_MOST_TEXT]
-    hosts = [host for attempt in record.get("attempts") or [] for host in attempt.get("hosts", [])]
+        explained = (cause.explanation.cause,) if cause.explanation is not None else cause.last_lines[-1:]
+        reason = ": ".join(each.strip() for each in cause.traceback[-1:] or (cause.text, *explained))
+        return f"{cause.culprit}: {reason}"[:_MOST_TEXT]
+    hosts = [host for attempt in record.attempts for host in attempt.hosts]
     paths = [*run.folder.glob("node_*.log")]
     with contextlib.suppress(OSError):
         for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):

@@ -82,8 +82,10 @@ class RestartCount:
     A retry after a taken port, and another try to reach hosts, is no restart.
     """
 
-    used: Count = 0  # in all: the number of the newest one
-    without_progress: Count = 0  # of those, the ones that count toward --restarts N
+    # how many restarts the run had used by the end of the attempt, with the one that follows, whose number it is
+    used: Count = 0
+    # of those, how many count toward `--restarts N`: see [restarts](restarts.md#how-restarts-are-counted)
+    without_progress: Count = 0
     left: Count = 0  # how many may still follow without progress
 
     def describe(self) -> str:

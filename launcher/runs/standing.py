@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.runs.attempt import CarriedOver
 from launcher.runs.hosts_and_spares import HostsAndSpares
 from launcher.runs.policy import Ending
+from launcher.runs.run_json import EndedAttempt
 
 _MOST_IDLE = 3
 
@@ -23,7 +23,7 @@ class Standing:
     began_at: float  # wall-clock seconds
     hosts: HostsAndSpares
     endings: Sequence[Ending]
-    attempts: Sequence[Mapping[str, Any]]  # for run.json
+    attempts: Sequence[EndedAttempt]  # for run.json
     carried: CarriedOver
     attempt_began_at: float | None  # of the attempt that is under way
     idle_controllers: int = 0  # that took the run up since the last attempt began; their deaths cost no restart

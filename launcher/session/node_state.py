@@ -248,7 +248,7 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
 class Census:
     """What is left of a run: processes by host, and the hosts that can't be asked."""
 
-    left: Mapping[str, Sequence[Sequence[Any]]]
+    left: Mapping[str, Sequence[tuple[int, str, str]]]
     unasked: Mapping[str, int]  # host -> processes that may remain
     written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # host -> the root of the code, names in it
     unfinished: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)  # host -> rank or None, file

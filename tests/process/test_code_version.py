@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs import code_version
 from launcher.runs.code_version import Git, find_code, keep_code_version
+from launcher.runs.run_json import CodeVersion
 
 SCRIPT = Program(ProgramKind.SCRIPT, "src/train.py")
 MODULE = Program(ProgramKind.MODULE, "pkg.train")
@@ -74,16 +76,15 @@ def test_where_the_code_is(program: Program, workdir: str | None, folder: str | 
 
 def test_a_commit_and_what_differs_from_it(repository: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
-    clean = {"commit": commit, "dirty": False, "changed_files": 0, "untracked_files": 0}
+    clean = CodeVersion(commit, False, 0, 0)
     (repository / "outputs").mkdir()
     (repository / "outputs" / "model.pt").touch()  # ignored
     assert Git(repository / "src").version() == clean
     (repository / "logs").mkdir()
     (repository / "logs" / "run.json").touch()  # our own logs make no code dirty
-    assert Git(repository / "src").version() == {**clean, "untracked_files": 1}
+    assert Git(repository / "src").version() == replace(clean, untracked_files=1)
     (repository / "src" / "train.py").write_text("print(2)\n")
-    changed = {"dirty": True, "changed_files": 1, "untracked_files": 1}
-    assert Git(repository / "src").version() == {**clean, **changed}
+    assert Git(repository / "src").version() == CodeVersion(commit, True, 1, 1)
 
 
 def test_where_git_knows_nothing(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,5 +172,4 @@ def patch_of(repository: Path) -> bytes:
 def test_a_status_that_takes_too_long(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_git(tmp_path, 'case "$*" in *rev-parse*) echo abc;; *) exec sleep 300;; esac', monkeypatch)
     monkeypatch.setattr(code_version, "ANSWER_S", slowed(2))
-    found = Git(repository).version()
-    assert found == {"commit": "abc", "dirty": None, "changed_files": None, "untracked_files": None}
+    assert Git(repository).version() == CodeVersion("abc", None, None, None)

@@ -97,7 +97,9 @@ def test_where_the_page_is_written(tmp_path: Path) -> None:
 def test_a_run_json_that_can_t_be_read(tmp_path: Path) -> None:
     call(tmp_path, *RUN, "echo a=1")
     record = tmp_path / "logs" / "latest" / "run.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "attempts": [3], "ended_at": []}))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "attempts": [3]}))
+    call(tmp_path, "report")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "ended_at": "x"}))
     refused = call(tmp_path, "report", code=1)
     assert "can't be read" in refused.stderr and "Traceback" not in refused.stderr
 
@@ -114,7 +116,7 @@ def test_the_contents_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     launcher.close()
     assert (contents.run, contents.state) == (run["run"], "finished")
     assert [plot.title for plot in contents.numbers] == ["loss"]
-    assert contents.record["plan"]["world_size"] == 2
+    assert contents.record.plan.world_size == 2
 
 
 @pytest.mark.linux

@@ -1,7 +1,7 @@
 """What the page of a run shows, read where its logs are: small, whatever the size of the logs, so that it can travel.
 
 It comes as JSON from a host that may be hostile. `launcher.forms` reads it by the types, so annotations aren't
-postponed here; only run.json is looked at by the page itself.
+postponed here.
 """
 
 import time
@@ -16,8 +16,9 @@ from launcher.commands.report_page.plot import MOST_LINES, Line, Plot, Point, Ti
 from launcher.commands.report_page.samples import Sample, SampleFinding, read_samples
 from launcher.errors import UsageError
 from launcher.escapes import without_controls
-from launcher.forms import NOT_SENT, FormError, Most, Within, reader_of
+from launcher.forms import Most, Within, reader_of
 from launcher.output.log_reader import Choice, RunLogs
+from launcher.runs.run_json import RunJson
 from launcher.runs.run_list import ListedRun
 from launcher.runs.run_rows import make_row
 from launcher.runs.run_state import Activity
@@ -40,7 +41,7 @@ _HOST_NUMBERS: Mapping[str, Callable[[Sample], float | None]] = {
 class Contents:
     """All that the page of a run shows."""
 
-    record: Annotated[Mapping[str, Any], NOT_SENT]  # run.json
+    record: RunJson
     run: str
     name: str | None
     state: str  # as in launch ps
@@ -61,8 +62,8 @@ def collect_contents(run: ListedRun) -> Contents:
     record, now = run.read_record(), time.time()
     row = make_row(run, now)
     times = TimeRange(run.began_at, _find_end(run, record, now))
-    logs = RunLogs(run.folder, run.find_hosts(), Choice(node=0, rank=0), _READ_BYTES)
-    numbers = find_numbers(logs.read(), str(record.get("utc_offset") or "+00:00"), times)
+    logs = RunLogs(run.folder, record.all_hosts, Choice(node=0, rank=0), _READ_BYTES)
+    numbers = find_numbers(logs.read(), record.utc_offset, times)
     logs.close()
     samples, findings = read_samples(run.folder)
     return Contents(
@@ -79,16 +80,14 @@ def tell_contents(run: ListedRun) -> dict[str, Any]:
 
 def read_contents(found: Any) -> Contents:
     """Return what `tell_contents` gave; raise FormError for anything else."""
-    if not isinstance(found, dict) or not isinstance(record := found.get("record"), dict):
-        raise FormError("no contents of a page")
-    contents: Contents = reader_of(Contents)(found, record=record)
+    contents: Contents = reader_of(Contents)(found)
     return contents
 
 
-def _find_end(run: ListedRun, record: Mapping[str, Any], now: float) -> float:
+def _find_end(run: ListedRun, record: RunJson, now: float) -> float:
     """Return when a run ended, or wrote something last if its controller was killed, in wall-clock seconds."""
-    if ended_at := record.get("ended_at"):
-        return datetime.fromisoformat(ended_at).timestamp()
+    if record.ended_at:
+        return datetime.fromisoformat(record.ended_at).timestamp()
     written = [path.stat().st_mtime for path in run.folder.glob("*.log")] if run.is_alive is False else []
     return max(written, default=now)
 
@@ -99,15 +98,14 @@ def _find_start(run: ListedRun, now: float) -> float | None:
     return now - doing.for_s if doing is not None and doing.what is Activity.RUNNING else None
 
 
-def _find_last_lines(run: ListedRun, record: Mapping[str, Any]) -> list[str]:
+def _find_last_lines(run: ListedRun, record: RunJson) -> list[str]:
     """Return the last lines of the process to blame: a rank, or torchrun."""
-    cause = (record.get("result") or {}).get("cause") or {}
-    nodes = (record.get("plan") or {}).get("nodes", [])
-    node = next((node["node_rank"] for node in nodes if node["host"] == cause.get("host")), None)
-    if node is None:
+    cause = record.result.cause if record.result is not None else None
+    node = next((node.node_rank for node in record.plan.nodes if cause is not None and node.host == cause.host), None)
+    if cause is None or node is None:
         return []
-    logs = RunLogs(run.folder, run.find_hosts(), Choice(node=node), _TAIL_BYTES)
-    lines = deque((line.text for line in logs.read() if line.rank == cause.get("rank")), _LAST_LINES)
+    logs = RunLogs(run.folder, record.all_hosts, Choice(node=node), _TAIL_BYTES)
+    lines = deque((line.text for line in logs.read() if line.rank == cause.rank), _LAST_LINES)
     logs.close()
     return [without_controls(text[:_MOST_LETTERS].decode("utf-8", "replace")) for text in lines]
 

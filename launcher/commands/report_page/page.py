@@ -1,7 +1,7 @@
 """The page of a run as HTML: one file without scripts, which needs nothing else and loads nothing.
 
 The template escapes all texts of hosts and ranks; beyond that, the page's content security policy forbids everything
-but its own style sheet. What run.json says is read here, so that the template only meets what it expects.
+but its own style sheet.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import base64
 import hashlib
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone, tzinfo
 from importlib import resources
 from itertools import pairwise
-from typing import Any
 
 from markupsafe import Markup
 
@@ -23,8 +22,9 @@ from launcher import __version__
 from launcher.commands.drawing import Chart, draw_plot, render
 from launcher.commands.report_page.contents import Contents
 from launcher.commands.report_page.plot import Bin, Plot, TimeRange, show_number
-from launcher.commands.report_page.timeline import lay_out_attempts, name_culprit, read_attempts, show_time
+from launcher.commands.report_page.timeline import lay_out_attempts, read_attempts, show_time
 from launcher.hosts.ranges import fold_names
+from launcher.runs.run_json import RunJson, UsedHost
 from launcher.wording import count, duration
 
 _MOST_ROWS = 24  # of the numbers of a plot
@@ -43,7 +43,7 @@ _HOST_FACTS = {
 
 
 def write_page(contents: Contents) -> str:
-    """Return the whole page; raise TypeError, KeyError, ValueError or AttributeError if run.json has another form."""
+    """Return the whole page; raise ValueError or OverflowError for a time in run.json that is none."""
     record = contents.record
     zone = _find_zone(record)
     attempts = read_attempts(record, contents.runs_since, contents.made_at)
@@ -67,19 +67,19 @@ def write_page(contents: Contents) -> str:
             _Section(heading, [_lay_out(plot, contents.times, gaps, zone) for plot in plots if plot.bins])
             for heading, plots in sections.items() if plots
         ],
-        hosts=_compare_hosts(record.get("hosts") or []),
-        warnings=[str(each) for each in record.get("warnings") or []],
-        code=[(name, str(value)) for name, value in _find_code(record) if value],
-        by_hand=[f"# {each['host']}\n{each['command']}" for each in record.get("by_hand") or []],
+        hosts=_compare_hosts(record.hosts),
+        warnings=record.warnings,
+        code=[(name, value) for name, value in _find_code(record) if value],
+        by_hand=[f"# {each.host}\n{each.command}" for each in record.by_hand],
         most_by_hand=_MOST_LINES_TO_PASTE,
         version=__version__,
         made_at=show_time(contents.made_at, zone),
     )  # fmt: skip
 
 
-def _find_zone(record: Mapping[str, Any]) -> tzinfo:
+def _find_zone(record: RunJson) -> tzinfo:
     """Return the time zone of the times in the logs."""
-    offset = datetime.fromisoformat(f"2000-01-01T00:00:00{record.get('utc_offset') or '+00:00'}").utcoffset()
+    offset = datetime.fromisoformat(f"2000-01-01T00:00:00{record.utc_offset}").utcoffset()
     return timezone(offset or timedelta())
 
 
@@ -88,16 +88,14 @@ def _find_zone(record: Mapping[str, Any]) -> tzinfo:
 
 def _find_facts(contents: Contents, zone: tzinfo) -> Iterator[tuple[str, str]]:
     record, times = contents.record, contents.times
-    nodes = (record.get("plan") or {}).get("nodes") or []
-    if nodes:
-        yield "ranks", f"{sum(node['nproc'] for node in nodes)} on {count(len(nodes), 'host')}"
+    if nodes := record.plan.nodes:
+        yield "ranks", f"{sum(node.nproc for node in nodes)} on {count(len(nodes), 'host')}"
     yield "began", show_time(times.begin, zone)
-    yield ("took", duration(times.end - times.begin)) if record.get("ended_at") else ("now", contents.doing)
-    result = record.get("result") or {}
-    if "exit_code" in result:
-        yield "exit code", str(result["exit_code"])
-    if record.get("user"):
-        yield "by", f"{record['user']} on {record.get('launch_host')}"
+    yield ("took", duration(times.end - times.begin)) if record.ended_at else ("now", contents.doing)
+    if record.result is not None:
+        yield "exit code", str(record.result.exit_code)
+    if record.user:
+        yield "by", f"{record.user} on {record.launch_host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +112,21 @@ class _Result:
 
 
 def _describe_result(contents: Contents) -> _Result:
-    result = contents.record.get("result") or {}
-    cause = result.get("cause")
-    left = [f"{host}: pid {pid} ({name}) is still running" for host, found in (result.get("left") or {}).items()
+    words, kind = _HEADLINES.get(contents.state, contents.doing), _KINDS.get(contents.state, "")
+    result = contents.record.result
+    if result is None:
+        return _Result(words, kind, [])
+    left = [f"{host}: pid {pid} ({name}) is still running" for host, found in result.left.items()
             for pid, name, _ in found]  # fmt: skip
-    left += [f"{host} could not be reached at the end" for host in result.get("unreachable") or {}]
-    words = str(result.get("error") or _HEADLINES.get(contents.state, contents.doing))
-    if not cause:
-        return _Result(words, _KINDS.get(contents.state, ""), left)
-    known, culprit = cause.get("explanation"), name_culprit(cause)
+    left += [f"{host} could not be reached at the end" for host in result.unreachable]
+    cause = result.cause
+    if cause is None:
+        return _Result(result.error or words, kind, left)
+    known = cause.explanation
     return _Result(
-        f"{culprit}: {cause.get('text')}", "bad", left, culprit,
-        "\n".join(str(line) for line in cause.get("traceback") or []),
-        [("why", str(known["cause"])), ("fix", str(known["fix"]))] if known else [],
-        contents.last_lines or [str(line) for line in cause.get("last_lines") or []],
+        f"{cause.culprit}: {cause.text}", "bad", left, cause.culprit, "\n".join(cause.traceback),
+        [("why", known.cause), ("fix", known.fix)] if known is not None else [],
+        contents.last_lines or cause.last_lines,
     )  # fmt: skip
 
 
@@ -197,11 +196,11 @@ class _Hosts:
     rows: Sequence[tuple[str, Sequence[tuple[str, bool]]]]
 
 
-def _compare_hosts(hosts: Sequence[Mapping[str, Any]]) -> _Hosts | None:
+def _compare_hosts(hosts: Sequence[UsedHost]) -> _Hosts | None:
     names: dict[tuple[str, ...], list[str]] = {}
     for host in hosts:
-        values = tuple("" if host.get(field) is None else str(host[field]) for field in _HOST_FACTS)
-        names.setdefault(values, []).append(str(host["host"]))
+        values = tuple("" if (value := getattr(host, field)) is None else str(value) for field in _HOST_FACTS)
+        names.setdefault(values, []).append(host.host)
     if not names:
         return None
     each_host = [values for values, group in names.items() for _ in group]
@@ -215,12 +214,13 @@ def _compare_hosts(hosts: Sequence[Mapping[str, Any]]) -> _Hosts | None:
     )  # fmt: skip
 
 
-def _find_code(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    git, code = record.get("git") or {}, record.get("code") or {}
-    changed = f", {count(git['changed_files'] or 0, 'changed file')}" if git.get("dirty") else ""
-    yield "command", record.get("command")
-    yield "directory", record.get("directory")
-    yield "commit", f"{git['commit']}{changed}" if git.get("commit") else None
-    yield "code sent", f"{code['hash']} ({count(code['files'], 'file')} from {code['root']})" if code else None
-    yield "left out", code.get("left_out")
-    yield "repeats", record.get("again_of")
+def _find_code(record: RunJson) -> Iterator[tuple[str, str | None]]:
+    git, code = record.git, record.code
+    yield "command", record.command
+    yield "directory", record.directory
+    if git is not None:
+        yield "commit", git.commit + (f", {count(git.changed_files or 0, 'changed file')}" if git.dirty else "")
+    if code is not None:
+        yield "code sent", f"{code.hash} ({count(code.files, 'file')} from {code.root})"
+        yield "left out", code.left_out
+    yield "repeats", record.again_of

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, tzinfo
 from itertools import zip_longest
-from typing import Any
 
 from launcher.commands.report_page.plot import TimeRange
+from launcher.runs.run_json import Cause, EndedAttempt, RunJson
 from launcher.wording import count, duration
 
 _WIDTH = 1000
@@ -20,7 +20,6 @@ _STEPS = {
     "output": "output", "silent": "no output", "stop": "stop", "pause": "pause",
     "run": "running",
 }  # fmt: skip
-_ENDS = ("connected_at", "checked_at", "started_at", "first_output_at", "last_output_at")  # of the first five
 _HEADS = (
     "#", "began", "ended as", "connect", "check", "start", "first line", "output for", "stop", "pause", "hosts",
     "further",
@@ -42,46 +41,39 @@ class Attempt:
     then: str
 
 
-def read_attempts(record: Mapping[str, Any], runs_since: float | None, now: float) -> list[Attempt]:
+def read_attempts(record: RunJson, runs_since: float | None, now: float) -> list[Attempt]:
     """Return the attempts of a run.json, which has those that have ended, and the one that runs.
 
     runs_since: when its ranks were started, if there is one.
     """
-    ended = [*map(_read_attempt, record.get("attempts") or [])]
+    ended = [*map(_read_attempt, record.attempts)]
     if runs_since is None:
         return ended
-    hosts = len((record.get("plan") or {}).get("nodes") or [])
+    hosts = len(record.plan.nodes)
     steps = [("run", runs_since, now)]
     return [*ended, Attempt(hosts, runs_since, steps, None, now, "not yet", "", has_progress=False, then="")]
 
 
-def _read_attempt(found: Mapping[str, Any]) -> Attempt:
-    times, result = found.get("steps") or {}, found.get("result") or {}
-    cause = result.get("cause")
-    ends = [*(times.get(name) for name in _ENDS), cause and cause["at"], found["ended_at"]]
-    began_at = at = _read_time(found["began_at"])
+def _read_attempt(found: EndedAttempt) -> Attempt:
+    cause = found.result.cause
+    ends = [*asdict(found.steps).values(), cause and cause.at, found.ended_at]
+    began_at = at = _read_time(found.began_at)
     steps = []
     for step, end in zip(_STEPS, ends, strict=False):  # without the last two, which follow an attempt or replace it
         if end and _read_time(end) > at:  # a rank may print before all of them are started
             steps.append((step, at, _read_time(end)))
             at = _read_time(end)
     return Attempt(
-        len(found.get("hosts") or []),
+        len(found.hosts),
         began_at,
         steps,
-        _read_time(cause["at"]) if cause else None,
-        _read_time(found["ended_at"]),
-        str(found.get("outcome")),
-        _describe_cause(cause) if cause else str(result.get("error") or ""),
-        bool(found.get("progress")),
-        str(found.get("then") or ""),
+        _read_time(cause.at) if cause else None,
+        _read_time(found.ended_at),
+        found.outcome,
+        _describe_cause(cause) if cause else found.result.error or "",
+        found.progress,
+        found.then or "",
     )
-
-
-def name_culprit(cause: Mapping[str, Any]) -> str:
-    """Return `gpu2 rank 11`, or the host alone."""
-    rank = f" rank {cause['rank']}" if cause.get("rank") is not None else ""
-    return f"{cause.get('host')}{rank}"
 
 
 def show_time(at: float, zone: tzinfo) -> str:
@@ -93,11 +85,10 @@ def _read_time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def _describe_cause(cause: Mapping[str, Any]) -> str:
-    known = cause.get("explanation") or {}
-    said = [*(cause.get("traceback") or [])[-1:], known.get("cause"), cause.get("text")]
-    text = str(next(filter(None, said), ""))
-    return f"{name_culprit(cause)}: {text if len(text) <= _MOST_LETTERS else f'{text[:_MOST_LETTERS]}...'}"
+def _describe_cause(cause: Cause) -> str:
+    explained = [cause.explanation.cause] if cause.explanation is not None else []
+    text = [*cause.traceback[-1:], *explained, cause.text][0]
+    return f"{cause.culprit}: {text if len(text) <= _MOST_LETTERS else f'{text[:_MOST_LETTERS]}...'}"
 
 
 @dataclass(frozen=True, slots=True)

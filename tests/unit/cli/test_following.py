@@ -12,21 +12,24 @@ from launcher.cli.attach import attach, choose_last
 from launcher.cli.logs import refuse_unknown
 from launcher.errors import UsageError
 from launcher.output.log_reader import LogLine
+from launcher.runs.run_json import read_run_json
+
+ATTEMPT = {"began_at": "", "ended_at": "", "outcome": "error", "result": {"exit_code": 1}}
 
 
 def record(*sizes: int, **more: Any) -> dict[str, Any]:
     """Return what run.json has of attempts with so many hosts of two ranks each; the plan is the last one's."""
-    nodes = [{"node_rank": node, "first_rank": 2 * node, "nproc": 2} for node in range(sizes[-1])]
-    return {"plan": {"nodes": nodes}, "attempts": [{"hosts": ["h"] * size} for size in sizes], **more}
+    nodes = [{"host": "h", "node_rank": node, "first_rank": 2 * node, "nproc": 2} for node in range(sizes[-1])]
+    return {"plan": {"nodes": nodes}, "attempts": [{**ATTEMPT, "hosts": ["h"] * size} for size in sizes], **more}
 
 
 ENDED = {"ended_at": "2026-11-20T09:12:33.123+01:00"}
 # One node of several that were started by hand.
-SHARE = {"plan": {"nodes": [{"node_rank": 1, "first_rank": 2, "nproc": 2}]}, **ENDED}
+SHARE = {"plan": {"nodes": [{"host": "h", "node_rank": 1, "first_rank": 2, "nproc": 2}]}, **ENDED}
 
 
 # Two tries to reach a host before restart 1 began.
-WAITED = {**record(2), "attempts": [{"hosts": ["h", "h"], "restarts": {"used": 1}}] * 3}
+WAITED = {**record(2), "attempts": [{**ATTEMPT, "hosts": ["h", "h"], "restarts": {"used": 1}}] * 3}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,7 @@ WAITED = {**record(2), "attempts": [{"hosts": ["h", "h"], "restarts": {"used": 1
 def test_what_the_run_does_not_have_is_an_error(given: dict[str, int], found: dict[str, Any], error: str) -> None:
     said = ""
     try:
-        refuse_unknown("R", found, **given)
+        refuse_unknown("R", read_run_json(found), **given)
     except UsageError as refusal:
         said = f"{refusal}; {refusal.fix}"
     assert said == error

@@ -23,9 +23,9 @@ from launcher.job.plan import (
     start_fields,
     warm_fields,
 )
-from launcher.job.plan_record import as_record, by_hand_records, host_records
 from launcher.node import messages
 from launcher.node.processes.warm import LATE_VARIABLES
+from launcher.runs.plan_record import as_record, by_hand_records, host_records
 from launcher.runs.report import plan_lines
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -534,7 +534,7 @@ def test_the_record_hides_secrets():
     assert "hunter2" not in repr(record)
     (node,) = record.pop("nodes")
     assert record == {
-        "program": {"kind": "command", "target": "id", "args": ["-u"]},
+        "program": {"kind": "command", "target": "id", "args": ("-u",)},
         "world_size": 1,
         "master_addr": "127.0.0.1",
         "master_port": 41873,
@@ -545,7 +545,7 @@ def test_the_record_hides_secrets():
         "first_rank": 0,
         "nproc": 1,
         "cwd": "/home/gpu1",
-        "argv": ["id", "-u"],
+        "argv": ("id", "-u"),
         "env": {
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "8",

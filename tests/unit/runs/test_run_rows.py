@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from machines.example_run import ExampleRun
 
+from launcher.runs.run_json import read_run_json
 from launcher.runs.run_list import Controller, End, ListedRun
 from launcher.runs.run_rows import find_last_line, make_row, read_row
 
@@ -35,7 +36,8 @@ def test_the_reason_is_the_cause(
         "host": "gpu1", "rank": 3, "text": "killed by SIGKILL", "traceback": traceback, "explanation": explanation,
         "last_lines": last_lines,
     }  # fmt: skip
-    assert find_last_line(RUN, {"result": {"cause": cause}}) == f"gpu1 rank 3: {text}"
+    result = {"exit_code": -9, "cause": {"what": "rank", "at": "", **cause}}
+    assert find_last_line(RUN, read_run_json({"result": result})) == f"gpu1 rank 3: {text}"
 
 
 @pytest.mark.parametrize("change", [
@@ -45,13 +47,15 @@ def test_the_reason_is_the_cause(
 def test_an_odd_run_json_costs_only_what_it_says(tmp_path: Path, change: dict[str, Any]) -> None:
     """Not the row of its run, nor those of others."""
     run = ExampleRun().write(tmp_path)
-    (run.folder / "run.json").write_text(json.dumps({**run.read_record(), **change}))
+    (run.folder / "run.json").write_text(json.dumps({**run.read_json(), **change}))
     row = make_row(run, 7.0)
     assert read_row(json.loads(json.dumps(row.as_record()))) == row
     assert (row.run, row.state, row.exit_code, row.logs) == (run.id, "failed", 1, str(run.folder))
-    assert isinstance(run.find_hosts(), list)
+    assert {*run.read_record().all_hosts} <= {*ExampleRun().names}
 
 
 def test_a_run_that_never_started_says_why() -> None:
     error = "gpu1: no GPU (neither nvidia-smi nor rocm-smi found)"
-    assert find_last_line(RUN, {"result": {"cause": None, "error": f"{error}\n  fix: install"}}) == error
+    assert (
+        find_last_line(RUN, read_run_json({"result": {"exit_code": 70, "error": f"{error}\n  fix: install"}})) == error
+    )
