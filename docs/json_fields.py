@@ -24,13 +24,14 @@ from launcher.preflight.findings import Finding
 from launcher.preflight.load import MeasuredLoad
 from launcher.runs.bisection import Verdict
 from launcher.runs.odd_gpus import Oddity
-from launcher.runs.run_json import Plan, Result, RunJson
+from launcher.runs.run_json import Plan, Result, RunJson, SentCode
 from launcher.runs.run_rows import RunRow
 
 PAGE = Path(__file__).parent / "json.md"
 # The heading of a table -> where in it the fields of which record are.
 RECORDS: Mapping[str, Mapping[str, type]] = {
     "## run.json": {"": RunJson},
+    "### code": {"": SentCode},
     "### plan": {"": Plan},
     "### line": {"": values.Line},
     "### odd": {"": Oddity},

@@ -80,8 +80,7 @@ def refuse_unknown(
         return
     most = max((len(each.hosts) for each in attempts), default=0)
     earlier = range(most) if most > len(nodes) else range(0)
-    ranks = {each.first_rank + local for each in nodes for local in range(each.nproc)}
-    ranks |= set(range(len(earlier) * nodes[0].nproc))
+    ranks = {rank for each in nodes for rank in each.ranks} | {*range(len(earlier) * len(nodes[0].ranks))}
     used = [each.restarts.used for each in attempts if each.restarts is not None]
     starts = used[-1] + 1 if used else max(1, len(attempts) + (not record.ended_at))
     for name, number, known in (

@@ -107,14 +107,14 @@ def print_dry_run(job: Job, hosts: Sequence[Host], request: Request, share: tupl
     from launcher.cli.runner import plan_unasked, read_run_options
     from launcher.job.plan import refuse_unknown_ranks
     from launcher.output.console import dated
-    from launcher.runs.plan_record import as_dry_record, code_record
+    from launcher.runs.plan_record import as_record, describe_code
     from launcher.runs.report import plan_lines
 
     plan = plan_unasked(job, hosts, share)
     refuse_unknown_ranks(plan, read_run_options(request).shown_ranks)
     if request.as_json:
-        event = dated("plan", run=None, name=request.name, **as_dry_record(plan), code=code_record(job))
-        click.echo(json.dumps(event, default=str))
+        record = as_record(plan, {"run": None, "name": request.name, "code": describe_code(job)}, is_dry=True)
+        click.echo(json.dumps(dated("plan", **record)))
         return 0
     if job.tree is not None:
         from launcher.sync.code_messages import plan_line

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -43,7 +43,7 @@ from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge
 from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
-from launcher.runs.plan_record import as_dry_record, as_record, by_hand_records, code_record, host_records
+from launcher.runs.plan_record import as_record, by_hand_records, describe_code, host_records
 from launcher.runs.rank_watch import call_when_all_run, call_when_all_start, say_early_exits
 from launcher.runs.result import Result, Steps
 from launcher.runs.run_request import ALL_RUN, RunRequest
@@ -228,8 +228,8 @@ class Attempt:
 
     async def _print_plan(self) -> Result:
         assert self._plan is not None
-        names = {"run": None, "name": self._record.name}
-        self._console.emit("plan", **names, **as_dry_record(self._plan), code=code_record(self._job))
+        names = {"run": None, "name": self._record.name, "code": describe_code(self._job)}
+        self._console.emit("plan", **as_record(self._plan, names, is_dry=True))
         for line in report.plan_lines(self._plan):
             self._console.show(line)
         census = await self.session.stop_all(timeout_s=0)
@@ -267,20 +267,19 @@ class Attempt:
         disk.put(partial(self._link_logs, [node.node_rank for node in self._plan.nodes]))
         said = [warning.one_line for warning in warnings]
         times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
-        sent = code_record(self._job)
+        sent = describe_code(self._job)
         hosts, facts = self.session.hosts, inspection.facts[: len(self.session.hosts)]
         values = {
             **times,
-            "plan": as_record(self._plan),
-            "code": sent,
+            "plan": as_record(self._plan, {}),
+            "code": sent and asdict(sent),
             "hosts": host_records(hosts, facts),
             "by_hand": by_hand_records(self._job, hosts, facts, self._options.share),
             "warnings": said,
         }
         disk.put(partial(self._record.update, values))
-        logs = self._record.folder.absolute()
-        names = {"run": self._record.run_id, "name": self._record.name, "logs": logs, "attempt": number}
-        self._console.emit("plan", **names, **as_record(self._plan), code=sent)
+        names = {"run": self._record.run_id, "name": self._record.name, "logs": str(self._record.folder.absolute())}
+        self._console.emit("plan", **as_record(self._plan, {**names, "attempt": number, "code": sent}))
 
     def _link_logs(self, node_ranks: Sequence[int]) -> None:
         if not self._record.link(node_ranks):

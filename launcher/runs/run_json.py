@@ -14,6 +14,8 @@ from launcher.forms import Count, FormError, Text, reader_of
 from launcher.runs.bisection import Verdict
 from launcher.runs.run_state import RestartCount
 
+PLAN_OF_EVENT = ("run", "name", "logs", "attempt", "code")  # the fields of a plan that it has in --json alone
+
 
 @dataclass(frozen=True, slots=True)
 class CodeVersion:
@@ -40,23 +42,19 @@ class Node:
 
     host: str  # the host's name
     node_rank: Count  # the host's node rank, from 0
-    first_rank: Count  # the first rank on the host
-    nproc: Count  # the number of ranks on the host
+    first_rank: Count | None  # the first rank on the host; `null` if it depends on the hosts' GPUs, in a dry run
+    nproc: Count | None  # the number of ranks on the host; `null` if it depends on its GPUs, in a dry run
     cwd: str = ""  # the directory in which the ranks run
-    argv: tuple[Text, ...] = ()  # what is executed there: torchrun, or a rank if there is no torchrun
-    # the variables that `launch` sets on the host, by name; not those of `--env` and the forwarded ones
+    # what is executed there: torchrun, or a rank if there is no torchrun; not in a dry run
+    argv: tuple[Text, ...] = ()
+    # the variables that `launch` sets there, by name; not those of `--env` and the forwarded ones; not in a dry run
     env: Mapping[str, Text] = field(default_factory=dict)
+    command: Text = ""  # the line for a shell on that host, as `--dry-run` prints it; only in a dry run
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is started where."""
-
-    program: PlannedProgram | None = None
-    world_size: int = 0  # the number of ranks
-    master_addr: str = ""  # the address of node 0 that the ranks get
-    master_port: int = 0  # the port of node 0
-    nodes: tuple[Node, ...] = ()
+    @property
+    def ranks(self) -> range:
+        """The ranks on the host."""
+        return range(self.first_rank or 0, (self.first_rank or 0) + (self.nproc or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,22 @@ class SentCode:
     bytes: int  # their size
     links: Mapping[str, str]  # the target of each link, by name
     left_out: str  # what was not sent, as a text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is started where."""
+
+    run: str | None = None  # the run's ID; `null` in a dry run, for which no run is made; not in run.json
+    name: str | None = None  # the value of `--name`; not in run.json
+    logs: str = ""  # the directory of its logs, on the machine that controls the run; not in run.json or a dry run
+    attempt: int = 0  # the number of the restart, 0 for the first attempt; not in run.json or a dry run
+    program: PlannedProgram | None = None
+    world_size: int | None = None  # the number of ranks; `null` if it depends on the hosts' GPUs, in a dry run
+    master_addr: str | None = None  # the address of node 0 that the ranks get; `null` if only the hosts know it
+    master_port: int | None = None  # the port of node 0; `null` if only node 0 knows it
+    nodes: tuple[Node, ...] = ()
+    code: SentCode | None = None  # the code that `--sync` sent, or would send, as in run.json, which has it elsewhere
 
 
 @dataclass(frozen=True, slots=True)

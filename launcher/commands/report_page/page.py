@@ -89,7 +89,7 @@ def _find_zone(record: RunJson) -> tzinfo:
 def _find_facts(contents: Contents, zone: tzinfo) -> Iterator[tuple[str, str]]:
     record, times = contents.record, contents.times
     if nodes := record.plan.nodes:
-        yield "ranks", f"{sum(node.nproc for node in nodes)} on {count(len(nodes), 'host')}"
+        yield "ranks", f"{sum(len(node.ranks) for node in nodes)} on {count(len(nodes), 'host')}"
     yield "began", show_time(times.begin, zone)
     yield ("took", duration(times.end - times.begin)) if record.ended_at else ("now", contents.doing)
     if record.result is not None:

@@ -530,7 +530,7 @@ def test_what_the_record_says_of_hosts():
 def test_the_record_hides_secrets():
     job = Job(Program(ProgramKind.COMMAND, "id", ("-u",)), nproc=1, cpu=True, env={"HF_TOKEN": "hunter2"})
     plan = plan_of(job, facts_of("gpu1"))
-    record = as_record(plan)
+    record = as_record(plan, {})
     assert "hunter2" not in repr(record)
     (node,) = record.pop("nodes")
     assert record == {
