@@ -248,6 +248,11 @@ class RunJson:
     result: Result | None = None  # see the event `result`; absent before the end
 
     @property
+    def cause(self) -> Cause | None:
+        """What failed first, if the run has failed."""
+        return self.result.cause if self.result is not None else None
+
+    @property
     def all_hosts(self) -> list[str]:
         """All hosts that the run has used so far."""
         nodes = [node.host for node in self.plan.nodes]

@@ -100,7 +100,7 @@ def _find_start(run: ListedRun, now: float) -> float | None:
 
 def _find_last_lines(run: ListedRun, record: RunJson) -> list[str]:
     """Return the last lines of the process to blame: a rank, or torchrun."""
-    cause = record.result.cause if record.result is not None else None
+    cause = record.cause
     node = next((node.node_rank for node in record.plan.nodes if cause is not None and node.host == cause.host), None)
     if cause is None or node is None:
         return []

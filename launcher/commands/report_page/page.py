@@ -60,7 +60,11 @@ def write_page(contents: Contents) -> str:
         state=contents.state,
         kind=contents.state if contents.state in _HEADLINES else "",
         facts=[*_find_facts(contents, zone)],
-        result=_describe_result(contents),
+        cause=record.cause,
+        last_lines=contents.last_lines or (record.cause and record.cause.last_lines),
+        words=(record.result and record.result.error) or _HEADLINES.get(contents.state, contents.doing),
+        result_kind="bad" if record.cause else _KINDS.get(contents.state, ""),
+        left=[*_find_left(record)],
         findings=[f"{show_time(each.at, zone)} {each.place}: {each.text}" for each in contents.findings],
         attempts=lay_out_attempts(attempts, contents.times, zone),
         sections=[
@@ -98,36 +102,12 @@ def _find_facts(contents: Contents, zone: tzinfo) -> Iterator[tuple[str, str]]:
         yield "by", f"{record.user} on {record.launch_host}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """The first card: how the run ended, and why."""
-
-    words: str
-    kind: str
-    left: Sequence[str]
-    culprit: str = ""
-    traceback: str = ""
-    advice: Sequence[tuple[str, str]] = ()
-    last_lines: Sequence[str] = ()
-
-
-def _describe_result(contents: Contents) -> _Result:
-    words, kind = _HEADLINES.get(contents.state, contents.doing), _KINDS.get(contents.state, "")
-    result = contents.record.result
-    if result is None:
-        return _Result(words, kind, [])
-    left = [f"{host}: pid {pid} ({name}) is still running" for host, found in result.left.items()
-            for pid, name, _ in found]  # fmt: skip
-    left += [f"{host} could not be reached at the end" for host in result.unreachable]
-    cause = result.cause
-    if cause is None:
-        return _Result(result.error or words, kind, left)
-    known = cause.explanation
-    return _Result(
-        f"{cause.culprit}: {cause.text}", "bad", left, cause.culprit, "\n".join(cause.traceback),
-        [("why", known.cause), ("fix", known.fix)] if known is not None else [],
-        contents.last_lines or cause.last_lines,
-    )  # fmt: skip
+def _find_left(record: RunJson) -> Iterator[str]:
+    """Yield what was still there when the run had ended."""
+    if record.result is not None:
+        for host, found in record.result.left.items():
+            yield from (f"{host}: pid {pid} ({name}) is still running" for pid, name, _ in found)
+        yield from (f"{host} could not be reached at the end" for host in record.result.unreachable)
 
 
 # ---- plots -----------------------------------------------------------------------------------------------------------
