@@ -18,11 +18,15 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from launcher.api import values
+from launcher.commands.exec import ExecResult
+from launcher.commands.free import FreeHost
+from launcher.commands.sync import SyncResult
 from launcher.errors import HostFailure
 from launcher.job.facts import GpuSample, HostSample, NodeFacts
 from launcher.preflight.findings import Finding
 from launcher.preflight.load import MeasuredLoad
 from launcher.runs.bisection import Verdict
+from launcher.runs.hangs import Stacks
 from launcher.runs.odd_gpus import Oddity
 from launcher.runs.run_json import Plan, Result, RunJson, SentCode
 from launcher.runs.run_rows import RunRow
@@ -34,14 +38,17 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
     "### code": {"": SentCode},
     "### plan": {"": Plan},
     "### line": {"": values.Line},
+    "### stacks": {"": Stacks},
     "### odd": {"": Oddity},
     "### result": {"": Result},
     "### verdict": {"": Verdict},
     "## launch ps --json": {"": RunRow},
+    "## launch exec --json": {"": ExecResult},
     "## launch check --json": {"findings[].": Finding, "loads[].": MeasuredLoad, "unreachable[].": HostFailure},
     "### The facts of a host": {"": NodeFacts},
     "## launch top --json": {"": HostSample, "gpus[].": GpuSample},
-    "## launch sync --json": {"findings[].": Finding},
+    "## launch free --json": {"hosts[].": FreeHost},
+    "## launch sync --json": {"": SyncResult, "findings[].": Finding},
     "## launch hosts --json": {"": values.Host},
 }
 _OWN_TABLE = [records[""] for records in RECORDS.values() if "" in records]
@@ -104,7 +111,7 @@ def _name_type(hint: Any) -> tuple[type | None, bool, str]:
         return None, False, "string"
     if origin is tuple or getattr(origin, "__name__", "") in ("Sequence", "tuple"):
         inner, _, shown = _name_type(args[0])
-        of = f"list of {shown}s" if shown in ("string", "number") and args[-1] is ... else "list"
+        of = f"list of {shown}s" if shown in ("string", "number") and args[1:] in ((), (...,)) else "list"
         return inner, True, of
     if getattr(origin, "__name__", "") == "Mapping":
         return None, False, "object"

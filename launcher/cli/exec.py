@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def command(*, fold: bool, request: Request) -> int:
     reached or is lost and no command failed. In a Slurm job, its hosts are the default.
     """
     from launcher.cli.sessions import find_pythons, hold_session, make_settings
-    from launcher.commands.exec import command_argv, execute
+    from launcher.commands.exec import ExecResult, command_argv, execute
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
     from launcher.session.session import SIGNALS
@@ -74,7 +75,7 @@ def command(*, fold: bool, request: Request) -> int:
         if not is_told:
             _tell_input(console)  # its producer may have started later than the command
         failures = {failure.host: failure.text for failure in done.failures}
-        console.emit("result", exit_code=done.exit_code, exit_codes=done.exit_codes, failures=failures)
+        console.emit("result", **asdict(ExecResult(done.exit_code, done.exit_codes, failures)))
         _report(console, done)
         return done.exit_code
 

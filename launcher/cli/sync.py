@@ -83,17 +83,18 @@ def _report(
     console: Console, hosts: Sequence[Host], tree: Tree, delivered: Delivered, failures: Sequence[HostFailure], *,
     is_check: bool,
 ) -> int:  # fmt: skip
-    from launcher.commands.sync import as_record, exit_code
+    from launcher.commands.sync import SyncResult, exit_code
     from launcher.hosts.unreachable import failure_lines
     from launcher.output.style import Style
     from launcher.sync.code_messages import code_line, describe_tree, place_lines
 
     code = exit_code(delivered, failures)
     paths = {hosts[index].name: path for index, path in delivered.paths.items()}
-    console.emit(
-        "sync", exit_code=code, **as_record(tree, delivered), paths=paths,
-        unreachable=[asdict(failure) for failure in failures],
-    )  # fmt: skip
+    result = SyncResult(
+        code, tree.hash, tree.files, tree.bytes_in_all, tree.left_out, delivered.files, delivered.sent_bytes, paths
+    )
+    findings, unreachable = [each.as_record() for each in delivered.findings], [*map(asdict, failures)]
+    console.emit("sync", **asdict(result), findings=findings, unreachable=unreachable)
     line = describe_tree(tree) if is_check else code_line(tree, delivered.files, delivered.sent_bytes)
     console.say(f"launch: {line}", Style.TEXT)
     found = [line for finding in delivered.findings for line in str(finding).splitlines()]

@@ -33,6 +33,15 @@ class Execution:
         return bad[0] if bad else EXIT_UNREACHABLE if self.failures else 0
 
 
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """The event `result` of `launch exec --json`."""
+
+    exit_code: int  # the exit code of `launch`
+    exit_codes: Mapping[str, int]  # the command's exit codes, by host
+    failures: Mapping[str, str]  # why the command couldn't run, by host
+
+
 def command_argv(words: Sequence[str]) -> list[str]:
     """Return what is executed: one word is a shell command line, as with ssh; several are an argv as they are."""
     return ["/bin/sh", "-c", words[0]] if len(words) == 1 else list(words)

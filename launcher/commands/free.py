@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,6 +48,47 @@ class Box:
         if gpu.fault is not None:
             return "lost"
         return "claimed" if self.claims_on(gpu) else "busy" if users_of(gpu) or hidden_mib(gpu) else "free"
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGpu:
+    """A GPU in the event `free` of --json."""
+
+    index: int  # the number of one of its GPUs; with `--include`, of those that were chosen
+    state: str  # `free`, `claimed`, `busy` without a claim, or `lost` if it doesn't respond
+    name: str  # its model
+    memory_mib: int | None  # its memory
+    free_mib: int | None  # memory that is free
+    # the processes that have memory on it, as in [the facts of a host](#the-facts-of-a-host)
+    processes: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeClaim:
+    """A claim in the event `free` of --json."""
+
+    user: str  # a user who has claimed GPUs of the host, or all of its CPUs
+    run: str  # for which run, in that user's words; empty if it doesn't respond
+    since: str  # since when the run lasts
+    name: str | None  # the run's `--name`
+    gpus: Sequence[int]  # the numbers of the claimed GPUs
+    is_of_cpus: bool  # whether the whole host is claimed (`--claim-cpus`)
+    is_shared: bool  # whether the run was started on claimed GPUs (`--share`)
+    is_reserved: bool  # whether the run is between two attempts, or about to start after a wait in the queue
+    is_waiting: bool  # whether it is a place in the queue (`--queue`)
+    is_mine: bool  # whether it is the user's own
+    until: str | None  # when the run will be stopped (`--until`, `--for`); `null` if it has no time limit
+
+
+@dataclass(frozen=True, slots=True)
+class FreeHost:
+    """A host in the event `free` of --json."""
+
+    host: str  # a host that has answered
+    gpus: Sequence[FreeGpu]
+    claims: Sequence[FreeClaim]
+    gpu_error: str | None  # why its GPUs couldn't be listed
+    claims_error: str | None  # why claims may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,29 +238,21 @@ def _verdict(boxes: Sequence[Box]) -> list[str]:
 
 def as_record(found: Survey) -> dict[str, Any]:
     """Return the same as JSON values."""
-    return {
-        "exit_code": found.exit_code,
-        "hosts": [
-            {
-                "host": box.host.name,
-                "gpus": [
-                    {
-                        "index": gpu.index, "state": box.state(gpu), "name": gpu.name, "memory_mib": gpu.memory_mib,
-                        "free_mib": gpu.free_mib, "processes": [asdict(process) for process in gpu.processes],
-                    }
-                    for gpu in box.gpus
-                ],
-                "claims": [_as_values(claim) for claim in box.claims],
-                "gpu_error": box.facts.gpu_error,
-                "claims_error": box.claims_error,
-            }
-            for box in found.boxes
-        ],
-        "unreachable": [asdict(failure) for failure in found.failures],
-    }  # fmt: skip
+    unreachable = [asdict(failure) for failure in found.failures]
+    return {"exit_code": found.exit_code, "hosts": [*map(_describe, found.boxes)], "unreachable": unreachable}
 
 
-def _as_values(claim: BoxClaim) -> dict[str, Any]:
-    values = asdict(claim) | {"since": iso_time(claim.since)}
-    values["until"] = iso_time(claim.until) if claim.until is not None else None
-    return values
+def _describe(box: Box) -> dict[str, Any]:
+    gpus = [
+        FreeGpu(
+            gpu.index, box.state(gpu), gpu.name, gpu.memory_mib, gpu.free_mib, [*map(asdict, gpu.processes)]
+        )
+        for gpu in box.gpus
+    ]  # fmt: skip
+    claims = [*map(_describe_claim, box.claims)]
+    return asdict(FreeHost(box.host.name, gpus, claims, box.facts.gpu_error, box.claims_error))
+
+
+def _describe_claim(claim: BoxClaim) -> FreeClaim:
+    until = iso_time(claim.until) if claim.until is not None else None
+    return FreeClaim(**asdict(claim) | {"since": iso_time(claim.since), "until": until})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.concurrency import call_in_thread
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure
@@ -55,14 +56,15 @@ def exit_code(delivered: Delivered, failures: Sequence[HostFailure]) -> int:
     return EXIT_PREFLIGHT if any(finding.severity is PROBLEM for finding in delivered.findings) else 0
 
 
-def as_record(tree: Tree, delivered: Delivered) -> dict[str, object]:
-    """Return what was sent as JSON values."""
-    return {
-        "hash": tree.hash,
-        "files": tree.files,
-        "bytes": tree.bytes_in_all,
-        "left_out": tree.left_out,
-        "files_sent": delivered.files,
-        "bytes_sent": delivered.sent_bytes,
-        "findings": [finding.as_record() for finding in delivered.findings],
-    }
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """The event `sync` of --json, but for its findings."""
+
+    exit_code: int  # 0, 69 if a host can't be reached, 70 if a host can't have the code or has other code
+    hash: str  # of the listing of the code
+    files: int  # how many files there are
+    bytes: int  # their size
+    left_out: str  # what was not sent, as a text
+    files_sent: int  # how many files some host lacked
+    bytes_sent: int  # how much was sent to all hosts together, compressed
+    paths: Mapping[str, str]  # the directory of the code on each host, by name

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +37,25 @@ GAPS = 10  # times the longest gap so far
 _LOOK_S = 60.0  # while it is being learned
 
 _Place = tuple[int, int]  # index of the node, local rank
+
+
+@dataclass(frozen=True, slots=True)
+class RanksAlike:
+    """Ranks at the same point, in the event `stacks`."""
+
+    ranks: Sequence[int]  # ranks with equal stacks
+    lines: Sequence[str]  # that stack
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """The event `stacks` of --json."""
+
+    run: str  # the run's ID
+    name: str | None  # the value of `--name`
+    file: str | None  # the file with the full text; `null` if it could not be written
+    odd: Sequence[int]  # the ranks that differ from the others
+    groups: Sequence[RanksAlike]
 
 
 class StackTaker:
@@ -138,8 +158,10 @@ class StackTaker:
             result.set_result(folded)  # whoever waits for it continues behind these lines
             if path is not None:
                 self._session.say(f"launch: full text in {self._record.show(path)}")
-            names = {"run": self._record.run_id, "name": self._record.name}
-            self._console.emit("stacks", **names, file=path, **_as_record(folded))
+            groups = [RanksAlike(_ranks(each.stacks), stack_lines(each.first)) for each in folded.groups]
+            odd, file = _ranks(folded.odd), None if path is None else str(path)
+            told = Stacks(self._record.run_id, self._record.name, file, odd, groups)
+            self._console.emit("stacks", **asdict(told))
 
         def keep() -> None:
             path = self._record.keep_text(name, text)
@@ -163,22 +185,16 @@ def _stack(node: NodePlan, local_rank: int, answer: Event | None) -> Stack:
     return Stack(host, rank, frames, fields["state"], fields["wchan"], fields["reason"], starter=starter)
 
 
+def _ranks(stacks: Sequence[Stack]) -> list[int]:
+    return [stack.rank for stack in stacks]
+
+
 def _full_text(node: NodePlan, local_rank: int, answer: Event | None) -> str:
     head = f"==== {node.host.name} rank {node.first_rank + local_rank}"
     if answer is None or not answer.fields["content"]:
         return "\n".join([head, *stack_lines(_stack(node, local_rank, answer)), "", ""])
     text = answer.fields["content"].decode("utf-8", "replace")
     return f"{head}, pid {answer.fields['pid']}, by {answer.fields['source']}\n{text}\n"
-
-
-def _as_record(folded: FoldedStacks) -> dict[str, object]:
-    return {
-        "odd": [stack.rank for stack in folded.odd],
-        "groups": [
-            {"ranks": [stack.rank for stack in group.stacks], "lines": stack_lines(group.first)}
-            for group in folded.groups
-        ],
-    }
 
 
 class HangWatch:

@@ -22,6 +22,7 @@ from machines.processes import wait_until
 from node_process import STAND_IN
 
 from launcher.commands import check, free
+from launcher.commands.sync import SyncResult
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.facts import BoxClaim
@@ -36,7 +37,7 @@ TYPES = {
     type(None): "`null`",
 }  # fmt: skip
 # Objects whose keys are names of hosts and variables, and what another table has.
-LEAVES = {"left", "blamed", "unreachable", "written", "exit_codes", "failures", "env", "plan", "result"}
+LEAVES = {"left", "paths", "blamed", "unreachable", "written", "exit_codes", "failures", "env", "plan", "result"}
 FAILS = """
 import os, sys, time
 print("ready", flush=True)
@@ -155,6 +156,12 @@ def test_a_check() -> None:
     found = set(fields(check.as_record(JOB, inspection) | {"hosts": None, "unreachable": None})) | COMMON
     found |= {f"unreachable[].{name}" for name in asdict(lost)}
     assert found - {"unreachable"} == documented("## launch check --json")
+
+
+def test_a_sync() -> None:
+    result = asdict(SyncResult(0, "hash", 1, 7, "", 1, 7, {"a": "/code"}))
+    found = {**result, "findings": [Finding(("a",), "busy").as_record()], "unreachable": []}
+    assert set(fields(found)) | COMMON == documented("## launch sync --json", found)
 
 
 def test_free_gpus() -> None:
