@@ -165,9 +165,11 @@ def test_a_sync() -> None:
 
 
 def test_free_gpus() -> None:
-    box = free.Box(Host("a"), facts(), (BoxClaim("ann", "20261124-091233", 0.0),))
+    box = free.Box(Host("a"), facts(), (BoxClaim("ann", "20261124-091233", 0.0, until=60.0),))
     record = free.as_record(free.Survey((box,), (), 1.0))
-    assert set(fields(record)) | COMMON == documented("## launch free --json")
+    assert set(fields(record)) | COMMON == documented("## launch free --json", record)
+    (claim,) = record["hosts"][0]["claims"]
+    assert (claim["since"][17:23], claim["until"][14:23]) == ("00.000", "01:00.000")
 
 
 def test_the_guide_leads_there() -> None:

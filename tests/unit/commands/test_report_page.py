@@ -26,6 +26,7 @@ from launcher.commands.report_page.page import write_page
 from launcher.commands.report_page.plot import MOST_BINS, Line, Plot, TimeRange, find_extremes, show_number
 from launcher.commands.report_page.samples import Sample, SampleFinding, read_samples
 from launcher.commands.report_page.timeline import lay_out_attempts, read_attempts
+from launcher.commands.run_answers import find_value
 from launcher.errors import UsageError
 from launcher.forms import FormError
 from launcher.output.log_reader import LogLine
@@ -326,6 +327,15 @@ def test_a_long_error_is_cut_in_the_row_of_its_attempt(tmp_path: Path) -> None:
     row = next(text for text in page.texts if text.startswith("error: gpu2 rank 11: RuntimeError: Missing key(s)"))
     assert len(row) < 400 and row.endswith("...")
     assert any(text.endswith("the end") for text in page.texts)
+
+
+def test_what_is_left_of_a_run(tmp_path: Path) -> None:
+    example = ExampleRun(hours=0.1, hosts=2)
+    result = {**example.record()["result"], "left": {"gpu1": [[7, "python", "S"]]}, "unreachable": {"gpu2": 8}}
+    run = replace(example, more={"result": result}).write(tmp_path)
+    page = Reader(write_page(collect_contents(run)))
+    assert {"gpu1: pid 7 (python) is still running", "gpu2 could not be reached at the end"} < {*page.texts}
+    assert find_value(run, "agents") == {"is_alive": False, "exit_code": 1, "missing": ["gpu2"], "orders": []}
 
 
 def test_many_attempts_and_hosts(tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ def test_an_odd_run_json_costs_only_what_it_says(tmp_path: Path, change: dict[st
     assert {*run.read_record().all_hosts} <= {*ExampleRun().names}
 
 
+def test_who_started_a_run_and_what_controls_it(tmp_path: Path) -> None:
+    row = make_row(ExampleRun(more={"launch_host": "desk"}).write(tmp_path), 7.0)
+    assert (row.launch_host, row.controller, row.nodes, row.attempts) == ("desk", "laptop", (8,) * 8, 3)
+
+
 def test_a_run_that_never_started_says_why() -> None:
     error = "gpu1: no GPU (neither nvidia-smi nor rocm-smi found)"
     assert (
