@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shlex
@@ -43,7 +42,7 @@ def gpus(cluster: Cluster) -> None:
 
 
 def test_hosts_that_are_equal(launch: Launch, train: str) -> None:
-    done = launch.check("--cpu", "--nproc", "1", train)
+    done = launch.check("--start=plain", "--cpu", "--nproc", "1", train)
     assert done.exit_code == 0
     assert done.stderr == ""
     first, traits, last = done.table
@@ -63,10 +62,11 @@ def test_one_host(launch: Launch) -> None:
 
 
 def test_one_machine_under_two_names_is_a_warning_on_cpus(launch: Launch, cluster: Cluster, train: str) -> None:
-    """Each name has a supervisor of its own, and a Python that imports torch meanwhile."""
+    """Each name has a supervisor of its own."""
     names = launch.folder / "ssh_config"
     names.write_text(cluster.ssh_config.read_text().replace("Host node1\n", "Host node1 twin\n"))
-    done = launch.check("--ssh-config", str(names), "--cpu", "--nproc", "1", train, hosts="node1,twin")
+    words = ("--ssh-config", str(names), "--start=plain", "--cpu", "--nproc", "1", train)
+    done = launch.check(*words, hosts="node1,twin")
     assert done.exit_code == 0
     first, traits, *warnings, last = done.table
     assert (first, last) == ("2 hosts responded (N s)", "nothing would break a run, 1 warning")
@@ -209,22 +209,6 @@ def test_data_over_an_interface_that_leads_nowhere(launch: Launch) -> None:
 
 
 # ---- what differs else ----------------------------------------------------------------------------------------------
-
-
-def test_a_script_that_differs(launch: Launch, cluster: Cluster, train: str) -> None:
-    """Without torchrun, whose imports on all hosts would take most of the time."""
-    other = "print('other')\n"
-    cluster["node2"].replace_file(str(launch.folder / train), other)
-    usual = hashlib.sha256((launch.folder / train).read_bytes()).hexdigest()[:6]
-    done = launch.start("--start=plain", "--nproc", "1", "--cpu", train).finish()
-    assert done.exit_code == 70
-    assert done.words == [
-        REFUSED,
-        f"  node2: the script's hash is {hashlib.sha256(other.encode()).hexdigest()[:6]}, the others {usual}",
-        "    fix: copy the same script to all hosts",
-    ]
-    done = launch.start("--start=plain", "--no-check", "--nproc", "1", "--cpu", train).finish()
-    assert sorted(done.lines) == ["[node1:0] started", "[node2:1] other", "[node3:2] started"]
 
 
 def test_code_that_differs(launch: Launch, cluster: Cluster, train: str) -> None:

@@ -63,18 +63,6 @@ def test_two_hosts_and_their_picture(launch: Launch, cluster: Cluster) -> None:
         assert argv[argv.index("--master-addr") + 1] == cluster["node1"].address
 
 
-def test_more_processes_than_gpus(launch: Launch, cluster: Cluster) -> None:
-    cluster["node1"].set_gpus(2)
-    done = launch.test(4, hosts="node[1-2]").finish()
-    assert done.exit_code == 70
-    # Where torch is a build for CPUs, a line says that too.
-    assert done.words[:2] == [BACKENDS, "launch: nothing was started; these would break the run:"]
-    told = "\n".join(done.words)
-    assert "  node1: 4 GPUs requested, but it has 2\n    fix: request fewer with --gpus (one process per GPU)" in told
-    assert "  node2: no GPU (neither nvidia-smi nor rocm-smi found)\n" in told
-    assert "    fix: install the driver of its GPUs; if it has none, run on CPUs: --cpu" in told
-
-
 @pytest.fixture
 def search(launch: Launch, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Callable[[], tuple[list[str], str]]:
     """Return a function that searches node1 to node4; it returns what was said, sorted, and the verdict."""
@@ -116,20 +104,3 @@ def test_a_pair_that_fails_is_found(search: Callable[[], tuple[list[str], str]],
         "testing node[3-4]: ok",
     ]
     assert verdict == "verdict: node2 and node4 fail together, but each passes alone\n"
-
-
-def test_a_host_that_fails_with_everybody_is_found(
-    search: Callable[[], tuple[list[str], str]], cluster: Cluster
-) -> None:
-    """A firewall that the checks before a run pass, and the ranks do not."""
-    cluster["node4"].block(PORT, is_silent=False)
-    lines, verdict = search()
-    reason = "FAILED (RANK, exit code 1: OSError: [Errno 113] No route to host)"
-    assert lines == [
-        *(f"testing node{number} alone: ok" for number in (1, 2, 3, 4)),
-        f"testing node[1-2,4]: {reason}",
-        "testing node[1-2]: ok",
-        "testing node[1-3]: ok",
-        f"testing node[3-4]: {reason}",
-    ]
-    assert verdict == "verdict: node3 and node4 fail together, but each passes alone; without node4, the others pass\n"

@@ -40,5 +40,5 @@ def test_the_trainer_needs_no_gpus(launch: Launch) -> None:
     assert done.exit_code == 0, done
     assert "launch: 2 hosts without GPUs, so the run uses CPUs: 1 process per host (--nproc N for more)" in done.words
     assert [line.count("--nproc-per-node 1 ") for line in done.lines if "launcher.trainer" in line] == [1, 1]
-    asked = launch.start("--gpus", "8", *trainer, hosts="node[1-2]").finish()
+    asked = launch.start("--start=plain", "--gpus", "8", *trainer, hosts="node[1-2]").finish()
     assert (asked.exit_code, asked.words[2]) == (70, "  node[1-2]: no GPU (neither nvidia-smi nor rocm-smi found)")
