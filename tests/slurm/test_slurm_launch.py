@@ -49,15 +49,6 @@ def test_a_script_of_sbatch_with_options_that_srun_would_take(launch: SlurmLaunc
     assert [re.sub(r"\d+$", "N", line) for line in sorted(said)] == [f"[node1:0] {job}   N", f"[node2:1] {job}   N"]
 
 
-def test_more_than_srun_has_room_for(launch: SlurmLaunch) -> None:
-    script = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"
-    done = launch.start("--nproc", "1", "--quiet", *shell(script)).finish()
-    for number in range(2):
-        log = (done.logs / f"node_{number}.log").read_bytes()
-        assert log.count(b"x") == 3_000_000
-        assert log.endswith(b"] end\n")
-
-
 def test_ranks_get_our_modules_and_are_no_tasks(launch: SlurmLaunch) -> None:
     script = 'echo "$LOADED $SLURM_PROCID$SLURM_STEP_ID$SSH_CONNECTION $SLURM_JOB_NUM_NODES $PWD"'
     argv = ("env", "LOADED=yes", "SSH_CONNECTION=a 1 b 2", "launch", "--nproc", "1", *shell(script))
@@ -79,8 +70,6 @@ def gpus(launch: SlurmLaunch) -> None:
     ("job", "given"),
     [
         (("--gres=gpu:1",), ["0"]),
-        (("--gpus-per-node=2",), ["0,1", "0,1"]),
-        (("--gpus=4",), ["0,1", "0,1"]),
         (("--ntasks-per-node=2", "--gpus-per-task=1"), ["0,1", "0,1"]),
     ],
 )

@@ -61,14 +61,6 @@ def test_a_job_runs_on_its_own_nodes_whatever_hosts_are_the_projects(
     assert said == ["[node1:0] node1", "[node2:1] node2"], read_log(tmp_path, job_id, "err")
 
 
-def test_the_first_failure_is_the_exit_code_of_the_job(slurm: Slurm, tmp_path: Path, sbatch: Sbatch) -> None:
-    script = '[ "$RANK" != 1 ] || exit 7; sleep 1000'
-    job_id = sbatch("--nodes=2", "--nproc=1", "--cpu", "--no-python", "sh", "-c", script).stdout.strip()
-    slurm.wait_for_job(job_id)
-    assert "node2 rank 1 failed first (exit code 7)" in read_log(tmp_path, job_id, "err")
-    assert shown(slurm, job_id, "ExitCode") == "7:0"
-
-
 def test_a_script_of_ones_own_can_tell_that_it_was_requeued(slurm: Slurm, tmp_path: Path, sbatch: Sbatch) -> None:
     # It says where it is when the signal may come: that is once the trap is set and there is something to kill.
     script = """\

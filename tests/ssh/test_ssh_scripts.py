@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from launching import PROGRAM, TIMES, Launch, Running
+from machines.launches import run_launch
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
 from machines.warm import WarmPython, write_client
@@ -143,11 +144,10 @@ def test_without_a_venv_it_is_the_installed_launch(checkout: Path, foreign: bool
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_launch_plans_what_a_script_types(checkout: Path, name: str) -> None:
-    (checkout / ".venv" / "bin" / "launch").unlink()
-    (checkout / ".venv" / "bin" / "launch").symlink_to(PROGRAM)
-    done = run(checkout / "scripts" / "ssh" / name, TRAINER[-1], *TYPED[name][0], LAUNCH_OPTS="--cpu --dry-run")
-    assert done.returncode == 0, done.stderr
+def test_launch_plans_what_a_script_types(tmp_path: Path, name: str) -> None:
+    *typed, config = TYPED[name][1]
+    words = (*typed[: 1 - len(TRAINER)], "--cpu", "--dry-run", *TRAINER[:-1], config)
+    done = run_launch(*words, cwd=tmp_path, code=0)
     *_, line = done.stdout.splitlines()
     if name == "launch_multinode.sh":  # each rank is a process of its own
         assert line.count(" -m launcher.trainer --config 'my runs/a b.json' & ") == 4
@@ -156,17 +156,16 @@ def test_launch_plans_what_a_script_types(checkout: Path, name: str) -> None:
     assert " -m torch.distributed.run --nnodes " in line
 
 
-@pytest.mark.parametrize("name", ["launch_singlenode.sh", "launch_torchrun_multinode.sh"])
-def test_without_gpus_the_hint_is_for_the_one_who_typed_the_script(checkout: Path, name: str) -> None:
+def test_without_gpus_the_hint_is_for_the_one_who_typed_the_script(checkout: Path) -> None:
     (checkout / ".venv" / "bin" / "launch").unlink()
     (checkout / ".venv" / "bin" / "launch").symlink_to(PROGRAM)
     tool = checkout / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho 'No devices were found'\n")
     tool.chmod(0o755)
-    words = {"launch_singlenode.sh": ("2",), "launch_torchrun_multinode.sh": ("2", "1", "0", "127.0.0.1")}[name]
     path = f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = run(checkout / "scripts" / "ssh" / name, "a.json", *words, PATH=path)
+    script = checkout / "scripts" / "ssh" / "launch_torchrun_multinode.sh"
+    done = run(script, "a.json", "2", "1", "0", "127.0.0.1", PATH=path)
     host = os.uname().nodename.split(".")[0]
     assert (done.returncode, done.stdout, done.stderr) == (
         70,

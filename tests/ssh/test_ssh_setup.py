@@ -56,7 +56,7 @@ def test_the_environment_of_the_terminal_comes_first(launch: Launch) -> None:
     script = hashlib.sha256(b"print('started')").hexdigest()[:6]
 
     def check() -> list[str]:
-        words = ("check", *launch.hosts_words, "--nproc", "1", "--cpu", "train.py")
+        words = ("check", *launch.hosts_words, "--start=plain", "--nproc", "1", "--cpu", "train.py")
         done = launch.run_command(*words, env={"VIRTUAL_ENV": str(folder)})
         assert done.exit_code == 0
         text = re.sub(r"python 3\.\d+\.\d+", "python V", re.sub(r"torch 2\.[^,]*", "torch V", done.stdout))
