@@ -17,7 +17,7 @@ from typing import Any
 
 from machines.channels import read_all
 from machines.patience import DEADLINE_S, NEVER_S
-from node_process import is_alive, wait_until
+from node_process import find_marked, wait_until
 
 from launcher.hosts.host import Host
 from launcher.node import messages
@@ -137,13 +137,7 @@ class Fleet:
 
     def pids(self) -> list[int]:
         """Return the living agents, and all that they have started."""
-        wanted = f"{MARK}={self.mark}".encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if wanted in (path / "environ").read_bytes().split(b"\0") and is_alive(int(path.name)):
-                    found.append(int(path.name))
-        return found
+        return [*find_marked(self.mark, MARK)]
 
     def locks(self) -> list[Path]:
         """Return the files of the agents' locks."""

@@ -341,7 +341,7 @@ def read_status(pid: int, name: str) -> str:
     return next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(f"{name}:"))
 
 
-def find_marked(mark: str) -> set[int]:
+def find_marked(mark: str, name: str = "LAUNCH_MARK") -> set[int]:
     """Return the living processes with this mark in their environment."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):  # of `[0-9]*/environ` it would look whether that is there, and fail
@@ -349,7 +349,7 @@ def find_marked(mark: str) -> set[int]:
             env = (path / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"LAUNCH_MARK={mark}".encode() in env and is_alive(int(path.name)):
+        if f"{name}={mark}".encode() in env and is_alive(int(path.name)):
             found.add(int(path.name))
     return found
 

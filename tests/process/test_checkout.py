@@ -8,6 +8,8 @@ import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ def test_train_py_is_the_built_in_trainer(monkeypatch: pytest.MonkeyPatch, capsy
     assert {"--config", "--distributed-backend", "--save-dir"} <= set(re.findall(r"--[\w-]+", said))
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="no torch: pip install torch")
 def test_the_example_trains_alone_with_a_copy_of_distributed_py(tmp_path: Path) -> None:
     (tmp_path / "mine" / "launcher").mkdir(parents=True)
     shutil.copy(ROOT / "examples" / "train_distributed_example.py", tmp_path / "mine" / "train.py")
@@ -39,8 +42,9 @@ def test_the_example_trains_alone_with_a_copy_of_distributed_py(tmp_path: Path) 
     )  # fmt: skip
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["saved out/saved/step_00000002.pt"]), done.stderr
     assert "batch size 32 per rank, 32 in all, learning rate 0.001, epochs 1" in done.stdout.splitlines()
-    saved = pytest.importorskip("torch").load(tmp_path / "out" / "saved" / "step_00000002.pt", weights_only=True)
-    assert {*saved} == {"model", "optimizer", "position"}
+    with zipfile.ZipFile(tmp_path / "out" / "saved" / "step_00000002.pt") as saved:
+        (pickled,) = (saved.read(name) for name in saved.namelist() if name.endswith("/data.pkl"))
+    assert all(key in pickled for key in (b"model", b"optimizer", b"position"))
 
 
 def test_requirements_point_at_what_is_there() -> None:

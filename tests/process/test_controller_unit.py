@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S, slowed
 from machines.processes import wait_until
-from node_process import is_alive
+from node_process import find_marked
 
 from launcher.controller.orders import Control
 from launcher.controller.planting import Planting
@@ -41,12 +41,7 @@ TOOLS = {"loginctl": "#!/bin/sh\necho Linger=yes\n", "systemctl": "#!/bin/sh\n"}
 
 def list_marked(mark: str) -> list[int]:
     """Return the processes of the run: agents, controllers, helpers, ranks, and what waits to be one of them."""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (path / "environ").read_bytes().split(b"\0") and is_alive(int(path.name)):
-                found.append(int(path.name))
-    return [pid for pid in found if pid != os.getpid()]
+    return [pid for pid in find_marked(mark, MARK) if pid != os.getpid()]
 
 
 def lose_power(mark: str) -> None:

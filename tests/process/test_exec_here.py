@@ -59,7 +59,9 @@ def test_ctrl_c_again_and_again_as_a_failed_command_ends(tmp_path: Path) -> None
             assert (process.returncode, process.stderr.read()) == (7, "")
 
 
-@pytest.mark.parametrize("words", [("--", "yes"), ("--", "yes >&2"), ("--json", "--", "yes")])
+@pytest.mark.parametrize(
+    "words", [("--", "yes"), ("--", "yes >&2"), ("--json", "--", "while echo y; do sleep 0.1; done")]
+)
 def test_a_reader_that_is_gone_ends_the_command(tmp_path: Path, words: tuple[str, ...]) -> None:
     """As with `| head -2`: what runs without end would run on, and nobody would see it."""
     argv = [sys.executable, "-m", "launcher", "exec", "--hosts", "localhost,127.0.0.1", *words]

@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from node_process import (
-    FORKS,
     IGNORES,
-    STDOUT,
     WAITS,
     Message,
     Node,
@@ -28,7 +26,6 @@ from node_process import (
     find_marked,
     is_alive,
     parent_of,
-    python,
     read_state,
     shell,
     wait_until,
@@ -147,16 +144,6 @@ def test_a_run_whose_helpers_are_all_suspended_is_found_and_ended(nodes: Nodes) 
     assert cleaner.stop() == []
     wait_until(lambda: not any(map(is_alive, [*keepers, *lost.told_pids])))
     assert not lost.folder.exists()
-
-
-def test_a_run_that_goes_on_is_owned(nodes: Nodes) -> None:
-    live = nodes.start()
-    live.prepare()
-    live.start_ready(shell(WAITS), python(FORKS))
-    _, runs = found_by(nodes, of=live.mark)
-    assert len(runs) >= 3
-    assert {run["is_owned"] for run in runs} == {True}
-    assert {run["pid"] for run in runs} <= set(live.told_pids)
 
 
 def test_what_waits_for_its_code_or_its_order_is_named_if_asked(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,33 +278,6 @@ def test_what_has_no_folder_of_its_run_here_has_only_inherited_the_mark(
     assert runs == []
     assert cleaner.stop() == []
     assert is_alive(other.pid)
-
-
-def test_a_run_in_a_slurm_job_submits_another(nodes: Nodes) -> None:
-    """What begins on the same node while the run lasts is none of the run's, at its end either."""
-    node = nodes.start(env={"SLURM_JOB_ID": "77"})
-    node.prepare()
-    # Its parent is Slurm's daemon, as here the test.
-    node.start(shell("env; echo ready; exec sleep 300"))
-    node.wait_for_output("ready")
-    lines = bytes(node.output[0, STDOUT]).decode().splitlines()
-    env = {name: value for name, _, value in (line.partition("=") for line in lines)}
-    assert (env["LAUNCH_SLURM_JOB"], env["SLURM_JOB_ID"]) == ("77", "77")
-    with subprocess.Popen(["sleep", "300"], env={**env, "SLURM_JOB_ID": "78"}) as submitted:
-        try:
-            node.send(messages.STOP, timeout_s=0)
-            assert node.wait_for(messages.CENSUS)["left"] == []
-            assert is_alive(submitted.pid)
-        finally:
-            submitted.kill()
-
-
-def test_without_an_order_nothing_is_ended(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
-    left = spawn("old.1.0")
-    cleaner, runs = found_by(nodes, of="old.1.0")
-    assert [run["pid"] for run in runs] == [left.pid]
-    assert cleaner.stop() == []
-    assert is_alive(left.pid)
 
 
 def test_left_overs_may_obey_sigterm_first(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

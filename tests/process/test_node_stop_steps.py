@@ -56,10 +56,6 @@ def test_one_that_ignores_it_does_not_keep_the_others(node: Node) -> None:
     assert node.stop(0) == []
 
 
-def test_nothing_to_end(node: Node) -> None:
-    assert node.stop(NEVER_S) == []
-
-
 def test_no_time_means_no_word(node: Node) -> None:
     node.start_ready(shell("trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.01; done"))
     assert node.stop(0) == []

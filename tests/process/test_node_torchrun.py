@@ -125,14 +125,24 @@ def start_real(nodes: Nodes, argv: list[str]) -> Node:
     return node
 
 
-def test_real_torchrun_brings_arguments_and_output(nodes: Nodes, tmp_path: Path) -> None:
+def test_real_torchrun_brings_arguments_output_and_ends(nodes: Nodes, tmp_path: Path) -> None:
+    """Also the end of a rank that it has reaped before the supervisor has looked."""
     code = """
-import os, sys
-rank = os.environ["RANK"].encode()
+import os, sys, time
+rank = os.environ["RANK"]
 os.write(2, b"ready\\r")
-os.write(1, b"ready\\0" + b"\\0".join(map(os.fsencode, sys.argv[2:])) + b"\\xff" + rank)
+os.write(1, b"ready\\0" + b"\\0".join(map(os.fsencode, sys.argv[2:])) + b"\\xff" + rank.encode())
+while not os.path.exists(sys.argv[1] + "/order." + rank):
+    time.sleep(0.01)
 """
     node = start_real(nodes, [*write_script(tmp_path, code), *NASTY])
+    rank = Path(f"/proc/{node.pid_of(1)}")
+    os.kill(node.supervisor, signal.SIGSTOP)
+    give_order(tmp_path, 1, "exit")  # it would end the other one if this failed
+    node.wait_until(lambda: not rank.exists())
+    os.kill(node.supervisor, signal.SIGCONT)
+    assert node.wait_for_exits() == {1: (0, None)}
+    give_order(tmp_path, 0, "exit")
     assert node.wait_for(messages.ENDED)["code"] == 0
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}
     for rank in (0, 1):
@@ -156,17 +166,6 @@ def test_real_torchrun_is_held_when_a_rank_is_killed(nodes: Nodes, tmp_path: Pat
     assert node.wait_for_exits(2)[0] == (0, None)
     assert not any(map(is_alive, node.told_pids))
     assert b"ChildFailedError" not in node.output[None, STDERR]
-
-
-def test_real_torchrun_tells_how_a_rank_ended_that_it_has_reaped(nodes: Nodes, tmp_path: Path) -> None:
-    node = start_real(nodes, write_script(tmp_path, OBEYS))
-    rank = Path(f"/proc/{node.pid_of(1)}")
-    os.kill(node.supervisor, signal.SIGSTOP)
-    give_order(tmp_path, 1, "exit 0")  # it would end the other one if this failed
-    node.wait_until(lambda: not rank.exists())
-    os.kill(node.supervisor, signal.SIGCONT)
-    assert node.wait_for_exits() == {1: (0, None)}
-    assert node.stop(NEVER_S) == []
 
 
 # ---- beginnings -----------------------------------------------------------------------------------------------------

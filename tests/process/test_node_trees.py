@@ -200,12 +200,6 @@ def test_a_listing_with_a_place_outside_is_refused(start: Any, cache: Path, path
     assert not list((cache / "launch" / "trees").iterdir())
 
 
-def test_names_with_newlines_and_without_utf8_arrive(start: Any) -> None:
-    code = Code({"a\nb.py": b"1", "caf\udce9.txt": b"2", "ünï": b"3"})
-    root = Talk(start(), code).deliver()
-    assert sorted(path.name for path in root.iterdir()) == sorted(code.files)
-
-
 def test_a_cache_that_can_t_be_written_is_named(start: Any, cache: Path) -> None:
     cache.write_text("a file")
     node = start()
@@ -269,29 +263,6 @@ def test_what_another_user_has_put_there_is_not_taken_over(start: Any, path: str
     root = Path(talk.answer()["path"])
     assert read(root) == FILES
     assert {each.stat().st_uid for each in (root, *root.rglob("*"))} == {os.geteuid()}
-
-
-def test_the_worker_s_death_is_told(start: Any) -> None:
-    talk = Talk(start(), Code(FILES))
-    talk.request()
-    children = Path(f"/proc/{talk.node.supervisor}/task/{talk.node.supervisor}/children").read_text().split()
-    os.kill(int(children[0]), 9)
-    assert talk.node.wait_for(messages.UNPLACED)["text"] == "the process that takes the code was killed"
-
-
-def test_a_comparison_changes_nothing(start: Any, cache: Path) -> None:
-    check = Talk(start(), Code(FILES), is_check=True)
-    check.request()
-    check.node.send(messages.LISTING, zlib.compress(check.code.listing))
-    assert check.node.wait_for(messages.PLACED)["path"] == ""
-    node = start()
-    root = Talk(node, Code(FILES)).deliver()
-    (root / "train.py").write_text("changed")
-    second = start("other")
-    second.prepare(tree=Code(FILES).fields(is_check=True))
-    answer = second.wait_for(messages.PLACED)
-    assert (answer["path"], answer["wrong"]) == (str(root), ["train.py"])
-    assert (root / "train.py").read_text() == "changed"
 
 
 def test_ranks_run_in_the_tree_and_facts_are_of_there(start: Any) -> None:

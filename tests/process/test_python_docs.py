@@ -97,7 +97,7 @@ def test_packages_of_these_names_do_not_replace_functions() -> None:
         import launcher
         from launcher.hosts import ranges
         import launcher.runs.policy
-        from launcher import hosts, distributed
+        from launcher import hosts, errors
         assert callable(launcher.hosts) and callable(launcher.runs) and hosts is launcher.hosts
         assert not hasattr(launcher, "none")
     """

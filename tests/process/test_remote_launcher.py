@@ -292,14 +292,6 @@ class KeptTransport(LocalTransport):
         return self.channels[-1]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is read-only")
-def test_a_process_whose_name_can_t_be_set(read_only_proc: str) -> None:
-    launcher = start(read_only_proc)
-    launcher.ask(ROWS, VIEW)
-    assert launcher.read_output() == b"[]\n"
-    launcher.close()
-
-
 def test_a_python_that_is_too_old(any_python: str) -> None:
     """It may run the ranks."""
     if any_python == sys.executable:

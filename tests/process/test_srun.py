@@ -21,7 +21,8 @@ import pytest
 from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.ports import free_port
-from node_process import is_alive, wait_until
+from machines.processes import read_command
+from node_process import find_marked, is_alive, wait_until
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
@@ -60,13 +61,7 @@ class Cluster:
 
     def pids(self, text: str = "") -> list[int]:
         """Return the processes that the stand-in and the agents have started, whose command line holds `text`."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and f"{MARK}={self.mark}".encode() in _read(entry / "environ"):
-                command = _read(entry / "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
-                if text in command and is_alive(int(entry.name)):
-                    found.append(int(entry.name))
-        return sorted(found)
+        return sorted(pid for pid in find_marked(self.mark, MARK) if text in read_command(pid))
 
 
 def _read(path: Path) -> bytes:
