@@ -22,7 +22,7 @@ from launcher.commands.exec import ExecResult
 from launcher.commands.free import FreeHost
 from launcher.commands.sync import SyncResult
 from launcher.errors import HostFailure
-from launcher.job.facts import GpuSample, HostSample, NodeFacts
+from launcher.job.facts import GpuSample, HostSample, Moment, NodeFacts
 from launcher.preflight.findings import Finding
 from launcher.preflight.load import MeasuredLoad
 from launcher.runs.bisection import Verdict
@@ -100,6 +100,8 @@ def describe(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _name_type(hint: Any) -> tuple[type | None, bool, str]:
     """Return the record that a field holds, whether it holds a list of them, and the words for its type."""
     origin, args = get_origin(hint), get_args(hint)
+    if hint == Moment:
+        return None, False, "string"
     if origin is Annotated:
         is_row = "as a row" in args
         inner, is_list, shown = _name_type(args[0])

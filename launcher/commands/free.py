@@ -64,29 +64,12 @@ class FreeGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeClaim:
-    """A claim in the event `free` of --json."""
-
-    user: str  # a user who has claimed GPUs of the host, or all of its CPUs
-    run: str  # for which run, in that user's words; empty if it doesn't respond
-    since: str  # since when the run lasts
-    name: str | None  # the run's `--name`
-    gpus: Sequence[int]  # the numbers of the claimed GPUs
-    is_of_cpus: bool  # whether the whole host is claimed (`--claim-cpus`)
-    is_shared: bool  # whether the run was started on claimed GPUs (`--share`)
-    is_reserved: bool  # whether the run is between two attempts, or about to start after a wait in the queue
-    is_waiting: bool  # whether it is a place in the queue (`--queue`)
-    is_mine: bool  # whether it is the user's own
-    until: str | None  # when the run will be stopped (`--until`, `--for`); `null` if it has no time limit
-
-
-@dataclass(frozen=True, slots=True)
 class FreeHost:
     """A host in the event `free` of --json."""
 
     host: str  # a host that has answered
     gpus: Sequence[FreeGpu]
-    claims: Sequence[FreeClaim]
+    claims: Sequence[BoxClaim]
     gpu_error: str | None  # why its GPUs couldn't be listed
     claims_error: str | None  # why claims may be missing
 
@@ -249,10 +232,7 @@ def _describe(box: Box) -> dict[str, Any]:
         )
         for gpu in box.gpus
     ]  # fmt: skip
-    claims = [*map(_describe_claim, box.claims)]
-    return asdict(FreeHost(box.host.name, gpus, claims, box.facts.gpu_error, box.claims_error))
-
-
-def _describe_claim(claim: BoxClaim) -> FreeClaim:
-    until = iso_time(claim.until) if claim.until is not None else None
-    return FreeClaim(**asdict(claim) | {"since": iso_time(claim.since), "until": until})
+    host = asdict(FreeHost(box.host.name, gpus, box.claims, box.facts.gpu_error, box.claims_error))
+    for claim in host["claims"]:
+        claim |= {name: iso_time(at) for name in ("since", "until") if (at := claim[name]) is not None}
+    return host

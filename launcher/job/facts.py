@@ -87,21 +87,24 @@ class BootUnit:
     is_running: bool  # whether what it starts runs, so that the run still needs it
 
 
+Moment = Annotated[float, Within(0, 1e11)]  # seconds since 1970; a text in --json
+
+
 @dataclass(frozen=True, slots=True)
 class BoxClaim:
     """What says on a box that a run uses GPUs of it, or all of its CPUs; all but the user is the run's own word."""
 
-    user: Annotated[str, Most(100)]
-    run: Annotated[str, Most(100)]  # "": it doesn't respond
-    since: Annotated[float, Within(0, 1e11)]  # seconds since 1970
-    name: Annotated[str, Most(200)] | None = None
-    gpus: Annotated[tuple[Count, ...], Most(1024)] = ()
-    is_of_cpus: bool = False
-    is_shared: bool = False  # started with --share on GPUs that were claimed
-    is_reserved: bool = False  # for the run's next attempt
-    is_waiting: bool = False  # a place in the queue, not a claim
-    is_mine: bool = False  # of the user who asks: another one's run may have the same id
-    until: Annotated[float, Within(0, 1e11)] | None = None  # when it will be stopped, in seconds since 1970
+    user: Annotated[str, Most(100)]  # a user who has claimed GPUs of the host, or all of its CPUs
+    run: Annotated[str, Most(100)]  # for which run, in that user's words; empty if it doesn't respond
+    since: Moment  # since when the run lasts
+    name: Annotated[str, Most(200)] | None = None  # the run's `--name`
+    gpus: Annotated[tuple[Count, ...], Most(1024)] = ()  # the numbers of the claimed GPUs
+    is_of_cpus: bool = False  # whether the whole host is claimed (`--claim-cpus`)
+    is_shared: bool = False  # whether the run was started on claimed GPUs (`--share`)
+    is_reserved: bool = False  # whether the run is between two attempts, or about to start after a wait in the queue
+    is_waiting: bool = False  # whether it is a place in the queue (`--queue`)
+    is_mine: bool = False  # whether it is the user's own; another one's run may have the same id
+    until: Moment | None = None  # when the run will be stopped (`--until`, `--for`); `null` if it has no time limit
 
     @property
     def title(self) -> str:
