@@ -66,6 +66,7 @@ class LaunchOptions(SinglenodeOptions, total=False):
     ask_password: Switch
     connect_timeout: Time
     controller: Text
+    enter: Text
     exclude: Texts
     hostfile: File
     hosts: Texts
@@ -99,6 +100,7 @@ class FreeOptions(HostsOptions, total=False):
 
     ask_password: Switch
     connect_timeout: Time
+    enter: Text
     python: File
     silence: Time
     ssh_config: File

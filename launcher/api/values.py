@@ -142,6 +142,7 @@ class Host:
     user: str | None  # the user who logs in
     port: int | None  # the SSH port
     addr: str | None  # the address for the other hosts
+    enter: str  # the command that starts a program inside of its container; empty: none
     source: str  # where the host was named
 
 

@@ -56,7 +56,8 @@ def read_hosts(request: Request) -> tuple[Host, ...]:
         found = read_hostfile(hostfile)
     else:
         found = _read_allocated()
-    return select_hosts(found, request.include, request.exclude, request.num_nodes)
+    entered = [replace(host, enter=host.enter or request.enter or "") for host in found]
+    return select_hosts(entered, request.include, request.exclude, request.num_nodes)
 
 
 def _read_allocated() -> tuple[Host, ...]:

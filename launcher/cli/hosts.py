@@ -80,6 +80,7 @@ def _row(rank: int | None, host: Host) -> dict[str, Any]:
         "user": host.user,
         "port": host.port,
         "addr": host.address,
+        "enter": host.enter,
         "source": host.source,
     }
 
@@ -90,10 +91,12 @@ def _print_table(hosts: Sequence[Host]) -> None:
     from rich.table import Table
 
     # An empty cell is decided by ssh_config, or by the host itself.
-    table = Table(*("node", "host", "slots", "GPUs", "user", "port", "addr", "from"), box=SIMPLE_HEAD)
-    for rank, host in _ranked(hosts):
-        node, *rest = _row(rank, host).values()
-        table.add_row("spare" if rank is None else str(node), *map(_cell, rest))
+    titles = {"node_rank": "node", "gpus": "GPUs", "source": "from"}
+    rows = [{**_row(rank, host), "node_rank": "spare" if rank is None else rank} for rank, host in _ranked(hosts)]
+    shown = [name for name in rows[0] if name != "enter" or any(host.enter for host in hosts)]
+    table = Table(*(titles.get(name, name) for name in shown), box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in shown))
     # A file or a pipe has no width, so no name is cut there.
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)
 

@@ -121,8 +121,12 @@ def choose_logins(found: ListedRun | RemoteRun, orders: Sequence[Mapping[str, An
     could otherwise let this one start an agent wherever the user can log in.
     """
     if isinstance(found, ListedRun):
-        return {Host(each["name"], user=each["user"], port=each["port"], source="launch rejoin"): each["order"]
-                for each in orders}  # fmt: skip
+        return {
+            Host(
+                each["name"], user=each["user"], port=each["port"], enter=each.get("enter", ""), source="launch rejoin"
+            ): each["order"]
+            for each in orders
+        }  # fmt: skip
     name = found.way.name
     if not found.logins:
         text = f"only the machine that started run {found.id} knows how to log in to its hosts"

@@ -81,7 +81,7 @@ def run_planted(
         run_id = _gather(planting, everyone, request)
         way = Way(
             controller.name, controller.user, controller.port, transport.name,
-            str(reach.ssh_config.absolute()) if reach.ssh_config else None, job.python,
+            str(reach.ssh_config.absolute()) if reach.ssh_config else None, job.python, controller.enter,
         )  # fmt: skip
         with _remembering():  # a run there may have the proposed id, and then the controller has given another one
             if run_id != proposed_id and not runs.exchange_id(proposed_id, run_id, credentials.fingerprint):

@@ -32,7 +32,7 @@ def make_order(
     request: Control, run_id: str, index: int, host: Host, controller: Host, addresses: Sequence[str], port: int
 ) -> Order:
     """Return what the agent of a host is told at the start of a run; addresses: all of the controller's host."""
-    is_same = (host.name, host.user, host.port) == (controller.name, controller.user, controller.port)
+    is_same = _login(host) == _login(controller)
     found = [controller.address] if controller.address else []
     found += [each for each in addresses if is_same or not _is_local(each)]
     timeouts = request.job.timeouts
@@ -43,6 +43,10 @@ def make_order(
         "redial_s": find_redial(request), "connect_timeout_s": timeouts.connect_timeout_s, "is_after_go": False,
         "machine": "", "survives": request.survives_reboots,
     }  # fmt: skip
+
+
+def _login(host: Host) -> tuple[object, ...]:
+    return host.name, host.user, host.port, host.enter
 
 
 def find_redial(request: Control) -> float:

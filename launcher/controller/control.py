@@ -27,6 +27,7 @@ from launcher.controller.controller_unit import ControllerUnit
 from launcher.controller.orders import HUNG_UP, LEFT, LEFT_QUEUED, Control, LastLine, find_patience, read_in_time
 from launcher.controller.rejoin import watch_agents
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
+from launcher.hosts.entering import already_inside
 from launcher.hosts.ranges import fold_names
 from launcher.node import messages
 from launcher.node.archive import find_own
@@ -99,8 +100,8 @@ def control(
             if unit is not None:
                 start_thread(partial(_warn_of_reboots, hub, console), "units", lambda error: None)
             run = RunRequest(
-                request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
-                spares=request.spares, incidents=request.incidents,
+                request.job, already_inside(request.hosts), lambda hosts, say: hub.open_transport(), record, console,
+                request.options, spares=already_inside(request.spares), incidents=request.incidents,
                 leave=partial(_leave, console, record, last_line, hub, kept, values, unit),
                 keep=kept.note if request.options.restarts else None,
                 can_reach=partial(_can_reach, hub),
@@ -180,8 +181,8 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
         console.detach()
         redirect_streams(record.folder)
         again = RunRequest(
-            request.job, request.hosts, lambda hosts, say: hub.open_transport(), record, console, request.options,
-            spares=request.spares, keep=kept.note, standing=standing,
+            request.job, already_inside(request.hosts), lambda hosts, say: hub.open_transport(), record, console,
+            request.options, spares=already_inside(request.spares), keep=kept.note, standing=standing,
             can_reach=partial(_can_reach, hub),
         )  # fmt: skip
         if unit is not None:

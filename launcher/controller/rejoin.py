@@ -114,7 +114,7 @@ def watch_agents(
 
 def describe_start(host: Host, order: Order) -> dict[str, Any]:
     """Return as JSON what `launch rejoin` needs to start the agent of a host."""
-    return {"name": host.name, "user": host.user, "port": host.port, "order": order}
+    return {"name": host.name, "user": host.user, "port": host.port, "enter": host.enter, "order": order}
 
 
 class Rejoining:

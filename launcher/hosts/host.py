@@ -31,6 +31,7 @@ class Host:
     port: int | None = None
     address: str | None = None  # the IP address at which the other hosts reach it (data network)
     slots: int | None = None  # processes (GPUs) it offers
+    enter: str = ""  # the shell words that start a program inside of its container, see hosts.entering
     is_spare: bool = False  # it takes the place of a host that fails
     gpus: tuple[int, ...] | None = None  # chosen by --include or --exclude, in the order written
     source: str = ""  # "hostfiles/two:3" or "--hosts", for error messages

@@ -93,7 +93,8 @@ def plan_lines(plan: LaunchPlan) -> list[str]:
     first_is_known = True
     for node in plan.nodes:
         ranks = _rank_words(node, first_is_known=first_is_known)
-        lines += [f"# node {node.node_rank}: {node.host.name}, {ranks}", node.by_hand]
+        inside = f", inside {node.host.enter}" if node.host.enter else ""
+        lines += [f"# node {node.node_rank}: {node.host.name}, {ranks}{inside}", node.by_hand]
         first_is_known = first_is_known and node.nproc > 0
     return lines
 

@@ -218,11 +218,12 @@ class Way:
     transport: str | None = None
     ssh_config: str | None = None
     python: str | None = None
+    enter: str = ""
 
     @property
     def host(self) -> Host:
         """The host to connect to."""
-        return Host(self.name, user=self.user, port=self.port, source="launch ps")
+        return Host(self.name, user=self.user, port=self.port, enter=self.enter, source="launch ps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +427,7 @@ class RunList:
         """List a run whose id was taken; raise OSError if that can't be written."""
         with contextlib.suppress(LauncherError):
             self._prune()
-        hosts = [{"name": host.name, "user": host.user, "port": host.port} for host in run.logins]
+        hosts = [{"name": host.name, "user": host.user, "port": host.port, "enter": host.enter} for host in run.logins]
         values = {"name": run.name, "began_at": run.began_at, "hosts": hosts, "way": asdict(run.way)}
         replace_private(self.base / run.id / WAY, json.dumps(values))
 

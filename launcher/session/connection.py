@@ -266,7 +266,7 @@ class Connection:
                 break
             self._opened_at = None  # of this attempt: connecting again may take a while
             archive = pack_node()
-            command = bootstrap.loader_command(python, self._nonce, archive)
+            command = bootstrap.loader_command(python, self._nonce, archive, enter=self.host.enter)
             self._channel = self._transport.open(self.host, command, self._settings.timeouts.connect_timeout_s)
             self._opened_at = time.monotonic()
             found = bootstrap.await_marker(
@@ -279,7 +279,7 @@ class Connection:
                 self.is_ready = True
                 self._may_write.set()  # messages may be queued already
                 return found.rest
-            has_no_python = self._channel.exit_code() == bootstrap.NO_PYTHON_EXIT_CODE
+            has_no_python = bootstrap.lacks_python(self.host, self._channel.exit_code(), self._last_line())
             self._channel.close()
             if not has_no_python:
                 break
@@ -303,7 +303,7 @@ class Connection:
         if self._is_closed and not self._has_orders:
             return HostFailure(self.host.name, HostFailureKind.CLOSED, "launch stopped before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
-        return bootstrap.describe_end(self.host.name, code, self._settings.pythons, self._last_line())
+        return bootstrap.describe_end(self.host, code, self._settings.pythons, self._last_line())
 
     def _read_to_end(self) -> None:
         assert self._channel is not None  # it answered
@@ -403,7 +403,8 @@ class Connection:
             self._lose(HostFailure(self.host.name, HostFailureKind.STANDSTILL, text))
         else:
             ended = ": ".join(filter(None, [f"its helper exited with code {code}", self._last_line()]))
-            text = "its parent process was killed" if code >= KILLED else ended
+            killed = f"{self.host.enter or 'its parent process'} was killed"
+            text = killed if code >= KILLED else ended
             self._lose(HostFailure(self.host.name, HostFailureKind.SUPERVISOR, text))
 
     def _lose(self, failure: HostFailure) -> None:

@@ -48,6 +48,18 @@ _TASK_SHELL = (
     ' && exec "$p" -X utf8 -ISc "$0"; done; exit 127'
 )
 
+# What docker, podman, apptainer and sudo say if they start nothing, and what to do; the last resort is to try it.
+_ENTERING_FIXES = (
+    (re.compile("(?i)permission denied.*(docker|podman).*sock"),
+     "let your user use it there (docker: its group docker), or put sudo -n before it"),
+    (re.compile("(?i)is the docker daemon running|cannot connect to podman"), "start its daemon on {host}"),
+    (re.compile("(?i)no such container|no container with name"),
+     "start the container on {host}, or correct its name: {runtime} ps lists those that run"),
+    (re.compile("(?i)is not running|container state improper|is paused"), "start it there: {runtime} start NAME"),
+    (re.compile("(?i)a password is required|a terminal is required"), "let sudo start it there without a password"),
+    (re.compile("(?i)not found|no such file"), "install {runtime} on {host}, or correct the command"),
+)  # fmt: skip
+
 # Ends a Python that is too old, and one on another system.
 _CHECKS = 'import os,sys;sys.version_info<(3,8)and os._exit(127);sys.platform=="linux"or os._exit(119);'
 # Makes modules, of which each imports only those before it, and calls the last one's `main` with `a`.
@@ -69,13 +81,15 @@ def not_linux(host: str) -> HostFailure:
     return HostFailure(host, HostFailureKind.NOT_LINUX, "it doesn't run Linux", fix)
 
 
-def loader_command(python: str, nonce: str, archive: PackedCode, wait_s: float = WAIT_S) -> str:
+def loader_command(python: str, nonce: str, archive: PackedCode, wait_s: float = WAIT_S, enter: str = "") -> str:
     """Return the command line that prints the marker and takes the archive from stdin, unless the host has it.
 
-    python: a program's name or path; wait_s: how long it waits while nothing comes.
+    python: a program's name or path; wait_s: how long it waits while nothing comes; enter: that of the host.
     """
+    # What enters a container passes on no variables, and this one has the address by which the host was reached.
+    before = f'{enter} env SSH_CONNECTION="$SSH_CONNECTION" ' if enter else ""
     # -X utf8: under an 8-bit locale, arguments and paths would not arrive unchanged.
-    return f"exec {shlex.quote(python)} -X utf8 -ISc '{_loader_code(nonce, '', archive, wait_s)}'"
+    return f"exec {before}{shlex.quote(python)} -X utf8 -ISc '{_loader_code(nonce, '', archive, wait_s)}'"
 
 
 def task_argv(pythons: Sequence[str], nonce: str, archive: PackedCode, wait_s: float) -> list[str]:
@@ -141,7 +155,7 @@ def open_python(
     nonce = secrets.token_hex(8)
     noise = bytearray()
     for python in pythons:
-        command = loader_command(python, nonce, archive, max(MARKER_TIMEOUT_S, timeout_s))
+        command = loader_command(python, nonce, archive, max(MARKER_TIMEOUT_S, timeout_s), host.enter)
         channel = transport.open(host, command, timeout_s)
         with hanging_up(channel, max(MARKER_TIMEOUT_S, timeout_s)) as has_hung_up:
             found = await_marker(channel, nonce, host.name, noise.extend, noise.extend)
@@ -149,10 +163,10 @@ def open_python(
             raise TransportError(describe_silence(host.name, max(MARKER_TIMEOUT_S, timeout_s)))
         if found is not None:
             return LoadedPython(host.name, channel, nonce, archive, found.is_kept, found.version, found.rest)
-        code = channel.exit_code()
+        code, said = channel.exit_code(), last_line(bytes(noise))
         channel.close()
-        if code != NO_PYTHON_EXIT_CODE:
-            raise TransportError(describe_end(host.name, code, pythons, last_line(bytes(noise))))
+        if not lacks_python(host, code, said):
+            raise TransportError(describe_end(host, code, pythons, said))
     raise TransportError(no_python(host.name, pythons))
 
 
@@ -221,20 +235,32 @@ def describe_silence(host: str, timeout_s: float) -> HostFailure:
     )  # fmt: skip
 
 
-def describe_end(host: str, code: int | None, pythons: Sequence[str], last_line: str) -> HostFailure:
+def lacks_python(host: Host, code: int | None, last_line: str) -> bool:
+    """Tell whether a login shell has ended because this Python isn't there, or is too old; see describe_end.
+
+    The shell has the same exit code for a command of --enter that isn't there; what that starts is `env`.
+    """
+    return code == NO_PYTHON_EXIT_CODE and (not host.enter or not last_line or last_line.startswith("env: "))
+
+
+def describe_end(host: Host, code: int | None, pythons: Sequence[str], last_line: str) -> HostFailure:
     """Return the failure of a host whose login shell has ended before the marker; last_line: what it said last."""
-    if code == NO_PYTHON_EXIT_CODE:
-        return no_python(host, pythons)
+    if lacks_python(host, code, last_line):
+        return no_python(host.name, pythons)
     if code == NOT_LINUX_EXIT_CODE:
-        return not_linux(host)
+        return not_linux(host.name)
     said = f": {last_line}" if last_line else ""
     if code is None:
-        return HostFailure(host, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
+        return HostFailure(host.name, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
     text = "killed by a signal" if code == KILLED else f"exit code {code}"
-    fix = f"try by hand: ssh {host} true; it may take another user (USER@{host})"
+    if host.enter:
+        fix = next((fix for words, fix in _ENTERING_FIXES if words.search(last_line)), "")
+        fix = fix.format(runtime=host.enter.split()[0], host=host.name) or f"try it by hand there: {host.enter} true"
+        return HostFailure(host.name, HostFailureKind.SHELL, f"{host.enter} has ended ({text}){said}", fix)
+    fix = f"try by hand: ssh {host.name} true; it may take another user (USER@{host.name})"
     if pythons and pythons[0] != "python3" and (code == _NOT_RUN or not last_line):  # it was named by the user
         fix = f"check that --python {pythons[0]} is a Python there, or {fix}"
-    return HostFailure(host, HostFailureKind.SHELL, f"its login shell ended ({text}){said}", fix)
+    return HostFailure(host.name, HostFailureKind.SHELL, f"its login shell ended ({text}){said}", fix)
 
 
 def last_line(noise: bytes) -> str:

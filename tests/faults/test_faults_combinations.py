@@ -366,7 +366,9 @@ def no_message_is_wrong(launch: FaultLaunch, running: Running) -> None:
 def it_can_be_stopped(launch: FaultLaunch, running: Running) -> None:
     ask(launch, "stop")
     ask(launch, "wait", code=130)
-    assert running.wait().exit_code == 130, str(running)
+    running.wait()
+    has_left = "continues without this terminal" in running.stderr  # a while after all ranks run
+    assert running.process.returncode == (0 if has_left else 130), str(running)
 
 
 def all_have_saved(launch: FaultLaunch, running: Running) -> None:

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar, get_args
 import click
 
 from launcher.cli.options.completion import complete_files, complete_hosts
+from launcher.errors import UsageError
+from launcher.hosts.entering import parse_entering
 from launcher.hosts.hostfiles.lines import MAX_SLOTS
 from launcher.hosts.ranges import MAX_HOSTS, NUMBER, shown
 from launcher.job.job import OnHang, Start, Timeouts
@@ -245,7 +247,18 @@ class _Size(click.types.FloatParamType):
         return int(float(found[1]) * 1000 ** ("", "K", "M", "G", "T").index(found[2].upper()))
 
 
+class _Entering(click.types.StringParamType):
+    """The value of --enter."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return parse_entering(str(value))
+        except UsageError as error:
+            raise UsageError(f"--enter: {error.message}", error.fix) from None
+
+
 FILE = _File(path_type=Path)
+_ENTERING = _Entering()
 AGO = _Duration(0)
 SIZE = _Size()
 PROCESSES = click.IntRange(1, MAX_SLOTS)  # on each host
@@ -317,6 +330,11 @@ class Request:
         "--ssh-config", metavar="FILE", type=FILE, help="SSH client configuration.  [default: ~/.ssh/config]",
         heading="Hosts", in_file=True, place=Place.HERE,
         is_rare=True,
+    )
+    enter: str | None = _option(
+        "--enter", metavar="CMD", type=_ENTERING,
+        help="Run everything on each host inside CMD, such as 'docker exec -i train'.",
+        heading="Hosts", in_file=True, is_rare=True,
     )
     ask_password: bool = _option(
         "--ask-password", is_flag=True, help="Ask once for the password of hosts without a key.",
@@ -636,8 +654,8 @@ SURVIVE_REBOOTS, NOTIFY, FETCH = _options("survive_reboots notify fetch")
 HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
 HOSTS = _options("hosts hostfile include exclude num_nodes")
 # What has no effect on a transport without SSH.
-SSH = _options("ssh_config ask_password")
-REACH = _options("transport ssh_config ask_password connect_timeout")
+SSH = _options("ssh_config enter ask_password")
+REACH = _options("transport ssh_config enter ask_password connect_timeout")
 LINKS = _options("sync_limit link")
 SYNC = _options("sync no_sync sync_limit link")
 # The environment that a node enters before it looks for a Python.

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
+from launcher.hosts.entering import parse_entering
 from launcher.hosts.host import SSH_PORT, Host
 from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
 from launcher.wording import nearest
@@ -31,12 +32,13 @@ SPELLINGS = {
     **dict.fromkeys(("username", "user-name", "user_name"), "user"),
     **dict.fromkeys(_MAXIMA, "max_slots"),
 }
-_KEYS = ("slots", "user", "port", "addr")
-_KEYS_FIX = "use slots=, user=, port= or addr="
+_KEYS = ("slots", "user", "port", "addr", "enter")
+_KEYS_FIX = "use slots=, user=, port=, addr= or enter="
 _SPARE = "spare"  # the only setting without a value
-_BLANKS = re.compile(r"[ \t]+")
+# A name, or a setting, whose value may be in quotes.
+_WORD = re.compile(r"""(?:[^ \t"'=]|"[^"]*"|'[^']*'|[ \t]*=[ \t]*)+""")
+_QUOTED = re.compile(r"""(["'])(.*)\1""")
 _MARKED = re.compile(rf"[^, \t]+[ \t]+{_SPARE}")
-_EQUALS = re.compile(r"[ \t]*=[ \t]*")
 _RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
 _INVENTORY = "list its hosts, one per line: ansible all -i FILE --list-hosts"
 # A line of another file, what kind of file has it, and what to do; some of them could be read as more hosts.
@@ -94,7 +96,7 @@ def parse_item(item: Item) -> Iterator[HostfileEntry]:
     if item.settings is not None:
         yield _parse_host(item.text, item.settings)
     elif "=" in item.text or _MARKED.fullmatch(item.text):
-        target, *words = _BLANKS.split(_EQUALS.sub("=", item.text))
+        target, *words = _split_words(item.text)
         yield _parse_host(target, [_split_setting(word) for word in words])
     else:
         yield from parse_list(item.text)
@@ -110,6 +112,14 @@ def parse_list(content: str, *, are_logins: bool = False) -> Iterator[HostfileEn
         _refuse_doubtful(content, targets)
     for target in targets:
         yield _parse_host(target, (), is_login=are_logins)
+
+
+def _split_words(text: str) -> list[str]:
+    """Return the words of a line, each setting without spaces around its `=`."""
+    if _WORD.sub("", text).strip(" \t"):
+        raise UsageError(f"{shown(text)} has a quote that isn't closed", "close it")
+    parts = (word.partition("=") for word in _WORD.findall(text))
+    return [key.rstrip(" \t") + equals + value.lstrip(" \t") for key, equals, value in parts]
 
 
 def _parse_host(target: str, pairs: Sequence[tuple[str, str]], *, is_login: bool = False) -> HostfileEntry:
@@ -130,6 +140,7 @@ def _parse_host(target: str, pairs: Sequence[tuple[str, str]], *, is_login: bool
         port=_parse_bounded("port", values.get("port"), MAX_PORT),
         address=_parse_address(values.get("addr")),
         slots=_parse_slots(values.get("slots"), values.get("max_slots")),
+        enter=_parse_enter(values.get("enter")),
         is_spare=_parse_spare(values.get(_SPARE)),
     )
     return HostfileEntry(target, names, said)
@@ -259,6 +270,16 @@ def _parse_address(value: str | None) -> str | None:
         return ipv6_name(value) or str(ipaddress.IPv4Address(value))
     except ValueError:
         raise UsageError(f"addr must be an IP address, got {shown(value)}", "write it as in addr=10.0.0.1") from None
+
+
+def _parse_enter(value: str | None) -> str:
+    if value is None:
+        return ""
+    quoted = _QUOTED.fullmatch(value)
+    try:
+        return parse_entering(quoted[2] if quoted is not None else value)
+    except UsageError as error:
+        raise UsageError(f"enter: {error.message}", error.fix) from None
 
 
 def _parse_user(user: str | None) -> str | None:

@@ -1,6 +1,6 @@
 """Read hosts from a list or a hostfile, in the order written; every error has the file, the line and the value.
 
-A hostfile may be a YAML list, each item of which is a line or a mapping with name, slots, user, port and addr.
+A hostfile may be a YAML list, each item of which is a line or a mapping with name, slots, user, port, addr and enter.
 PyYAML's events are read, not its values: events have line numbers, `022` stays as written, no object is constructed,
 and deeper nesting ends the reading where it begins.
 """
@@ -192,7 +192,7 @@ def _read_mapping(yaml: Any, events: Iterator[Any], line: int, source: str) -> I
         if isinstance(event, yaml.MappingEndEvent):
             break
         if not isinstance(event, yaml.ScalarEvent):
-            fix = "use slots, user, port and addr, each with one value"
+            fix = "use slots, user, port, addr and enter, each with one value"
             raise HostfileError(source, _line(event), "a setting must have one value", fix)
         words.append(event.value)
     pairs = list(zip(words[::2], words[1::2], strict=True))

@@ -356,7 +356,7 @@ def test_hosts_as_json(launch):
     assert (code, err) == (0, "")
     assert json.loads(out) == [
         {"node_rank": 0, "host": "node1", "slots": 8, "gpus": None, "user": None, "port": None, "addr": None,
-         "source": "two:1"},
+         "enter": "", "source": "two:1"},
     ]  # fmt: skip
 
 

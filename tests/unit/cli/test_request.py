@@ -133,6 +133,7 @@ def test_an_option_that_a_command_lacks_has_its_default(option: Option) -> None:
 SAMPLES: dict[str, tuple[Any, Any]] = {
     "hosts": (["a", "b"], "a,b"), "hostfile": ("f", Path("f")), "include": ("a", "a"), "exclude": ("b", "b"),
     "num_nodes": (2, 2), "transport": ("ssh", "ssh"), "ssh_config": ("c", Path("c")), "ask_password": (True, True),
+    "enter": ("sudo  -u a", "sudo -u a"),
     "connect_timeout": ("2m", 120.0), "sync": ("lib", "lib"), "no_sync": (True, True),
     "sync_limit": ("2GB", 2_000_000_000), "link": (["d=/d", "e=/e"], ("d=/d", "e=/e")), "master_addr": ("h", "h"),
     "gpus": (4, 4), "nproc": (3, 3), "cpu": (True, True), "is_module": (True, True), "no_python": (True, True),

@@ -17,7 +17,7 @@ from launcher.hosts.hostfiles import parse_hostfile, parse_hosts, read_hostfile
 
 SAMPLES = Path(__file__).parents[3] / "hostfiles"
 NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
-KEYS_FIX = "use slots=, user=, port= or addr="
+KEYS_FIX = "use slots=, user=, port=, addr= or enter="
 ONCE = "list each host once, with slots=N for N processes"
 unhurried = settings(deadline=None)  # a loaded machine is no bug
 
@@ -522,7 +522,7 @@ BAD_YAML = [
     ("- &x a\n- *x\n", "f:2: expected one list of hosts", LIST_FIX),
     ("---\nhosts:\n- a\n", "f:2: expected one list of hosts, got a YAML or JSON mapping", LIST_FIX),
     ("- a\n---\n- b\n", "f:2: expected one list of hosts", LIST_FIX),
-    ("- name: a\n  slots: [8]\n", "f:2: a setting must have one value", "use slots, user, port and addr, "
+    ("- name: a\n  slots: [8]\n", "f:2: a setting must have one value", "use slots, user, port, addr and enter, "
      "each with one value"),
     ("- a\n b: c\n", "f:2: not YAML: ", LIST_FIX),
     ("- a\n- @gpu\n", "f:2: not YAML: ", LIST_FIX),

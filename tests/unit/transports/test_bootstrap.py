@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from machines.probe_code import make_probe
 
+from launcher.hosts.host import Host
 from launcher.session.settings import loader_pythons
 from launcher.transports.archives import pack_launcher, pack_node, trainer_archive
 from launcher.transports.bootstrap import (
@@ -23,6 +24,7 @@ from launcher.transports.bootstrap import (
     MARKER,
     SUPERVISOR,
     describe_end,
+    lacks_python,
     loader_command,
     start_code,
 )
@@ -147,5 +149,43 @@ def test_the_archive_runs_alone(tmp_path):
     ],
 )
 def test_a_python_that_is_none_is_named(code: int, python: str, said: str, fix: str) -> None:
-    failure = describe_end("gpu1", code, loader_pythons(None if python == "python3" else python), said)
+    failure = describe_end(Host("gpu1"), code, loader_pythons(None if python == "python3" else python), said)
     assert failure.fix == fix.format("try by hand: ssh gpu1 true; it may take another user (USER@gpu1)")
+
+
+def test_what_enters_a_container_stands_before_the_python() -> None:
+    command = loader_command("python3", NONCE, PROBE, enter="docker exec -i 'my train'")
+    before = """exec docker exec -i 'my train' env SSH_CONNECTION="$SSH_CONNECTION" python3 -X utf8 -ISc '"""
+    assert command.startswith(before)
+    assert command[len(before) :] == loader_command("python3", NONCE, PROBE).partition(" -ISc '")[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "fix"),
+    [
+        (1, "Error: No such container: train", "start the container on gpu1, or correct its name: docker ps lists"),
+        (125, 'Error: no container with name or ID "train" found', "start the container on gpu1"),
+        (1, "Error response from daemon: Container 3f5 is not running", "start it there: docker start NAME"),
+        (255, "Error: container state improper", "start it there: docker start NAME"),
+        (1, "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
+         "let your user use it there"),
+        (1, "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", "start its daemon"),
+        (1, "sudo: a password is required", "let sudo start it there without a password"),
+        (127, "sh: 1: exec: docker: not found", "install docker on gpu1, or correct the command"),
+        (126, "OCI runtime exec failed", "try it by hand there: docker exec -i train true"),
+    ],
+)  # fmt: skip
+def test_why_nothing_starts_in_a_container(code: int, said: str, fix: str) -> None:
+    host = Host("gpu1", enter="docker exec -i train")
+    failure = describe_end(host, code, ["python3"], said)
+    assert failure.text == f"docker exec -i train has ended (exit code {code}): {said}"
+    assert failure.fix.startswith(fix)
+
+
+def test_a_container_without_that_python() -> None:
+    """GNU's env says so, and busybox's."""
+    host = Host("gpu1", enter="docker exec -i train")
+    for said in ("env: ‘python3’: No such file or directory", "env: can't execute 'python3': No such file", ""):
+        assert lacks_python(host, 127, said)
+    assert not lacks_python(host, 127, "sh: 1: exec: docker: not found")
+    assert lacks_python(Host("gpu1"), 127, "sh: 1: exec: python3: not found")
