@@ -226,7 +226,7 @@ def test_no_program_of_a_repository_s_configuration_runs(tmp_path: Path) -> None
         select(root)
     assert raised.value.fix == f"let git fetch what it lacks: git -C {root} status"
     version = Git(root).version()
-    assert version is not None and version["dirty"] is None
+    assert version is not None and version.dirty is None
     assert not ran.exists()
 
 
