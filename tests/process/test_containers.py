@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,18 +136,19 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     folder = tmp_path_factory.mktemp("podman")
     if shutil.which("podman") is None:
         pytest.skip("no podman: apt-get install podman")
-    argv = (
-        "podman", f"--root={folder}/root", f"--runroot={folder}/run", "--storage-driver=vfs",
-        "--cgroup-manager=cgroupfs", "--events-backend=file",
-    )  # fmt: skip
     config = folder / "containers.conf"  # by default it raises limits, which not every root may do
     config.write_text("[containers]\ndefault_ulimits = []\n")
-    found = Containers(argv, folder, environ={"CONTAINERS_CONF": str(config)})
-    try:
-        found.start()
-        yield found
-    finally:
-        found.do("rm", "--force", "--time=0", NAME)
+    with tempfile.TemporaryDirectory() as short:  # it takes 50 letters
+        argv = (
+            "podman", f"--root={folder}/root", f"--runroot={short}", "--storage-driver=vfs",
+            "--cgroup-manager=cgroupfs", "--events-backend=file",
+        )  # fmt: skip
+        found = Containers(argv, folder, environ={"CONTAINERS_CONF": str(config)})
+        try:
+            found.start()
+            yield found
+        finally:
+            found.do("rm", "--force", "--all", "--time=0")
 
 
 @pytest.fixture(params=["docker", "podman"])
