@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from machines.launches import run_launch, start_launch
 from machines.patience import DEADLINE_S, slowed
-from machines.processes import list_pids, read_command, read_namespace, read_parent, send_signal, wait_until
+from machines.processes import list_pids, read_command, read_name, read_namespace, read_parent, send_signal, wait_until
 from machines.warm import WarmProcess
 
 from launcher.errors import EXIT_UNREACHABLE
@@ -196,8 +196,10 @@ def test_nothing_stays_inside(containers: Containers, dies: str) -> None:
 
 
 def test_a_detached_run_is_stopped(containers: Containers) -> None:
-    with containers.running("--detach", "--controller", "here", "--name", "far") as process:
+    """Its controller and agent are inside as well."""
+    with containers.running("--detach", "--name", "far") as process:
         assert process.wait(DEADLINE_S) == 0, (containers.folder / "said").read_text()
+    assert {"launch", "launch-agent"} <= {*map(read_name, containers.list_inside())}
     run_launch("stop", "far", cwd=containers.folder, code=0)
     assert wait_until(lambda: not containers.list_inside())
 
