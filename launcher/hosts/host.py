@@ -19,6 +19,7 @@ from launcher.hosts.ranges import (
 from launcher.wording import count, nearest
 
 SSH_PORT = 22
+MAX_SLOTS = 1024  # GPUs or processes of a host: far beyond any machine; it limits what a typo costs
 _LISTED_LENGTH = 300  # a fix with more names than that hides what it points at
 
 
@@ -124,6 +125,8 @@ def _parse_gpus(part: str, listed: str) -> tuple[int, ...]:
         if not NUMBER.fullmatch(item.strip(" \t")):
             fix = "write GPU numbers after ':', and separate hosts with '@': gpu1:0,1@gpu2:0"
             raise UsageError(f"a GPU in {shown(part)} must be a number, got {shown(item)}", fix)
+        if int(item) >= MAX_SLOTS:
+            raise UsageError(f"GPU {int(item)} in {shown(part)} is above {MAX_SLOTS - 1}", "write the number of a GPU")
         if int(item) in gpus:
             raise UsageError(f"GPU {int(item)} is listed twice in {shown(part)}")
         gpus.append(int(item))

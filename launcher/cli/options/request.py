@@ -21,7 +21,7 @@ import click
 from launcher.cli.options.completion import complete_files, complete_hosts
 from launcher.errors import UsageError
 from launcher.hosts.entering import parse_entering
-from launcher.hosts.hostfiles.lines import MAX_SLOTS
+from launcher.hosts.host import MAX_SLOTS
 from launcher.hosts.ranges import MAX_HOSTS, NUMBER, shown
 from launcher.job.job import OnHang, Start, Timeouts
 from launcher.transports.registry import TRANSPORTS

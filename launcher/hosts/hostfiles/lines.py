@@ -15,14 +15,13 @@ from dataclasses import dataclass
 
 from launcher.errors import UsageError
 from launcher.hosts.entering import parse_entering
-from launcher.hosts.host import SSH_PORT, Host
+from launcher.hosts.host import MAX_SLOTS, SSH_PORT, Host
 from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
 from launcher.wording import nearest
 
 MAX_PORT = 65535
 MOST_SLOTS = 64  # after a colon
 FIRST_PORT = 1024  # after a colon; below, other services have theirs
-MAX_SLOTS = 1024  # processes of a host: far beyond any machine; it limits the memory that a typo costs
 
 # Open MPI's other spellings of these settings; the source is hostfile_lex.l of PRRTE.
 _COUNTS = ("slots", "cpu", "count")

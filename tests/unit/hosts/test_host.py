@@ -211,6 +211,7 @@ BAD_FILTERS = [
     ),
     ("gpu1:", None, "--include: a GPU in 'gpu1:' must be a number, got ''", None),
     ("gpu1:-1", None, "--include: a GPU in 'gpu1:-1' must be a number, got '-1'", None),
+    ("gpu1:1024", None, "--include: GPU 1024 in 'gpu1:1024' is above 1023", "write the number of a GPU"),
     ("gpu1:1,01", None, "--include: GPU 1 is listed twice in 'gpu1:1,01'", ""),
     ("gpu2:4", None, "--include: host 'gpu2' offers no GPU 4: slots=4 (f:1)", "choose a lower number, or raise slots="),
     (None, "gpu2:4", "--exclude: host 'gpu2' offers no GPU 4: slots=4 (f:1)", "choose a lower number, or raise slots="),
