@@ -88,6 +88,7 @@ class HostsOptions(TypedDict, total=False):
     """Options of `launch hosts`."""
 
     config: File
+    enter: Text
     exclude: Texts
     hostfile: File
     hosts: Texts
@@ -100,7 +101,6 @@ class FreeOptions(HostsOptions, total=False):
 
     ask_password: Switch
     connect_timeout: Time
-    enter: Text
     python: File
     silence: Time
     ssh_config: File

@@ -56,8 +56,10 @@ def read_hosts(request: Request) -> tuple[Host, ...]:
         found = read_hostfile(hostfile)
     else:
         found = _read_allocated()
-    entered = [replace(host, enter=host.enter or request.enter or "") for host in found]
-    return select_hosts(entered, request.include, request.exclude, request.num_nodes)
+    if request.enter is not None:
+        is_typed = is_on_command_line("enter")
+        found = tuple(replace(host, enter=request.enter if is_typed else host.enter or request.enter) for host in found)
+    return select_hosts(found, request.include, request.exclude, request.num_nodes)
 
 
 def _read_allocated() -> tuple[Host, ...]:
@@ -138,9 +140,13 @@ def choose_controller(request: Request, hosts: Sequence[Host], spares: Sequence[
 
 def may_survive_reboots(request: Request, controller: Host | None) -> bool:
     """Return whether the hosts are to rejoin the run after a reboot; raise UsageError if that is typed and can't be."""
-    if not request.survive_reboots or (controller is not None and request.restarts):
+    is_inside = controller is not None and bool(controller.enter)
+    if not request.survive_reboots or (controller is not None and request.restarts and not is_inside):
         return request.survive_reboots
     if is_on_command_line("survive_reboots"):
+        if is_inside:
+            text = "--survive-reboots and --enter are both given: at a boot, nothing enters a container"
+            raise UsageError(text, "omit one of them")
         if not request.restarts:
             fix = "add --restarts N, or omit --survive-reboots"
             raise UsageError("--survive-reboots works only with --restarts", fix)

@@ -15,7 +15,7 @@ from launcher.cli.host_choice import read_hosts
 from launcher.cli.options.completion import complete_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import AS_JSON, HOSTS, Option, Request
+from launcher.cli.options.request import AS_JSON, ENTER, HOSTS, Option, Request
 from launcher.cli.options.sources import gather, refuse_others
 from launcher.hosts.host import part_spares
 from launcher.hosts.ranges import fold_names
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command("hosts", cls=Command, params=[
-    CONFIG, *HOSTS,
+    CONFIG, *HOSTS, ENTER,
     AS_JSON.but(help="Print one JSON list to stdout."),
     Option(
         ["--forget"], metavar="LIST", shell_complete=complete_hosts,

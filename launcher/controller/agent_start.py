@@ -18,6 +18,7 @@ from launcher.transports import bootstrap
 from launcher.transports.archives import pack_node
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.bootstrap import LoadedPython, hanging_up, open_python
+from launcher.transports.entering import describe_no_input
 
 REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
 SURVIVING_S = 86400.0  # the same with --survive-reboots: the host of the controller may be the one that reboots
@@ -91,6 +92,8 @@ def await_answer(channel: Channel, host: Host, controller: str) -> str:
                 return str(header["type"])
     if channel.exit_code() is None:
         raise TransportError(HostFailure(host.name, HostFailureKind.CONNECTION, "the connection was lost"))
+    if channel.exit_code() == 0 and host.enter:
+        raise TransportError(describe_no_input(host.enter, host.name))
     lines = errors.decode("utf-8", "replace").strip().splitlines()
     text = f"its agent has ended{f': {lines[-1]}' if lines else ''}"
     raise TransportError(HostFailure(host.name, HostFailureKind.SUPERVISOR, text))

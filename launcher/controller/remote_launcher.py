@@ -23,6 +23,7 @@ from launcher.output.terminal import write_some
 from launcher.transports.archives import pack_launcher
 from launcher.transports.base import Transport, TransportError
 from launcher.transports.bootstrap import CODE_S, LAUNCHER, MARKER_TIMEOUT_S, hanging_up, open_python
+from launcher.transports.entering import describe_no_input
 
 MOST_MISSED = 3  # heartbeats of this side for which nothing comes, while something is awaited
 _OLDEST = (3, 10)
@@ -186,6 +187,8 @@ class RemoteLauncher:
         if self._is_silent:
             return self._describe_silence("launch doesn't respond there any more")
         code = self.channel.exit_code()
+        if code == 0 and self.host.enter:
+            return describe_no_input(self.host.enter, self.host.name)
         is_lost = code in (None, orders.HUNG_UP)
         text = "the connection was lost" if is_lost else f"launch was killed there (exit code {code})"
         return HostFailure(self.host.name, HostFailureKind.CONNECTION, text)

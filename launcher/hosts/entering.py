@@ -5,7 +5,6 @@ It stands before the command line of the loader, so everything of `launch` on th
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,9 @@ from launcher.hosts.ranges import shown
 
 _EXAMPLE = "write it as in 'docker exec -i train'"
 _RUNTIMES = ("docker", "podman", "nerdctl")
-_SHORT = re.compile(r"-[ditu]+")  # short options of `docker exec`, perhaps several in one word
+# Options of their `exec` that have a value.
+_LONG = ("--env", "--env-file", "--user", "--workdir", "--detach-keys", "--preserve-fds")
+_SHORT = "euw"
 
 
 def parse_entering(text: str) -> str:
@@ -27,14 +28,37 @@ def parse_entering(text: str) -> str:
         raise UsageError(f"{shown(text)} can't be read: {error}", _EXAMPLE) from None
     if not words or not text.isprintable():
         raise UsageError(f"must be a command, got {shown(text)}", _EXAMPLE)
-    if {"exec", "run"}.isdisjoint(words) or not any(word.rpartition("/")[2] in _RUNTIMES for word in words[:4]):
-        return shlex.join(words)
-    flags = "".join(word for word in words if _SHORT.fullmatch(word))
-    if "t" in flags or "--tty" in words:
-        raise UsageError(f"{shown(text)} asks for a terminal, and launch has none there", "write -i instead of -it")
-    if "i" not in flags and "--interactive" not in words:
-        raise UsageError(f"{shown(text)} closes stdin, over which launch speaks to its helper", "add -i")
+    flags = _read_flags(words)
+    if flags is not None and "t" in flags:
+        raise UsageError(f"{shown(text)} asks for a terminal, and launch has none there", "leave out -t")
+    if flags is not None and "i" not in flags:
+        raise UsageError(f"{shown(text)} closes stdin, over which launch speaks to its helper", "add -i after exec")
     return shlex.join(words)
+
+
+def _read_flags(words: Sequence[str]) -> set[str] | None:
+    """Return the switches of `docker exec`, as `i` and `t`; None if it is another command."""
+    names = [word.rpartition("/")[2] for word in words]
+    place = next((index for index, name in enumerate(names) if name in _RUNTIMES), len(words))
+    while place + 1 < len(words) and words[place + 1].startswith("-"):  # such as --host=ADDRESS
+        place += 1
+    if words[place + 1 : place + 2] != ["exec"]:
+        return None
+    found, rest = set(), iter(words[place + 2 :])
+    for word in rest:
+        if word in _LONG:
+            next(rest, None)
+        elif word.startswith("--"):
+            name, _, value = word.partition("=")
+            found |= {name[2]} if name in ("--interactive", "--tty") and value != "false" else set()
+        elif word.startswith("-"):
+            place = next((index for index, letter in enumerate(word) if letter in _SHORT), len(word))
+            found |= {*word[1:place]}
+            if place == len(word) - 1:
+                next(rest, None)
+        else:
+            break
+    return found
 
 
 def already_inside(hosts: Sequence[Host]) -> tuple[Host, ...]:

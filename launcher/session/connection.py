@@ -28,6 +28,7 @@ from launcher.transports import bootstrap
 from launcher.transports.archives import pack_node
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 from launcher.transports.bootstrap import SUPERVISOR
+from launcher.transports.entering import describe_no_input
 
 MAX_WAITING_BEATS = 3
 _MOST_SAMPLES = 100  # that nobody has taken
@@ -201,7 +202,7 @@ class Connection:
         checked_at = time.monotonic()
         marker_timeout_s = max(bootstrap.MARKER_TIMEOUT_S, self._settings.timeouts.connect_timeout_s)
         if not self.is_ready and self._opened_at is not None and checked_at - self._opened_at > marker_timeout_s:
-            failure = bootstrap.describe_silence(self.host.name, marker_timeout_s)
+            failure = bootstrap.describe_silence(self.host, marker_timeout_s)
             self.give_up(failure.kind, failure.text, failure.fix)
         elif self.is_ready and not self._is_busy and checked_at - self.heard_at > self._settings.timeouts.silence_s:
             self.give_up(HostFailureKind.SILENT, f"no heartbeat for {self._settings.timeouts.silence_s:g} s")
@@ -279,21 +280,28 @@ class Connection:
                 self.is_ready = True
                 self._may_write.set()  # messages may be queued already
                 return found.rest
-            has_no_python = bootstrap.lacks_python(self.host, self._channel.exit_code(), self._last_line())
+            has_no_python = bootstrap.lacks_python(self.host, self._channel.exit_code(), self._all_noise())
             self._channel.close()
             if not has_no_python:
                 break
         raise TransportError(self._failure or self._no_marker())
 
     def _send_code(self, code: bytes) -> None:
-        assert self._channel is not None  # it was opened just now
         self._refuse_closed()
-        self._channel.write(code)
+        self._write_at_start(code)
         self._is_ordered.wait()
         with self._lock:
             self._refuse_closed()
             self._has_orders = True
-        self._channel.write(self._first_message)
+        self._write_at_start(self._first_message)
+
+    def _write_at_start(self, data: bytes) -> None:
+        assert self._channel is not None  # it was opened just now
+        try:
+            self._channel.write(data)
+        except OSError:
+            if not self.host.enter:  # otherwise the exit code tells more
+                raise
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -303,7 +311,7 @@ class Connection:
         if self._is_closed and not self._has_orders:
             return HostFailure(self.host.name, HostFailureKind.CLOSED, "launch stopped before it was reached")
         code = self._channel.exit_code() if self._channel is not None else None
-        return bootstrap.describe_end(self.host, code, self._settings.pythons, self._last_line())
+        return bootstrap.describe_end(self.host, code, self._settings.pythons, self._all_noise())
 
     def _read_to_end(self) -> None:
         assert self._channel is not None  # it answered
@@ -387,8 +395,11 @@ class Connection:
     def _keep_noise(self, data: bytes) -> None:
         self.noise = (self.noise + data)[-bootstrap.NOISE_BYTES :]
 
+    def _all_noise(self) -> bytes:
+        return self.noise + self._rest
+
     def _last_line(self) -> str:
-        return bootstrap.last_line(self.noise + self._rest)
+        return bootstrap.last_line(self._all_noise())
 
     def _report_end(self) -> None:
         """Post LOST with the reason why the channel has ended; after a census it no longer counts as a failure."""
@@ -397,6 +408,8 @@ class Connection:
             self._lose(self._failure)
         elif code is None:
             self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, "the connection was lost"))
+        elif code == 0 and self.host.enter:
+            self._lose(describe_no_input(self.host.enter, self.host.name))
         elif messages.NO_WORD in self._last_line():  # it ended before this side noticed the gap
             silence = self._last_line().rpartition(messages.NO_WORD)[2]
             text = f"this machine was suspended for over{silence}, so the hosts stopped the run"

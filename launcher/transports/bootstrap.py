@@ -25,6 +25,7 @@ from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.node.loading import KEPT, MARKER
+from launcher.transports import entering
 from launcher.transports.archives import PackedCode, read_package, strip
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
@@ -47,18 +48,6 @@ _TASK_SHELL = (
     'for p; do "$p" -ISc "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null'
     ' && exec "$p" -X utf8 -ISc "$0"; done; exit 127'
 )
-
-# What docker, podman, apptainer and sudo say if they start nothing, and what to do; the last resort is to try it.
-_ENTERING_FIXES = (
-    (re.compile("(?i)permission denied.*(docker|podman).*sock"),
-     "let your user use it there (docker: its group docker), or put sudo -n before it"),
-    (re.compile("(?i)is the docker daemon running|cannot connect to podman"), "start its daemon on {host}"),
-    (re.compile("(?i)no such container|no container with name"),
-     "start the container on {host}, or correct its name: {runtime} ps lists those that run"),
-    (re.compile("(?i)is not running|container state improper|is paused"), "start it there: {runtime} start NAME"),
-    (re.compile("(?i)a password is required|a terminal is required"), "let sudo start it there without a password"),
-    (re.compile("(?i)not found|no such file"), "install {runtime} on {host}, or correct the command"),
-)  # fmt: skip
 
 # Ends a Python that is too old, and one on another system.
 _CHECKS = 'import os,sys;sys.version_info<(3,8)and os._exit(127);sys.platform=="linux"or os._exit(119);'
@@ -160,13 +149,13 @@ def open_python(
         with hanging_up(channel, max(MARKER_TIMEOUT_S, timeout_s)) as has_hung_up:
             found = await_marker(channel, nonce, host.name, noise.extend, noise.extend)
         if has_hung_up.is_set():
-            raise TransportError(describe_silence(host.name, max(MARKER_TIMEOUT_S, timeout_s)))
+            raise TransportError(describe_silence(host, max(MARKER_TIMEOUT_S, timeout_s)))
         if found is not None:
             return LoadedPython(host.name, channel, nonce, archive, found.is_kept, found.version, found.rest)
-        code, said = channel.exit_code(), last_line(bytes(noise))
+        code = channel.exit_code()
         channel.close()
-        if not lacks_python(host, code, said):
-            raise TransportError(describe_end(host, code, pythons, said))
+        if not lacks_python(host, code, bytes(noise)):
+            raise TransportError(describe_end(host, code, pythons, bytes(noise)))
     raise TransportError(no_python(host.name, pythons))
 
 
@@ -227,38 +216,36 @@ def await_marker(
             raise TransportError(HostFailure(host, HostFailureKind.SHELL, said, fix))
 
 
-def describe_silence(host: str, timeout_s: float) -> HostFailure:
+def describe_silence(host: Host, timeout_s: float) -> HostFailure:
     """Return the failure of a host whose login shell has not started Python in time."""
-    return HostFailure(
-        host, HostFailureKind.SHELL, f"its login shell has not started Python in {timeout_s:g} s",
-        f"look in {_RC_FILES} for a prompt, an exec, or output sent elsewhere; if it is slow, raise --connect-timeout",
-    )  # fmt: skip
+    who = host.enter or "its login shell"
+    fix = f"look in {_RC_FILES} for a prompt, an exec, or output sent elsewhere; if it is slow, raise --connect-timeout"
+    if host.enter:
+        fix = f"{entering.try_by_hand(host.enter)}; if it is slow, raise --connect-timeout"
+    text = f"{who} has not started Python in {timeout_s:g} s"
+    return HostFailure(host.name, HostFailureKind.SHELL, text, fix)
 
 
-def lacks_python(host: Host, code: int | None, last_line: str) -> bool:
-    """Tell whether a login shell has ended because this Python isn't there, or is too old; see describe_end.
-
-    The shell has the same exit code for a command of --enter that isn't there; what that starts is `env`.
-    """
-    return code == NO_PYTHON_EXIT_CODE and (not host.enter or not last_line or last_line.startswith("env: "))
+def lacks_python(host: Host, code: int | None, noise: bytes) -> bool:
+    """Tell whether a login shell has ended because this Python isn't there, or is too old."""
+    return code == NO_PYTHON_EXIT_CODE and not entering.is_missing(host.enter, noise)
 
 
-def describe_end(host: Host, code: int | None, pythons: Sequence[str], last_line: str) -> HostFailure:
-    """Return the failure of a host whose login shell has ended before the marker; last_line: what it said last."""
-    if lacks_python(host, code, last_line):
+def describe_end(host: Host, code: int | None, pythons: Sequence[str], noise: bytes) -> HostFailure:
+    """Return the failure of a host whose login shell has ended before the marker; noise: what it said."""
+    if lacks_python(host, code, noise):
         return no_python(host.name, pythons)
     if code == NOT_LINUX_EXIT_CODE:
         return not_linux(host.name)
-    said = f": {last_line}" if last_line else ""
+    said = f": {last_line(noise)}" if last_line(noise) else ""
     if code is None:
         return HostFailure(host.name, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
     text = "killed by a signal" if code == KILLED else f"exit code {code}"
     if host.enter:
-        fix = next((fix for words, fix in _ENTERING_FIXES if words.search(last_line)), "")
-        fix = fix.format(runtime=host.enter.split()[0], host=host.name) or f"try it by hand there: {host.enter} true"
+        fix = entering.find_fix(host.enter, host.name, noise)
         return HostFailure(host.name, HostFailureKind.SHELL, f"{host.enter} has ended ({text}){said}", fix)
     fix = f"try by hand: ssh {host.name} true; it may take another user (USER@{host.name})"
-    if pythons and pythons[0] != "python3" and (code == _NOT_RUN or not last_line):  # it was named by the user
+    if pythons and pythons[0] != "python3" and (code == _NOT_RUN or not said):  # it was named by the user
         fix = f"check that --python {pythons[0]} is a Python there, or {fix}"
     return HostFailure(host.name, HostFailureKind.SHELL, f"its login shell ended ({text}){said}", fix)
 

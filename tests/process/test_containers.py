@@ -208,7 +208,9 @@ def test_why_nothing_starts_there_is_one_line_with_a_fix(containers: Containers)
     def fail(enter: str, python: str = sys.executable) -> list[str]:
         words = ("exec", "--hosts", "127.0.0.1", "--enter", enter, "--python", python, "--", "true")
         done = run_launch(*words, cwd=containers.folder, code=EXIT_UNREACHABLE)
-        return [line.strip() for line in done.stderr.splitlines()[-2:]]
+        lines = [line.strip() for line in done.stderr.splitlines()]
+        place = next(index for index, line in enumerate(lines) if line.startswith("127.0.0.1: "))
+        return lines[place : place + 2]
 
     runtime, missing = containers.argv[0], containers.enter.replace(NAME, "nosuch")
     why, fix = fail(missing)
@@ -218,7 +220,9 @@ def test_why_nothing_starts_there_is_one_line_with_a_fix(containers: Containers)
     why, fix = fail(containers.enter.replace(NAME, "idle"))
     assert fix == f"fix: start it there: {runtime} start NAME", why
     why, fix = fail(containers.enter.replace(runtime, "nosuch", 1))
-    assert "nosuch: not found" in why and fix == "fix: install nosuch on 127.0.0.1, or correct the command"
+    assert "nosuch: not found" in why and fix.startswith("fix: install it on 127.0.0.1")
+    why, fix = fail("sh -c 'exec \"$@\" </dev/null' sh")
+    assert why.endswith("passes on no input") and "need -i" in fix
     why, fix = fail(containers.enter, "/nosuch/python")
     assert why == "127.0.0.1: no Python 3.8 or newer there (tried /nosuch/python)"
 

@@ -91,6 +91,13 @@ def test_more_gpus_than_the_job_has(launch: SlurmLaunch) -> None:
     assert (done.exit_code, words_of(done)[1]) == (70, "  node[1-2]: 2 GPUs requested, but it has 1")
 
 
+def test_what_a_node_enters(launch: SlurmLaunch) -> None:
+    """The agent of srun stays outside, and what it starts goes through it."""
+    rank = ("--cpu", "--nproc", "1", "--no-python", "--", "sh", "-c", "echo $ENTERED")
+    done = launch.start("--enter", "env ENTERED=yes", *rank, job=("--nodes=2",)).finish()
+    assert (done.exit_code, sorted(done.lines)) == (0, ["[node1:0] yes", "[node2:1] yes"]), str(done)
+
+
 def _job(line: str) -> str:
     found = re.search(r"Slurm job \d+", line)
     assert found

@@ -647,14 +647,14 @@ def _options(names: str) -> tuple[Option, ...]:
     return tuple(_DECLARED[name] for name in names.split())
 
 
-SSH_CONFIG, CPU, WORKDIR, PYTHON, ENV = _options("ssh_config cpu workdir python env")
+SSH_CONFIG, ENTER, CPU, WORKDIR, PYTHON, ENV = _options("ssh_config enter cpu workdir python env")
 MASTER_ADDR, DRY_RUN, CHECK, NO_CHECK, STEP_TIMEOUT = _options("master_addr dry_run check no_check timeout")
 LOAD, AS_JSON, VERBOSE, DETACH, CONTROLLER = _options("gpus_under_load as_json verbose detach controller")
 SURVIVE_REBOOTS, NOTIFY, FETCH = _options("survive_reboots notify fetch")
 HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
 HOSTS = _options("hosts hostfile include exclude num_nodes")
 # What has no effect on a transport without SSH.
-SSH = _options("ssh_config enter ask_password")
+SSH = _options("ssh_config ask_password")
 REACH = _options("transport ssh_config enter ask_password connect_timeout")
 LINKS = _options("sync_limit link")
 SYNC = _options("sync no_sync sync_limit link")

@@ -36,7 +36,7 @@ _KEYS_FIX = "use slots=, user=, port=, addr= or enter="
 _SPARE = "spare"  # the only setting without a value
 # A name, or a setting, whose value may be in quotes.
 _WORD = re.compile(r"""(?:[^ \t"'=]|"[^"]*"|'[^']*'|[ \t]*=[ \t]*)+""")
-_QUOTED = re.compile(r"""(["'])(.*)\1""")
+_QUOTED = re.compile(r"""(["'])((?:(?!\1).)*)\1""")
 _MARKED = re.compile(rf"[^, \t]+[ \t]+{_SPARE}")
 _RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
 _INVENTORY = "list its hosts, one per line: ansible all -i FILE --list-hosts"

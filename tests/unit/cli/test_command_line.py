@@ -360,6 +360,15 @@ def test_hosts_as_json(launch):
     ]  # fmt: skip
 
 
+def test_a_typed_command_that_enters_containers_replaces_those_of_files(launch, folder):
+    (folder / "hosts").write_text("a enter='sudo -u b'\nc\n")
+    (folder / "launcher.toml").write_text('enter = "sudo -u d"\n')
+    found = json.loads(launch("hosts --hostfile hosts --json")[1])
+    assert [host["enter"] for host in found] == ["sudo -u b", "sudo -u d"]
+    found = json.loads(launch("hosts --hostfile hosts --json --enter env")[1])
+    assert [host["enter"] for host in found] == ["env", "env"]
+
+
 def test_what_stands_behind_a_colon_is_read_in_a_list_and_in_a_file(launch, folder):
     (host, _) = json.loads(launch("hosts --hosts a:2222,b --json")[1])
     assert (host["port"], host["slots"]) == (2222, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 import pytest
 
@@ -53,6 +55,8 @@ def test_two_controllers_are_refused() -> None:
 @pytest.mark.parametrize(("words", "controller", "restarts", "message"), [
     (["--survive-reboots"], HOSTS[0], 1, ""),
     (["--survive-reboots"], HOSTS[0], 0, "--survive-reboots works only with --restarts"),
+    (["--survive-reboots"], replace(HOSTS[0], enter="env"), 1,
+     "--survive-reboots and --enter are both given: at a boot, nothing enters a container"),
     (["--survive-reboots"], None, 1, "--survive-reboots works only for a run that one of its hosts controls"),
     ([], HOSTS[0], 1, ""),
 ])  # fmt: skip

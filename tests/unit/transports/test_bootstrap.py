@@ -24,6 +24,7 @@ from launcher.transports.bootstrap import (
     MARKER,
     SUPERVISOR,
     describe_end,
+    describe_silence,
     lacks_python,
     loader_command,
     start_code,
@@ -149,7 +150,7 @@ def test_the_archive_runs_alone(tmp_path):
     ],
 )
 def test_a_python_that_is_none_is_named(code: int, python: str, said: str, fix: str) -> None:
-    failure = describe_end(Host("gpu1"), code, loader_pythons(None if python == "python3" else python), said)
+    failure = describe_end(Host("gpu1"), code, loader_pythons(None if python == "python3" else python), said.encode())
     assert failure.fix == fix.format("try by hand: ssh gpu1 true; it may take another user (USER@gpu1)")
 
 
@@ -171,21 +172,34 @@ def test_what_enters_a_container_stands_before_the_python() -> None:
          "let your user use it there"),
         (1, "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", "start its daemon"),
         (1, "sudo: a password is required", "let sudo start it there without a password"),
-        (127, "sh: 1: exec: docker: not found", "install docker on gpu1, or correct the command"),
+        (127, "sh: 1: exec: docker: not found", "install it on gpu1, or correct the command"),
         (126, "OCI runtime exec failed", "try it by hand there: docker exec -i train true"),
+        (1, "Error: container 3f5 is paused", "continue it there: docker unpause NAME"),
+        (1, "the input device is not a TTY", "leave out its option for a terminal"),
     ],
 )  # fmt: skip
 def test_why_nothing_starts_in_a_container(code: int, said: str, fix: str) -> None:
     host = Host("gpu1", enter="docker exec -i train")
-    failure = describe_end(host, code, ["python3"], said)
+    failure = describe_end(host, code, ["python3"], said.encode())
     assert failure.text == f"docker exec -i train has ended (exit code {code}): {said}"
     assert failure.fix.startswith(fix)
 
 
 def test_a_container_without_that_python() -> None:
-    """GNU's env says so, and busybox's."""
+    """GNU's env says so, and busybox's, perhaps beside others; one that is too old says nothing."""
     host = Host("gpu1", enter="docker exec -i train")
-    for said in ("env: ‘python3’: No such file or directory", "env: can't execute 'python3': No such file", ""):
-        assert lacks_python(host, 127, said)
-    assert not lacks_python(host, 127, "sh: 1: exec: docker: not found")
-    assert lacks_python(Host("gpu1"), 127, "sh: 1: exec: python3: not found")
+    for said in (
+        "env: ‘python3’: No such file or directory", "env: can't execute 'python3': No such file", "",
+        "WARNING: underlay is used", "env: ‘python3’: No such file or directory\nINFO: Cleaning up image",
+    ):  # fmt: skip
+        assert lacks_python(host, 127, said.encode()), said
+    for said in ("sh: 1: exec: docker: not found\n", "bash: line 1: docker: No such file or directory\nx"):
+        assert not lacks_python(host, 127, said.encode()), said
+    assert lacks_python(Host("gpu1"), 127, b"sh: 1: exec: python3: not found")
+
+
+def test_a_command_that_starts_nothing_is_named_instead_of_the_shell() -> None:
+    assert "login shell" in describe_silence(Host("gpu1"), 10).text
+    failure = describe_silence(Host("gpu1", enter="nsenter -t 1"), 10)
+    assert failure.text == "nsenter -t 1 has not started Python in 10 s"
+    assert failure.fix.startswith("try it by hand there: nsenter -t 1 true")
