@@ -84,10 +84,10 @@ def ordering(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
 
 
 def planting(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
-    """The controller and an agent are there, which can't reach each other: so there is no `go`."""
+    """The controller and all agents are there, and one can't reach it: so there is no `go`."""
     launch.last.drop_from(launch.hosts[0])
     running = launch.start(*words)
-    there = [(launch.last, "launch-agent"), (launch.hosts[0], "launch")]
+    there = [(launch.last, "launch-agent"), (launch.hosts[0], "launch-agent"), (launch.hosts[0], "launch")]
     assert wait_until(lambda: all(name in names(host) for host, name in there), poll_s=CENSUS_POLL_S)
     return running
 
