@@ -18,7 +18,7 @@ from launcher.transports import bootstrap
 from launcher.transports.archives import pack_node
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.bootstrap import LoadedPython, hanging_up, open_python
-from launcher.transports.entering import describe_no_input
+from launcher.transports.entering_failures import describe_no_input
 
 REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
 SURVIVING_S = 86400.0  # the same with --survive-reboots: the host of the controller may be the one that reboots

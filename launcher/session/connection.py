@@ -28,7 +28,7 @@ from launcher.transports import bootstrap
 from launcher.transports.archives import pack_node
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 from launcher.transports.bootstrap import SUPERVISOR
-from launcher.transports.entering import describe_no_input
+from launcher.transports.entering_failures import describe_no_input
 
 MAX_WAITING_BEATS = 3
 _MOST_SAMPLES = 100  # that nobody has taken
@@ -408,12 +408,12 @@ class Connection:
             self._lose(self._failure)
         elif code is None:
             self._lose(HostFailure(self.host.name, HostFailureKind.CONNECTION, "the connection was lost"))
-        elif code == 0 and self.host.enter:
-            self._lose(describe_no_input(self.host.enter, self.host.name))
         elif messages.NO_WORD in self._last_line():  # it ended before this side noticed the gap
             silence = self._last_line().rpartition(messages.NO_WORD)[2]
             text = f"this machine was suspended for over{silence}, so the hosts stopped the run"
             self._lose(HostFailure(self.host.name, HostFailureKind.STANDSTILL, text))
+        elif code == 0 and self.host.enter:
+            self._lose(describe_no_input(self.host.enter, self.host.name))
         else:
             ended = ": ".join(filter(None, [f"its helper exited with code {code}", self._last_line()]))
             killed = f"{self.host.enter or 'its parent process'} was killed"

@@ -25,7 +25,7 @@ from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.node.loading import KEPT, MARKER
-from launcher.transports import entering
+from launcher.transports import entering_failures
 from launcher.transports.archives import PackedCode, read_package, strip
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
@@ -221,14 +221,14 @@ def describe_silence(host: Host, timeout_s: float) -> HostFailure:
     who = host.enter or "its login shell"
     fix = f"look in {_RC_FILES} for a prompt, an exec, or output sent elsewhere; if it is slow, raise --connect-timeout"
     if host.enter:
-        fix = f"{entering.try_by_hand(host.enter)}; if it is slow, raise --connect-timeout"
+        fix = f"{entering_failures.try_by_hand(host.enter)}; if it is slow, raise --connect-timeout"
     text = f"{who} has not started Python in {timeout_s:g} s"
     return HostFailure(host.name, HostFailureKind.SHELL, text, fix)
 
 
 def lacks_python(host: Host, code: int | None, noise: bytes) -> bool:
     """Tell whether a login shell has ended because this Python isn't there, or is too old."""
-    return code == NO_PYTHON_EXIT_CODE and not entering.is_missing(host.enter, noise)
+    return code == NO_PYTHON_EXIT_CODE and not entering_failures.is_missing(host.enter, noise)
 
 
 def describe_end(host: Host, code: int | None, pythons: Sequence[str], noise: bytes) -> HostFailure:
@@ -242,7 +242,7 @@ def describe_end(host: Host, code: int | None, pythons: Sequence[str], noise: by
         return HostFailure(host.name, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
     text = "killed by a signal" if code == KILLED else f"exit code {code}"
     if host.enter:
-        fix = entering.find_fix(host.enter, host.name, noise)
+        fix = entering_failures.find_fix(host.enter, host.name, noise)
         return HostFailure(host.name, HostFailureKind.SHELL, f"{host.enter} has ended ({text}){said}", fix)
     fix = f"try by hand: ssh {host.name} true; it may take another user (USER@{host.name})"
     if pythons and pythons[0] != "python3" and (code == _NOT_RUN or not said):  # it was named by the user
