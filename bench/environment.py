@@ -13,6 +13,7 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 
 from bench.lab import ROOT
+from bench.record import read_commit
 from bench.tools import TOOLS
 
 PLACE = ROOT / "build" / "peers"  # `make clean` removes it
@@ -51,7 +52,7 @@ def prepare() -> dict[str, str]:
 
 def find_versions() -> dict[str, str]:
     """Return the version of each tool that is there, and of what they share."""
-    found = {"Python": sys.version.split()[0], "torch": version("torch"), "launch": _read_launch_version()}
+    found = {"Python": sys.version.split()[0], "torch": version("torch"), "launch": f"commit {read_commit()}"}
     for tool in TOOLS.values():
         if tool.distribution:
             found[tool.name] = _find_version(tool.distribution)
@@ -90,10 +91,3 @@ def _run(argv: Sequence[str | Path]) -> str:
         return f"{argv[-1]} couldn't be installed in {INSTALL_S} s"
     lines = (done.stdout + done.stderr).strip().splitlines()
     return "" if done.returncode == 0 else lines[-1] if lines else f"exit code {done.returncode}"
-
-
-def _read_launch_version() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
-    )
-    return f"commit {done.stdout.strip()}"

@@ -94,7 +94,7 @@ def main(words: Sequence[str]) -> int:
             cells = [f"{row.value:.3g} {claim.unit}", f"{row.spread:.1%} of {row.turns} turns{tight}"]
             table.add_row(claim_name, *cells, f"{claim.limit:g}", f"{old.value:.3g}" if old else "-", verdict)
         if is_record:
-            head = {"date": f"{datetime.date.today()}", "commit": _read_commit(), "machine": find_machine()}
+            head = {"date": f"{datetime.date.today()}", "commit": read_commit(), "machine": find_machine()}
             kept |= {name: Row(row.value, row.spread, row.turns, **head) for name, row in found.items()}
             rows = {name: asdict(kept[name]) for name in CLAIMS if name in kept}
             RECORD.write_text(json.dumps(rows, indent=2) + "\n")
@@ -156,9 +156,12 @@ def find_machine() -> str:
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
 
 
-def _read_commit() -> str:
-    argv = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(argv, cwd=RECORD.parent, capture_output=True, text=True, check=True).stdout.strip()
+def read_commit() -> str:
+    """Return the commit, with "-dirty" if launcher/ has been changed since; a measure changes the record itself."""
+    git = ["git", "-C", str(RECORD.parents[1])]
+    commit = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True).stdout
+    is_dirty = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "launcher"], check=False).returncode
+    return commit.strip() + "-dirty" * bool(is_dirty)
 
 
 @contextlib.contextmanager
