@@ -3,7 +3,6 @@
     python -m bench record [NAME...]   keep the results in bench/record.json
     python -m bench peers              measure other launchers, too; docs/bench.md has the table
     python -m bench soak               one run that is made to fail many times
-    python -m bench mutants            break the trainer on purpose: do its tests notice?
     python -m bench gpu                everything that needs a GPU; docs/gpu.md has the results
 
 The hosts are network namespaces of this machine with a real sshd each, so the first two need root.
@@ -28,8 +27,6 @@ def main() -> int:
         from bench.gpu.table import main as run
     elif first == "soak":
         from bench.soak import main as run
-    elif first == "mutants":
-        from bench.mutants import main as run
     elif first == "peers":
         from bench.peers import main as run
     elif {"-h", "--help"} & {*sys.argv[1:]}:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.gpu.part import NotRunError, Outcome, require
 from bench.gpu.trial import RANKS, Trial
 from launcher.wording import count
 
-WEIGHTS = Path(__file__).with_name("weights.py")
+if TYPE_CHECKING:
+    import torch
+
 TRAINER = ("-m", "launcher.trainer")
 SHORT_RUN = ["--epochs", "2", "--steps-per-epoch", "20", "--log-every", "20", "--keep", "4", "--dropout", "0.1"]
 HALF, WHOLE = 20, 40  # steps
@@ -59,9 +60,18 @@ def compare_starts(trial: Trial) -> Outcome:
 
 def compare_weights(trial: Trial, one: str, other: str) -> tuple[int, int]:
     """Return how many bytes of the weights of two runs differ, and how many there are."""
-    paths = [trial.folder / name / "model.pt" for name in (one, other)]
-    answer = json.loads(trial.execute([sys.executable, WEIGHTS, *paths]))
-    return answer["different"], answer["total"]
+    ours, theirs = (_read_weights(trial.folder / name / "model.pt") for name in (one, other))
+    require(ours.keys() == theirs.keys(), f"the names of weights differ: {ours.keys() ^ theirs.keys()}")
+    different = sum(int((ours[name] != theirs[name]).sum()) for name in ours)
+    return different, sum(len(weight) for weight in ours.values())
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the bytes of each weight by its name: as numbers, 0 and -0 would be equal."""
+    import torch  # as late as this: a machine whose torch can't be imported gets one line
+
+    weights = torch.load(path, map_location="cpu", weights_only=True)["model"]
+    return {name: weight.contiguous().flatten().view(torch.uint8) for name, weight in weights.items()}
 
 
 def read_metrics(folder: Path) -> list[Mapping[str, Any]]:

@@ -14,12 +14,7 @@ from typing import NoReturn
 
 from bench.gpu.checks import compare_facts, notice_busy_gpu
 from bench.gpu.collectives import test_all_gpus, test_under_load
-from bench.gpu.faults import (
-    bring_recorder_back,
-    explain_full_memory,
-    explain_shared_gpu,
-    show_kernel_stack,
-)
+from bench.gpu.faults import bring_recorder_back, explain_full_memory, explain_shared_gpu, show_kernel_stack
 from bench.gpu.hardware import Hardware, find_hardware
 from bench.gpu.one_gpu import free_memory, kill_training, stop_training, train_each_way
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict

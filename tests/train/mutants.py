@@ -1,7 +1,7 @@
-"""Break the trainer on purpose, one fault at a time, and see that its tests notice each: `python -m bench mutants`.
+"""Break the trainer on purpose, one fault at a time, and see that its tests notice each.
 
-Each mutant is one change of text in a copy of the checkout; the tests named with it must fail there. NAME... chooses
-some of them.
+`python tests/train/mutants.py [NAME...]`. Each mutant is one change of text in a copy of the checkout; the tests named
+with it must fail there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STEPS, PARALLEL, ON_GPUS, CHECKPOINT = (
     f"tests/train/test_{name}.py" for name in ("trainer_steps", "trainer_parallel", "on_gpus", "trainer_checkpoint")
 )
@@ -58,7 +58,7 @@ MUTANTS = {
 def main(words: list[str]) -> int:
     """Try the mutants that were named, or all; return 1 if the tests of one passed, and 2 for an unknown name."""
     if unknown := [word for word in words if word not in MUTANTS]:
-        print(f"bench: no mutant {unknown[0]!r}; fix: choose from {', '.join(MUTANTS)}", file=sys.stderr)
+        print(f"no mutant {unknown[0]!r}; fix: choose from {', '.join(MUTANTS)}", file=sys.stderr)
         return 2
     exit_code = 0
     for name in words or MUTANTS:
@@ -84,3 +84,7 @@ def catch(mutant: Mutant) -> str:
         raise ValueError(f"pytest ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
     reasons = [line[1:].strip() for line in done.stdout.splitlines() if line.startswith("E  ")]
     return reasons[0] if done.returncode else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
