@@ -248,11 +248,11 @@ class _Size(click.types.FloatParamType):
 
 
 class _Entering(click.types.StringParamType):
-    """The value of --enter."""
+    """The value of --enter; "" enters nothing, whatever a file says."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return parse_entering(str(value))
+            return parse_entering(value) if value else ""
         except UsageError as error:
             raise UsageError(f"--enter: {error.message}", error.fix) from None
 

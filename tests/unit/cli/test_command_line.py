@@ -365,8 +365,9 @@ def test_a_typed_command_that_enters_containers_replaces_those_of_files(launch, 
     (folder / "launcher.toml").write_text('enter = "sudo -u d"\n')
     found = json.loads(launch("hosts --hostfile hosts --json")[1])
     assert [host["enter"] for host in found] == ["sudo -u b", "sudo -u d"]
-    found = json.loads(launch("hosts --hostfile hosts --json --enter env")[1])
-    assert [host["enter"] for host in found] == ["env", "env"]
+    for entered in ("env", ""):
+        found = json.loads(launch(["hosts", "--hostfile", "hosts", "--json", "--enter", entered])[1])
+        assert [host["enter"] for host in found] == [entered, entered]
 
 
 def test_what_stands_behind_a_colon_is_read_in_a_list_and_in_a_file(launch, folder):
