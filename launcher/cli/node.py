@@ -16,24 +16,19 @@ from launcher.cli.options.request import (
     DRY_RUN,
     HANGS,
     HOSTS_OF_RUN,
-    JOB_HERE,
+    JOB,
     MASTER_ADDR,
     NO_CHECK,
-    OUTPUT_HERE,
+    OUTPUT,
     WORDS,
     Option,
     Request,
-    reword,
 )
 from launcher.cli.options.sources import gather
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
-_JOB = reword(
-    JOB_HERE,
-    master_port=f"Port of node 0, the same on every host.  [default: {DEFAULT_MASTER_PORT}]",
-    rdzv_timeout="Maximum time for all hosts to join.  [default: 120s]",
-)
+_PORT_HELP = f"Port of node 0, the same on every host.  [default: {DEFAULT_MASTER_PORT}]"
 
 
 @click.command("node", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -47,7 +42,8 @@ _JOB = reword(
         help="Number of this host, counted from 0.", heading="Processes", is_common=True,
     ),
     MASTER_ADDR.but(required=True, help="Address of node 0.", is_common=True),
-    *_JOB, *HANGS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT_HERE, WORDS,
+    *(each.but(help=_PORT_HELP) if each.name == "master_port" else each for each in JOB),
+    *HANGS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT, WORDS,
 ])  # fmt: skip
 @gather
 def command(*, nnodes: int, node_rank: int, request: Request) -> int:

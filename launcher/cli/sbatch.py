@@ -26,7 +26,6 @@ from launcher.cli.options.request import (
     WORDS,
     Request,
     name_all,
-    reword,
 )
 from launcher.cli.options.sources import gather, is_chosen, missing
 from launcher.cli.options.toml_files import current_directory
@@ -38,27 +37,9 @@ from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folde
 from launcher.job.variables import is_secret, parse_settings
 from launcher.transports.registry import SRUN
 
-_JOB = reword(
-    JOB,
-    gpus="GPUs per node, one process each.",
-    nproc="Processes per node.  [default: one per GPU]",
-    no_python="Run SCRIPT as a command; the nodes need no torch.",
-    workdir="Directory on the nodes, relative to this one.  [default: .]",
-    python="Python on the nodes.  [default: the first with torch]",
-    venv="Use this virtual environment on the nodes.",
-    setup="Run CMD in bash on each node and use its environment.",
-    rdzv_timeout="Maximum time for all nodes to join.  [default: 120s]",
-)
-_SPARES = reword(
-    SPARES,
-    spares="Keep the last K nodes to replace failed ones.  [default: 0]",
-    min_nodes="If no spare is left, continue on M nodes or more.  [default: all]",
-)
-_OUTPUT = reword(OUTPUT, verbose="In the job, show each node's command, and where values come from.")
-
 
 @click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *BATCH, *_JOB, *HANGS, *RESTARTS, *_SPARES, NO_CHECK, *(option.but(is_common=False) for option in _OUTPUT),
+    CONFIG, *BATCH, *JOB, *HANGS, *RESTARTS, *SPARES, NO_CHECK, *(option.but(is_common=False) for option in OUTPUT),
     WORDS,
 ])  # fmt: skip
 @gather

@@ -16,10 +16,10 @@ from launcher.cli.options.request import (
     DRY_RUN,
     FETCH,
     HANGS,
-    JOB_HERE,
+    JOB,
     NO_CHECK,
     NOTIFY,
-    OUTPUT_HERE,
+    OUTPUT,
     RESTARTS,
     WORDS,
     Request,
@@ -29,7 +29,7 @@ from launcher.cli.repetition import tell_changes
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *JOB_HERE, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT_HERE, DETACH, NOTIFY,
+    CONFIG, *JOB, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT, DETACH, NOTIFY,
     FETCH.but(help="After the run, copy PATH to logs/RUN-fetched."), WORDS,
 ])  # fmt: skip
 @gather

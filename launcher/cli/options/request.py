@@ -397,7 +397,7 @@ class Request:
         heading="Processes", is_common=True,
     )
     no_python: bool = _option(
-        "--no-python", is_flag=True, help="Run SCRIPT as a command; the hosts need no torch.",
+        "--no-python", is_flag=True, help="Run SCRIPT as a command, which needs no torch.",
         heading="Processes", is_rare=True,
     )
     start: Start = _option(
@@ -411,17 +411,17 @@ class Request:
         heading="Processes", in_file=True, is_rare=True,
     )
     workdir: str | None = _option(
-        "--workdir", metavar="DIR", help="Directory on the hosts, relative to this one.  [default: .]",
+        "--workdir", metavar="DIR", help="Directory to run in, relative to this one.  [default: .]",
         heading="Processes", is_common=True, in_file=True,
         place=Place.HERE, known_as=["chdir", "cwd", "wdir", "wd"],
     )
     # One Python at most, after the lines of --setup; `job_request.read_activation` refuses several.
     python: str | None = _option(
-        "--python", metavar="PATH", help="Python on the hosts.  [default: the first with torch]",
+        "--python", metavar="PATH", help="Python of the ranks.  [default: the first with torch]",
         heading="Environment", in_file=True, place=Place.SEARCHED, rivals=["venv", "conda"],
     )
     venv: str | None = _option(
-        "--venv", metavar="DIR", shell_complete=complete_files, help="Use this virtual environment on the hosts.",
+        "--venv", metavar="DIR", shell_complete=complete_files, help="Use this virtual environment.",
         heading="Environment", is_common=True, in_file=True, place=Place.HOSTS, rivals=["conda"], is_rare=True,
     )
     conda: str | None = _option(
@@ -453,7 +453,7 @@ class Request:
     )
     rdzv_timeout_s: float = _option(
         "--rdzv-timeout", metavar="T", type=_Duration(1), default=120,
-        help="Maximum time for all hosts to join.  [default: 120s]",
+        help="Maximum time for all ranks to join.  [default: 120s]",
         heading="Network", in_file=True, is_rare=True,
     )
     hang_timeout_s: float | None = _option(  # None: auto
@@ -485,7 +485,7 @@ class Request:
     )
     spares: int | None = _option(  # the last hosts; None: those that the hostfile marks
         "--spares", metavar="K", type=click.IntRange(0, MAX_HOSTS),
-        help="Keep the last K hosts to replace failed ones.  [default: hosts marked spare]",
+        help="Keep the last K hosts to replace failed ones.  [default: hosts marked spare, if any]",
         heading="Stopping and restarts", is_common=True, in_file=True, needs="restarts", is_rare=True,
     )
     min_nodes: int | None = _option(
@@ -692,24 +692,3 @@ KEYS = {name: option for name, option in OPTIONS.items() if option.in_file}  # o
 def name_all(options: Sequence[Option]) -> list[str]:
     """Return the names of the options, as click and launcher.toml know them."""
     return [option.name for option in options]
-
-
-def reword(options: Sequence[Option], **texts: str) -> tuple[Option, ...]:
-    """Return the options, those that are named with another help text, for a command in which they mean less."""
-    return tuple(option.but(help=texts[option.name]) if option.name in texts else option for option in options)
-
-
-# Of a command that starts ranks on this machine only.
-JOB_HERE = reword(
-    JOB,
-    gpus="GPUs of this machine, one process each.",
-    nproc="Processes on this machine.  [default: one per GPU]",
-    no_python="Run SCRIPT as a command, which needs no torch.",
-    workdir="Directory to run in.  [default: .]",
-    python="Python to run.  [default: the first with torch]",
-    venv="Use this virtual environment.",
-    setup="Run CMD in bash first and use its environment.",
-    master_port="Port at which the ranks meet.  [default: a free port]",
-    rdzv_timeout="Maximum time for all ranks to join.  [default: 120s]",
-)
-OUTPUT_HERE = reword(OUTPUT, verbose="Show the command, and where values come from.")

@@ -65,12 +65,6 @@ def test_where_a_run_is_controlled_is_one_group(launch: Launch, name: str) -> No
     assert "--controller HOST" in group and group in launch(name, "--help")[1]
 
 
-@pytest.mark.parametrize("name", ["singlenode", "sbatch"])
-def test_help_without_hosts_names_none(launch: Launch, name: str) -> None:
-    options = launch(name, "--help")[1].partition("Examples:")[2]
-    assert re.findall(r"\bhosts?\b", options) == []
-
-
 def test_numbers_show_no_range_of_click_s(launch: Launch) -> None:
     assert "  --nodes N  Number of SSH hosts.  [default: 2]\n" in launch("help", "demo")[1]
 
