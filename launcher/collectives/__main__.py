@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -72,6 +73,8 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Join the other ranks, then run each part in turn; return the exit code, which is the same on all ranks."""
+    if options.only != "load":  # DDP's first model imports it, and on a slow disk that takes longer than a step may
+        importlib.import_module("torch._dynamo")
     began_at = time.monotonic()
     join_s = limit_joining("cuda" if torch.cuda.is_available() else "cpu", options.timeout)
     with time_limit("joining the other ranks", join_s + SLACK_S):

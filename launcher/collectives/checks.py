@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-import torch._dynamo  # DDP's first model imports it, and on a slow disk that takes longer than a step may
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_default_store as default_store
