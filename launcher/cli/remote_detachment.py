@@ -165,9 +165,10 @@ def _leave(
     except KeyboardInterrupt:
         tell(f"launch: run {run.id} continues on {controller.name}; whether it needs this terminal was not seen")
         return EXIT_SIGNAL_BASE + signal.SIGINT
-    code = found.get("exit_code")
+    code, missing = found.get("exit_code"), found.get("missing")
     lost = [] if found.get("is_alive") or code is not None else [controller.name]
-    lost += [host.name for host in hosts if host.name in found.get("missing", ()) and host.name not in lost]
+    gone = missing if isinstance(missing, list) else []  # what another machine says has any form
+    lost += [host.name for host in hosts if host.name in gone and host.name not in lost]
     if lost:
         if controller.name not in lost and code is None:
             _end(run.id, connect)

@@ -243,7 +243,7 @@ def read_origin(runs: RunList, run_id: str) -> dict[str, Any]:
     try:
         typed_of(found)
         return {**found, "directory": str(found["directory"]), "hosts": [*map(str, found["hosts"])]}
-    except (KeyError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         text = f"how run {run_id} was started isn't kept on this machine"
         raise UsageError(text, "run launch again where it was started, or start it as its run.json says") from None
 
@@ -258,7 +258,7 @@ def _read_json(runs: RunList, run_id: str, name: str) -> dict[str, Any]:
 
 
 def typed_of(origin: Mapping[str, Any]) -> Typed:
-    """Return the words of a kept command line; raise KeyError, TypeError or ValueError if it is damaged."""
+    """Return the words of a kept command line; raise LookupError, TypeError or ValueError if it is damaged."""
     kept = (renew([*map(str, group)]) for group in origin["options"])
     options = tuple(group for group in kept if group)
     words = tuple(map(str, origin["words"]))

@@ -256,7 +256,7 @@ class Run:
 
         Raise LauncherError if it can't start.
         """
-        deadline, has_said = boottime() + FREED_S, False
+        deadline: float | None = None
         self._carried.attempts = self._number
         self._state.begin_attempt()
         while True:
@@ -264,16 +264,16 @@ class Run:
             try:
                 return await attempt.execute()
             except GpusInUseError as error:
-                if boottime() > deadline:
-                    raise
-                if not has_said:
+                if deadline is None:
+                    deadline = boottime() + FREED_S
                     self._say(f"launch: {error.message}; waiting up to {FREED_S:g} s")
-                    has_said = True
+                elif boottime() > deadline:
+                    raise
                 wait = self._pause(LOOK_AGAIN_S)
             except GpusClaimedError:
                 if self._options.queue_s is None or self._options.is_dry:
                     raise
-                wait = self._queue()
+                deadline, wait = None, self._queue()  # whoever had the GPUs until now may still free their memory
             finally:
                 self._idle = attempt.session.idle
             try:

@@ -456,8 +456,12 @@ class RunList:
     def discard(self, run_id: str) -> None:
         """Forget a run elsewhere, or an id that was taken for one; its controller may use the same directory."""
         with contextlib.suppress(OSError):
-            for name in (WAY, _SEEN, _ALIVE, CLAIM, ORIGIN, CODE, LISTING, PATCH):
-                (self.base / run_id / name).unlink(missing_ok=True)
+            self._remove_remote(run_id)
+
+    def _remove_remote(self, run_id: str) -> None:
+        for name in (WAY, _SEEN, _ALIVE, CLAIM, ORIGIN, CODE, LISTING, PATCH):
+            (self.base / run_id / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a controller uses the same directory
             (self.base / run_id).rmdir()
 
     def read(self) -> list[ListedRun]:
@@ -474,13 +478,13 @@ class RunList:
 
     def forget(self, run: ListedRun | RemoteRun) -> None:
         """List a run no more; its logs stay. Raise LauncherError if that can't be written."""
-        if isinstance(run, RemoteRun):
-            self.discard(run.id)
-            return
         try:
-            shutil.rmtree(run.place)
+            if isinstance(run, RemoteRun):
+                self._remove_remote(run.id)
+            else:
+                shutil.rmtree(run.place)
         except OSError as error:
-            raise LauncherError(f"can't remove {run.place}: {error.strerror}") from None
+            raise LauncherError(f"can't remove {self.base / run.id}: {error.strerror}") from None
 
     def _prune(self) -> None:
         """Forget runs that ended long ago, the oldest ones beyond KEPT_BYTES of logs, and ids without a run."""

@@ -103,6 +103,7 @@ class RunSamples:
         self._since = [Samples() for _ in hosts]  # the last interval
         self._now = [HostNow(0.0, ranks={str(gpu): rank for gpu, rank in self._ranks[host].items()}) for host in hosts]
         self._is_queued = False
+        self._lines: list[dict[str, Any]] = []  # of the last interval, until they are queued
         self._ticks = 0
         self._touched_at = self._wanted_until = 0.0  # the first as the file's time, the second by time.monotonic()
         self._odd: list[str] = []
@@ -138,11 +139,11 @@ class RunSamples:
         for event in self._session.take_samples():
             self._take(event)
         self._ticks += 1
-        lines: list[dict[str, Any]] = []
         if self._ticks % _INTERVALS == 0:
-            lines = self._end_interval()
-        if not self._is_queued:  # while a disk hangs, samples are lost instead of kept in memory
+            self._lines = self._end_interval()  # while a disk hangs, those before are lost instead of kept in memory
+        if not self._is_queued:
             self._is_queued = True
+            lines, self._lines = self._lines, []
             self._disk.put(lambda: self._write(lines))
 
     def _end_interval(self) -> list[dict[str, Any]]:

@@ -530,6 +530,35 @@ def test_what_waited_in_vain_is_gone_before_the_last_line(tmp_path: Path) -> Non
     assert [channel.exit_code() for channel in transport.channels.values()] == [0, 0]
 
 
+# Of the memory of GPU 0 little is free while there is a file `used`, which the third look removes.
+_SMI = """#!/bin/sh
+cd {folder} || exit
+case $1 in --query-gpu=*) ;; *) exit ;; esac
+if [ -e used ]; then free=1000; echo >>looks; [ "$(grep -c ^ looks)" -lt 3 ] || rm used; else free=80000; fi
+echo "0, Stand-in GPU, 81559, 580.159, GPU-{name}, $free, Enabled, Default, 0, 00000000:3B:00.0"
+"""
+
+
+def test_memory_that_the_driver_has_not_freed_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "LOOK_AGAIN_S", 0.01)
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(_SMI.format(folder=tmp_path, name=tmp_path.name))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    script = "[ $LAUNCH_ATTEMPT -eq 1 ] || { touch used; exit 3; }"
+    done = run(tmp_path, script, restarts=1, job_values={"gpus": 1, "nproc": None, "cpu": False}, with_checks=True)
+    assert done.result.exit_code == 0
+    said = [line for line in done.words if "more in use" in line]
+    assert said == [
+        "launch: n1: GPU 0 still has 77 GB more in use than before the first attempt, by a process that "
+        "isn't visible; waiting up to 50 s"
+    ]
+    assert not (tmp_path / "used").exists()
+
+
 def test_a_long_pause_is_not_waited_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "IDLE_S", -1.0)
     transport = CountedLogins()
