@@ -115,8 +115,11 @@ def test_runs_that_ended_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pyt
         add(runs, planted(name))
     runs.note_end(planted("ended"), ROW)
     monkeypatch.setattr(run_list, "KEPT_S", -1e12)
+    add(runs, planted("soon"))
+    assert {run.id for run in read(runs)} == {"ended", "running", "soon"}  # it was looked a moment ago
+    monkeypatch.setattr(run_list, "PRUNE_S", 0.0)
     add(runs, planted("new"))
-    assert {run.id for run in read(runs)} == {"running", "new"}
+    assert {run.id for run in read(runs)} == {"running", "soon", "new"}
 
 
 def test_the_controller_gives_the_run_another_id(tmp_path: Path) -> None:

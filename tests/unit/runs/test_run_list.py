@@ -36,6 +36,11 @@ HOLDS = """
 """
 
 
+@pytest.fixture(autouse=True)
+def _each_start_looks_for_old_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_list, "PRUNE_S", 0.0)
+
+
 def start(tmp_path: Path, run_id: str) -> subprocess.Popen[bytes]:
     """Start a process that drives a run, and return it once the run is listed."""
     folder = tmp_path / "logs" / run_id
