@@ -181,7 +181,7 @@ class StepHub:
     """The hub that the agents of all steps dial, from the first order to `close`."""
 
     def __init__(self, hosts: Sequence[str], environ: Mapping[str, str], silence_s: float) -> None:
-        self._hosts = hosts  # from the first order on: by the index of their agent
+        self._hosts = hosts  # by the index of their agent
         self._environ = environ
         self._silence_s = silence_s
         self._lock = threading.Lock()
@@ -208,22 +208,19 @@ class StepHub:
     def make_order(self, tasks: Sequence[str]) -> Mapping[str, Any]:
         """Return what the agents of a step are told; tasks: its hosts, by their numbers.
 
-        Raise LauncherError if this machine has no port or thread left. In the first step, an agent's index is the
-        number of its task; each later step is for one host.
+        Raise LauncherError if this machine has no port or thread left.
         """
         with self._lock:
-            if self._hub is not None:
-                return {**self._order, "index": self._hosts.index(tasks[0])}
-            self._hosts = [*tasks, *(host for host in self._hosts if host not in tasks)]
-            run = secrets.token_hex(8)
-            hub = Hub(run, self._hosts, self._credentials, silence_s=self._silence_s, on_change=self._note_change)
-            self._order = {
-                "run": run, "token": self._credentials.tokens[0], "fingerprint": self._credentials.fingerprint,
-                "port": hub.listen(self._ports), "silence_s": _PATIENCE * self._silence_s,
-            }  # fmt: skip
-            hub.go()
-            self._hub, self._agents = hub, hub.open_transport()
-            return self._order
+            if self._hub is None:
+                run = secrets.token_hex(8)
+                hub = Hub(run, self._hosts, self._credentials, silence_s=self._silence_s, on_change=self._note_change)
+                self._order = {
+                    "run": run, "token": self._credentials.tokens[0], "fingerprint": self._credentials.fingerprint,
+                    "port": hub.listen(self._ports), "silence_s": _PATIENCE * self._silence_s,
+                }  # fmt: skip
+                hub.go()
+                self._hub, self._agents = hub, hub.open_transport()
+            return {**self._order, "indexes": [self._hosts.index(host) for host in tasks]}
 
     def open(self, host: Host, command: str) -> AgentChannel:
         """Start a process by an agent that has dialled; raise TransportError if it is lost."""

@@ -224,6 +224,16 @@ def test_another_attempt_keeps_the_steps_that_hosts_use(cluster: Cluster) -> Non
     assert run(transport, A, "exit 3")[1] == 3
 
 
+def test_a_step_that_orders_after_another_one(cluster: Cluster) -> None:
+    """As one without n3 does that waits for n1, while another attempt starts one for n3 alone."""
+    transport = cluster.reach(Host("n3"), A, B)
+    transport._hub.prepare()
+    transport._hub.make_order(["n3"])
+    transport._start(["n1", "n2"], DEADLINE_S)
+    for host in (A, B):
+        assert run(transport, host, "echo $SLURMD_NODENAME")[0][STDOUT].decode().strip() == host.name
+
+
 def test_a_process_that_is_killed_with_its_agent_is_a_lost_connection(cluster: Cluster) -> None:
     """As when Slurm cancels a step: it kills one process after another."""
     transport = cluster.reach(A, B)

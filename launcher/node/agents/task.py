@@ -32,5 +32,6 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     address, task = os.environ["SLURM_LAUNCH_NODE_IPADDR"], int(os.environ["SLURM_PROCID"])
     for name in [name for name in os.environ if name.startswith(_DROPPED)]:
         del os.environ[name]
-    plant = {"index": task, "addresses": [[address, plant["port"]]], "redial_s": 0.0, "is_after_go": False, **plant}
+    own = {"index": plant["indexes"][task], "addresses": [[address, plant["port"]]]}
+    plant = {**plant, **own, "redial_s": 0.0, "is_after_go": False}
     os._exit(Agent(nonce, plant, boot_units.Lock(), None, is_task=True).run())
