@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -301,6 +302,8 @@ class Run:
         self, hosts: Sequence[Host], idle: Sequence[Connection] = (), *, is_first: bool = False
     ) -> tuple[Session, list[NodeOutput]]:
         """is_first: what the transport says of the hosts, such as which of them is this machine, is printed."""
+        if not is_first:  # the connections of an earlier transport end when nothing refers to it any more
+            gc.collect()
         transport = self._request.open_transport(hosts, self._say if is_first else _ignore)
         first_node = (self._options.share or (1, 0))[1]
         outputs = self._request.console.outputs(hosts, self._record, first_node=first_node)

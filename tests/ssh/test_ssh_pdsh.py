@@ -125,6 +125,17 @@ def test_a_connection_that_hangs_is_used_for_nothing_more(launch: Launch, hosts:
     assert "0 processes left on 2 hosts" in done.words[-1]
 
 
+def test_a_restart_ends_the_connections_of_the_attempt_before(launch: Launch, hosts: SshHosts) -> None:
+    running = launch.start("--restarts", "1", *rank("wait"))
+    running.wait_for_ranks()
+    for pid in hosts["node2"].sessions():
+        send_signal(pid, signal.SIGKILL)
+    running.wait_for_ranks(8)
+    assert wait_until(lambda: len(find_calls(launch)) == 5)
+    running.signal(signal.SIGINT)
+    assert running.finish().exit_code == 130
+
+
 def find_pdsh(launch: Launch) -> Process:
     (pdsh,) = (process for process in find_calls(launch) if Path(process.argv[0]).name == "pdsh")
     return pdsh

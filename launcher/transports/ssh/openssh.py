@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import enum
 import fcntl
@@ -13,8 +12,8 @@ import shutil
 import socket
 import subprocess
 import termios
-import threading
 import time
+import weakref
 from array import array
 from collections.abc import Sequence
 
@@ -133,8 +132,7 @@ class OpenSSHTransport:
         self._queues = queues or LoginQueues()
         self.answers = answers or HostConfigs(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        atexit.register(self._end_connecting)
+        weakref.finalize(self, _end_connecting, self._connecting)  # when `launch` ends, at the latest
 
     def ask_first(self, hosts: Sequence[Host]) -> None:
         """Raise UsageError for an ssh_config that ssh would refuse for every host."""
@@ -182,13 +180,11 @@ class OpenSSHTransport:
     def _log_in(self, argv: list[str], answer: HostConfig, timeout_s: float) -> OpenSSHChannel:
         limit = f"ConnectTimeout={max(1, int(timeout_s))}"
         process = start_process([argv[0], "-o", limit, *argv[1:]], self._env)
-        with self._lock:
-            self._connecting.add(process)
+        self._connecting.add(process)
         try:
             login, said = _await_login(process, answer, timeout_s + _MARGIN_S)
         finally:
-            with self._lock:
-                self._connecting.discard(process)
+            self._connecting.discard(process)
         if login is not None:
             return OpenSSHChannel(process, said, master="" if login is _Connection.MULTIPLEXED else None)
         is_late = process.poll() is None
@@ -197,11 +193,11 @@ class OpenSSHTransport:
         failure, jump_host = openssh_failures.classify(text, answer, self.answers.of_jumps(answer), is_late=is_late)
         raise LoginError(failure, jump_host)
 
-    def _end_connecting(self) -> None:
-        """Stop each ssh that has not logged in: it doesn't read its stdin yet, so it would outlive `launch`."""
-        with self._lock:
-            for process in self._connecting:
-                end_process(process)
+
+def _end_connecting(processes: set[subprocess.Popen[bytes]]) -> None:
+    """Stop each ssh that has not logged in: it doesn't read its stdin yet, so it would outlive `launch`."""
+    for process in tuple(processes):
+        end_process(process)
 
 
 def _is_served(socket_path: str) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import getpass
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,7 +101,7 @@ class PdshTransport:
         except NotLoggedInError as error:
             raise self._classify(host, error.login, is_late=error.is_late) from None
         args = self._pdsh.login_args(host)
-        return PdshChannel(self._ssh.open_shared(self._answer(host), args, command, socket), host, masters)
+        return PdshChannel(self._ssh.open_shared(self._answer(host), args, command, socket), host, masters, self)
 
     def _find_masters(self, host: Host, timeout_s: float) -> Masters:
         """Return those of all hosts, or others for this host alone after those have lost it."""
@@ -116,7 +117,9 @@ class PdshTransport:
     def _start(self, hosts: Sequence[Host], timeout_s: float) -> Masters:
         self._keep_known_keys(hosts)
         limit_s = timeout_s + _MARGIN_S + _LOGIN_S * len(hosts)
-        return Masters(self._pdsh.log_in(hosts, timeout_s), [host.name for host in hosts], limit_s)
+        call = self._pdsh.log_in(hosts, timeout_s)
+        weakref.finalize(self, call.end)  # a run opens a transport for each attempt
+        return Masters(call, [host.name for host in hosts], limit_s)
 
     def _keep_known_keys(self, hosts: Sequence[Host]) -> None:
         """End the last lines of known_hosts files, to which ssh may append; each host may have a file of its own."""
@@ -233,6 +236,7 @@ class Masters:
                     self._changed.notify_all()
         self._end()
         self._call.process.wait()
+        atexit.unregister(self._call.end_and_wait)
 
     def _break(self, error: Exception) -> None:
         """Let nobody wait for what nobody reads."""
@@ -248,10 +252,11 @@ class Masters:
 class PdshChannel:
     """A process's streams over a ControlMaster of pdsh; a Channel of launcher.transports.base."""
 
-    def __init__(self, channel: Channel, host: Host, masters: Masters) -> None:
+    def __init__(self, channel: Channel, host: Host, masters: Masters, transport: PdshTransport) -> None:
         self._channel = channel
         self._host = host.name
         self._masters = masters
+        self._transport = transport  # its connections end when nobody uses it any more
         self._is_closed = False
 
     def read(self) -> tuple[int, bytes]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -47,6 +50,14 @@ def test_srun_leads_to_nodes_of_the_job_alone(hosts, allocation, message, fix):
     with pytest.raises(UsageError) as caught:
         choose_transport("srun", parse_hosts(hosts), allocation)
     assert (caught.value.message, caught.value.fix) == (message, fix)
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt install openssh-client")
+def test_a_transport_is_gone_once_nobody_uses_it() -> None:
+    """A run opens one for each attempt."""
+    transport = weakref.ref(TRANSPORTS["ssh"].open((), TransportSettings()))
+    gc.collect()
+    assert transport() is None
 
 
 def test_the_help_of_transport_names_each():
