@@ -26,6 +26,7 @@ KEPT, MISSING = "kept", "missing"  # in the marker's line
 _DISK_S = 3.0  # for the disk of that directory to respond
 _MOST_S = 120  # for a process that a disk holds up
 _HASH_BYTES = 32
+_MOST_FDS = 4096  # a supervisor's, too, have smaller numbers
 _MOST_BYTES = 64 << 20
 
 
@@ -97,6 +98,7 @@ def in_time(act: Callable[[], bytes]) -> bytes:
             if not os.fork():
                 signal.alarm(_MOST_S)
                 os.closerange(0, answer)  # the end of a login waits for all who have its streams
+                os.closerange(answer + 1, _MOST_FDS)
                 os.write(answer, act())
         finally:
             os._exit(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from machines.probe_code import make_probe
 
 from launcher.node.kept_archives import KEPT_S
+from launcher.node.loading import in_time
 from launcher.transports.archives import PackedCode, pack, pack_node, read_package
 from launcher.transports.bootstrap import loader_command, start_code
 
@@ -182,6 +184,15 @@ def test_a_disk_that_hangs_is_not_used(cache: Path) -> None:
     finally:
         os.close(fuse)
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_who_may_hang_holds_nothing_open() -> None:
+    spare, *_ = ends = os.pipe()
+    high = fcntl.fcntl(spare, fcntl.F_DUPFD, 500)
+    held = in_time(lambda: b" ".join(path.name.encode() for path in Path("/proc/self/fd").iterdir())).split()
+    assert len(held) == 2, "its answer, and what this reads"
+    for fd in (*ends, high):
+        os.close(fd)
 
 
 def test_several_starts_at_once(cache: Path) -> None:

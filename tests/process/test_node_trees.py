@@ -377,6 +377,15 @@ def test_what_a_restart_replaces_is_kept_beside_it(start: Any) -> None:
     assert ((root / "train.py").read_bytes(), (aside / "a.pt").read_text()) == (FILES["train.py"], "mine")
 
 
+def test_who_takes_the_code_holds_nothing_of_the_login(start: Any) -> None:
+    """A login ends when nobody has its streams, and on a disk that hangs this process can't be killed."""
+    node = start()
+    Talk(node, Code(FILES)).ask()
+    pid = Path(f"/proc/{node.supervisor}/task/{node.supervisor}/children").read_text().strip()
+    held = [str(path.readlink()).partition(":")[0] for path in Path(f"/proc/{pid}/fd").iterdir()]
+    assert [kind for kind in held if kind in ("pipe", "socket")] == ["socket"], "to the supervisor"
+
+
 def test_torchrun_holds_the_lock_as_well(start: Any) -> None:
     """It was started before the code was there, and lives as long as its ranks, whoever is killed."""
     node = start()

@@ -310,7 +310,7 @@ class CodeProcess:
         ours, theirs = socket.socketpair()
         try:
             if workers.fork() == 0:
-                ours.close()
+                workers.drop_descriptors(theirs.fileno())  # on a disk that hangs, it can't even be killed
                 work_and_exit(theirs, wanted, run, env)
         finally:
             theirs.close()
