@@ -91,7 +91,10 @@ def install(name: str, program: str) -> str:
 
 def remove(name: str) -> str:
     """Remove all that `install` has made for this name; return what could not be removed, and why, or ""."""
-    reasons = [_change_crontab(name, None), *map(_unlink, [*_unit_files(name), *_program_files(name)])]
+    units = _unit_files(name)
+    may_have_line = os.path.lexists(find_file(name)) and not any(map(os.path.lexists, units))
+    why = _change_crontab(name, None)  # many sites let nobody use it
+    reasons = [why if may_have_line else "", *map(_unlink, [*units, *_program_files(name)])]
     return "; ".join(filter(None, reasons))
 
 
@@ -372,7 +375,7 @@ def _change_crontab(name: str, line: Optional[str]) -> str:
     try:
         before, why = _read_crontab()
         if before is None:
-            return why if line is not None else ""
+            return why
         lines = [each for each in before.splitlines(keepends=True) if _name_of(each) != name]
         if line is not None:
             if lines and not lines[-1].endswith(b"\n"):

@@ -132,6 +132,13 @@ def test_a_line_where_the_user_does_not(tools: Tools, tmp_path: Path) -> None:
     assert files(home) == ["crontab.lock"]
 
 
+def test_a_line_that_can_t_be_removed_is_told(tools: Tools, tmp_path: Path) -> None:
+    tools(crontab=CRONTAB)
+    assert boot_units.install(NAME, "") == ""
+    (tmp_path / "bin" / "crontab").write_text(REFUSES)
+    assert boot_units.remove(NAME) == "crontab: You (ann) are not allowed to use this program (crontab)"
+
+
 def test_a_crontab_that_was_empty_is_removed(tools: Tools, tmp_path: Path) -> None:
     tools(crontab=CRONTAB)
     assert boot_units.install(NAME, "") == ""
