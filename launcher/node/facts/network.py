@@ -163,7 +163,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def find_holder(port: int) -> str | None:
-    """Return `pid 4411 (python)` for the process that listens on a TCP port, or None if it can't be seen."""
+    """Return `pid 4411 (python)` for the process that has a TCP port, or None if it can't be seen."""
     inodes: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         rows = read_rows(table)[1:]
