@@ -86,7 +86,7 @@ def _by_option(item: tuple[tuple[str, str], list[str]]) -> tuple[str, str, list[
 FUNCTIONS = {
     "SinglenodeOptions": ("singlenode", (), ("json", "dry_run")),
     "LaunchOptions": ("run", ("SinglenodeOptions",), ("json", "dry_run", "check")),
-    "HostsOptions": ("hosts", (), ("json", "forget")),
+    "HostsOptions": ("hosts", (), ("json",)),
     "FreeOptions": ("free", ("HostsOptions",), ("json",)),
     "CheckOptions": ("check", ("FreeOptions",), ("json",)),
 }

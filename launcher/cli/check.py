@@ -60,7 +60,8 @@ def command(*, with_packages: bool, request: Request) -> int:
     from launcher.job.activation import candidate_pythons
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
-    from launcher.runs.incident_log import IncidentLog
+    from launcher.runs import host_history
+    from launcher.runs.run_list import RunList
     from launcher.session.settings import loader_pythons
     from launcher.sync.contents import Contents
 
@@ -74,7 +75,8 @@ def command(*, with_packages: bool, request: Request) -> int:
 
     async def ask(session: Session) -> Inspection:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
-        incidents = IncidentLog.of_user(os.environ).describe([host.name for host in hosts], time.time())
+        runs = RunList.of_user(os.environ)
+        incidents = host_history.describe(runs, [host.name for host in hosts], time.time())
         inspection = await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
         if not request.gpus_under_load_s:
             return inspection

@@ -35,7 +35,6 @@ from launcher.escapes import one_line
 from launcher.forms import load_json
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
-from launcher.runs.incident_log import Incident, IncidentLog
 from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_list import (
     Controller,
@@ -370,7 +369,6 @@ def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> R
     found = next((row for row in rows if row.run == run.id), None)
     if found is not None:
         runs = RunList.of_user(os.environ)
-        _note_incidents(run, found, now)
         if found.may_live:
             runs.note_alive(run, found)
         else:
@@ -379,17 +377,6 @@ def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> R
     why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
     known = "; ".join(filter(None, [why, _describe_sighting(run, now)]))
     return _complete(run, RunRow(run=run.id, state="unknown", last_line=known), now)
-
-
-def _note_incidents(run: RemoteRun, row: RunRow, now: float) -> None:
-    """Remember what went wrong with hosts in this run; its controller may blame these alone."""
-    used: list[tuple[str, float, Incident | None]] = [(host, run.began_at, None) for host in run.hosts]
-    blamed = [
-        (each.host, max(run.began_at, now - each.ago_s), each.what)
-        for each in row.blamed or ()
-        if each.host in run.hosts
-    ]
-    IncidentLog.of_user(os.environ).note_all(run.id, [*used, *blamed])
 
 
 def _describe_sighting(run: RemoteRun, now: float) -> str:

@@ -35,7 +35,6 @@ from launcher.transports.settings import TransportSettings
 from launcher.wording import count
 
 if TYPE_CHECKING:
-    from launcher.runs.incident_log import IncidentLog
     from launcher.runs.run_request import Opener
     from launcher.transports.base import Transport
     from launcher.transports.ssh.identities import Secrets
@@ -73,7 +72,7 @@ def _read_allocated() -> tuple[Host, ...]:
     return allocation.hosts()
 
 
-def read_lineup(request: Request, incident_log: IncidentLog) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+def read_lineup(request: Request) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
     """Return the hosts of a run and its spares; raise UsageError if there are none.
 
     With --queue, return all hosts, of which the run uses --num-nodes that are free.
@@ -87,7 +86,10 @@ def read_lineup(request: Request, incident_log: IncidentLog) -> tuple[tuple[Host
     if not (is_left_open and request.restarts) or request.master_addr is not None or request.spares == 0:
         return part_spares(read_hosts(request), request.spares)
     found = read_hosts(replace(request, num_nodes=None))
-    failed = incident_log.describe([host.name for host in found], time.time())
+    from launcher.runs import host_history
+    from launcher.runs.run_list import RunList
+
+    failed = host_history.describe(RunList.of_user(os.environ), [host.name for host in found], time.time())
     ordered = sorted(found, key=lambda host: host.name in failed)
     hosts = select_hosts(ordered, None, None, request.num_nodes)
     beyond = ordered[len(hosts) :][: request.spares]

@@ -1,24 +1,20 @@
-"""launch hosts: the hosts as `launch` reads them; --forget."""
+"""launch hosts: the hosts as `launch` reads them."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.host_choice import read_hosts
-from launcher.cli.options.completion import complete_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import AS_JSON, ENTER, HOSTS, Option, Request
-from launcher.cli.options.sources import gather, refuse_others
+from launcher.cli.options.request import AS_JSON, ENTER, HOSTS, Request
+from launcher.cli.options.sources import gather
 from launcher.hosts.host import part_spares
-from launcher.hosts.ranges import fold_names
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
@@ -27,21 +23,13 @@ if TYPE_CHECKING:
 @click.command("hosts", cls=Command, params=[
     CONFIG, *HOSTS, ENTER,
     AS_JSON.but(help="Print one JSON list to stdout."),
-    Option(
-        ["--forget"], metavar="LIST", shell_complete=complete_hosts,
-        help="Clear the record of these hosts' failures.",
-        heading="Hosts",
-    ),
 ])  # fmt: skip
 @gather
-def command(*, forget: str | None, request: Request) -> int:
+def command(*, request: Request) -> int:
     """Show the hosts in rank order, as launch reads them, without contacting them.
 
     In a Slurm job, its hosts are the default.
     """
-    if forget is not None:
-        refuse_others("forget", "config")
-        return _forget(forget)
     hosts = read_hosts(request)
     if request.as_json:
         rows = [_row(rank, host) for rank, host in _ranked(hosts)]
@@ -55,20 +43,6 @@ def _ranked(hosts: Sequence[Host]) -> list[tuple[int | None, Host]]:
     """Return each host with its node rank; spares have none, and come last."""
     ranked, spares = part_spares(hosts, None)
     return [*enumerate(ranked), *((None, host) for host in spares)]
-
-
-def _forget(words: str) -> int:
-    from launcher.hosts.hostfiles import parse_hosts
-    from launcher.runs.incident_log import IncidentLog
-
-    names = [host.name for host in parse_hosts(words, "--forget")]
-    forgotten = IncidentLog.of_user(os.environ).forget(names, time.time())
-    unknown = [name for name in names if name not in forgotten]
-    if forgotten:
-        click.echo(f"launch: forgot what went wrong with {fold_names(forgotten)}", err=True)
-    if unknown:
-        click.echo(f"launch: nothing was known of {fold_names(unknown)}", err=True)
-    return 0
 
 
 def _row(rank: int | None, host: Host) -> dict[str, Any]:

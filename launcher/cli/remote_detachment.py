@@ -36,9 +36,9 @@ from launcher.job.tree import Tree
 from launcher.output.console import dated
 from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
+from launcher.runs import host_history
 from launcher.runs.code_version import CodeQuestion
 from launcher.runs.execution import find_checkpoints
-from launcher.runs.incident_log import IncidentLog
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import ALL_RUN, QUEUED, Opener, RunOptions
 from launcher.session.session import Session
@@ -73,7 +73,7 @@ def run_planted(
         replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(request), "git": version and asdict(version)}, credentials, proposed_id, request.quiet,
         request.as_json, request.notify, controller.name, request.survive_reboots,
-        IncidentLog.of_user(os.environ).describe([host.name for host in everyone], time.time()),
+        host_history.describe(runs, [host.name for host in everyone], time.time()),
     )  # fmt: skip
     streams = find_streams(os.environ)
     planting = Planting(controller, control, transport, loader_pythons(job.python), streams)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -48,7 +47,6 @@ from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
-from launcher.runs.incident_log import IncidentLog
 
 
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -65,8 +63,7 @@ def command(*, request: Request) -> int:
     """
     from launcher.errors import UsageError
 
-    incident_log = IncidentLog.of_user(os.environ)
-    hosts, spares = read_lineup(request, incident_log)
+    hosts, spares = read_lineup(request)
     job = add_tree(read_job(request, (*hosts, *spares)), request)
     refuse_spares(job, hosts[: request.num_nodes], spares, request)
     if job.master_addr is not None and len(hosts) > len(hosts[: request.num_nodes]):
@@ -99,7 +96,7 @@ def command(*, request: Request) -> int:
         from launcher.cli.remote_detachment import run_planted
 
         return run_planted(job, hosts, spares, controller, open_transport, request, run_options, settings)
-    return run_job(job, hosts, open_transport, request, run_options, spares, incident_log)
+    return run_job(job, hosts, open_transport, request, run_options, spares, with_history=True)
 
 
 def print_dry_run(job: Job, hosts: Sequence[Host], request: Request, share: tuple[int, int] | None = None) -> int:

@@ -31,9 +31,9 @@ from launcher.job.variables import is_secret, refuse_rank
 from launcher.output.console import Console
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import create_record
+from launcher.runs import host_history
 from launcher.runs.code_version import keep_code_version
 from launcher.runs.execution import execute_job, find_checkpoints, listed
-from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
@@ -43,10 +43,12 @@ TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 
 def run_job(
     job: Job, hosts: Sequence[Host], open_transport: Opener, request: Request, run_options: RunOptions,
-    spares: Sequence[Host] = (), incident_log: IncidentLog | None = None,
+    spares: Sequence[Host] = (), *, with_history: bool = False,
 ) -> int:  # fmt: skip
-    """Run the job to its end and return the exit code; incident_log: what went wrong with its hosts in earlier runs."""
-    result, folder = run_recorded(job, hosts, open_transport, request, run_options, spares, incident_log, is_last=True)
+    """Run the job to its end and return the exit code; with_history: say what went wrong with its hosts in others."""
+    result, folder = run_recorded(
+        job, hosts, open_transport, request, run_options, spares, with_history=with_history, is_last=True
+    )
     if request.fetch:
         from launcher.cli.result_files import fetch_at_end
 
@@ -56,7 +58,7 @@ def run_job(
 
 def run_recorded(
     job: Job, hosts: Sequence[Host], open_transport: Opener, request: Request, run_options: RunOptions,
-    spares: Sequence[Host] = (), incident_log: IncidentLog | None = None, *, is_last: bool = False,
+    spares: Sequence[Host] = (), *, with_history: bool = False, is_last: bool = False,
 ) -> tuple[Result, Path]:  # fmt: skip
     """Run the job to its end; return how it ended, and its log directory.
 
@@ -88,8 +90,7 @@ def run_recorded(
             names = [host.name for host in (*hosts, *spares)]
             run = RunRequest(
                 with_trainer_command(job), hosts, open_transport, record, console, run_options, spares=spares,
-                incidents=incident_log.describe(names, time.time()) if incident_log is not None else {},
-                incident_log=incident_log, leave=leave,
+                incidents=host_history.describe(runs, names, time.time()) if with_history else {}, leave=leave,
             )  # fmt: skip
             end_process = os._exit if is_last else None
             running = execute_job(run, entry, variables=os.environ, notify=request.notify, end_process=end_process)

@@ -48,7 +48,9 @@ def find_busy(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> li
 def warn_of_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> list[Finding]:
     """Return a warning for each host with which something went wrong in earlier runs."""
     return [
-        Finding((host.name,), incidents[host.name], f"test it, or launch hosts --forget {host.name}", WARNING)
+        Finding(
+            (host.name,), incidents[host.name], "test it, or remove those runs with launch ps --forget RUN", WARNING
+        )
         for host in hosts
         if host.name in incidents
     ]

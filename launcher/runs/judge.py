@@ -23,10 +23,10 @@ from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_output import NodeOutput
-from launcher.runs.incident_log import Incident
 from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
+from launcher.runs.run_json import Incident
 from launcher.session.connection import Event
 from launcher.session.node_state import Census, NodeState
 from launcher.session.session import Session

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +24,6 @@ from launcher.preflight.claims import GpusClaimedError
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, CarriedOver, make_claim_order
 from launcher.runs.hosts_and_spares import HostsAndSpares
-from launcher.runs.incident_log import Incident
 from launcher.runs.judge import find_incidents, judge_interruption, judge_refusal, judge_result
 from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError, find_fence
 from launcher.runs.policy import (
@@ -76,7 +74,7 @@ class Run:
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
-        self._home_disk = WriteQueue("disk", _ignore)  # of the incident log and the state: a run needs neither
+        self._home_disk = WriteQueue("disk", _ignore)  # of the state: a run needs none
         self._state = StateKeeper(request.note_state, self._home_disk, self._notify_wait)
         self._record = request.record
         self._say = request.console.say
@@ -456,10 +454,10 @@ class Run:
         verdict = await self._request.find_culprits(self._hosts.hosts)
         if verdict is None:
             return decision
-        self._attempts[-1] = replace(self._attempts[-1], search=verdict)
         searched = use_verdict(decision, verdict, names)
-        if searched.is_blamed:
-            self._note_incidents(dict.fromkeys(searched.without, "failed test-distributed"))
+        last = self._attempts[-1]
+        found = dict.fromkeys(searched.without, "failed test-distributed") if searched.is_blamed else {}
+        self._attempts[-1] = replace(last, search=verdict, blamed={**last.blamed, **found})
         self._write_attempts()
         return searched
 
@@ -505,6 +503,8 @@ class Run:
     ) -> None:  # fmt: skip
         is_over = ending is not None and ending.outcome is Outcome.CONTROLLER  # for long, perhaps
         ended_at = began_at + result.seconds if is_over else wall_clock()
+        here = [host for host in self._hosts.hosts if host.name in self._carried.here]
+        has_one_other = bool(here) and len(self._hosts.hosts) - len(here) == 1
         self._attempts.append(
             EndedAttempt(
                 hosts=tuple(host.name for host in self._hosts.hosts),
@@ -517,28 +517,15 @@ class Run:
                 progress=ending is not None and ending.has_progress,
                 then=None if decision is None else decision.why,
                 restarts=self._count_restarts(follows=not isinstance(decision, Stop)),
+                blamed=find_incidents(result.cause, refusal, ending, has_one_other=has_one_other),
                 result=result.describe(),
             )
         )
-        here = [host for host in self._hosts.hosts if host.name in self._carried.here]
-        has_one_other = bool(here) and len(self._hosts.hosts) - len(here) == 1
-        incidents = find_incidents(result.cause, refusal, ending, has_one_other=has_one_other)
-        self._note_incidents({host.name: incidents.get(host.name) for host in self._hosts.hosts})
         self._write_attempts()
 
     def _write_attempts(self) -> None:
         record, attempts = self._record, (*self._attempts,)
         record.disk.put(lambda: record.update({"attempts": [attempt.as_record() for attempt in attempts]}))
-
-    def _note_incidents(self, incidents: Mapping[str, Incident | None]) -> None:
-        """Remember for each host what went wrong with it, or that nothing did."""
-        last = self._attempts[-1]
-        blamed = {host: what for host, what in incidents.items() if what is not None}
-        self._attempts[-1] = replace(last, blamed={**last.blamed, **blamed})
-        if self._request.incident_log is not None:
-            note = partial(self._request.incident_log.note, self._record.run_id, wall_clock(), incidents)
-            with contextlib.suppress(LauncherError):  # no thread is left; a run needs no memory
-                self._home_disk.put(note)
 
     # ---- messages -----------------------------------------------------------------------------------------------
 

@@ -8,12 +8,17 @@ form, has its default.
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from launcher.forms import Count, FormError, Text, reader_of
 from launcher.runs.bisection import Verdict
 from launcher.runs.run_state import RestartCount
 
+Incident = Literal[
+    "lost", "failed its checks", "failed test-distributed", "had a broken GPU", "kept GPU memory in use",
+    "had a GPU filled by another program",
+]  # fmt: skip
+INCIDENTS = get_args(Incident)  # what can go wrong with a host
 PLAN_OF_EVENT = ("run", "name", "logs", "attempt", "code")  # the fields of a plan that it has in --json alone
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
     from launcher.output.console import RunConsole
     from launcher.output.run_folder import RunRecord
     from launcher.runs.bisection import Verdict
-    from launcher.runs.incident_log import IncidentLog
     from launcher.runs.result import Result
     from launcher.runs.run_state import RunState
     from launcher.runs.standing import Standing
@@ -59,7 +58,6 @@ class RunRequest:
     options: RunOptions
     spares: Sequence[Host] = ()
     incidents: Mapping[str, str] = field(default_factory=dict)  # what went wrong with hosts in earlier runs, in words
-    incident_log: IncidentLog | None = None  # where this run notes what goes wrong; None: only in its record
     find_culprits: CulpritFinder | None = None  # tests which of these hosts are to blame; None: nobody can
     leave: Callable[[str], object] | None = None  # the terminal, once it isn't needed any more; gets why
     # Tells whether all of these hosts can be reached, without asking them; None: only an attempt can tell.

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from launcher.forms import AS_ROW, Count, FormError, Most, reader_of
 from launcher.output.run_folder import is_run_id
-from launcher.runs.incident_log import INCIDENTS, Incident
-from launcher.runs.run_json import EndedAttempt, RunJson
+from launcher.runs.run_json import INCIDENTS, EndedAttempt, Incident, RunJson
 from launcher.runs.run_state import Activity, Doing, Seconds
 from launcher.wording import count
 

@@ -31,7 +31,6 @@ from launcher.runs import attempt, hangs, policy, state_keeper
 from launcher.runs import run as run_module
 from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import CulpritSearch
-from launcher.runs.incident_log import IncidentLog
 from launcher.runs.result import Result
 from launcher.runs.run import Run
 from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
@@ -63,7 +62,7 @@ class Done:
 def run(
     folder: Path, script: str, *, restarts: int, transport: Transport | None = None, names: Sequence[str] = ("n1",),
     spares: Sequence[str] = (), prepare: Callable[[Path], object] = lambda folder: None,
-    job_values: Mapping[str, Any] | None = None, incident_log: IncidentLog | None = None,
+    job_values: Mapping[str, Any] | None = None,
     find_culprits: CulpritFinder | None = None, notify: Callable[[str, Result], object] | None = None,
     can_reach: Callable[[Collection[str]], bool] | None = None,
     note_state: Callable[[RunState], object] | None = None, screen: Screen | None = None, **options: Any,
@@ -81,8 +80,7 @@ def run(
         hosts, waiting = ([Host(name) for name in some] for some in (names, spares))
         request = RunRequest(
             job, hosts, lambda hosts, say: ways, record, screen, run_options, spares=waiting,
-            incident_log=incident_log, find_culprits=find_culprits, notify=notify, can_reach=can_reach,
-            note_state=note_state,
+            find_culprits=find_culprits, notify=notify, can_reach=can_reach, note_state=note_state,
         )  # fmt: skip
         return await asyncio.wait_for(Run(request).execute(), DEADLINE_S)
 
@@ -427,9 +425,8 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
         ).find()
 
     script = HANGS.replace("= 1", "= 2")
-    log = IncidentLog(tmp_path / "hosts.json")
     done = run(
-        tmp_path, script, restarts=3, names=("n1", "n2", "n3"), spares=("n4",), incident_log=log, find_culprits=search,
+        tmp_path, script, restarts=3, names=("n1", "n2", "n3"), spares=("n4",), find_culprits=search,
         job_values={"on_hang": OnHang.RESTART},
     )  # fmt: skip
     assert done.result.exit_code == 0
@@ -437,7 +434,6 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
     assert sorted(what for what, reason in tested if reason) == ["n3 alone"]
     searches = [attempt["search"] for attempt in done.record["attempts"]]
     assert searches == [None, {"alone": ["n3"], "together": [], "is_repeatable": True, "is_complete": True}, None]
-    assert list(log.describe(["n1", "n2", "n3", "n4"], time.time())) == ["n3"]
     blamed = [attempt["blamed"] for attempt in done.record["attempts"]]
     assert blamed == [{}, {"n3": "failed test-distributed"}, {}]
 

@@ -6,12 +6,13 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import click
 import pytest
-from launching import Done, Launch
+from launching import Done, Launch, shell
 from machines.patience import slowed
 
 from launcher.cli import find_run
@@ -20,7 +21,7 @@ from launcher.cli.result_files import fetch_asked
 from launcher.controller import remote_launcher
 from launcher.hosts.host import Host
 from launcher.runs.run_list import ORIGIN, RemoteRun, RunList, Way
-from launcher.runs.run_rows import RunRow
+from launcher.runs.run_rows import Blamed, RunRow
 
 ROW = RunRow(
     run="20261120-091233", name="base", state="failed", exit_code=7, attempts=1, age_s=1.0, nodes=(1,),
@@ -186,3 +187,19 @@ def test_hosts_that_can_t_be_asked_for_their_runs(launch: Launch) -> None:
         "  gone.invalid: the name gone.invalid is not known",
     ]
     assert call(launch, *words, "node1", code=0) == ["launch: no run was controlled by node1 yet"]
+
+
+def test_a_host_that_was_lost_is_named_before_the_next_run(launch: Launch, runs: RunList) -> None:
+    """And by `launch check`; each run counts, until its record is removed."""
+    (run,) = runs.read_all()
+    assert isinstance(run, RemoteRun)
+    runs.note_alive(run, replace(ROW, blamed=(Blamed("node2", "lost", 0.0),)))
+    fix = "test it, or remove those runs with launch ps --forget RUN"
+    done = launch.run(*shell("true"))
+    warning = "  node2: lost in its last run, the last time 3 days ago"
+    assert (done.exit_code, done.words.count(f"{warning}; fix: {fix}")) == (0, 1), str(done)
+    done = launch.run_command("check", *launch.hosts_words, "--start=plain", "--nproc", "1", "--cpu")
+    text = "  node2   lost in 1 of its last 2 runs, the last time 3 days ago\n"
+    assert f"{text}          fix: {fix}\n" in done.stdout, str(done)
+    runs.forget(run)
+    assert "last time" not in launch.run(*shell("true")).stderr

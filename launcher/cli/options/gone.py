@@ -11,6 +11,7 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "--sync-secrets": ("git add for what may be sent", ()),
     "--accept-new-host-keys": ("StrictHostKeyChecking accept-new in ssh_config", ()),
     "hosts --to": ("--json", ()),
+    "hosts --forget": ("launch ps --forget RUN", ()),
     "ps --all-users": ("launch free --hosts LIST", ()),
     "stop --ask": ("launch free, which names the owner", ()),
     "--colon": ("host:8 for slots, host:2222 for a port", ()),

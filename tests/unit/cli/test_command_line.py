@@ -66,7 +66,7 @@ def jobs(monkeypatch):
     """Take the jobs instead of running them; each ends with exit code 7."""
     taken = []
 
-    def take(job, hosts, open_transport, output, run_options, *more):
+    def take(job, hosts, open_transport, output, run_options, *more, with_history=False):
         transport = open_transport(hosts, print)
         taken.append((job, [host.name for host in hosts], type(transport).__name__, run_options))
         return 7
@@ -233,8 +233,6 @@ WRONG = [
     ("ps --ssh-config two", "--ssh-config works only with --hosts", "add --hosts LIST, or omit --ssh-config"),
     ("clean --hosts a --env XDG_CACHE_HOME=x", "--env works only with --code", "add --code, or omit --env"),
     ("ps --forget r --json", "--forget and --json are both given", "omit --json"),
-    ("hosts --forget a --json", "--forget and --json are both given", "omit --json"),
-    ("hosts --hosts b --forget a", "--forget and --hosts are both given", "omit --hosts"),
     ("fetch --all", "--all works only with PATH", "add PATH, or omit --all"),
     ("fetch r --limit 1GB", "--limit works only with PATH", "add PATH, or omit --limit"),
     ("fetch r --code code --all", "--code and --all are both given", "omit --all"),

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from launcher.cli.find_run import read_answer, read_row_of
-from launcher.hosts.host import Host
-from launcher.runs.incident_log import IncidentLog
-from launcher.runs.run_list import RemoteRun, RunList, Way, claim_place
+from launcher.cli.find_run import read_answer
 from launcher.runs.run_rows import RunRow, read_row
 
 NOW = 1_800_000_000.0
@@ -84,25 +79,3 @@ def test_which_runs_may_live() -> None:
     living = [state for state in states if RunRow(run=str(ROW["run"]), state=state).may_live]
     assert living == ["starting", "running", "unknown"]
     assert RunRow(run=str(ROW["run"]), state="killed", can_continue=True).may_live
-
-
-def test_what_a_controller_says_of_its_hosts_is_remembered_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However often it is asked; it may blame the hosts of its own run, since that began, and no others."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    log, run_id, way = IncidentLog.of_user(os.environ), str(ROW["run"]), Way("gpu1")
-    runs = RunList.of_user(os.environ)
-    assert claim_place(runs.base, run_id, "token")
-    runs.add(RemoteRun(run_id, way, None, NOW - 3600, (Host("gpu1"), Host("gpu2"))))
-    (run,) = runs.read_all()
-    assert isinstance(run, RemoteRun)
-    row = read_row({**ROW, "blamed": [["gpu2", "lost", 7200.0], ["gpu9", "lost", 60.0]]})
-    assert row is not None
-    for seconds in range(0, 90, 30):
-        read_row_of(run, {way: ([row], 0)}, NOW + seconds)
-    says = "lost in its last run, the last time 1 hour ago"
-    assert log.describe(["gpu1", "gpu2", "gpu9"], NOW) == {"gpu2": says}
-    assert log.forget(["gpu2"], NOW) == ["gpu2"]
-    read_row_of(run, {way: ([row], 0)}, NOW + 90)
-    assert log.describe(["gpu2"], NOW) == {}

@@ -16,6 +16,7 @@ TYPED = {
     "stop --ask r --hosts a": "launch free, which names the owner",
     "ps --hosts a --all-users": "launch free --hosts LIST",
     "hosts --hosts a --to slurm": "--json",
+    "hosts --forget a": "launch ps --forget RUN",
     "check --hosts a --accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",
     "sync --hosts a --sync-secrets": "git add for what may be sent",
     "run --hosts a --queue --queue-timeout 2h t.py": "--queue 2h",

@@ -1,0 +1,108 @@
+"""What went wrong with hosts in earlier runs, as the records of the runs that this machine lists say.
+
+Nobody is excluded for it, and a record that can't be read costs nothing but what it says. Of a run that another
+machine controls, what `launch ps` saw last is known here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from datetime import datetime
+
+from launcher.errors import LauncherError
+from launcher.runs.run_json import INCIDENTS
+from launcher.runs.run_list import ORIGIN, ListedRun, RemoteRun, RunList
+from launcher.wording import count
+
+_HALF_LIFE_S = 7 * 86400.0  # of the blame for an incident
+_LEAST_BLAME = 0.2  # of what is still mentioned: one incident for about 16 days
+_MOST_RUNS = 10  # of each host
+_MOST_BYTES = 3_000_000  # of records, which take 15 ms: of 9 runs on 128 hosts, or of more on fewer
+_DAY_S = 86400
+
+_Incidents = dict[str, float]  # in a run: what went wrong with a host, and when it did last
+
+
+def describe(runs: RunList, names: Collection[str], now: float) -> dict[str, str]:
+    """Return for each host with recent incidents `lost in 2 of its last 3 runs, the last time 2 days ago`.
+
+    now: in wall-clock seconds.
+    """
+    known: dict[str, list[_Incidents]] = {name: [] for name in names}
+    left_bytes = _MOST_BYTES
+    with suppress(LauncherError):  # a list that can't be read, or that others can write
+        for run in runs.read_all():
+            left = [name for name, found in known.items() if len(found) < _MOST_RUNS]
+            record = _read_record(runs, run) if isinstance(run, ListedRun) else b""
+            left_bytes -= len(record)
+            if not left or left_bytes < 0:
+                break
+            used = _read_attempts(record, now) if isinstance(run, ListedRun) else _read_row(run, now)
+            for name in used.keys() & left:
+                known[name].append(used[name])
+    return {name: _describe(found, now) for name, found in known.items() if _find_blame(found, now) >= _LEAST_BLAME}
+
+
+def _read_record(runs: RunList, run: ListedRun) -> bytes:
+    """Return the run.json of a run, unless its hosts were those of `launch demo`, whose names others may have."""
+    with suppress(OSError, ValueError, AttributeError):
+        if json.loads(runs.read_kept(run.id, ORIGIN) or b"{}").get("command") != "demo":
+            return (run.folder / "run.json").read_bytes()
+    return b""
+
+
+def _read_attempts(record: bytes, now: float) -> dict[str, _Incidents]:
+    """Return what went wrong with each host that a run has used; of what has another form, what came before it."""
+    hosts: set[str] = set()
+    blamed: list[tuple[str, str, float]] = []
+    # The form of all of it takes longer to check than its JSON to read.
+    with suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        for attempt in json.loads(record)["attempts"]:
+            hosts.update(attempt["hosts"])
+            at = datetime.fromisoformat(attempt["ended_at"]).timestamp()
+            blamed += ((host, what, at) for host, what in attempt["blamed"].items() if what in INCIDENTS)
+    return _join(hosts, blamed, now)
+
+
+def _read_row(run: RemoteRun, now: float) -> dict[str, _Incidents]:
+    """Return the same of a run elsewhere; its clock may be another one, so times count from the start of the run."""
+    row = run.row if run.row is not None or run.alive is None else run.alive.row
+    if row is None:
+        return {}
+    since = run.began_at + row.age_s
+    return _join(
+        run.hosts, [(each.host, each.what, max(run.began_at, since - each.ago_s)) for each in row.blamed or ()], now
+    )
+
+
+def _join(hosts: Collection[str], blamed: Iterable[tuple[str, str, float]], now: float) -> dict[str, _Incidents]:
+    incidents: dict[str, _Incidents] = {host: {} for host in hosts}
+    for host, what, at in blamed:
+        # A controller elsewhere may blame the hosts of its run alone, and a clock that was ahead would blame for years.
+        if host in incidents and at <= now + _DAY_S:
+            incidents[host][what] = at  # the last one, since attempts are in their order
+    return incidents
+
+
+def _find_blame(runs: Collection[_Incidents], now: float) -> float:
+    """Return the number of incidents, each of them worth half as much after every week."""
+    ages = [max(0.0, now - at) for incidents in runs for at in incidents.values()]
+    return math.fsum(0.5 ** (age / _HALF_LIFE_S) for age in ages)
+
+
+def _describe(runs: Collection[_Incidents], now: float) -> str:
+    times = sorted((at, what) for incidents in runs for what, at in incidents.items())
+    what = " or ".join(dict.fromkeys(what for _, what in times))
+    which = "its last run" if len(runs) == 1 else f"{sum(map(bool, runs))} of its last {len(runs)} runs"
+    return f"{what} in {which}, the last time {_ago(now - times[-1][0])}"
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{count(max(1, round(seconds / 60)), 'minute')} ago"
+    if seconds < 2 * _DAY_S:
+        return f"{count(round(seconds / 3600), 'hour')} ago"
+    return f"{count(round(seconds / _DAY_S), 'day')} ago"
