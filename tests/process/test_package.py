@@ -1,14 +1,17 @@
-"""The package as it is uploaded: built, checked, and used without anything from this checkout."""
+"""The package as it is uploaded: built, checked, and used read-only from another folder, without a checkout."""
 
 from __future__ import annotations
 
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from collections.abc import Callable, Iterator
 from email.message import Message
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -23,15 +26,25 @@ SOURCE = f"ssh_torch_launcher-{__version__}"
 TEMPLATES = {f"launcher/commands/templates/{name}" for name in ("page.html", "pairs.svg", "style.css")}
 # As `pip install .` finds it: the build takes the installed hatchling, so nothing is downloaded.
 BUILD = ["build", "--no-isolation", "--outdir"]
-USE = """
+# Root may write whatever modes say, unless it gives that up.
+AS_A_USER = ["setpriv", "--bounding-set", "-dac_override", "--"] if os.geteuid() == 0 else []
+WHERE = """
 import sys
 from importlib.metadata import version
 import launcher
-from launcher.cli.main import main
-assert launcher.__file__.startswith(sys.argv[1]), launcher.__file__
-assert version("ssh-torch-launcher") == launcher.__version__
-main(["--version"])
+print(version("ssh-torch-launcher"), *sys.path, launcher.__file__, sep="\\n")
 """
+# As `launch demo`, in a few steps, and without torchrun, whose import would take half of the time.
+TRAIN_OVER_SSH = """
+import subprocess, sys
+from launcher.commands.demo_hosts import demo_hosts
+with demo_hosts(1) as hosts:
+    reach = ["--ssh-config", str(hosts.ssh_config), "--hosts", *hosts.names, "--cpu", "--nproc", "1", "--start=plain"]
+    trainer = ["-m", "launcher.trainer", "--data-size", "64", "--steps-per-epoch", "2"]
+    sys.exit(subprocess.call([sys.argv[1], *reach, *trainer]))
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def python(*words: str, cwd: Path = ROOT) -> str:
@@ -52,17 +65,51 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
+def wheel(built: Path) -> Path:
     (wheel,) = built.glob("*.whl")
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
-    python("-m", "pip", "install", *options, "--target", str(folder), str(wheel))
-    return folder
+    return wheel
 
 
 @pytest.fixture(scope="module")
-def metadata(built: Path) -> Message:
-    (wheel,) = built.glob("*.whl")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Install the wheel beside the packages that this Python has; then nobody can write there."""
+    if AS_A_USER and shutil.which(AS_A_USER[0]) is None:
+        pytest.skip("no setpriv: apt-get install util-linux")
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    present = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (packages / "present.pth").write_text("".join(f"{path}\n" for path in present))
+    install = ["install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--ignore-installed", str(wheel)]
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *install]
+    subprocess.run(pip, check=True, timeout=DEADLINE_S, env={"PATH": os.environ["PATH"], "HOME": str(folder)})
+    paths = [packages, *packages.rglob("*")]
+    modes = {path: path.stat().st_mode for path in paths}
+    for path, mode in modes.items():
+        path.chmod(mode & ~0o222)
+    yield folder
+    for path, mode in modes.items():
+        path.chmod(mode)
+
+
+@pytest.fixture
+def installed(environment: Path, tmp_path: Path) -> Run:
+    """Run a program of the environment in an empty folder, as a user who has just logged in."""
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+    def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*AS_A_USER, str(environment / "bin" / program), *words],
+            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
     (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA")]
     return email.message_from_bytes(zipfile.ZipFile(wheel).read(name))
 
@@ -74,23 +121,38 @@ def test_an_index_would_accept_both(built: Path) -> None:
     assert said.count("PASSED") == 2
 
 
-def test_the_source_has_what_the_wheel_needs_and_no_tests_or_documents(built: Path) -> None:
+def test_they_hold_the_package_and_nothing_else(built: Path, wheel: Path) -> None:
+    """The wheel is made of what the source distribution has: no tests, no documents."""
     with tarfile.open(built / f"{SOURCE}.tar.gz") as source:
         names = {name.removeprefix(f"{SOURCE}/") for name in source.getnames()}
     others = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
-    assert {name for name in names if not name.startswith("launcher/")} == others
-    kept = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.py")}
-    assert names - others == kept | {"launcher/py.typed", *TEMPLATES}
+    code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.py")}
+    package = code | {"launcher/py.typed", *TEMPLATES}
+    assert names == others | package
+    assert {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name} == package
 
 
-def test_the_wheel_is_used_without_the_checkout(installed: Path, tmp_path: Path) -> None:
-    program = f"import sys; sys.path.insert(0, {str(installed)!r})\n{USE}"
-    assert python("-c", program, str(installed), cwd=tmp_path) == f"launch, version {__version__}\n"
-    assert (installed / "launcher/py.typed").is_file()
-    (info,) = installed.glob("*.dist-info")
-    programs = {entry.name: entry.value for entry in PathDistribution(info).entry_points}
-    assert programs.keys() == {"launch", "test-distributed"} == {path.name for path in (installed / "bin").iterdir()}
-    assert all(os.access(installed / "bin" / name, os.X_OK) for name in programs)
+def test_it_is_the_installed_one_and_can_t_be_written(installed: Run, environment: Path) -> None:
+    version, *paths, file = installed("python", "-I", "-c", WHERE).stdout.splitlines()
+    assert version == __version__
+    assert Path(file).is_relative_to(environment)
+    assert not any(Path(path).is_relative_to(ROOT / folder) for path in paths for folder in ("launcher", "tests"))
+    assert str(ROOT) not in paths
+    done = installed("python", "-c", f"open({str(Path(file).with_name('new.py'))!r}, 'w')")
+    assert done.stderr.splitlines()[-1].startswith("PermissionError: ")
+    assert installed("launch", "--version").stdout == f"launch, version {__version__}\n"
+    (info,) = environment.glob("lib/python3*/site-packages/ssh_torch_launcher*.dist-info")
+    programs = {entry.name for entry in PathDistribution(info).entry_points}
+    assert programs == {"launch", "test-distributed"}
+    assert all(os.access(environment / "bin" / name, os.X_OK) for name in programs)
+
+
+def test_the_trainer_over_ssh(installed: Run, environment: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="no torch: pip install torch")
+    done = installed("python", "-I", "-c", TRAIN_OVER_SSH, str(environment / "bin" / "launch"))
+    assert done.returncode == 0, done
+    assert "1 rank succeeded, 0 processes left on 1 host" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "logs", "outputs"]
 
 
 def test_what_an_index_shows(metadata: Message) -> None:

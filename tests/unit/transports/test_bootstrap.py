@@ -132,7 +132,7 @@ def test_the_archive_is_small():
 
 
 def test_the_archive_runs_alone(tmp_path):
-    """tests/train/test_installed.py runs launcher.collectives from it, which takes an import of torch."""
+    """tests/cluster/test_cluster_collectives.py runs launcher.collectives from it, which takes an import of torch."""
     path = tmp_path / "launcher.pyz"
     path.write_bytes(trainer_archive())
     argv = [sys.executable, "-I", str(path), "launcher.trainer", "--help"]
