@@ -19,7 +19,6 @@ import pytest
 from machines.patience import NEVER_S
 from machines.ports import free_port
 from node_process import (
-    SAVES,
     STAND_IN,
     STDERR,
     STDOUT,
@@ -128,12 +127,7 @@ def reason(node: Node) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "name", "with_stacks"),
-    [
-        (ProgramKind.SCRIPT, "train.py", False),
-        (ProgramKind.SCRIPT, "./train.py", True),
-        (ProgramKind.MODULE, "train", False),
-        (ProgramKind.MODULE, "train", True),
-    ],
+    [(ProgramKind.SCRIPT, "./train.py", False), (ProgramKind.MODULE, "train", True)],
 )
 def test_a_script_notices_nothing(
     nodes: Nodes, tmp_path: Path, kind: ProgramKind, name: str, *, with_stacks: bool
@@ -161,26 +155,39 @@ def test_a_script_notices_nothing(
     assert warm == cold
 
 
+ENDS = """
+import atexit, os, sys
+def load():
+    raise ValueError("no data")
+rank = int(os.environ["RANK"])
+if rank == 0:
+    raise SystemExit(3)
+if rank == 1:
+    sys.exit("no data")
+if rank == 2:
+    load()
+if rank == 3:
+    os.kill(os.getpid(), 9)
+if rank == 4:
+    raise KeyboardInterrupt
+atexit.register(print, "last words")
+"""
+
+
 @pytest.mark.parametrize(
-    ("code", "ending"),
-    [
-        ("raise SystemExit(3)", (3, None)),
-        ("import sys; sys.exit('no data')", (1, None)),
-        ("def load():\n    raise ValueError('no data')\nload()", (1, None)),
-        ("import os; os.kill(os.getpid(), 9)", (None, 9)),
-        ("raise KeyboardInterrupt", (None, 2)),
-        ("import atexit; atexit.register(print, 'last words')", (0, None)),
-        ("train(1,", (1, None)),
-    ],
+    ("code", "endings"),
+    [(ENDS, [(3, None), (1, None), (1, None), (None, 9), (None, 2), (0, None)]), ("train(1,", [(1, None)])],
 )
-def test_it_ends_as_it_would(nodes: Nodes, tmp_path: Path, code: str, ending: tuple[int | None, int | None]) -> None:
+def test_it_ends_as_it_would(
+    nodes: Nodes, tmp_path: Path, code: str, endings: list[tuple[int | None, int | None]]
+) -> None:
     """With the same exit code or signal, and the same words: no line of a traceback is of another file."""
-    said = []
+    ranks, said = range(len(endings)), []
     for how in ("warm", "cold"):
-        node = start(nodes, tmp_path, code, how=how)
-        assert node.wait_for_exits() == {0: ending}, str(node)
+        node = start(nodes, tmp_path, code, nproc=len(endings), how=how)
+        assert node.wait_for_exits(len(endings)) == dict(enumerate(endings)), str(node)
         assert node.wait_for(messages.ENDED)
-        said.append((bytes(node.output[0, STDOUT]), bytes(node.output[0, STDERR])))
+        said.append([bytes(node.output[rank, stream]) for rank in ranks for stream in (STDOUT, STDERR)])
         assert node.stop() == []
     assert said[0] == said[1]
 
@@ -338,25 +345,11 @@ def test_a_python_that_ignores_the_path_is_not_given_the_script(nodes: Nodes, tm
 # ---- the end --------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_save_when_both_keepers_are_killed(nodes: Nodes, tmp_path: Path) -> None:
-    """The warm Python ends them then: SIGTERM first, and their workers live until they have saved."""
-    node = start(nodes, tmp_path, SAVES, str(tmp_path), nproc=2, stop_timeout_s=NEVER_S)
-    for rank in (0, 1):
-        node.wait_for_output("ready", rank)
-    warm = parent_of(node.pid_of(0))
-    assert parent_of(node.pid_of(1)) == warm
-    os.kill(node.guardian.pid, signal.SIGKILL)
-    os.kill(node.supervisor, signal.SIGKILL)
-    node.wait_until((tmp_path / "saving").exists)
-    (tmp_path / "go").touch()
-    node.wait_until(lambda: not is_alive(warm) and not any(map(is_alive, node.told_pids)))
-    node.wait_until_gone()
-
-
 def test_if_the_warm_python_is_killed_so_are_its_ranks(nodes: Nodes, tmp_path: Path) -> None:
     node = start(nodes, tmp_path, WAITS, nproc=2)
     for rank in (0, 1):
         node.wait_for_output("ready", rank)
+    assert parent_of(node.pid_of(0)) == parent_of(node.pid_of(1))
     os.kill(parent_of(node.pid_of(0)), signal.SIGKILL)
     assert node.wait_for_exits(2) == {0: (None, 9), 1: (None, 9)}
     assert node.stop() == []

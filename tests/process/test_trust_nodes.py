@@ -96,13 +96,8 @@ def guardian_says(text: str) -> Lie:
     return lie
 
 
-EXIT_OF_7 = encode(messages.EXIT, local_rank=7, age_s=0, was_stopping=False, code=1, signal=None)
-
 BEFORE_THE_START = {
     "a census in place of hello": (instead("prepare", CENSUS, None), "it sent an unrequested message: census"),
-    "a census in place of facts": (instead("prepare", HELLO, CENSUS, None), "it sent an unrequested message: census"),
-    "facts before hello": (instead("prepare", encode(messages.FACTS, **FACTS)), "it sent an unrequested message: facts "
-                           "before hello"),
     "a header without end": (flood("prepare", b"x"), "it sent an invalid message: a header line over 4194304 bytes"),
     "a payload of 2^60": (instead("prepare", b'{"type":"hello","size":1152921504606846976}\n'),
                           "it sent an invalid message: invalid size: 1152921504606846976"),
@@ -124,9 +119,6 @@ def test_a_node_that_lies_before_the_start_is_named(tmp_path: Path, lie: Lie, te
 
 IN_A_RUN = {
     "an end that nobody wants": (after("start", CENSUS), "it sent an unrequested message: census"),
-    "a rank that it has not got": (after("start", EXIT_OF_7), "it sent an unrequested message: exit of local rank 7"),
-    "output of such a rank": (after("start", encode(messages.OUTPUT, b"x\n", local_rank=2, stream=1)),
-                              "it sent an unrequested message: output of local rank 2"),
     "a flood of messages": (flood("start", HELLO), "it sent an unrequested message: hello"),
     "a flood of files": (flood("start", encode(messages.FILE, b"x" * (1 << 20), name="x")),
                          "it sent an unrequested message: file x"),
