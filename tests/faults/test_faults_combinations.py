@@ -97,12 +97,6 @@ def starting(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     return launch.start_ready(*words)
 
 
-def without_stdin(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
-    """All ranks run, and stdin was closed, as by cron."""
-    launch.way = replace(launch.way, before=("sh", "-c", 'exec "$@" <&-', "sh"))
-    return launch.start_ready(*words)
-
-
 def in_background(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     """All ranks run, and the terminal's Ctrl-C is for others, as after `&` in a script."""
     launch.way = replace(launch.way, before=("sh", "-c", "trap '' INT; exec \"$@\"", "sh"))
@@ -125,15 +119,6 @@ def on_a_small_disk(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     state.mkdir(parents=True, exist_ok=True)
     launch.hosts[0].mount(str(state), "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "none")
     return launch.start_ready(*words)
-
-
-def twins(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
-    """Two runs of one name, started in one second, which different hosts control."""
-    with launch.while_there_is("early"):
-        started = [launch.start("--hosts", host.name, "--name", "base", *words) for host in launch.hosts]
-    for running in started:
-        running.wait_for(r"\] ready \d$", 2)
-    return started[-1]
 
 
 def ended(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
@@ -380,20 +365,6 @@ def all_have_saved(launch: FaultLaunch, running: Running) -> None:
     assert "was stopped before\n" in again, again
 
 
-def none_is_taken_for_the_other(launch: FaultLaunch, running: Running) -> None:
-    controlled = re.compile(r"run (\S+) is controlled from (node\d)")
-    ids = {host: run for each in launch.started for run, host in controlled.findall(each.stderr)}
-    assert len({*ids.values()}) == 2
-    assert "'base' means 2 runs: " in ask(launch, "stop", "base", code=2).stderr
-    ask(launch, "stop", ids["node2"])
-    assert f"run {ids['node2']} was stopped before" in ask(launch, "stop", ids["node2"]).stderr
-    ask(launch, "stop", "base")  # node2 says that its run has ended
-    assert f"run {ids['node1']} was stopped before" in ask(launch, "stop").stderr  # nobody here has seen its end
-    rows = json.loads(ask(launch, "ps", "--json").stdout)
-    assert {row["controller"]: row["run"] for row in rows} == ids
-    assert {row["state"] for row in rows} == {"stopped"}
-
-
 def the_copy_is_whole(launch: FaultLaunch, running: Running) -> None:
     name = find_ids(launch)["node1"]
     compare_logs(launch, name, f"{name}.2")
@@ -431,7 +402,6 @@ ROWS = {
     "starting-keepers-killed-while-cut": Combination(
         (*RESTARTS, *short_silence(), *ranks()), starting, cut_and_kill_keepers, the_start_fails
     ),
-    "starting-without-stdin": Combination(ranks(WAITS_FOR_GO), without_stdin, nothing, it_succeeds),
     "starting-in-background": Combination(ranks(WAITS_FOR_GO), in_background, interrupt, it_succeeds),
     "starting-stopped-twice": Combination(
         ("--stop-timeout", f"{NEVER_S:g}", *ranks(SAVES_UNTIL_GO)), starting, stop_twice, all_have_saved
@@ -444,7 +414,6 @@ ROWS = {
     "ending-attached": Combination(ranks(f"{AT_GO}; {LARGE_LOG}"), attached, nothing, all_copies_are_whole),
     "ended-unread": Combination(ranks("seq 400000"), unread, nothing, only_the_controller_waits),
     "ended-fetched-at-once": Combination(ranks(LARGE_LOG), ended, fetch_at_once, the_copy_is_whole),
-    "twins-stopped-by-name": Combination(ranks(), twins, nothing, none_is_taken_for_the_other),
     "restarting-code-cleaned": Combination(
         ("--restarts", "5", *ranks(NEEDS_ITS_CODE)), restarting, clean_code, it_succeeds
     ),

@@ -78,7 +78,9 @@ def test_every_cable_is_out(launch: FaultLaunch) -> None:
     assert all(f"{name} unreachable, 2 processes may remain" in said(done)[-1] for name in NODES), str(done)
 
 
-@over_ways(Promise.LOST, "lose, find", {"cut": (Host.cut, Host.plug), "frozen": (Host.freeze, Host.thaw)})
+@over_ways(
+    Promise.LOST, "lose, find", {"cut": (Host.cut, Host.plug), "frozen": (Host.freeze, Host.thaw)}, form=3, forms=5
+)
 def test_ctrl_c_while_a_host_is_lost(
     launch: FaultLaunch, lose: Callable[[Host], None], find: Callable[[Host], None]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The output of ranks: any bytes, in any amount, a reader that does not read, and a full disk."""
+"""The output of ranks: a secret, any bytes, in any amount, a reader that does not read, and a full disk."""
 
 from __future__ import annotations
 
@@ -17,17 +17,24 @@ FLOOD = f"{AT_GO}; seq -f %0199g {FLOOD_LINES}"
 ODD = r"printf '\303'; sleep 0.05; printf '\251\n\377\376\n10%%\r20%%\n\n'; printf 'oops\nlast' >&2; printf end"
 
 
-@over_ways(Promise.OUTPUT)
-def test_bytes_of_any_kind_and_a_flood_that_nobody_reads(launch: FaultLaunch) -> None:
-    """As with a pager that shows its first page: the launcher doesn't wait for it, and the logs have every line."""
-    running = launch.start(*ranks(FLOOD, r3=f"{AT_GO}; {ODD}"), stdout=subprocess.PIPE)
-    assert wait_until(lambda: len(launch.ranks()) >= 4)
+@over_ways(Promise.OUTPUT, also=Promise.SECRET)
+def test_a_secret_bytes_of_any_kind_and_a_flood_that_nobody_reads(launch: FaultLaunch) -> None:
+    """As with a pager that shows its first page: the launcher doesn't wait for it, and the logs have every line.
+
+    The secret stands in no command line of any host while the ranks run, the launch host included.
+    """
+    (launch.folder / "secrets.env").write_text("WANDB_API_KEY=k-0815\n")
+    odd = f'{AT_GO}; echo "is $WANDB_API_KEY"; {ODD}'
+    running = launch.start("--env-file", "secrets.env", *ranks(FLOOD, r3=odd), stdout=subprocess.PIPE)
+    assert wait_until(lambda: sum(log.read_text().count("] ready ") for log in launch.logs.glob("latest/node_*")) == 4)
+    exposed = [process for process in launch.slurm.cluster.processes() if "k-0815" in read_command(process.pid)]
     running.go()
     launch.wait_until_nothing_runs()
     assert running.process.stdout is not None
     shown = running.process.stdout.read().splitlines()
     done = launch.finish(running)
     assert done.exit_code == 0, str(done)
+    assert not exposed
     assert len(shown) < 3 * FLOOD_LINES, "it was read after all"
     assert sorted(re.sub(r"\d{4,}", "NNNN", line) for line in said(done)[2:]) == [
         "launch: NNNN lines not shown here; the logs have all of them",
@@ -41,7 +48,7 @@ def test_bytes_of_any_kind_and_a_flood_that_nobody_reads(launch: FaultLaunch) ->
     own = [line for line in without_stamps(logs[-1]).split(b"\n") if line.startswith(f"[{launch.name(3)}]".encode())]
     texts = [line.partition(b"]")[2] for line in own]
     assert [text for text in texts if not text.startswith(b"!")] == [
-        b" ready 3", b" \xc3\xa9", b" \xff\xfe", b"~ 10%\r", b" 20%", b" ", b"~ end",
+        b" ready 3", b" is k-0815", b" \xc3\xa9", b" \xff\xfe", b"~ 10%\r", b" 20%", b" ", b"~ end",
     ]  # fmt: skip
     assert [text for text in texts if text.startswith(b"!")] == [b"! oops", b"!~ last"]
 
@@ -63,15 +70,3 @@ def test_the_disk_of_the_logs_is_full(launch: FaultLaunch, limit: str) -> None:
     end = f"launch: finished in N s, 4 ranks succeeded, {launch.nothing_left}"
     assert re.fullmatch(rf"{end}; the logs are incomplete: {full}", said(done)[-1])
     assert not list(logs.rglob("*.new"))
-
-
-@over_ways(Promise.SECRET)
-def test_a_secret_comes_and_stands_in_no_command_line(launch: FaultLaunch) -> None:
-    """Check all processes while the ranks run: on the launch host and on every other host."""
-    (launch.folder / "secrets.env").write_text("WANDB_API_KEY=k-0815\n")
-    running = launch.start_ready("--env-file", "secrets.env", *ranks(f'{AT_GO}; echo "is $WANDB_API_KEY"'))
-    shown = [process for process in launch.slurm.cluster.processes() if "k-0815" in read_command(process.pid)]
-    running.go()
-    done = launch.finish(running)
-    assert {f"[{launch.name(rank)}] is k-0815" for rank in range(4)} <= set(done.lines)
-    assert not shown

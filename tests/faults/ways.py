@@ -184,17 +184,19 @@ def over_ways(
     names: str = "",
     rows: Mapping[str, Sequence[object]] | None = None,
     *,
+    also: Promise | None = None,
     form: int = 0,
     forms: int = 0,
 ) -> pytest.MarkDecorator:
-    """Run a test over every way that keeps the promise.
+    """Run a test over every way that keeps the promise, and the other one that it also shows.
 
     All rows of parameters are tried over the last way, and one of them, in turn, over each of the others: the rows
     differ in what happens to a host, which most ways hear of alike. EVERY_PAIR=1 tries all over all.
 
     Tests of one promise may take turns like rows: form is the number of the first row here, of `forms` in all tests.
     """
-    ways = [way for way in WAYS if promise not in GAPS.get(way.name, {})]
+    promises = {promise, also or promise}
+    ways = [way for way in WAYS if promises.isdisjoint(GAPS.get(way.name, {}))]
     rows = rows or {"": ()}
     cases = [
         pytest.param(way, *row, id="-".join(filter(None, [way.name, name])))
@@ -202,7 +204,8 @@ def over_ways(
         for place, (name, row) in enumerate(rows.items(), form)
         if way is ways[-1] or place == number % (forms or len(rows)) or os.environ.get("EVERY_PAIR")
     ]
-    TRIED[promise] |= {way.name for way in ways if any(case.values[0] is way for case in cases)}
+    for each in promises:
+        TRIED[each] |= {way.name for way in ways if any(case.values[0] is way for case in cases)}
     return pytest.mark.parametrize(", ".join(filter(None, ["way", names])), cases)
 
 
