@@ -70,14 +70,18 @@ class WarmPython:
         assert self.is_running, "it has ended"
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: IO[bytes], stderr: IO[bytes],
-        name: str = "python",
+        name: str = "python", stdin: int | None = None,
     ) -> WarmProcess:  # fmt: skip
-        """Start a process of this name with the arguments of a Python."""
+        """Start a process of this name with the arguments of a Python; stdin: a descriptor, else it reads nothing."""
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server.connect(str(self.place))
         order = {
@@ -88,8 +92,8 @@ class WarmPython:
             "cwd": str(cwd),
             "descriptors": [0, 1, 2],
         }
-        with Path(os.devnull).open() as stdin:
-            files = [stdin.fileno(), stdout.fileno(), stderr.fileno()]
+        with Path(os.devnull).open() as nothing:
+            files = [nothing.fileno() if stdin is None else stdin, stdout.fileno(), stderr.fileno()]
             socket.send_fds(server, [json.dumps(order).encode()], files)
         return WarmProcess(server)
 
@@ -98,11 +102,14 @@ class WarmPython:
         self._process.communicate()
 
 
-def write_client(path: Path, place: Path) -> Path:
-    """Write a program that does what `python` does, by the `warm_python` whose socket is there; return its path."""
+def write_client(path: Path, place: Path, settings: str = "") -> Path:
+    """Write a program that does what `python` does, by the `warm_python` whose socket is there; return its path.
+
+    settings: such as `A=1`, the environment of what is forked.
+    """
     client = client_words(place, "python")
     keepers = f'case $1$3 in *-ISc*) exec {sys.executable} "$@" ;; esac'  # launch's own processes need no torch
-    path.write_text(f'#!/bin/sh\n{keepers}\nexec {client} "$0" "$@"\n')
+    path.write_text(f'#!/bin/sh\n{keepers}\n{settings} exec {client} "$0" "$@"\n')
     path.chmod(0o755)
     return path
 

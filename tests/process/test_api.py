@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines.launches import write_python
 from machines.patience import DEADLINE_S
 from machines.processes import list_pids, list_processes, read_command, read_namespace, wait_until
 
@@ -27,6 +28,8 @@ from launcher.api.values import read_free
 from launcher.runs.run_list import RemoteRun, RunList, Way
 
 ROOT = Path(__file__).parents[2]
+PYTHON = sys.executable
+forked = pytest.mark.usefixtures("forks")
 TWO: Mapping[str, Any] = {"nproc": 2, "cpu": True, "no_check": True}
 RANKS: Mapping[str, Any] = {"no_python": True, **TWO}
 # A rank that says its process id and waits, whatever it is asked; the run's stop ends it.
@@ -51,6 +54,12 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     assert wait_until(lambda: not find_ranks()), find_ranks()
 
 
+@pytest.fixture
+def forks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each `launch` forked, where its start isn't what the test is about."""
+    monkeypatch.setattr(sys, "executable", str(write_python(tmp_path_factory.mktemp("python") / "python")))
+
+
 def find_ranks() -> list[str]:
     """Return the command lines of all processes of runs."""
     own = read_namespace(os.getpid(), "pid")
@@ -66,16 +75,18 @@ def start_program(source: str, **how: Any) -> subprocess.Popen[str]:
     path = Path("program.py")
     path.write_text(textwrap.dedent(source))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=env, **how)
+    return subprocess.Popen([PYTHON, str(path)], stdout=subprocess.PIPE, text=True, env=env, **how)
 
 
 # ---- lines and results ----------------------------------------------------------------------------------------------
 
 
-def test_lines_messages_and_the_result(capfd: pytest.CaptureFixture[str]) -> None:
-    with launcher.singlenode(
-        ["sh", "-c", 'echo "out $RANK $GREETING"; echo err >&2'], env={"GREETING": "hi"}, **RANKS
-    ) as run:
+def test_lines_messages_files_and_the_result(capfd: pytest.CaptureFixture[str]) -> None:
+    """The child imports what this process has imported, and nothing of the current directory."""
+    for name in ("launcher", "click", "json"):
+        Path(f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    script = 'echo "out $RANK $GREETING"; echo err >&2; mkdir -p out; echo $RANK > out/$RANK'
+    with launcher.singlenode(["sh", "-c", script], env={"GREETING": "hi"}, **RANKS) as run:
         lines = [*run]
         result = run.wait()
     host = lines[0].host
@@ -90,6 +101,12 @@ def test_lines_messages_and_the_result(capfd: pytest.CaptureFixture[str]) -> Non
     record = json.loads(Path("logs", run.id, "run.json").read_text())
     assert (record["result"]["exit_code"], record["result"]["seconds"]) == (0, result.seconds)
     assert capfd.readouterr() == ("", "")  # nothing is printed unless asked
+    launcher.fetch(run, Path("out"), log_dir="copies")
+    assert sorted(path.name for path in Path("copies").rglob("*") if path.is_file()) == ["0", "1"]
+    launcher.fetch(paths=[Path("out/1")])
+    assert [path.name for path in Path("logs", f"{run.id}-fetched").rglob("*") if path.is_file()] == ["1"]
+    with pytest.raises(launcher.Error, match=r"has nothing in .* that matches none"):
+        launcher.fetch(run, "none")
 
 
 def test_a_line_is_a_value() -> None:
@@ -100,6 +117,7 @@ def test_a_line_is_a_value() -> None:
         line.text = "other"  # type: ignore[misc]
 
 
+@forked
 def test_whoever_does_not_read_does_not_stall_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written is more than all buffers hold; the lines that are kept are the last ones."""
     monkeypatch.setattr(child, "MOST_BYTES", 1 << 20)
@@ -114,10 +132,11 @@ def test_whoever_does_not_read_does_not_stall_the_run(monkeypatch: pytest.Monkey
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 
+@forked
 def test_a_rank_that_fails() -> None:
+    """Also of an earlier run, which has its lines and its failure; an error has the exit code of `launch`."""
     Path("train.py").write_text(FAILS)
-    command = [sys.executable, "train.py"]
-    with launcher.singlenode(command, **RANKS) as run:
+    with launcher.singlenode([PYTHON, "train.py"], **RANKS) as run:
         assert run.wait(check=False).exit_code == 1
         with pytest.raises(launcher.RankFailed) as caught:
             run.wait()
@@ -133,8 +152,18 @@ def test_a_rank_that_fails() -> None:
     assert error.fix in str(error)
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (launcher.RankFailed, str(error), vars(error))
+    with launcher.attach() as earlier:
+        assert error.traceback.splitlines() == [line.text for line in earlier if line.rank == 1]
+        with pytest.raises(launcher.RankFailed, match="failed first \\(exit code 1\\), stopping the run on 1 host"):
+            earlier.wait()
+    with pytest.raises(launcher.UsageError, match="no run 'none'"):
+        launcher.attach("none")
+    with pytest.raises(launcher.Error, match="FAILED after") as told:
+        child.call(["wait", run.id])
+    assert told.value.exit_code == 1
 
 
+@forked
 def test_what_can_not_start() -> None:
     """What is raised has the text of the terminal, and nothing was started."""
     with pytest.raises(launcher.ChecksFailed) as caught:
@@ -150,13 +179,7 @@ def test_what_can_not_start() -> None:
     assert [failure.host for failure in pickle.loads(pickle.dumps(lost.value)).failures] == ["no.such.host.invalid"]
 
 
-def test_an_error_has_the_exit_code_of_launch() -> None:
-    """Also if the command has printed its message and returned, or was killed."""
-    with launcher.singlenode(["sh", "-c", "exit 3"], **RANKS) as run:
-        run.wait(check=False)
-    with pytest.raises(launcher.Error, match="FAILED after") as caught:
-        child.call(["wait", run.id])
-    assert caught.value.exit_code == 3
+def test_a_launch_that_is_killed_has_its_exit_code() -> None:
     with launcher.singlenode(WAITS, **RANKS) as killed:
         assert next(iter(killed)).text.startswith("ready")
         killed._child._process.kill()
@@ -165,6 +188,7 @@ def test_an_error_has_the_exit_code_of_launch() -> None:
     assert lost.value.exit_code == 137
 
 
+@forked
 def test_a_controller_that_can_not_be_reached() -> None:
     runs = RunList.of_user(os.environ)
     run_id = runs.take_id(datetime(2026, 11, 20, 9, 12, 33), "token")
@@ -177,6 +201,7 @@ def test_a_controller_that_can_not_be_reached() -> None:
         assert f"only 127.0.0.1 knows whether run {run_id} continues" in str(caught.value)
 
 
+@forked
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
@@ -205,6 +230,7 @@ def test_options_become_words() -> None:
     ]  # fmt: skip
 
 
+@forked
 def test_a_secret_is_in_no_command_line() -> None:
     shows = ["sh", "-c", 'echo "$MY_TOKEN"; exec sleep 1000']
     notify = ": s3cret-value"
@@ -219,6 +245,7 @@ def test_a_secret_is_in_no_command_line() -> None:
 # ---- other runs -----------------------------------------------------------------------------------------------------
 
 
+@forked
 def test_a_detached_run_outlives_the_block() -> None:
     with launcher.singlenode(WAITS, detach=True, name="long", **RANKS) as run:
         pids = read_pids("\n".join(line.text for _, line in zip(range(2), run, strict=False)))
@@ -237,17 +264,7 @@ def test_a_detached_run_outlives_the_block() -> None:
     assert launcher.runs()[0].state == "stopped"
 
 
-def test_an_earlier_run_has_its_lines_and_its_failure() -> None:
-    with launcher.singlenode(["sh", "-c", "echo line; exit 3"], **RANKS) as run:
-        run.wait(check=False)
-    with launcher.attach() as earlier:
-        assert {line.text for line in earlier} == {"line"}
-        with pytest.raises(launcher.RankFailed, match="failed first \\(exit code 3\\), stopping the run on 1 host"):
-            earlier.wait()
-    with pytest.raises(launcher.UsageError, match="no run 'none'"):
-        launcher.attach("none")
-
-
+@forked
 def test_a_run_is_stopped_started_again_and_found() -> None:
     with launcher.singlenode(WAITS, detach=True, name="first", **RANKS) as first:
         assert first.logs == Path.cwd() / "logs" / first.id
@@ -265,17 +282,7 @@ def test_a_run_is_stopped_started_again_and_found() -> None:
         launcher.again(first, dry_run=True)  # type: ignore[call-arg]
 
 
-def test_files_of_a_run_are_copied() -> None:
-    with launcher.singlenode(["sh", "-c", "mkdir -p out; echo $RANK > out/$RANK"], **RANKS) as run:
-        run.wait()
-    launcher.fetch(run, Path("out"), log_dir="copies")
-    assert sorted(path.name for path in Path("copies").rglob("*") if path.is_file()) == ["0", "1"]
-    launcher.fetch(paths=[Path("out/1")])
-    assert [path.name for path in Path("logs", f"{run.id}-fetched").rglob("*") if path.is_file()] == ["1"]
-    with pytest.raises(launcher.Error, match=r"has nothing in .* that matches none"):
-        launcher.fetch(run, "none")
-
-
+@forked
 def test_free_gpus() -> None:
     with pytest.raises(launcher.UsageError, match="no hosts given"):
         launcher.free()
@@ -287,6 +294,7 @@ def test_free_gpus() -> None:
     assert read_free(event).gpus == {"gpu1": [1], "cpu1": []}
 
 
+@forked
 def test_hosts_and_checks() -> None:
     Path("two").write_text("gpu1 slots=4\ngpu2 slots=4 spare\n")
     first, second = launcher.hosts(hostfile=Path("two"))
@@ -294,11 +302,11 @@ def test_hosts_and_checks() -> None:
     assert (second.node_rank, second.host) == (None, "gpu2")
     with pytest.raises(launcher.UsageError, match="host name 'a;b' contains ';'"):
         launcher.hosts(hosts="a;b")
-    found = launcher.check("train.py", hosts="localhost,no.such.host.invalid", cpu=True, nproc=1, python=sys.executable)
+    found = launcher.check("train.py", hosts="localhost,no.such.host.invalid", cpu=True, nproc=1, python=PYTHON)
     assert found.exit_code == 69
     assert [failure.host for failure in found.unreachable] == ["no.such.host.invalid"]
     assert [finding.hosts for finding in found.problems] == [("localhost",)]
-    assert found.facts["localhost"]["python"] == sys.executable
+    assert found.facts["localhost"]["python"] == PYTHON
 
 
 # ---- the end of the block and of the program -------------------------------------------------------------------------
@@ -397,14 +405,6 @@ def test_a_program_that_ends_without_a_block() -> None:
 
 
 # ---- where a program may be -----------------------------------------------------------------------------------------
-
-
-def test_a_directory_with_modules_of_known_names() -> None:
-    """The child imports what this process has imported, and nothing of the current directory."""
-    for name in ("launcher", "click", "json"):
-        Path(f"{name}.py").write_text("raise SystemExit('the wrong module')")
-    with launcher.singlenode("true", **RANKS) as run:
-        assert run.wait().exit_code == 0
 
 
 def test_a_kernel_of_jupyter() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machines.launches import PROGRAM, run_launch, start_launch
 from machines.patience import DEADLINE_S
 
 from launcher.errors import EXIT_UNREACHABLE
@@ -26,12 +27,8 @@ NO_STDIN = "launch: stdin is not sent to the hosts: the command reads /dev/null 
 def launch(tmp_path: Path) -> Launch:
     """Run `launch exec` on both names."""
 
-    def run(*words: str, stdin: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "launcher", "exec", "--hosts", "localhost,127.0.0.1", *words]
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        done = subprocess.run(
-            argv, cwd=tmp_path, env=env, stdin=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
+    def run(*words: str, stdin: int | None = None) -> subprocess.CompletedProcess[str]:
+        done = run_launch("exec", "--hosts", "localhost,127.0.0.1", *words, cwd=tmp_path, stdin=stdin)
         done.stderr = IS_HERE.sub("", done.stderr)
         return done
 
@@ -46,10 +43,9 @@ def test_the_summary_is_in_host_order(launch: Launch) -> None:
 
 def test_ctrl_c_again_and_again_as_a_failed_command_ends(tmp_path: Path) -> None:
     """From when the exit codes are shown until the process is gone."""
-    argv = [sys.executable, "-m", "launcher", "exec", "--hosts", "localhost", "--", "exit 7"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    argv = [PROGRAM, "exec", "--hosts", "localhost", "--", "exit 7"]
     for _ in range(3):
-        with subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             assert any(line == "launch: localhost: exit code 7\n" for line in process.stderr)
             deadline = time.monotonic() + DEADLINE_S
@@ -64,17 +60,15 @@ def test_ctrl_c_again_and_again_as_a_failed_command_ends(tmp_path: Path) -> None
 )
 def test_a_reader_that_is_gone_ends_the_command(tmp_path: Path, words: tuple[str, ...]) -> None:
     """As with `| head -2`: what runs without end would run on, and nobody would see it."""
-    argv = [sys.executable, "-m", "launcher", "exec", "--hosts", "localhost,127.0.0.1", *words]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     read, write = os.pipe()
-    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=write, stderr=write) as process:
-        os.close(write)
-        try:
-            with os.fdopen(read, "rb") as shown:
-                assert any(b"y" in line.split() or b'"text": "y"' in line for line in shown)
-            assert process.wait(DEADLINE_S) == 128 + signal.SIGPIPE
-        finally:
-            process.kill()
+    with os.fdopen(write, "wb") as end:
+        process = start_launch("exec", "--hosts", "localhost,127.0.0.1", *words, cwd=tmp_path, stdout=end, stderr=end)
+    try:
+        with os.fdopen(read, "rb") as shown:
+            assert any(b"y" in line.split() or b'"text": "y"' in line for line in shown)
+        assert process.wait() == 128 + signal.SIGPIPE
+    finally:
+        process.kill()
 
 
 def test_what_waits_on_stdin_is_not_dropped_in_silence(launch: Launch, tmp_path: Path) -> None:
@@ -93,14 +87,12 @@ def test_what_waits_on_stdin_is_not_dropped_in_silence(launch: Launch, tmp_path:
 
 @pytest.mark.parametrize(
     ("words", "closed"),
-    [(("exec", "--"), "<&-"), (("exec", "--"), ">&-"), (("exec", "--"), "2>&-"),
-     (("--detach", "--no-python"), "<&- >&- 2>&-")],
-)  # fmt: skip
+    [(("exec", "--"), ">&-"), (("--detach", "--no-python"), "<&- >&- 2>&-")],
+)
 def test_a_closed_stream_breaks_nothing(tmp_path: Path, words: tuple[str, ...], closed: str) -> None:
-    launch = f"{shlex.quote(sys.executable)} -m launcher {words[0]} --hosts nowhere.invalid {' '.join(words[1:])} true"
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    launch = f"{shlex.quote(str(PROGRAM))} {words[0]} --hosts nowhere.invalid {' '.join(words[1:])} true"
     done = subprocess.run(
-        ["bash", "-c", f"{launch} {closed}"], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True,
+        ["bash", "-c", f"{launch} {closed}"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (EXIT_UNREACHABLE, False)
@@ -109,11 +101,10 @@ def test_a_closed_stream_breaks_nothing(tmp_path: Path, words: tuple[str, ...], 
 @pytest.mark.linux
 @pytest.mark.parametrize("words", ["ps --json --all", "completion bash", "exec --help"])
 def test_a_full_disk_below_stdout_is_an_error(tmp_path: Path, words: str) -> None:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "launcher", *words.split()], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL,
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False,
+            [PROGRAM, *words.split()], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=DEADLINE_S, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "launch: can't write the output: No space left on device\n")
 

@@ -92,8 +92,6 @@ def test_every_module_of_the_launch_host_is_imported_and_a_node_s_signals_are_li
 @pytest.mark.parametrize(
     "argv",
     [
-        ("launch", "singlenode", "--cpu", "--nproc", "1", "train.py"),
-        ("launch", "node", "--nnodes", "1", "--node-rank", "0", "--master-addr", "a", "--cpu", "--nproc", "1", "x.py"),
         ("launch", "demo"),
         ("test-distributed", "2", "--cpu"),
     ],

@@ -17,10 +17,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 import pytest
-from machines.launches import PROGRAM, run_launch
+from machines.launches import PROGRAM, run_launch, start_launch
 from machines.patience import DEADLINE_S
+from machines.warm import WarmProcess
 from node_process import wait_until
 
 from launcher.runs.run_list import RemoteRun, RunList, Way
@@ -33,6 +35,8 @@ WRITES = r"""
     while [ ! -e go ]; do sleep 0.1; done; printf ' and half\n'; exit ${CODE:-0}
 """
 
+Process = subprocess.Popen[bytes] | WarmProcess
+
 
 class Machine:
     """One user's runs: a folder, and a state directory of its own."""
@@ -41,16 +45,25 @@ class Machine:
         self.folder = folder
         self._ends = ends
 
-    def start(self, script: str = WRITES, *, words: tuple[str, ...] = RUN, **how: object) -> subprocess.Popen[str]:
-        """Start a run in the background, and return once its ranks have written."""
+    def start(self, script: str = WRITES, *, words: tuple[str, ...] = RUN, inherits: bool = False) -> Process:
+        """Start a run in the background, and return once its ranks have written; inherits: signals of this process."""
         before = self._latest_log()
-        process = subprocess.Popen(
-            [PROGRAM, *words, script], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            **how,  # type: ignore[call-overload]
-        )  # fmt: skip
+        with Path(os.devnull).open("wb") as nowhere:
+            process: Process = (
+                subprocess.Popen([PROGRAM, *words, script], cwd=self.folder, stdout=nowhere, stderr=nowhere)
+                if inherits
+                else start_launch(*words, script, cwd=self.folder, stdout=nowhere, stderr=nowhere)
+            )
         self._ends.callback(self._end, process)
         wait_until(lambda: self._latest_log() != before and self._latest_log().read_bytes().count(b"] rank ") == 2)
         return process
+
+    def begin(self, *words: str) -> tuple[WarmProcess, IO[str]]:
+        """Start a command; return it, and what it says on stderr."""
+        read, write = os.pipe()
+        with os.fdopen(write, "wb") as end, Path(os.devnull).open("wb") as nowhere:
+            process = start_launch(*words, cwd=self.folder, stdout=nowhere, stderr=end)
+        return process, self._ends.enter_context(os.fdopen(read))
 
     def _latest_log(self) -> Path:
         """Return the log of the newest run, or /dev/null: to poll `launch logs` would cost a start each time."""
@@ -68,10 +81,10 @@ class Machine:
     def go(self) -> None:
         (self.folder / "go").touch()
 
-    def _end(self, process: subprocess.Popen[str]) -> None:
+    def _end(self, process: Process) -> None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
-        process.communicate(timeout=DEADLINE_S)
+        process.wait(DEADLINE_S)
 
 
 @pytest.fixture
@@ -137,22 +150,11 @@ def test_a_run_that_fails(machine: Machine) -> None:
     assert shown[-1] == last
 
 
-def test_stop(machine: Machine) -> None:
-    running = machine.start()
-    assert machine.call("stop", code=0).stderr.startswith("launch: stopped by you after ")
-    (row,) = machine.runs
-    assert (running.wait(DEADLINE_S), row["state"]) == (130, "stopped")
-    done = machine.call("stop", code=2)
-    assert done.stderr.splitlines()[0] == "launch: no run is running on this machine"
-    again = machine.call("stop", str(row["run"]), code=0)  # as if it had been typed at the same time
-    assert again.stderr.startswith(f"launch: run {row['run']} was stopped before\nlaunch: stopped by you after ")
-
-
 def test_stop_a_run_that_a_script_has_started_with_an_ampersand(machine: Machine) -> None:
     """It ignores SIGINT."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        running = machine.start()
+        running = machine.start(inherits=True)
     finally:
         signal.signal(signal.SIGINT, before)
     assert machine.call("stop", code=0).stderr.startswith("launch: stopped by SIGTERM after ")
@@ -164,7 +166,7 @@ def test_stop_a_run_whose_server_waits_for_its_signals(machine: Machine) -> None
     """It has blocked them, as sigwait needs it, and what it starts inherits that."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
-        running = machine.start("grep SigBlk /proc/self/status; " + WRITES)
+        running = machine.start("grep SigBlk /proc/self/status; " + WRITES, inherits=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert machine.call("stop", code=0).stderr.startswith("launch: stopped by you after ")
@@ -176,10 +178,9 @@ def test_stop_a_run_whose_launch_is_suspended(machine: Machine) -> None:
     running = machine.start()
     run = machine.runs[0]["run"]
     running.send_signal(signal.SIGSTOP)
-    stopping = subprocess.Popen([PROGRAM, "stop"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
+    stopping, said = machine.begin("stop")
     try:
-        assert stopping.stderr is not None
-        first, fix = stopping.stderr.readline(), stopping.stderr.readline()
+        first, fix = said.readline(), said.readline()
     finally:
         running.send_signal(signal.SIGCONT)
     pid = running.pid
@@ -187,8 +188,8 @@ def test_stop_a_run_whose_launch_is_suspended(machine: Machine) -> None:
         first == f"launch: run {run} doesn't stop: process {pid} on {socket.gethostname()}, its launch, is suspended\n"
     )
     assert fix == f"  fix: kill -CONT {pid} there; or kill -KILL {pid}, after which its hosts end the ranks\n"
-    assert "stopped by you after " in stopping.communicate(timeout=DEADLINE_S)[1]
-    assert (stopping.returncode, running.wait(DEADLINE_S)) == (0, 130)
+    assert "stopped by you after " in said.read()
+    assert (stopping.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 130)
 
 
 def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
@@ -222,8 +223,8 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     assert re.fullmatch(r"doesn't answer; \d.* ago it was running", str(machine.runs[1]["last_line"]))
 
 
-def test_what_follows_the_end_is_told_with_it(machine: Machine) -> None:
-    """Such as which file may be incomplete."""
+def test_stop(machine: Machine) -> None:
+    """What follows the end is told with it, such as which file may be incomplete."""
     writes = WRITES.replace("! -e go", "! -e never")
     script = f"trap '' TERM; exec 5>half; printf x >&5; {writes}"
     running = machine.start(script, words=(RUN[0], "--notify", "exit 3", *RUN[1:]))
@@ -231,8 +232,13 @@ def test_what_follows_the_end_is_told_with_it(machine: Machine) -> None:
     assert said[0].startswith("launch: stopped by you after ")
     assert f"was killed while it wrote {machine.folder}/half, which may be incomplete" in said[1]
     assert said[-1] == "launch: --notify failed (exit code 3)"
-    running.wait(DEADLINE_S)
+    (row,) = machine.runs
+    assert (running.wait(DEADLINE_S), row["state"]) == (130, "stopped")
     assert machine.call("wait", code=130).stderr.splitlines() == said
+    done = machine.call("stop", code=2)
+    assert done.stderr.splitlines()[0] == "launch: no run is running on this machine"
+    again = machine.call("stop", str(row["run"]), code=0)  # as if it had been typed at the same time
+    assert again.stderr.startswith(f"launch: run {row['run']} was stopped before\nlaunch: stopped by you after ")
 
 
 def test_several_runs(machine: Machine) -> None:
@@ -249,16 +255,14 @@ def test_several_runs(machine: Machine) -> None:
         f"launch: run {ids['first']} is running",
         f"  fix: launch stop {ids['first']}",
     ]
-    waiting = subprocess.Popen(
-        [PROGRAM, "wait", "second", "first"], cwd=machine.folder, stderr=subprocess.PIPE, text=True
-    )
+    waiting, words = machine.begin("wait", "second", "first")
     machine.go()
     assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (7, 0)
-    said = [line for line in waiting.communicate(timeout=DEADLINE_S)[1].splitlines() if line.startswith("launch: ")]
+    said = [line for line in words.read().splitlines() if line.startswith("launch: ")]
     assert said[0].startswith(f"launch: waiting for run {ids['second']}")
     assert said[1].startswith("launch: finished in ")
     assert said[2].startswith(f"launch: waiting for run {ids['first']}") and said[3].startswith("launch: FAILED after ")
-    assert waiting.returncode == 7
+    assert waiting.wait(DEADLINE_S) == 7
     machine.call("ps", "--forget", "first", code=0)
     lines = machine.call("ps", code=0).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["run", ids["second"]], "in a pipe without a rule"
@@ -272,18 +276,14 @@ def test_stop_is_typed_twice(machine: Machine) -> None:
     saves = "trap 'touch saving; while [ ! -e go ]; do sleep 0.1; done; echo saved; exit 0' TERM; "
     running = machine.start(saves + WRITES.replace("! -e go", "! -e never"), words=words)
 
-    def stop() -> subprocess.Popen[str]:
-        return subprocess.Popen([PROGRAM, "stop"], cwd=machine.folder, stderr=subprocess.PIPE, text=True)
-
-    first = stop()
+    first, said_first = machine.begin("stop")
     wait_until((machine.folder / "saving").exists)
-    second = stop()
-    assert second.stderr and "is being stopped already" in second.stderr.readline()
+    second, said_second = machine.begin("stop")
+    assert "is being stopped already" in said_second.readline()
     time.sleep(0.5)  # it would have sent its signal
     machine.go()
-    assert "is being stopped already" not in first.communicate(timeout=DEADLINE_S)[1]
-    second.communicate(timeout=DEADLINE_S)
-    assert (running.wait(DEADLINE_S), first.returncode, second.returncode) == (130, 0, 0)
+    assert "is being stopped already" not in said_first.read()
+    assert [each.wait(DEADLINE_S) for each in (running, first, second)] == [130, 0, 0]
     assert machine.call("logs").stdout.count("halfsaved\n") == 2
 
 
