@@ -182,7 +182,7 @@ def test_wrong_flags(argv: list[str], message: str) -> None:
         ("c.yaml", "lr: \x00", "can't be read: unacceptable character #x0000"),
         ("c.yaml", "lr: 1\nepochs: [1", 'can\'t be read: while parsing a flow sequence in "<unicode string>", line 2'),
         ("c.yaml", "lr: 2024-13-45", "can't be read: month must be in 1..12"),
-        ("c.yaml", "a: " + "[" * 5000, "can't be read: maximum recursion depth exceeded"),
+        ("c.yaml", "a: " + "[" * 1000, "can't be read: maximum recursion depth exceeded"),
         ("c.json", '{\n"lr": }', "can't be read: Expecting value: line 2 column 7"),
         ("c.json", "[" * 100_000, "can't be read: maximum recursion depth exceeded"),
         ("c.yaml", f"seed: {2**64}", f"--seed: must be a whole number, at least 0, got '{2**64}'"),
