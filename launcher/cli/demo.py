@@ -33,24 +33,21 @@ def command(*, ssh_hosts: int, nproc: int, request: Request) -> int:
     """
     import os
 
-    from launcher.cli.runner import TRAINER_COMMAND, read_run_options, run_job
+    from launcher.cli.runner import read_run_options, run_job
     from launcher.commands.demo_hosts import demo_hosts
     from launcher.hosts.host import Host
     from launcher.job.activation import find_active_env
-    from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job
+    from launcher.job.job import DEFAULT_PROGRAM, Job
     from launcher.transports.settings import TransportSettings
     from launcher.transports.ssh.fabric import FabricTransport
 
     refuse_ranks_here()
     with demo_hosts(ssh_hosts) as hosts:
         click.echo(f"launch: {ssh_hosts} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
-        # The demo's hosts are gone at its end; training can continue without them.
-        going_on = f"launch singlenode --nproc {ssh_hosts * nproc} --cpu -m {TRAINER_MODULE}"
         job = Job(
             program=DEFAULT_PROGRAM,
             nproc=nproc,
             cpu=True,
-            env={TRAINER_COMMAND: going_on},
             workdir=str(current_directory()),
             active_env=find_active_env(os.environ),
         )

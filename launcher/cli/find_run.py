@@ -135,8 +135,8 @@ def run_there(found: RemoteRun, *more: str, is_of_a_run: bool = False) -> int:
     """
     from launcher.cli.typed_command import typed_options
 
-    options = [f"--controller={found.way.name}", *typed_options(("controller", "ssh_config")), *more]
-    words = (str(click.get_current_context().info_name), found.id, *options)
+    typed = typed_options(lambda name: name not in ("controller", "ssh_config"))
+    words = (str(click.get_current_context().info_name), found.id, f"--controller={found.way.name}", *typed, *more)
     return _ask_there(found, words, lambda launcher: launcher.copy_output(is_of_a_run=is_of_a_run) or 0)
 
 

@@ -18,8 +18,8 @@ from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.find_run import ASK
 from launcher.cli.options.request import Request
-from launcher.cli.repetition import keep_origin, keep_version
-from launcher.cli.runner import make_console, with_trainer_command
+from launcher.cli.repetition import keep_origin, keep_version, name_continued
+from launcher.cli.runner import make_console
 from launcher.cli.sessions import hold_session, make_settings
 from launcher.cli.typed_command import describe_origin
 from launcher.clock import wall_clock
@@ -70,7 +70,7 @@ def run_planted(
         proposed_id = own_id = runs.take_id(datetime.now(), credentials.fingerprint)
     version = question.version()
     control = Control(
-        replace(with_trainer_command(job), own_python=sys.executable), tuple(hosts), spares, options,
+        replace(name_continued(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(request), "git": version and asdict(version)}, credentials, proposed_id, request.quiet,
         request.as_json, request.notify, controller.name, request.survive_reboots,
         host_history.describe(runs, [host.name for host in everyone], time.time()),

@@ -105,7 +105,7 @@ def read_typed(command: click.Command, typed: Sequence[str], words: Sequence[str
         if option is not None and option.is_secret:
             notified = True
         elif option is not None and option.name == "env":
-            kept.append(_hide_value(group))
+            kept.append(hide_value(group))
         else:
             kept.append(tuple(hide_secrets(group)))
     return Typed(str(command.name), tuple(kept), tuple(hide_secrets(words)), has_dashes, notified)
@@ -127,7 +127,7 @@ def group_options(command: click.Command, words: Sequence[str]) -> list[tuple[Op
     return groups
 
 
-def _hide_value(group: tuple[str, ...]) -> tuple[str, ...]:
+def hide_value(group: tuple[str, ...]) -> tuple[str, ...]:
     """Return --env with the name alone of a variable that is a secret."""
     name, equals, value = _name_value(group).partition("=")
     return ("--env", name) if equals and is_secret(name, value) else group
@@ -398,10 +398,12 @@ def describe_version(version: CodeVersion | None) -> str:
     return f"commit {version.commit[:NAME_CHARACTERS]}{more}"
 
 
-def again_variable() -> dict[str, str]:
-    """Return the variable that tells the ranks which run theirs continues."""
+def name_continued(job: Job) -> Job:
+    """Return the job with the variable that tells the ranks which run theirs continues, if it does."""
     repetition = find_repetition()
-    return {AGAIN_VARIABLE: repetition.first_id} if repetition is not None and repetition.continues else {}
+    if repetition is None or not repetition.continues:
+        return job
+    return replace(job, env={AGAIN_VARIABLE: repetition.first_id, **job.env})
 
 
 def command_line(origin: Mapping[str, Any], words: Sequence[str]) -> str:

@@ -5,29 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-import click
-
-from launcher.cli.command_table import DEFAULT_COMMAND
 from launcher.cli.detachment import start_detached
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.request import MOST_DAYS, Request
 from launcher.cli.options.sources import is_chosen
-from launcher.cli.repetition import again_variable, keep_origin, keep_version
-from launcher.cli.typed_command import describe_origin, name_program, typed_options
+from launcher.cli.repetition import keep_origin, keep_version, name_continued
+from launcher.cli.typed_command import describe_origin
 from launcher.clock import read_time, wall_clock
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.job.job import Job, ProgramKind
+from launcher.job.job import Job
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
-from launcher.job.variables import is_secret, refuse_rank
+from launcher.job.variables import refuse_rank
 from launcher.output.console import Console
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import create_record
@@ -37,8 +32,6 @@ from launcher.runs.execution import execute_job, find_checkpoints, listed
 from launcher.runs.result import Result
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
-
-TRAINER_COMMAND = "LAUNCH_COMMAND"  # launcher/distributed.py reads it
 
 
 def run_job(
@@ -89,7 +82,7 @@ def run_recorded(
         ):
             names = [host.name for host in (*hosts, *spares)]
             run = RunRequest(
-                with_trainer_command(job), hosts, open_transport, record, console, run_options, spares=spares,
+                name_continued(job), hosts, open_transport, record, console, run_options, spares=spares,
                 incidents=host_history.describe(runs, names, time.time()) if with_history else {}, leave=leave,
             )  # fmt: skip
             end_process = os._exit if is_last else None
@@ -139,26 +132,6 @@ def read_until(text: str | None) -> float | None:
 def plan_unasked(job: Job, hosts: Sequence[Host], share: tuple[int, int] | None = None) -> LaunchPlan:
     """Return the plan as known before any host is contacted, with named placeholders for the rest."""
     return build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts], share)
-
-
-def with_trainer_command(job: Job) -> Job:
-    """Return the job with the variables that tell the ranks which run they continue, and how to start theirs again."""
-    return replace(job, env={**trainer_command(job), **again_variable(), **job.env})
-
-
-def trainer_command(job: Job) -> dict[str, str]:
-    """Return the variable that tells the built-in trainer the command by which it can be started again."""
-    program = job.program
-    if not program.is_trainer:
-        return {}
-    command = click.get_current_context().info_name or ""
-    words = [
-        *name_program(),
-        *([command] if command != DEFAULT_COMMAND else []),
-        *typed_options(("is_module", "notify")),
-    ]
-    line = shlex.join([*words, *(["-m"] if program.kind is ProgramKind.BUILTIN else []), program.target])
-    return {} if is_secret(TRAINER_COMMAND, line) else {TRAINER_COMMAND: line}
 
 
 def make_console(hosts: Sequence[Host], request: Request) -> Console:

@@ -83,13 +83,9 @@ def read_batch(request: Request, job: Job) -> Batch:
     if job.wants_gpus and not gpus:
         fix = "pass --gpus N, or --nproc N --cpu to train on CPUs"
         raise missing("Slurm needs the number of GPUs per node", fix, ("gpus", "nproc"))
-    from launcher.cli.runner import trainer_command
-
+    batch = name_all(BATCH)
     # Ignore the hosts of launcher.toml; the job reads it again, since it runs in this directory.
-    launch = (own_program(), "--transport", SRUN.name, *typed_options(name_all(BATCH)))
-    # The trainer prints what to type for more epochs once the job is over; the `launch` in the script needs the job.
-    for name, line in trainer_command(job).items():
-        launch += ("--env", f"{name}={line}")
+    launch = (own_program(), "--transport", SRUN.name, *typed_options(lambda name: name not in batch))
     is_of_file = request.words and request.words[0].startswith("-")  # arguments of the script that launcher.toml names
     for_script = ("--",) if is_of_file or needs_parting(request.words) else ()
     return Batch(

@@ -1,4 +1,4 @@
-"""What was typed: by whom and where, for run.json, and the words with which all or some of it can be typed again."""
+"""What was typed: by whom and where, for run.json, and the options that can be typed again."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from launcher.cli.options.request import ACTIVATION, HOSTS, PYTHON, REACH, Option, Request, name_all
-from launcher.cli.options.sources import is_chosen, is_on_command_line, name_value, settle
+from launcher.cli.options.help import TYPED_WORDS
+from launcher.cli.options.request import ACTIVATION, HOSTS, PYTHON, REACH, Request, name_all
+from launcher.cli.options.sources import is_on_command_line
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.repetition import find_repetition
-from launcher.job.variables import HIDDEN, hide_secrets, is_secret
+from launcher.cli.repetition import find_repetition, group_options, hide_value
+from launcher.job.variables import HIDDEN, hide_secrets
 
-_OF_TEST_DISTRIBUTED = {"config", *name_all((*HOSTS, *REACH, PYTHON, *ACTIVATION))}
+_REACH = {"config", *name_all((*REACH, PYTHON, *ACTIVATION))}
 
 
 def describe_origin(request: Request) -> dict[str, Any]:
@@ -75,50 +76,25 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def typed_options(left_out: Collection[str] = ()) -> list[str]:
-    """Return the options that were typed, as words to type again; of a secret in --env, only its name.
+def typed_options(is_wanted: Callable[[str], bool]) -> list[str]:
+    """Return the options that were typed and whose name is wanted, as they were; of a secret in --env, only its name.
 
     `--env NAME` takes the value from the environment where it is typed.
     """
-    return _as_words(click.get_current_context().params, lambda name: name not in left_out and is_on_command_line(name))
+    context = click.get_current_context()
+    typed, words = context.meta[TYPED_WORDS], context.params.get("words") or ()
+    return [
+        word
+        for option, group in group_options(context.command, typed[: len(typed) - len(words)])
+        if group[0].startswith("-") and group != ("--",) and is_wanted("" if option is None else option.name)
+        for word in (hide_value(group) if option is not None and option.name == "env" else group)
+    ]
 
 
 def find_reach() -> list[str]:
-    """Return the options that choose the same hosts, SSH and Python for test-distributed.
+    """Return the typed options that choose the same hosts, SSH and Python for test-distributed.
 
-    It takes everything from launcher.toml that `launch` does, except the hosts.
+    Without --hosts or --hostfile there is none that chooses hosts, since others choose from what these name.
     """
-    hosts = {name for name in name_all(HOSTS) if is_chosen(name)}
-    others = {name for name in _OF_TEST_DISTRIBUTED if is_on_command_line(name)}
-    settled = settle(click.get_current_context().params)
-    values = {name: value for name, value in settled.items() if value or (value is False and name in others)}
-    return _as_words(values, lambda name: name in values and name in hosts | others)
-
-
-def _as_words(params: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> list[str]:
-    words: list[str] = []
-    for option in click.get_current_context().command.params:
-        name = str(option.name)
-        if not isinstance(option, click.Option) or not is_wanted(name):
-            continue
-        values = params[name] if option.multiple else (params[name],)
-        names = option.secondary_opts if option.secondary_opts and not values[0] else option.opts
-        flag = max(names, key=len)
-        for value in values:
-            if option.is_flag:
-                words.append(flag)
-            elif isinstance(option, Option) and option.may_stand_alone:  # as one word: the value may be omitted
-                words.append(f"{flag}={value and _typed(value)}")
-            else:
-                words += [flag, _hide_secret(name, _typed(value))]
-    return words
-
-
-def _typed(value: object) -> str:
-    value = name_value(value)
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
-
-
-def _hide_secret(option: str, value: str) -> str:
-    variable, _, content = value.partition("=")
-    return variable if option == "env" and is_secret(variable, content) else value
+    names_hosts = is_on_command_line("hosts") or is_on_command_line("hostfile")
+    return typed_options((_REACH | {*name_all(HOSTS)} if names_hosts else _REACH).__contains__)

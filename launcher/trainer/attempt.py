@@ -13,7 +13,6 @@ class Attempt:
     """One start of a run."""
 
     name: str  # the run id in the logs of `launch`, else slurm-JOB, else torchrun's; or ""
-    command: str  # the `launch` command line that started the built-in trainer, or ""
     job_id: str  # Slurm's, or ""
     is_requeued: bool  # by Slurm
     is_again: bool  # or `launch` has started the run again, or torchrun its ranks
@@ -31,4 +30,4 @@ def find_attempt() -> Attempt:
     is_requeued = bool(job_id) and environ.get("SLURM_RESTART_COUNT", "0") != "0"
     restarts = environ.get("LAUNCH_ATTEMPT" if run_id else "TORCHELASTIC_RESTART_COUNT", "0")
     is_again = bool(name) and (is_requeued or restarts != "0")
-    return Attempt(name, environ.get("LAUNCH_COMMAND", "") if is_launched else "", job_id, is_requeued, is_again)
+    return Attempt(name, job_id, is_requeued, is_again)

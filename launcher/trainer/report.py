@@ -20,7 +20,6 @@ from torch import nn
 
 from launcher.distributed import World
 from launcher.exchange import gather
-from launcher.trainer.attempt import find_attempt
 from launcher.trainer.checkpoint import Position, find_whole
 from launcher.trainer.config import ConfigError, TrainConfig
 from launcher.trainer.data import Data, short
@@ -249,6 +248,6 @@ def describe_peak_memory(world: World) -> str:
 
 
 def continue_command(argv: Sequence[str], save_dir: str) -> str:
-    """Return the command that continues the run: what was typed, with its directory and --resume, which win."""
-    command, more = find_attempt().command or "start it as before, with:", ["--save-dir", save_dir, "--resume"]
-    return f"{command} {shlex.join(argv if [*argv[-3:]] == more else [*argv, *more])}"
+    """Return how to continue the run: with the same arguments, and its directory and --resume, which win."""
+    more = ["--save-dir", save_dir, "--resume"]
+    return f"start it as before, with: {shlex.join(argv if [*argv[-3:]] == more else [*argv, *more])}"

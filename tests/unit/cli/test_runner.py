@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import click
 import pytest
 
-from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.request import Request
-from launcher.cli.runner import read_run_options, trainer_command
+from launcher.cli.runner import read_run_options
 from launcher.cli.typed_command import describe_origin
 from launcher.errors import UsageError
-from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job, Program, ProgramKind
+from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.runs.execution import describe_trainer, find_checkpoints
 from launcher.runs.run_request import RunOptions
-
-TRAINER = Job(program=DEFAULT_PROGRAM)
-
-
-def command_of(name: str, words: Sequence[str], job: Job) -> dict[str, str]:
-    command: click.Command = importlib.import_module(COMMANDS[name][0]).command
-    with command.make_context(name, list(words)):
-        return trainer_command(job)
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "line"),
-    [
-        ("run", "--hosts gpu[1-2] --gpus 8", "launch --hosts 'gpu[1-2]' --gpus 8 -m launcher.trainer"),
-        ("run", "-q --cpu --nproc 1 -m launcher.trainer --lr 1", "launch --nproc 1 --cpu --quiet -m launcher.trainer"),
-        ("run", "--hosts a --notify ntfy.sh/mine", "launch --hosts a -m launcher.trainer"),
-        ("singlenode", "--gpus 2", "launch singlenode --gpus 2 -m launcher.trainer"),
-        ("run", "--hosts a train.py --lr 1", "launch --hosts a train.py"),
-        (
-            "run",
-            "--env A=1 --env WANDB_API_KEY=hunter2 --hosts a",
-            "launch --hosts a --env A=1 --env WANDB_API_KEY -m launcher.trainer",
-        ),
-    ],
-)
-def test_the_trainer_is_told_how_it_was_started(
-    name: str, words: str, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own options are not among the words: it knows them."""
-    monkeypatch.setattr("sys.argv", ["launch"])
-    script = Job(program=Program(ProgramKind.SCRIPT, "train.py", wraps_trainer=True))
-    job = script if "train.py" in words else TRAINER
-    assert command_of(name, words.split(), job) == {"LAUNCH_COMMAND": line}
 
 
 @pytest.mark.parametrize(
@@ -72,14 +35,6 @@ def test_the_program_is_named_as_it_can_be_typed_again(
     monkeypatch.setattr("sys.argv", [program.format(bin=tmp_path), "--cpu"])
     monkeypatch.setattr("sys.orig_argv", [*(word.format(bin=tmp_path) for word in typed), "--cpu"])
     assert describe_origin(Request())["command"] == f"{words} --cpu"
-    assert command_of("singlenode", ["--cpu"], TRAINER) == {
-        "LAUNCH_COMMAND": f"{words} singlenode --cpu -m launcher.trainer"
-    }
-
-
-def test_it_is_told_no_secret_and_other_programs_are_told_nothing() -> None:
-    assert command_of("run", ["--hosts", "a", "--setup", "export TOKEN=hunter2"], TRAINER) == {}
-    assert command_of("run", ["--hosts", "a"], Job(program=Program(ProgramKind.SCRIPT, "train.py"))) == {}
 
 
 @pytest.mark.parametrize(

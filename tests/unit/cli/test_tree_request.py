@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from launcher.cli.job_request import read_job
 from launcher.cli.options.sources import make_request, settle
 from launcher.cli.run import command as run_command
 from launcher.cli.tree_request import add_tree
-from launcher.cli.typed_command import typed_options
 from launcher.errors import EXIT_USAGE, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job
@@ -568,25 +566,6 @@ def test_warnings_are_said_before(repository: Path, launch: Launch) -> None:
         0, "launch: 1 symbolic link not sent, because they lead to nothing that is sent: away -> /etc/passwd; fix: use "
         "absolute paths instead, and leave the links out with .launchignore\n",
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--sync train.py", ["--sync="]),
-        ("--sync sub train.py", ["--sync=sub"]),
-        ("--sync=sub/here --sync-limit 5MB --link a=/b --link c=/d", [
-            "--sync=sub/here", "--sync-limit", "5000000", "--link", "a=/b", "--link", "c=/d",
-        ]),
-    ],
-)  # fmt: skip
-def test_what_was_typed_can_be_typed_again(line: str, words: list[str]) -> None:
-    def typed(words: list[str]) -> list[str]:
-        with run_command.make_context("launch", words):
-            return typed_options()
-
-    assert typed(line.split()) == words
-    assert typed([*words, "train.py"]) == words, shlex.join(words)
 
 
 def test_sync_without_a_program_sends_the_code_of_the_built_in_trainer(repository: Path) -> None:

@@ -122,7 +122,8 @@ def test_who_stands_apart(number, links, findings):
     [
         (("--hosts", "eve@gpu1,gpu2", "--python", "/my env/python"), "--hosts eve@gpu1,gpu2 --python '/my env/python'"),
         (("--hostfile", "two", "--ssh-config", "c"), "--hostfile two --ssh-config c"),
-        (("--transport", "srun"), "--transport srun"),
+        (("--hostfile=two",), "--hostfile=two"),
+        (("--transport", "srun"), "--hosts 'gpu[1-3]' --transport srun"),
         (("--python", "/p"), "--hosts 'gpu[1-3]' --python /p"),
     ],
 )
