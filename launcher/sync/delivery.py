@@ -66,8 +66,7 @@ class _Node:
 class Delivery:
     """One delivery of a tree to the nodes of a session, which were opened with `tree_fields`.
 
-    Every node says what it lacks, gets that at its own pace, and answers with the hash of what it then has. One that
-    shares its cache directory with others finds there what they have got.
+    Every node says what it lacks, gets that at its own pace, and answers with the hash of what it then has.
     """
 
     def __init__(self, session: Session, tree: Tree, contents: Contents, *, is_check: bool = False) -> None:

@@ -6,7 +6,7 @@ The supervisor forks it, and passes messages on between it and the launcher:
     node -> launcher    wanted; took ...; placed or unplaced
 
 A node wants the listing, and then contents, if it lacks them; it may want contents again that turn out to be damaged.
-Of the processes that share a cache directory, one makes a tree, and the others wait for it.
+Processes that share a cache directory may make the same tree at once: the first that is done gives it its place.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import errno
 import fcntl
 import os
 import socket
-from typing import Any, Callable, ContextManager, Dict, Iterable, Mapping, NoReturn
+from typing import Any, Callable, Dict, Iterable, Mapping, NoReturn
 
 from launcher.node import kept_archives, messages
 from launcher.node.code import folders, listing, proof
 from launcher.node.code.folders import LOCK, Folder, is_hollow, read_name
 from launcher.node.code.listing import Entry
 from launcher.node.code.missing_pieces import Intake
-from launcher.node.code.store import Store, find_base, make_alone
+from launcher.node.code.store import Store, find_base
 from launcher.node.loading import in_time
 from launcher.node.loop import READABLE, WRITABLE, Loop
 from launcher.node.processes import workers
@@ -105,27 +105,20 @@ class Worker:
         place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
         if ":" in place.root:
             raise GivenUpError("PYTHONPATH can't have %s: there is a colon in it" % place.root)
-        with self._alone():
-            self._read_listing(is_kept=True)
-            was_there = _is_there(place)
-            if was_there:
-                self._link(place, links)
-                place.write_listing(self._listing)
-            else:
-                place, wrong = self._fill(place, links)
-        if was_there:
+        self._read_listing(is_kept=True)
+        if _is_there(place):
+            self._link(place, links)
+            place.write_listing(self._listing)
             changed, wrong = self._restore(place)
             self._answer(place, wrong, changed)
             return
+        place, wrong = self._fill(place, links)
         self._answer(place, wrong)
         try:
             folders.prune(self._store)
             self._store.prune()
         except OSError:  # the next run tries it again; this one has its code
             pass
-
-    def _alone(self) -> ContextManager[None]:
-        return make_alone(self._store, self._wanted["hash"], self._intake.pause)
 
     def _read_listing(self, *, is_kept: bool) -> None:
         self._listing = self._intake.read_listing(self._store, self._wanted["hash"], is_kept=is_kept)
@@ -159,8 +152,7 @@ class Worker:
         """Mend what has changed in a directory that was there; return that, and what is wrong even then."""
         changed = wrong = proof.find_wrong(place.root, self._entries)
         if changed:
-            with self._alone():
-                wrong = self._mend(place, proof.find_wrong(place.root, changed))
+            wrong = self._mend(place, changed)
         place.remove_bytecode(self._entries)
         place.write_listing(self._listing)
         return changed, wrong

@@ -19,7 +19,6 @@ import errno
 import fcntl
 import os
 import shutil
-import stat
 import time
 from typing import Iterable, Mapping, Sequence
 
@@ -103,7 +102,10 @@ class Folder:
             return
         with open(path + ".part", "wb") as file:
             file.write(data)
-        os.rename(path + ".part", path)
+        try:
+            os.rename(path + ".part", path)
+        except FileNotFoundError:  # another host that shares the directory has just noted the same
+            pass
 
     def find_written(self, entries: Iterable[Entry]) -> list[str]:
         """Return what is there and was not sent, also beside the root; of a directory its name alone."""
@@ -128,8 +130,10 @@ class Folder:
         for name, target in links:
             path = os.path.join(self.root, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            if not os.path.lexists(path):
+            try:
                 os.symlink(target, path)
+            except FileExistsError:
+                pass
 
     def remove_links(self, kept: Mapping[str, str] = {}) -> None:
         """Remove the links, but for those with these targets; what a run has put where one was stays."""
@@ -143,20 +147,27 @@ class Folder:
         """Write these files; return those whose content isn't kept here."""
         missing = []
         made: set[str] = {""}
+        is_fresh = os.path.basename(self.path).startswith(_FRESH)
         for entry in entries:
             folder = entry.path.rpartition("/")[0]
             if folder not in made:
                 _make_folders(self.root, folder)
                 made.add(folder)
             path = "%s/%s" % (self.root, entry.path)
-            try:
-                if not _write(store, entry, path):
-                    missing.append(entry)
-            except FileExistsError:  # it has changed
-                _set_aside(path)
-                if not _write(store, entry, path):
-                    missing.append(entry)
+            write = _write if is_fresh and not os.path.lexists(path) else self._replace
+            if not write(store, entry, path):
+                missing.append(entry)
         return missing
+
+    def _replace(self, store: Store, entry: Entry, path: str) -> bool:
+        """Write one file or link in one step, since other hosts that share this directory may do so too."""
+        part = store.name_part()
+        if not _write(store, entry, part):
+            return False
+        if os.path.lexists(path) and proof.find_wrong(self.root, [entry]):
+            _set_aside(path)
+        os.rename(part, path)
+        return True
 
     def remove_files(self, entries: Iterable[Entry]) -> None:
         """Remove the files of a listing that are unchanged, and the directories that are then empty."""
@@ -203,14 +214,17 @@ def _make_folders(root: str, folder: str) -> None:
         try:
             os.mkdir(path, 0o755)
         except FileExistsError:
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
+            if os.path.islink(path) or not os.path.isdir(path):
                 _set_aside(path)
-                os.mkdir(path, 0o755)
+                os.makedirs(path, 0o755, exist_ok=True)
 
 
 def _set_aside(path: str) -> None:
     """Give another name to what a run has put where a file of the listing belongs."""
-    os.rename(path, "%s.replaced-%s" % (path, os.urandom(4).hex()))
+    try:
+        os.rename(path, "%s.replaced-%s" % (path, os.urandom(4).hex()))
+    except FileNotFoundError:  # another host that shares the directory was faster
+        pass
 
 
 def read_name(path: str) -> str:
@@ -285,6 +299,7 @@ def hold(store: Store, name: str, data: bytes) -> Folder | None:
 def appear(folder: Folder, place: Folder) -> Folder:
     """Give a finished directory its place, unless another process was faster; return the one that is there."""
     os.utime(folder.path)
+    folder.lock(fcntl.LOCK_SH)  # others that make the same share it from then on
     if _rename(folder, place.path):
         return folder
     abandon(folder)

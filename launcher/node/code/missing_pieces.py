@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import zlib
 from typing import Any, Dict, Iterable
@@ -31,11 +30,6 @@ class Intake:
     def say(self, kind: str, payload: bytes = b"", **fields: object) -> None:
         """Send a message."""
         self._sock.sendall(messages.encode(kind, payload, **fields))
-
-    def pause(self, seconds: float) -> None:
-        """Wait while nothing is expected; raise EOFError if the supervisor is gone."""
-        if select.select([self._sock], [], [], seconds)[0]:
-            raise EOFError
 
     def read_listing(self, store: Store, name: str, *, is_kept: bool) -> bytes:
         """Return the listing with this hash, and ask for it if it isn't here; is_kept: keep it as all files are."""

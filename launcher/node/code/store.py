@@ -6,14 +6,11 @@ nodes that share the directory. A file may still be damaged later; whoever copie
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
-import threading
 import time
-from typing import Callable, Iterator, Mapping
+from typing import Mapping
 
 from launcher.node.code.listing import Entry
 from launcher.node.own_folders import make_own
@@ -22,11 +19,6 @@ from launcher.node.system import is_remote
 _READ_BYTES = 1 << 20
 KEPT_S = 30 * 86400.0
 _UNFINISHED_S = 86400.0
-_MAKING = "making-"  # and the beginning of a tree's hash: the lock of who makes it
-_TREE_CHARACTERS = 16
-_LIFE_S = 3.0  # between two signs of life of who has the lock
-STALLED_S = 20.0  # without one
-_LOOK_AGAIN_S = 0.05
 _LOCAL = "/var/tmp/launch-%d"  # of the user; on most systems for 30 days, which is long enough
 
 
@@ -86,7 +78,11 @@ class Store:
 
     def receive(self, content: str) -> Arrival:
         """Begin a file that comes in parts; content: its hash."""
-        return Arrival(os.path.join(self._arriving, os.urandom(8).hex()), self.path_of(content), content)
+        return Arrival(self.name_part(), self.path_of(content), content)
+
+    def name_part(self) -> str:
+        """Return a new path for a file that gets its place once it is whole."""
+        return os.path.join(self._arriving, os.urandom(8).hex())
 
     def read(self, content: str, most_bytes: int) -> bytes:
         """Return a whole file; raise OSError if it isn't here, or is larger."""
@@ -100,9 +96,8 @@ class Store:
         """Remove what nothing was copied from for long, and what never arrived whole."""
         now = time.time() + 1  # a clock that is not this machine's may have written the times
         # Nothing younger than a minute is removed: a delivery may use it now.
-        locks = [each.path for each in os.scandir(self.base) if each.name.startswith(_MAKING)]
-        for path in (*locks, *(each.path for each in os.scandir(self._arriving))):
-            _remove_older(path, now - max(60.0, min(kept_s, _UNFINISHED_S)))
+        for each in list(os.scandir(self._arriving)):
+            _remove_older(each.path, now - max(60.0, min(kept_s, _UNFINISHED_S)))
         for folder in list(os.scandir(self._content)):
             for each in list(os.scandir(folder.path)):
                 _remove_older(each.path, now - kept_s)
@@ -208,66 +203,3 @@ def _open_new(path: str) -> tuple[int, bool]:
         except (AttributeError, OSError):  # not in this system or on this disk; what else is wrong comes up below
             pass
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), True
-
-
-@contextlib.contextmanager
-def make_alone(store: Store, tree: str, pause: Callable[[float], object]) -> Iterator[None]:
-    """Let this process alone make a tree while the block runs: others wait here, then find what it has made.
-
-    They may be on other hosts that share the directory, so a lock on a file tells. Whoever is killed loses it. The file
-    also gets a new time now and then: a host that has died, or is frozen, may keep the lock on a network file system,
-    and nobody waits longer for that than STALLED_S. Two that make the same do no harm, and it costs the transfer: so
-    does a disk without locks, or one on which no file can be made. tree: its hash; pause: waits for some seconds.
-    """
-    path = os.path.join(store.base, _MAKING + tree[:_TREE_CHARACTERS])
-    lock_fd = _await_lock(path, pause)
-    if lock_fd is None:
-        yield
-        return
-    is_over = threading.Event()
-    threading.Thread(target=_show_life, args=(path, is_over), daemon=True).start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        os.close(lock_fd)
-
-
-def _await_lock(path: str, pause: Callable[[float], object]) -> int | None:
-    """Return the locked file; None if no lock can be had, or its holder shows no life."""
-    seen_ns, seen_at = -1, time.monotonic()
-    while time.monotonic() - seen_at < STALLED_S:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # so a network file system looks again
-        except OSError:
-            return None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(fd, path):
-                return fd
-            os.close(fd)  # its last holder has removed it between the two calls, and the next one has made another
-            continue
-        except OSError as error:
-            changed_ns = os.fstat(fd).st_mtime_ns
-            os.close(fd)
-            if not isinstance(error, BlockingIOError):
-                return None
-        if changed_ns != seen_ns:
-            seen_ns, seen_at = changed_ns, time.monotonic()
-        pause(_LOOK_AGAIN_S)
-    return None
-
-
-def _is_at(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _show_life(path: str, is_over: threading.Event) -> None:
-    with contextlib.suppress(OSError):
-        while not is_over.wait(_LIFE_S):
-            os.utime(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import threading
 import zlib
 from pathlib import Path
 
@@ -84,12 +83,3 @@ def test_the_end_of_the_supervisor_leaves_nothing_half(store: Store, tmp_path: P
     with pytest.raises(EOFError):
         take(store, piece(b"0123"))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_a_pause_ends_with_the_supervisor() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        Intake(theirs).pause(0)
-        threading.Timer(0.05, ours.close).start()
-        with pytest.raises(EOFError):
-            Intake(theirs).pause(60)
