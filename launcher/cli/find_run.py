@@ -37,8 +37,6 @@ from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
 from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_list import (
-    Controller,
-    End,
     ListedRun,
     RemoteRun,
     RunList,
@@ -245,19 +243,6 @@ def _describe_unknown(run: RemoteRun) -> UnknownRunError:
         forget = f"stop what is left of it with launch clean --hosts LIST; {forget}"
     copy = Path("logs", run.id)
     return UnknownRunError(text + (f"; a copy of its logs is in {copy}" if copy.is_dir() else ""), forget)
-
-
-def read_copy(run: RemoteRun, error: UnknownRunError) -> ListedRun:
-    """Return the copy of the logs of a run of which its host knows nothing; raise the error if there is none."""
-    place = Path("logs", run.id)
-    if not place.is_dir():
-        raise error
-    tell(f"launch: {error.message}")
-    controller = Controller(run.id, run.name, str(place.absolute()), run.way.name, "", 0, 0, run.began_at)
-    copy = ListedRun(place, controller, is_alive=False, end=None)
-    result = copy.read_record().result
-    end = End(result.exit_code, result.interrupted_by is not None) if result is not None else None
-    return replace(copy, end=end)
 
 
 class ControllerLost(LauncherError):

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.error_lines import own_streams
-from launcher.cli.find_run import controller_options, find_run, read_copy, run_there
+from launcher.cli.find_run import controller_options, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import AGO, option
@@ -18,7 +18,7 @@ from launcher.errors import UsageError
 from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs, find_since
 from launcher.output.log_reader import follow as keep_printing
 from launcher.runs.run_json import RunJson
-from launcher.runs.run_list import RemoteRun, UnknownRunError
+from launcher.runs.run_list import RemoteRun
 from launcher.wording import fold_ranks
 
 
@@ -48,10 +48,7 @@ def command(
     """
     found = find_run(run, controller, ssh_config)
     if isinstance(found, RemoteRun):
-        try:
-            return run_there(found, is_of_a_run=True)
-        except UnknownRunError as error:
-            found = read_copy(found, error)
+        return run_there(found, is_of_a_run=True)
     if not found.folder.is_dir():
         raise UsageError(f"the logs in {found.folder} were removed", "see launch ps for other runs")
     record = found.read_record()

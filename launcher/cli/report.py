@@ -13,7 +13,7 @@ from launcher.cli.options.request import FILE, option
 from launcher.cli.options.sources import gather
 from launcher.errors import LauncherError, UsageError
 from launcher.private_files import replace_private
-from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError
+from launcher.runs.run_list import ListedRun, RemoteRun
 
 
 @click.command("report", cls=Command)
@@ -27,19 +27,15 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
     The page is one HTML file, which loads nothing: report.html among the logs, or logs/RUN-report.html of a run whose
     logs are on another machine.
     """
-    from launcher.cli.find_run import ask_value, find_run, read_copy
+    from launcher.cli.find_run import ask_value, find_run
     from launcher.commands.report_page.contents import collect_contents, read_contents
     from launcher.commands.report_page.page import write_page
 
     found = find_run(run, controller, ssh_config)
     try:
-        if isinstance(found, ListedRun):
-            contents = collect_contents(found)
-        else:
-            try:
-                contents = read_contents(ask_value(found, "contents"))
-            except UnknownRunError as error:
-                contents = collect_contents(read_copy(found, error))
+        contents = (
+            collect_contents(found) if isinstance(found, ListedRun) else read_contents(ask_value(found, "contents"))
+        )
         text = write_page(contents)
     except (ValueError, OverflowError) as error:
         raise LauncherError(f"what is known of run {found.id} can't be read: {error!r:.200}") from None

@@ -21,7 +21,7 @@ from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.wording import count, size
 
-_MOST_RUNS = 100  # of one host, that are named one by one
+_MOST_NAMED = 100  # runs, directories or boot units of one host
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,36 +132,24 @@ def _kept(session: Session, removed: Sequence[tuple[str, str]]) -> list[tuple[st
 
 def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
     """Return a line for each run on each host: its leftover processes, or that it is still in progress."""
-    runs: dict[tuple[str, str, bool], list[RunProcess]] = {}
+    runs: dict[tuple[str, str, bool], list[str]] = {}
     for host, process in found:
-        runs.setdefault((host, process.run_id, process.is_owned), []).append(process)
-    lines: list[str] = []
-    named, more = Counter[str](), Counter[str]()
-    for (host, run_id, is_owned), processes in runs.items():
-        named[host] += 1
-        if named[host] > _MOST_RUNS:
-            more[host] += len(processes)
-            continue
-        names = ", ".join(f"{process.pid} ({process.name})" for process in processes[:4])
-        rest = f" and {len(processes) - 4} more" if len(processes) > 4 else ""
+        names = runs.setdefault((host, process.run_id, process.is_owned), [])
+        names.append(f"{process.pid} ({process.name})")
+    rows = []
+    for (host, run_id, is_owned), names in runs.items():
         noun, state = ("process", " (in progress, left alone)") if is_owned else ("leftover process", "")
-        lines.append(f"  {host}: {count(len(processes), noun)} of run {run_id}{state}: {names}{rest}")
-    words = "{} of {} more runs (runs in progress are left alone)"
-    return lines + [f"  {host}: {words.format(count(number, 'process'), named[host] - _MOST_RUNS)}"
-                    for host, number in more.items()]  # fmt: skip
+        rows.append((host, f"{count(len(names), noun)} of run {run_id}{state}: {_name_some(names)}"))
+    return _limit(rows, "run")
 
 
 def folder_lines(folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
     """Return a line for each directory on each host, with the number of files that are lost with it."""
-    lines: list[str] = []
-    named = Counter[str]()
+    rows = []
     for host, folder in folders:
-        named[host] += 1
-        if named[host] <= _MOST_RUNS:
-            files = f" ({count(folder.files, 'file')} of its ranks)" if folder.files else ""
-            lines.append(f"  {host}: leftover directory: {folder.path}{files}")
-    return lines + [f"  {host}: {count(number - _MOST_RUNS, 'more leftover directory')}"
-                    for host, number in named.items() if number > _MOST_RUNS]  # fmt: skip
+        files = f" ({count(folder.files, 'file')} of its ranks)" if folder.files else ""
+        rows.append((host, f"leftover directory: {folder.path}{files}"))
+    return _limit(rows, "leftover directory")
 
 
 def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
@@ -174,23 +162,34 @@ def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
         noun, ends = (
             ("process controls or starts", "it ends") if len(names) == 1 else ("processes control or start", "they end")
         )
-        rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
         why = f"left alone: {ends} with it, or without its launch host"
-        lines.append(f"  {host}: {len(names)} {noun} a run ({why}): {', '.join(names[:4])}{rest}")
+        lines.append(f"  {host}: {len(names)} {noun} a run ({why}): {_name_some(names)}")
     return lines
 
 
 def unit_lines(units: Sequence[tuple[str, BootUnit]]) -> list[str]:
     """Return a line for each boot unit on each host."""
-    lines: list[str] = []
-    named = Counter[str]()
+    rows = []
     for host, unit in units:
+        state = " (left alone: the run removes it)" if unit.is_running else f": {unit.name}"
+        rows.append((host, f"{'' if unit.is_running else 'leftover '}boot unit of run {unit.run_id}{state}"))
+    return _limit(rows, "boot unit")
+
+
+def _name_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _limit(rows: Sequence[tuple[str, str]], noun: str) -> list[str]:
+    """Return a line for each row, a host and a text, up to _MOST_NAMED of a host, and the number of others there."""
+    named = Counter[str]()
+    lines = []
+    for host, text in rows:
         named[host] += 1
-        if named[host] <= _MOST_RUNS:
-            state = " (left alone: the run removes it)" if unit.is_running else f": {unit.name}"
-            lines.append(f"  {host}: {'' if unit.is_running else 'leftover '}boot unit of run {unit.run_id}{state}")
-    return lines + [f"  {host}: {count(number - _MOST_RUNS, 'more boot unit')}"
-                    for host, number in named.items() if number > _MOST_RUNS]  # fmt: skip
+        if named[host] <= _MOST_NAMED:
+            lines.append(f"  {host}: {text}")
+    more = {host: number - _MOST_NAMED for host, number in named.items() if number > _MOST_NAMED}
+    return lines + [f"  {host}: {count(number, f'more {noun}')}" for host, number in more.items()]
 
 
 def verdict(done: Cleaning, *, is_dry: bool) -> str:

@@ -83,16 +83,9 @@ def test_the_host_of_a_controller_was_reinstalled(launch: Launch, runs: RunList)
     for command in ("stop", "attach", "fetch"):
         assert call(launch, command, "base", code=2) == [SAYS, fix]
     (launch.folder / "logs" / "20261120-091233").mkdir(parents=True)
-    copy = launch.folder / "logs" / "20261120-091233"
-    (copy / "run.json").write_text(json.dumps({"result": {"exit_code": 0}}))
-    (copy / "node_0.log").write_text("2026-11-20 09:12:33.000 [node1:0] step 1\n")
     has_copy = f"{SAYS}; a copy of its logs is in logs/20261120-091233"
-    assert call(launch, "wait", code=2) == [has_copy, fix]
-    done = launch.run_command("logs")
-    assert (done.exit_code, done.stderr, "step 1" in done.stdout) == (0, f"{has_copy}\n", True), str(done)
-    done = launch.run_command("report")
-    assert (done.exit_code, done.stderr) == (0, f"{has_copy}\n"), str(done)
-    assert "finished: 20261120-091233" in (launch.folder / done.stdout.strip()).read_text()
+    for command in ("wait", "logs", "report"):
+        assert call(launch, command, code=2) == [has_copy, fix]
     add(runs, launch, 34, None)
     assert call(launch, "stop", code=2)[0] == ("launch: 2 runs may be running: 20261120-091234, 20261120-091233 (base)")
     assert call(launch, "ps", "--forget", "20261120-091234", code=0) == [
@@ -199,7 +192,7 @@ def test_a_host_that_was_lost_is_named_before_the_next_run(launch: Launch, runs:
     warning = "  node2: lost in its last run, the last time 3 days ago"
     assert (done.exit_code, done.words.count(f"{warning}; fix: {fix}")) == (0, 1), str(done)
     done = launch.run_command("check", *launch.hosts_words, "--start=plain", "--nproc", "1", "--cpu")
-    text = "  node2   lost in 1 of its last 2 runs, the last time 3 days ago\n"
-    assert f"{text}          fix: {fix}\n" in done.stdout, str(done)
+    text = f"node2 lost in 1 of its last 2 runs, the last time 3 days ago fix: {fix}"
+    assert text in " ".join(done.stdout.split()), str(done)
     runs.forget(run)
     assert "last time" not in launch.run(*shell("true")).stderr

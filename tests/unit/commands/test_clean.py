@@ -37,7 +37,7 @@ def test_of_very_many_runs_the_first_are_named():
     lines = found_lines(found)
     assert len(lines) == 102
     assert lines[0] == "  gpu1: 2 leftover processes of run 2026-0: 0 (python), 1 (python)"
-    assert lines[-1] == "  gpu1: 19800 processes of 9900 more runs (runs in progress are left alone)"
+    assert lines[-1] == "  gpu1: 9900 more runs"
 
 
 def test_a_line_for_each_directory_on_each_host():
