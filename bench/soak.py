@@ -32,22 +32,19 @@ MOST_GROWTH_MIB = 8.0
 MOST_MORE_THREADS = min(32, (os.cpu_count() or 1) + 4)  # the pool of asyncio.to_thread, which fills up slowly
 _SAMPLES = 10  # at the start and at the end
 
-# Pauses that don't grow, also in what travels to a controller: hundreds of failures would take hours. And each of them
-# may be followed at once by another attempt, for which a Python that has imported torch then waits.
+# Pauses that don't grow, also in what travels to a controller: hundreds of failures would take hours.
 HURRY = r"""\
 import re
 from launcher.runs import policy
 from launcher.transports import archives
 policy.FIRST_PAUSE_S = policy.LONGEST_PAUSE_S = 0.05
-policy.may_follow_at_once = lambda attempts, restarts: True
 read_package = archives.read_package
 pauses = re.compile(rb"^((?:FIRST|LONGEST)_PAUSE_S) = .*", re.MULTILINE)
-at_once = re.compile(rb"return restarts > 0 and all.*")
 def read_hurried(*prefixes):
     files = read_package(*prefixes)
     name = "launcher/runs/policy.py"
     if name in files:
-        files[name] = at_once.sub(b"return True", pauses.sub(rb"\1 = 0.05", files[name]))
+        files[name] = pauses.sub(rb"\1 = 0.05", files[name])
     return files
 archives.read_package = read_hurried
 """

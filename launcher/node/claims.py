@@ -245,19 +245,14 @@ class Held:
             self._loop.forget(sock.fileno())
         sock.close()
 
-    def rest(self) -> None:
-        """Answer nobody until `serve`, since the loop of this one ends; who has called sees that as its end."""
-        while self._callers:
-            self._close(self._callers.pop())
-        self._loop = None
-
     def end(self, reserve_s: float = 0.0) -> None:
         """Give all back, at once or after that time; until then a process of the same run may take it over."""
         if reserve_s > 0 and self.sockets:
             self._leave(reserve_s)
         for name in list(self.sockets):
             self.release(name)
-        self.rest()
+        while self._callers:  # each sees that as its end
+            self._close(self._callers.pop())
 
     def _leave(self, seconds: float) -> None:
         """Let a process that outlives this one hold it."""
@@ -365,11 +360,10 @@ def _call(name: Name, data: bytes) -> Iterable[_Answer]:
 class ClaimHolder:
     """Claims GPUs of this node for an attempt of a run, or waits for them in the queue, and hears who shares them."""
 
-    def __init__(self, loop: Loop, send_queue: SendQueue, own: Held | None = None) -> None:
-        """own: what the attempt before has claimed, on the same connection."""
+    def __init__(self, loop: Loop, send_queue: SendQueue) -> None:
         self._loop = loop
         self._send_queue = send_queue
-        self._own = own
+        self._own: Optional[Held] = None
         self._place: Optional[Held] = None  # in the queue for it
         self._ahead: Optional[List[Claim]] = None  # the places before it, when it was taken; None: nobody has looked
         self._header: Words = {}  # the CLAIM that is served
@@ -381,9 +375,6 @@ class ClaimHolder:
         self._is_over = False
         self._look: Optional[_Look] = None
         self._timer: Optional[Timer] = None
-        if own is not None:
-            own.words["is_reserved"] = True
-            own.serve(loop, self._hear)
 
     @property
     def fds(self) -> list[int]:
@@ -602,13 +593,12 @@ class ClaimHolder:
         self._place = None
         self._end_own(seconds)
 
-    def leave(self) -> Held | None:
-        """Return the claim, which the next attempt on this connection takes over."""
-        self._is_over = True
+    def reserve(self) -> None:
+        """Keep the claim for the next attempt, until `end`."""
+        assert self._own is not None  # it has descriptors
+        self._is_over, self._told = True, None
         self._forget()
-        if self._own is not None:
-            self._own.rest()
-        return self._own
+        self._own.words["is_reserved"] = True
 
 
 def _find_key(gpu: Mapping[str, Any]) -> str:

@@ -46,8 +46,8 @@ class Ending:
         self.reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
         self.folder = ""  # of this attempt, once it is prepared
         self.stop_timeout_s = 15.0
-        self.stays = False  # for another attempt, if there is something that it can continue with
-        self.reserve_s = 0.0  # for the next attempt
+        self.stays = False  # with its claim, until another STOP says how long that is reserved for the next attempt
+        self.reserve_s = 0.0
         self.files: list[tuple[str, bytes]] | None = None  # what ranks left in the directory, once they have ended
         self.is_over = False
         self._is_counted = False
@@ -91,11 +91,6 @@ class Ending:
     def stop(self, header: dict[str, Any], _: bytes) -> None:
         """Serve a STOP."""
         self.stays, self.reserve_s = header.get("stays", False), header.get("reserve_s", 0.0)
-        if self.stays:
-            self._ranks.settle()
-            successor = self._ranks.successor
-            if successor is not None:
-                self._owned.strangers = {**self._owned.strangers, successor.pid: successor.started}
         self.begin("launch requested it", header["timeout_s"], header.get("wait_s", 0))
 
     def fail(self, error: OSError) -> None:

@@ -17,11 +17,12 @@ import signal
 import traceback
 from typing import Any, NoReturn
 
-from launcher.node import messages, supervisor
+from launcher.node import messages
 from launcher.node.facts import shared_directory
 from launcher.node.processes import proc, stop_steps, workers
 from launcher.node.processes.handover_log import read_notes
 from launcher.node.processes.run_processes import RunProcesses, become_subreaper, read_children
+from launcher.node.supervisor import Supervisor
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -64,7 +65,7 @@ def _run_supervisor(
 ) -> NoReturn:  # fmt: skip
     try:
         become_subreaper()
-        supervisor.serve(life_fd, handover_fd, guardian, keepers_fds, strangers)
+        Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers).run()
         os._exit(0)
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
         traceback.print_exc()

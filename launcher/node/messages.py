@@ -79,7 +79,7 @@ SAMPLED = "sampled"  # what they do now
 RAS_STATUS = "ras_status"  # its text is the payload
 CENSUS = "census"
 FILE = "file"  # one file that a rank left in the directory that LAUNCH_FILES names; sent after the census
-IDLE = "idle"  # all of that was sent, and another PREPARE may come: the next attempt
+IDLE = "idle"  # all of that was sent, and another STOP says how long the claim stays for the next attempt
 FAILED = "failed"
 
 # Who starts an agent -> agent, on its stdin; and one answer, on its stdout.

@@ -6,12 +6,11 @@ launcher asks before the run, `code/` takes the code of --sync, and `processes/`
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Dict
 
 from launcher.node import messages
 from launcher.node.ending import Ending
@@ -23,11 +22,10 @@ from launcher.node.processes.handover_log import HandoverLog
 from launcher.node.processes.rank_start import RankStart
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
-from launcher.node.processes.warm import WarmPython
 from launcher.node.send_queue import SendQueue
 
 if TYPE_CHECKING:  # most starts need none of these, which together take as long as all others
-    from launcher.node.claims import ClaimHolder, Held
+    from launcher.node.claims import ClaimHolder
     from launcher.node.code.code_process import CodeProcess
     from launcher.node.sampler import Sampler
 
@@ -44,8 +42,8 @@ class Supervisor:
 
     The run lives on a `Lease`. If that expires, stdin closes, the guardian dies, or SIGTERM or SIGHUP arrives, the
     supervisor stops the run by itself, as if a STOP had come; `Ending` goes through the stop's steps once. Once the
-    census is queued, the attempt is over, and no more messages are served here; if a Python that has imported torch or
-    a claim waits for the next attempt, `serve` makes the supervisor of that.
+    census is queued, the attempt is over. If the run has claimed GPUs and may be restarted, another STOP then says for
+    how long they are reserved; before that, launch doesn't know whether an attempt follows, and when.
 
     Everything is a callback of one loop, on one thread, and none of them may wait: a blocked supervisor sends no
     heartbeats, and does not notice that its own lease has expired. What can block is asked by `Loop.ask`. Only the end
@@ -57,10 +55,9 @@ class Supervisor:
     """
 
     def __init__(
-        self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
-        inherited: Kept | None = None,
-    ) -> None:  # fmt: skip
-        """Take what the guardian made before the fork, and what the attempt before this one has left.
+        self, life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int]
+    ) -> None:
+        """Take what the guardian made before the fork.
 
         life_fd: closes when the guardian dies; handover_fd: where the `HandoverLog` is written; keepers_fds: both ends
         of a pipe that closes once guardian and supervisor are gone; strangers: start times, by process id, of the
@@ -74,8 +71,7 @@ class Supervisor:
         self._keepers = [os.getpid(), guardian]
         self._owned = RunProcesses(None, self._keepers)
         self._owned.strangers = strangers
-        self._decoder = inherited.decoder if inherited is not None else messages.Decoder(max_header_bytes=1 << 30)
-        self._run_folder = inherited.run_folder if inherited is not None else None
+        self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._send_queue = SendQueue(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._send_queue, self._handover_log, self._owned, self._end_if_short)
         self._responder = Responder(
@@ -89,15 +85,12 @@ class Supervisor:
         self._starting = RankStart(
             self._loop, self._send_queue, self._ranks, self._owned, self._responder, self._ending,
             keepers_fds[0],  # it is for torchrun or the shim, which then stop the ranks
-            inherited.python if inherited is not None else None,
         )  # fmt: skip
         self._tree: CodeProcess | None = None  # if launch sends the code
         self._workdir: str | None = None  # in that code
         self._claims: ClaimHolder | None = None  # if the run uses GPUs
-        if inherited is not None and inherited.claim is not None:
-            self._hold_claims(inherited.claim)
+        self._is_idle = False  # only the claims are left, until it is known what becomes of them
         self._sampler: Sampler | None = None  # if the launcher wants to know what GPUs and host do
-        self.kept: Kept | None = None  # for the next attempt
         self._handlers: dict[str, Handler] = {
             messages.BEAT: self._lease.hear,
             messages.PREPARE: self._prepare,
@@ -114,14 +107,9 @@ class Supervisor:
             messages.RAS: self._starting.ask_ras,
             messages.SAMPLE: self._sample,
             messages.ADOPT: self._ending.adopt,
-            messages.STOP: self._ending.stop,
+            messages.STOP: self._stop,
             **dict.fromkeys(_OF_CODE, self._take_code),
         }
-
-    @property
-    def reason(self) -> str | None:
-        """Why the run was stopped, if the launcher did not ask for it."""
-        return self._ending.reason
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
@@ -129,7 +117,7 @@ class Supervisor:
         """Serve until the census is sent or nobody reads it, or until PREPARE fails."""
         self._catch_signals()
         self._loop.watch(0, self._read_launcher)
-        self._loop.watch(self._life_fd, lambda: self._ending.begin("its parent process was killed"))
+        self._loop.watch(self._life_fd, self._note_orphaned)
         while not self._ending.is_over:
             try:
                 self._loop.run_once()
@@ -141,6 +129,9 @@ class Supervisor:
                 time.sleep(COALESCE_S)
         self._send_queue.flush()
 
+    def _note_orphaned(self) -> None:
+        self._ending.begin("its parent process was killed")
+
     def _catch_signals(self) -> None:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
@@ -150,7 +141,6 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGHUP, *proc.NOTICES):
             signal.signal(number, lambda number, frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, workers.CAUGHT)  # `serve` may have blocked them
 
         def wake() -> None:  # handle signals here: handlers would interrupt other callbacks
             numbers = os.read(wake_read, 4096)
@@ -201,7 +191,7 @@ class Supervisor:
         own = proc.read_process(os.getpid())
         if own is not None and lost_folder is None:
             self._owned.born = own.started
-        folder = workers.make_folder(header["run"], self._run_folder)
+        folder = workers.make_folder(header["run"])
         self._ending.folder, self._ending.stop_timeout_s = folder, header["stop_timeout_s"]
         run_owner.sign(folder, self._keepers)
         files = os.path.join(folder, workers.FILES)
@@ -251,16 +241,14 @@ class Supervisor:
         header = dict(header, workdir=self._workdir or header["workdir"])
         self._responder.share(header, lambda path: self._handover_log.note(token=path))
 
-    def _hold_claims(self, claim: Held | None) -> ClaimHolder:
+    def _claim(self, header: dict[str, Any], _: bytes) -> None:
         from launcher.node.claims import ClaimHolder
 
-        claims = self._claims = ClaimHolder(self._loop, self._send_queue, claim)
+        if self._ending.has_begun:
+            return
+        claims = self._claims = self._claims or ClaimHolder(self._loop, self._send_queue)
         self._starting.find_claims = lambda: claims.fds
-        return claims
-
-    def _claim(self, header: dict[str, Any], _: bytes) -> None:
-        if not self._ending.has_begun:
-            (self._claims or self._hold_claims(None)).answer(header, self._responder.gpus)
+        claims.answer(header, self._responder.gpus)
 
     def _start(self, header: dict[str, Any], payload: bytes) -> None:
         self._starting.start(header, payload)
@@ -299,81 +287,43 @@ class Supervisor:
         self._ending.stop_timeout_s = max(0.0, self._ending.stop_timeout_s - late_s)
         self._ending.begin("%s %g s" % (messages.NO_WORD, self._lease.silence_s))
 
+    def _stop(self, header: dict[str, Any], payload: bytes) -> None:
+        if self._is_idle:
+            self._leave_claims(header.get("reserve_s", 0.0))
+        else:
+            self._ending.stop(header, payload)
+
     def _let_go(self) -> None:
         """Start, answer and watch nothing any more that isn't part of the end."""
         self._loop.forget(self._life_fd)
-        self._starting.end_inherited()
         self._responder.cancel()
         if self._sampler is not None:
             self._sampler.end()
+        if self._is_idle:
+            self._leave_claims(0.0 if self._ending.reason == _CLOSED else None)
 
     def _conclude(self, left: list[proc.Process], fields: dict[str, Any]) -> None:
-        """Send the census, and the files that the ranks have left; what the next attempt continues with is kept."""
-        is_clean, files = not left and self.reason is None, self._ending.files or []
-        if self._claims is not None and not (self._ending.stays and is_clean):  # before others can hear of the end
-            is_over = self.reason == _CLOSED and not self._ending.folder  # in the pause before the next attempt
-            self._claims.end(0.0 if is_over else self._ending.reserve_s if self.reason is None else None)
+        """Send the census, and the files that the ranks have left; wait for what becomes of the claims."""
+        is_clean, files = not left and self._ending.reason is None, self._ending.files or []
+        self._is_idle = self._ending.stays and is_clean and self._claims is not None and bool(self._claims.fds)
+        if self._claims is not None and not self._is_idle:  # before others can hear of the end
+            self._claims.end(self._ending.reserve_s if self._ending.reason is None else None)
         if self._tree is not None and self._tree.root:
             fields["tree"], fields["written"] = self._tree.root, self._tree.find_written()
         found = [[process.pid, process.name, process.state] for process in left]
-        self._send_queue.send(messages.CENSUS, left=found, reason=self.reason, files=len(files), **fields)
+        self._send_queue.send(messages.CENSUS, left=found, reason=self._ending.reason, files=len(files), **fields)
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
-        python = self._keep_successor(is_clean=is_clean)
-        claim = self._claims.leave() if self._claims is not None else None
-        if self._ending.folder and (python is not None or claim is not None):
+        if self._is_idle:
+            assert self._claims is not None  # it has claimed something
+            self._claims.reserve()
+            self._loop.watch(self._life_fd, self._note_orphaned)
             self._handover_log.note(folder=None)  # it is removed: anybody may make one of that name now
-            self.kept = Kept(self._decoder, self._ending.folder, python, claim)
             self._send_queue.send(messages.IDLE)
+        else:
+            self._ending.finish()
+
+    def _leave_claims(self, reserve_s: float | None) -> None:
+        assert self._claims is not None  # of which nothing else waits
+        self._claims.end(reserve_s)
         self._ending.finish()
-
-    def _keep_successor(self, *, is_clean: bool) -> WarmPython | None:
-        """Let the Python that the next attempt may start from wait for it, if all is well; otherwise end it."""
-        successor, python = self._ranks.successor, self._starting.warm
-        if not self._ending.stays or successor is None or python is None:
-            return None
-        now = proc.read_process(successor.pid)
-        # Without prctl it is the child of another process by now, which would be told how it ends.
-        is_ours = now is not None and now.started == successor.started and now.ppid == os.getpid()
-        if not is_clean or not is_ours:
-            proc.send_signal(successor, signal.SIGKILL)
-            return None
-        python.child = workers.Child(successor.pid)
-        return python
-
-
-class Kept(NamedTuple):
-    """What an attempt leaves to the next one on the same connection."""
-
-    decoder: messages.Decoder  # may have the first bytes of a message
-    run_folder: str  # a path that is in the environment
-    python: WarmPython | None  # it has imported torch
-    claim: Held | None  # of GPUs
-
-
-def serve(
-    life_fd: int, handover_fd: int, guardian: int, keepers_fds: tuple[int, int], strangers: dict[int, int],
-) -> None:  # fmt: skip
-    """Serve a connection: one attempt, or several if something waits for the next."""
-    inherited: Kept | None = None
-    while True:
-        supervisor = Supervisor(life_fd, handover_fd, guardian, keepers_fds, strangers, inherited)
-        supervisor.run()
-        inherited = supervisor.kept
-        if inherited is None:
-            return
-        if supervisor.reason is not None:  # a signal, or the end of the connection, came after the census
-            if inherited.python is not None:
-                inherited.python.end()
-            if inherited.claim is not None:
-                inherited.claim.end(0.0 if supervisor.reason == _CLOSED else inherited.claim.lost_reserve_s)
-            return
-        # Nothing of the attempt may remain open here; a signal that comes meanwhile is for the next one.
-        signal.pthread_sigmask(signal.SIG_BLOCK, workers.CAUGHT)
-        signal.set_wakeup_fd(-1)
-        del supervisor
-        gc.collect()
-        python, claim = inherited.python, inherited.claim
-        used = {0, 1, 2, life_fd, handover_fd, *keepers_fds}
-        used |= {python.report_fd, python.order_fd} if python is not None else set()
-        workers.close_all_but(used.union(claim.fds) if claim is not None else used)

@@ -102,12 +102,11 @@ class Attempt:
 
     def __init__(
         self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver,
-        state: StateKeeper, on_all_started: Callable[[], object], *, is_last_try: bool, may_follow_at_once: bool,
-        spares: int = 0, others: int = 0,
+        state: StateKeeper, on_all_started: Callable[[], object], *, is_last_try: bool, spares: int = 0,
+        others: int = 0,
     ) -> None:  # fmt: skip
         """carried: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
 
-        may_follow_at_once: another attempt, if this one fails.
         spares: how many of the session's hosts, the last ones, are only checked; others: the first of these, which the
         run could have used as well.
         """
@@ -123,7 +122,6 @@ class Attempt:
         self._say = request.console.say
         self._options = request.options
         self._is_last_try = is_last_try
-        self._may_follow_at_once = may_follow_at_once
         self._spares = spares
         self._others = others
         self._stacks = StackTaker(session, request.record, request.console)
@@ -303,7 +301,7 @@ class Attempt:
             self.session.start_ranks(
                 index, archive, payload_name=ARCHIVE_NAME, imports_torch=bool(node.argv) or self._job.starts_warm,
                 with_stacks=self._job.with_stacks, import_timeout_s=self._job.rendezvous_timeout_s,
-                keeps_python=self._keeps_python, samples_s=PERIOD_S if self._samples is not None else None,
+                samples_s=PERIOD_S if self._samples is not None else None,
                 near_gpus=[node.gpu_of(rank) for rank in range(node.nproc)] if self._job.binds_cpus else [],
                 **start_fields(node, number),
             )  # fmt: skip
@@ -373,14 +371,9 @@ class Attempt:
     # ---- after --------------------------------------------------------------------------------------------------
 
     @property
-    def _keeps_python(self) -> bool:
-        """Return whether a Python that has imported torch is to wait for another attempt."""
-        return self._job.starts_warm and self._may_follow_at_once
-
-    @property
     def _stays(self) -> bool:
-        """Return whether something on a host, a Python or a claim, is to wait for another attempt."""
-        return self._keeps_python or bool(self._options.restarts)
+        """Return whether the claims are to wait for what follows."""
+        return bool(self._options.restarts)
 
     async def _end(self, timeout_s: float, *, ended_well: bool = False, stays: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""

@@ -219,11 +219,6 @@ def _find_pause(attempts: Sequence[Ending]) -> float:
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, min(failures, 16) - 2)))
 
 
-def may_follow_at_once(attempts: Sequence[Ending], restarts: int) -> bool:
-    """Return whether there may be no pause after the next attempt, if that fails; attempts: those before it."""
-    return restarts > 0 and all(attempt.outcome is Outcome.PORT for attempt in attempts)
-
-
 def describe(ending: Ending) -> str:
     """Return what ended an attempt that another one may follow, in a few words."""
     if ending.is_refused and not ending.suspects and ending.outcome is Outcome.ERROR:

@@ -34,7 +34,6 @@ from launcher.runs.policy import (
     Stop,
     count_restarts,
     decide,
-    may_follow_at_once,
     number_next,
     use_verdict,
     waits_for_hosts,
@@ -53,7 +52,6 @@ from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import age, count, span
 
-IDLE_S = 1.0  # how long hosts are let wait for the next attempt: during a pause, nothing runs anywhere
 _RESERVE_SLACK_S = 60.0  # for the next attempt to connect and check
 _TIME_LOOK_S = 60.0  # at the clock: a suspended machine delays a timer
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
@@ -87,7 +85,7 @@ class Run:
         self._endings = [*standing.endings]
         self._attempts = [*standing.attempts]  # for run.json
         self._idle_controllers = standing.idle_controllers
-        self._idle: list[Connection] = []  # to hosts that wait for the next attempt
+        self._idle: list[Connection] = []  # to hosts that wait for what becomes of the claim
         self._timer: asyncio.TimerHandle | None = None  # for the time limit
         self._time_limit: str | None = None  # that has been reached
 
@@ -164,8 +162,7 @@ class Run:
         begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
         if self._request.notify is not None and not result.has_lost_port and not waits_for_hosts(ending):
             self._request.notify("restart", result)
-        if self._searches(decision) or begins_at - boottime() > IDLE_S:
-            await self._hang_up(result, reserve_s=max(0.0, begins_at - boottime()) + _RESERVE_SLACK_S)
+        await self._let_go(max(0.0, begins_at - boottime()) + _RESERVE_SLACK_S)
         try:
             if self._searches(decision):
                 await self._pause(result.lost_host_wait_s)
@@ -275,6 +272,7 @@ class Run:
                 deadline, wait = None, self._queue()  # whoever had the GPUs until now may still free their memory
             finally:
                 self._idle = attempt.session.idle
+            await self._let_go(LOOK_AGAIN_S + _RESERVE_SLACK_S)
             try:
                 await wait
             except Interrupted as interruption:
@@ -286,19 +284,16 @@ class Run:
         # Later these are checked when they are needed.
         others, spares = (self._carried.others, self._hosts.spares) if is_first else ((), ())
         self._record.attempt = self._number
-        session, outputs = self._open_session((*self._hosts.hosts, *others, *spares), self._idle, is_first=is_first)
+        session, outputs = self._open_session((*self._hosts.hosts, *others, *spares), is_first=is_first)
         ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
         is_last_try = len(ports) == MOST_PORTS and all(ports)
         return Attempt(
             self._request, session, outputs, self._carried, self._state, self._note_all_started,
             is_last_try=is_last_try,
             spares=len(others) + len(spares), others=len(others),
-            may_follow_at_once=may_follow_at_once(self._endings, self._options.restarts),
         )  # fmt: skip
 
-    def _open_session(
-        self, hosts: Sequence[Host], idle: Sequence[Connection] = (), *, is_first: bool = False
-    ) -> tuple[Session, list[NodeOutput]]:
+    def _open_session(self, hosts: Sequence[Host], *, is_first: bool = False) -> tuple[Session, list[NodeOutput]]:
         """is_first: what the transport says of the hosts, such as which of them is this machine, is printed."""
         if not is_first:  # the connections of an earlier transport end when nothing refers to it any more
             gc.collect()
@@ -308,7 +303,7 @@ class Run:
         job = self._request.job
         settings = Settings(self._record.run_id, job.env, loader_pythons(job.python), job.timeouts)
         progress = self._request.console.progress
-        session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress, idle=idle)
+        session = Session(hosts, transport, outputs, settings, say=self._say, progress=progress)
         return session, outputs
 
     # ---- the queue ----------------------------------------------------------------------------------------------
@@ -371,12 +366,17 @@ class Run:
         waited = age(time.monotonic() - began_at)
         self._say(f"launch: its turn on {fold_names(host.name for host in chosen)} after {waited} in the queue")
 
-    async def _hang_up(self, result: Result, reserve_s: float = 0.0) -> Result:
-        """End what waits on hosts for the next attempt; return the result, with the hosts that don't say so as unasked.
+    async def _hang_up(self, result: Result) -> Result:
+        """Let the claims go; return the result, with the hosts that don't say that they have ended as unasked."""
+        silent = await self._let_go(0.0)
+        left = {name: found for name, found in result.census.left.items() if name not in silent}
+        unasked = {**result.census.unasked, **silent}
+        return replace(result, census=replace(result.census, left=left, unasked=unasked))
 
-        reserve_s: how long their claims stay for that attempt.
+    async def _let_go(self, reserve_s: float) -> dict[str, int]:
+        """Tell hosts for how long the claim stays for the next attempt, and hang up; return those that don't respond.
 
-        Such a host ends it by itself once its connection is closed, or it has heard nothing for 15 s.
+        Such a host ends its claim by itself once its connection is closed, or it has heard nothing for 15 s.
         """
         idle, self._idle = self._idle, []
         for connection in idle:
@@ -387,9 +387,7 @@ class Run:
         silent = {connection.host.name: 1 for connection in idle if not connection.has_exited}
         for connection in idle:
             connection.close()
-        left = {name: found for name, found in result.census.left.items() if name not in silent}
-        unasked = {**result.census.unasked, **silent}
-        return replace(result, census=replace(result.census, left=left, unasked=unasked))
+        return silent
 
     @property
     def _number(self) -> int:

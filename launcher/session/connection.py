@@ -68,11 +68,10 @@ class Connection:
 
     READY comes at most once, before every message of the supervisor; the guardian writes to stderr, so its messages
     may come earlier. LOST comes exactly once after `start`, as the last event, however the connection ends: even
-    after `close`, after a census, or if no thread could be started. The next attempt may take over a connection that
-    is idle, by `renew`; then all this holds for that attempt, and the one before gets no LOST.
+    after `close`, after a census, or if no thread could be started.
 
-    The lock guarantees two things: after `recall` has returned False, the node never gets its first message; after
-    True, it may have got it. And LOST goes to the attempt that has the connection.
+    The lock guarantees that after `recall` has returned False, the node never gets its first message; after True, it
+    may have got it.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Connection:
         self._heard_lock = threading.Lock()  # the reader sets it, and the pool adds a standstill
         self.sleeps_along = False  # the node is on this machine
         self.is_ready = False
-        self.is_idle = False  # the node waits for another attempt
+        self.is_idle = False  # the node waits for what becomes of the claim
         self.is_over = False
         self.samples: deque[Event] = deque(maxlen=_MOST_SAMPLES)  # SAMPLED wakes nobody
         self._transport = transport
@@ -106,32 +105,12 @@ class Connection:
         self._may_write = threading.Event()  # the node's code comes first
         self._lock = threading.Lock()
         self._has_orders = False
-        self._is_renewed = False
         self._is_busy = False
         self._is_closed = False
         self._opened_at: float | None = None
         self._route_asked_at: float | None = None
         self._trip_s: float | None = None  # the shortest time that a message took there and back
         self._failure: HostFailure | None = None
-
-    def renew(
-        self, index: int, settings: Settings, output: OutputSink, on_events: Callable[[Sequence[Event]], None]
-    ) -> bool:
-        """Take over an idle connection for another attempt, which uses it as if it were new; return whether it lives.
-
-        Whatever the node sends between its IDLE and its answer to the first message of that attempt ends it.
-        """
-        with self._lock:
-            if self.is_over or self._is_closed or not self.is_idle:
-                return False
-            self.index, self._settings, self._output, self._on_events = index, settings, output, on_events
-            self._expected = AllowedMessages()
-            self.heard_at = time.monotonic()
-            self.noise = b""
-            self.samples.clear()
-            self._has_orders = self.is_idle = False
-            self._is_renewed = True
-        return True
 
     @property
     def has_exited(self) -> bool:
@@ -140,11 +119,6 @@ class Connection:
 
     def start(self, window: threading.Semaphore) -> None:
         """Connect in a separate thread; READY follows once `order` was called as well, or LOST."""
-        if self._is_renewed:
-            with self._lock:  # never after LOST
-                if not self.is_over:
-                    self._post(READY, {})
-            return
         try:
             start_thread(lambda: self._serve(window), f"read {self.host.name}", self._break)
         except LauncherError as error:
@@ -154,11 +128,6 @@ class Connection:
         """Let the node have its first message, as soon as it is reached."""
         for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
             self._expected.ask(header)
-        if self._is_renewed:
-            with self._lock:
-                self._has_orders = not self._is_closed
-            self._outbox.put(first_message)
-            return
         self._first_message = first_message
         self._is_ordered.set()
 

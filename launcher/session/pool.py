@@ -43,12 +43,9 @@ class ConnectionPool:
 
     def __init__(
         self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[OutputSink], settings: Settings, mark: str,
-        *, idle: Sequence[Connection] = (), clock: Callable[[], float] = boottime,
+        *, clock: Callable[[], float] = boottime,
     ) -> None:  # fmt: skip
-        """mark: the start of those of the processes; idle: connections of an earlier attempt, to be used or closed.
-
-        clock: seconds, including those for which this machine sleeps.
-        """
+        """mark: the start of those of the processes; clock: seconds, including those for which this machine sleeps."""
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self._window = threading.Semaphore(CONNECT_WINDOW)
         self._clock = clock
@@ -56,17 +53,10 @@ class ConnectionPool:
         self._transport = transport
         self._outputs = outputs
         self._settings = settings
-        self.connections: list[Connection] = []
-        found = {connection.host: connection for connection in idle}
-        for index, (host, output) in enumerate(zip(hosts, outputs, strict=True)):
-            connection = found.get(host)
-            if connection is not None and connection.renew(index, settings, output, self.post):
-                del found[host]
-            else:  # two hosts may be one machine, and each supervisor ends its own share only
-                connection = Connection(index, host, transport, settings, output, self.post, f"{mark}.{index}")
-            self.connections.append(connection)
-        for connection in found.values():
-            connection.close()
+        self.connections = [  # two hosts may be one machine, and each supervisor ends its own share only
+            Connection(index, host, transport, settings, output, self.post, f"{mark}.{index}")
+            for index, (host, output) in enumerate(zip(hosts, outputs, strict=True))
+        ]
         self._lease_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -115,7 +105,7 @@ class ConnectionPool:
             connection.send(kind, **fields)
 
     def close(self) -> None:
-        """Close all connections but the idle ones, if another attempt may take these over."""
+        """Close all connections but the idle ones, to hosts that wait for what becomes of the claim."""
         if self._lease_task is not None:
             self._lease_task.cancel()
         for connection in self.connections:

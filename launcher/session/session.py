@@ -54,9 +54,8 @@ class Session:
 
     def __init__(
         self, hosts: Sequence[Host], transport: Transport, outputs: Sequence[NodeOutput], settings: Settings, *,
-        say: Callable[[str], None], progress: Callable[[str], None], idle: Sequence[Connection] = (),
+        say: Callable[[str], None], progress: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """idle: connections of an earlier attempt, which are used for these hosts, or closed."""
         self.hosts = list(hosts)
         self.settings = settings
         self.states = [NodeState(host.name) for host in hosts]
@@ -69,9 +68,9 @@ class Session:
         self._noticed_at = time.monotonic()
         self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
         self._only_connects = False  # nothing is asked of the nodes yet
-        self.idle: list[Connection] = []  # once all is stopped: to the hosts that wait for another attempt
+        self.idle: list[Connection] = []  # once all is stopped: to hosts that wait for what becomes of the claim
         mark = f"{settings.run_id}.{secrets.token_hex(4)}"
-        self._pool = ConnectionPool(hosts, transport, outputs, settings, mark, idle=idle)
+        self._pool = ConnectionPool(hosts, transport, outputs, settings, mark)
 
     @property
     def is_slurm_step(self) -> bool:
@@ -287,9 +286,9 @@ class Session:
         """Stop everything on all nodes, check what is left, and hang up.
 
         A host whose connection was lost is asked over a new one; its own supervisor is ending the run there.
-        A signal that comes meanwhile kills what is left at once. stays: a Python that has imported torch, or a claim,
-        may wait for another attempt; `idle` then has the connections to such hosts, and the caller uses or closes them.
-        reserve_s: how long claims stay for the next attempt where nothing waits for it, by index of the host.
+        A signal that comes meanwhile kills what is left at once. stays: hosts with a claim wait for what becomes of it;
+        `idle` then has the connections to them. reserve_s: how long claims of the others stay for the next attempt, by
+        index of the host.
         """
         for state, connection in zip(self.states, self._pool.connections, strict=False):  # without the released ones
             state.has_orders = connection.recall()

@@ -24,7 +24,7 @@ from machines.warm import WarmProcess
 from node_process import Nodes
 
 from launcher.node import claims, messages
-from launcher.node.claims import ClaimHolder, Held, read_claim
+from launcher.node.claims import ClaimHolder, read_claim
 from launcher.node.loop import Loop
 from launcher.node.processes import workers
 from launcher.preflight.claims import ClaimOrder
@@ -67,14 +67,14 @@ SINCE = time.time()  # of all runs, unless a test says otherwise
 class Run:
     """A run on this box, as its supervisor serves it: what it is told, and what it says."""
 
-    def __init__(self, gpus: str, run: str, own: Held | None = None) -> None:
+    def __init__(self, gpus: str, run: str) -> None:
         """gpus: the start of their names, which are followed by A, B and so on."""
         self.loop = Loop()
         self.said: list[dict[str, Any]] = []
         self._gpus = [{"index": index, "uuid": gpus + letter} for index, letter in enumerate("ABC")]
         self._run = run
         launcher: Any = self
-        self.holder = ClaimHolder(self.loop, launcher, own)
+        self.holder = ClaimHolder(self.loop, launcher)
 
     def send(self, kind: str, **fields: Any) -> None:
         self.said.append({"type": kind, **fields})
@@ -252,28 +252,34 @@ def test_a_launcher_that_is_lost_between_two_attempts(gpus: str) -> None:
     """Its GPUs stay reserved for as long as the attempt before has said."""
     run = Run(gpus, "mine")
     assert run.claim(0) == []
-    Run(gpus, "mine", run.holder.leave()).holder.end(None)
+    run.holder.reserve()
+    run.holder.end(None)
     assert Run(gpus, "other").claim(0) == ["mine"]
     again = Run(gpus, "mine")
     assert again.claim(0) == []
     again.holder.end(0.0)
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_what_follows_if_nothing_comes_after_an_attempt(gpus: str, nodes: Nodes, *, is_lost: bool) -> None:
+@pytest.mark.parametrize("how", ["closed", "silent", "SIGTERM", "guardian", "at once", "after a pause"])
+def test_what_becomes_of_a_claim_after_an_attempt(gpus: str, nodes: Nodes, how: str) -> None:
     """A launcher that closes the connection has ended the run; one that falls silent may still start it again."""
     node = nodes.start()
-    node.prepare(silence_s=slowed(1.0) if is_lost else NEVER_S)
+    node.prepare(silence_s=slowed(1.0) if how == "silent" else NEVER_S)
     order = ClaimOrder("mine", None, SINCE, 1, claims_cpus=True, lost_reserve_s=120.0)
     node.send(messages.CLAIM, is_look=False, gpus=[], **order.as_fields())
     assert node.wait_for(messages.CLAIMED)["rivals"] == []
     node.send(messages.STOP, timeout_s=0, stays=True)
     node.wait_for(messages.IDLE)
-    if not is_lost:
-        node.hang_up()
-    node.wait_until_gone()
     other, again = Run(gpus, "other"), Run(gpus, "mine")
-    assert other.claim(cpus=True) == (["mine"] if is_lost else [])
+    assert other.claim(cpus=True) == ["mine"]
+    if how == "closed":
+        node.hang_up()
+    elif how in ("SIGTERM", "guardian"):
+        os.kill(node.guardian.pid, signal.SIGTERM if how == "SIGTERM" else signal.SIGKILL)
+    elif how != "silent":
+        node.send(messages.STOP, timeout_s=0, reserve_s=60.0 if how == "after a pause" else 0.0)
+    node.wait_until_gone()
+    assert other.claim(cpus=True) == ([] if how in ("closed", "at once") else ["mine"])
     other.holder.end(0.0)
     assert again.claim(cpus=True) == []
     again.holder.end(0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import textwrap
@@ -25,8 +24,6 @@ from node_process import (
     STOP_TIMEOUT_S,
     Node,
     Nodes,
-    find_marked,
-    is_alive,
     parent_of,
 )
 from test_node_ranks import NASTY
@@ -77,16 +74,12 @@ print(json.dumps(told))
 def start(
     nodes: Nodes, folder: Path, code: str, *args: str, nproc: int = 1, how: str = "warm", torch: Path | None = STAND_IN,
     env: dict[str, str] | None = None, late: dict[str, str] | None = None, kind: ProgramKind = ProgramKind.SCRIPT,
-    name: str = "train.py", before: Node | None = None, attempt: int = 0, stop_timeout_s: float = STOP_TIMEOUT_S,
+    name: str = "train.py", stop_timeout_s: float = STOP_TIMEOUT_S,
     python: str = sys.executable, **fields: Any,
 ) -> Node:  # fmt: skip
-    """Start ranks of a script; how: "warm", or "cold" for those of a shim; late: variables that only START has.
-
-    before: the node on which an attempt has ended, which then gets this one.
-    """
+    """Start ranks of a script; how: "warm", or "cold" for those of a shim; late: variables that only START has."""
     (folder / "train.py").write_text(textwrap.dedent(code))
-    node = before or nodes.start()
-    node.messages.clear()
+    node = nodes.start()
     path = {} if torch is None else {"PYTHONPATH": str(torch)}
     wanted = {"facts": True, "warm": how == "warm", "plain": True, "workdir": str(folder), "pythons": [python]}
     node.prepare(**wanted, env={**path, **(env or {})}, stop_timeout_s=stop_timeout_s)
@@ -95,11 +88,11 @@ def start(
         Program(kind, name, args), nproc, cpu=True, workdir=str(folder), master_port=free_port(), env=env or {},
         start="warm" if how == "warm" else "plain" if how == "cold" else "torchrun",
     )  # fmt: skip
-    order = warm_fields(job, Host("here"), facts, attempt)
+    order = warm_fields(job, Host("here"), facts, 0)
     assert (order is not None) == (how == "warm")
     if order is not None:
         node.send(messages.WARM, **order)
-    order = start_fields(build_plan(job, [Host("here")], [facts]).nodes[0], attempt)
+    order = start_fields(build_plan(job, [Host("here")], [facts]).nodes[0], 0)
     for process in order["processes"]:
         process["env"].update(late or {})
     node.send(messages.START, **{"import_timeout_s": NEVER_S, **order, **fields})
@@ -372,137 +365,3 @@ def test_a_stop_before_the_start_leaves_nothing(nodes: Nodes, tmp_path: Path) ->
     node.wait_until((tmp_path / "begun").exists)
     assert node.stop(timeout_s=NEVER_S) == []
     assert not node.find(messages.STARTED)
-
-
-# ---- the next attempt -----------------------------------------------------------------------------------------------
-
-COUNTED = "import os; os.mkdir('imported-' + os.environ['LAUNCH_ATTEMPT'])"  # in the working directory
-FAILS_ONCE = """
-import os, sys
-attempt = os.environ["LAUNCH_ATTEMPT"]
-print(f"attempt {attempt} of rank {os.environ['RANK']} in {os.environ['LAUNCH_FILES']}", flush=True)
-sys.exit(3 if attempt == "0" else 0)
-"""
-
-
-def imports(folder: Path) -> list[str]:
-    """Return by which attempts torch was imported."""
-    return sorted(path.name.partition("-")[2] for path in folder.glob("imported-*"))
-
-
-def start_twice(nodes: Nodes, folder: Path) -> Node:
-    """Return a node whose first attempt has failed, and which waits for another one."""
-    folder.mkdir()
-    node = start(
-        nodes, folder, FAILS_ONCE, nproc=2, torch=write_torch(folder, COUNTED), kind=ProgramKind.MODULE, name="train",
-        keeps_python=True,
-    )  # fmt: skip
-    assert node.wait_for_exits(2) == {0: (3, None), 1: (3, None)}, str(node)
-    node.send(messages.STOP, timeout_s=0, stays=True)
-    assert node.wait_for(messages.CENSUS)["left"] == []
-    node.wait_for(messages.IDLE)
-    return node
-
-
-def start_again(
-    nodes: Nodes, folder: Path, node: Node, name: str = "train", path: str = "own", **fields: Any
-) -> None:  # fmt: skip
-    kind = ProgramKind.MODULE if name == "train" else ProgramKind.SCRIPT
-    start(
-        nodes, folder, FAILS_ONCE, nproc=2, torch=folder / path, kind=kind, name=name, before=node, attempt=1, **fields
-    )
-    assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
-
-
-def waiting(node: Node) -> int:
-    """Return the process id of the Python that waits for the next attempt."""
-    (pid,) = find_marked(node.mark)
-    assert parent_of(pid) == node.supervisor
-    return pid
-
-
-def test_the_next_attempt_is_forked_from_the_same_import(nodes: Nodes, tmp_path: Path) -> None:
-    node = start_twice(nodes, tmp_path / "code")
-    first, pid = node.folder, waiting(node)
-    assert not first.exists() and not list(node.tmpdir.iterdir())
-    start_again(nodes, tmp_path / "code", node, keeps_python=True)
-    assert node.wait_for(messages.STARTED, local_rank=0) and not node.find(messages.COLD)
-    assert node.folder == first  # its path is in the environment that torch was imported in
-    for rank in (0, 1):
-        lines = [f"attempt {attempt} of rank {rank} in {first}/files\n" for attempt in (0, 1)]
-        assert node.output[rank, STDOUT].decode() == "".join(lines)
-    assert imports(tmp_path / "code") == ["0"]
-    node.send(messages.STOP, timeout_s=0, stays=True)
-    node.wait_for(messages.IDLE)
-    assert waiting(node) != pid and not is_alive(pid)  # that one has started the ranks
-
-
-@pytest.mark.parametrize("change", ["torch", "directory", "path", "arguments", "killed"])
-def test_what_has_changed_meanwhile_is_imported_again(nodes: Nodes, tmp_path: Path, change: str) -> None:
-    node = start_twice(nodes, tmp_path / "code")
-    pid = waiting(node)
-    if change == "torch":
-        os.utime(tmp_path / "code" / "own" / "torch" / "__init__.py", (0, 0))
-    elif change == "directory":
-        (tmp_path / "code").rename(tmp_path / "old")
-        shutil.copytree(tmp_path / "old", tmp_path / "code")
-    elif change == "path":
-        (tmp_path / "code" / "own").rename(tmp_path / "code" / "other")
-    elif change == "killed":
-        os.kill(pid, signal.SIGKILL)
-        node.wait_until(lambda: not is_alive(pid))
-    name, path = "train" if change != "arguments" else "./train.py", "own" if change != "path" else "other"
-    start_again(nodes, tmp_path / "code", node, name, path)
-    if change == "torch":
-        assert reason(node) == "torch or its Python has changed since it was imported"
-    elif change == "directory":
-        assert reason(node) == "the working directory has been replaced since torch was imported"
-    else:
-        assert imports(tmp_path / "code") == ["0", "1"] and not node.find(messages.COLD)
-    assert not is_alive(pid)
-    assert node.stop() == []
-
-
-@pytest.mark.parametrize("cut", ["launch", "supervisor", "keepers", "SIGTERM"])
-def test_what_waits_for_the_next_attempt_ends_with_those_who_keep_it(nodes: Nodes, tmp_path: Path, cut: str) -> None:
-    node = start_twice(nodes, tmp_path / "code")
-    pid = waiting(node)
-    if cut == "launch":
-        node.hang_up()
-    elif cut == "SIGTERM":
-        os.kill(node.guardian.pid, signal.SIGTERM)
-    else:
-        if cut == "keepers":
-            os.kill(node.guardian.pid, signal.SIGKILL)
-        os.kill(node.supervisor, signal.SIGKILL)
-    node.wait_until(lambda: not is_alive(pid))
-    node.wait_until_gone()
-
-
-def test_nothing_waits_for_a_run_that_ends(nodes: Nodes, tmp_path: Path) -> None:
-    node = start(nodes, tmp_path, WAITS, nproc=1, keeps_python=True)
-    node.wait_for_output("ready", 0)
-    assert node.stop() == []
-    node.wait_until_gone()
-    assert not node.find(messages.IDLE)
-
-
-def test_a_signal_that_comes_after_the_census_ends_what_would_wait(nodes: Nodes, tmp_path: Path) -> None:
-    """While a large file of a rank is sent."""
-    code = "import os; open(os.environ['LAUNCH_FILES'] + '/large', 'wb').write(bytes(8 << 20)); os._exit(3)"
-    node = start(nodes, tmp_path, code, nproc=1, keeps_python=True)
-    assert node.wait_for_exits() == {0: (3, None)}, str(node)
-    node.send(messages.STOP, timeout_s=0, stays=True)
-    node.wait_for(messages.CENSUS)
-    os.kill(node.supervisor, signal.SIGTERM)
-    node.wait_until_gone()
-
-
-def test_no_successor_is_forked_where_torch_has_started_a_helper(nodes: Nodes, tmp_path: Path) -> None:
-    """It would be the helper of the first attempt alone."""
-    torch = "import subprocess; helper = subprocess.Popen(['sleep', '300'])"
-    node = start(nodes, tmp_path, FAILS_ONCE, torch=write_torch(tmp_path, torch), keeps_python=True)
-    assert node.wait_for_exits() == {0: (3, None)}, str(node)
-    node.send(messages.STOP, timeout_s=0, stays=True)
-    node.wait_until_gone()
-    assert not node.find(messages.IDLE)

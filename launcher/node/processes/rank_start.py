@@ -22,22 +22,20 @@ class RankStart:
     """Starts the ranks as WARM and START say, in the environment that PREPARE and the setup have made.
 
     A warm Python begins to import torch before it is known that it can start the ranks. If it can't, a shim does, and
-    the launcher is told why; and so is the Python that the attempt before this one has left, which is used or ended.
-    Once the attempt is being stopped, nothing is started any more.
+    the launcher is told why. Once the attempt is being stopped, nothing is started any more.
     """
 
     def __init__(
         self, loop: Loop, send_queue: SendQueue, ranks: Ranks, owned: RunProcesses, responder: Responder,
-        ending: Ending, keepers_fd: int, inherited: WarmPython | None,
+        ending: Ending, keepers_fd: int,
     ) -> None:  # fmt: skip
-        """keepers_fd: closes when guardian and supervisor are gone; inherited: of the attempt before."""
+        """keepers_fd: closes when guardian and supervisor are gone."""
         self._loop = loop
         self._send_queue = send_queue
         self._ranks = ranks
         self._owned = owned
         self._responder = responder
         self._keepers_fd = keepers_fd
-        self._inherited = inherited
         self._ending = ending
         self.env = dict(os.environ)  # of this node, the setup and --env; of each rank comes more
         self.find_lock: Callable[[], str | None] = lambda: None  # of the directory of the code, for the ranks
@@ -57,22 +55,12 @@ class RankStart:
             return
         self._enter_code(header)
         argv, env = header["argv"], dict(self.env, **header["env"])
-        if self._inherited is not None and self._inherited.is_for(argv, env, self.cwd):
-            self.warm, self._inherited = self._inherited, None
-        else:
-            self.end_inherited()
-            try:
-                self.warm = WarmPython(argv, env, self.cwd, search.output_fds, self._keepers_fd, folder)
-            except OSError as error:  # such as no more processes
-                self._why_cold = str(error)
-                return
+        try:
+            self.warm = WarmPython(argv, env, self.cwd, search.output_fds, self._keepers_fd, folder)
+        except OSError as error:  # such as no more processes
+            self._why_cold = str(error)
+            return
         self._ranks.await_warm(self.warm)
-
-    def end_inherited(self) -> None:
-        """End the Python that the attempt before this one has left, if this one doesn't use it."""
-        if self._inherited is not None:
-            self._inherited.end()
-            self._inherited = None
 
     def start(self, header: dict[str, Any], payload: bytes) -> None:
         """Serve a START; payload: of a file in the run's directory."""
@@ -82,7 +70,6 @@ class RankStart:
             with open(os.path.join(self._ending.folder, header["payload_name"]), "wb") as file:
                 file.write(payload)
         self._enter_code(header)
-        self.end_inherited()
         if header.get("with_stacks"):
             self._stacks_folder = faulthandler_stacks.arm(self._ending.folder, self.env)
         processes = header.get("processes") or [{}]
@@ -142,7 +129,6 @@ class RankStart:
             "world": {name: envs[0][name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")},
             "folder": self._ending.folder, "stop_timeout_s": self._ending.stop_timeout_s,
             "lock": self.find_lock(), "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
-            "wants_successor": header.get("keeps_python", False),
         }  # fmt: skip
 
         def start_cold(reason: str) -> None:

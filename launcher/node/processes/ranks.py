@@ -42,7 +42,6 @@ class Ranks:
         """Start with no ranks; on_ended: called when all ranks of a shim have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
         self.ending_since: float | None = None  # by time.monotonic(): from then on the stop ends ranks, and the shim
-        self.successor: proc.Process | None = None  # of the warm Python, which waits for the next attempt
         self.bind: Callable[[int, int], object] = lambda local_rank, pid: None  # to some CPUs
         self._loop = loop
         self._send_queue = send_queue
@@ -143,7 +142,7 @@ class Ranks:
             if self._reports is not None and self._owned.starter is not None and pid == self._owned.starter.pid:
                 while self._read_starter():
                     pass
-                self._end_reports()  # a successor has them open, so they don't come to their end
+                self._end_reports()
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         """Report a rank's end; it is kept for one whose start is read only later, as while another's is taken in."""
@@ -173,8 +172,6 @@ class Ranks:
         for report in map(json.loads, [line.decode() for line in lines]):
             if "failure" in report:
                 self._send_queue.send(messages.FAILED, text=report["failure"])
-            elif "successor" in report:
-                self.successor = proc.parse_stat(report["successor"])
             elif "stat" in report:
                 self.seen.add(report["rank"])
                 process = proc.parse_stat(report["stat"])
@@ -192,8 +189,7 @@ class Ranks:
         if self._reports is None:
             return
         self._loop.forget(self._reports)
-        if self.successor is None:
-            os.close(self._reports)
+        os.close(self._reports)
         self._reports = None
         if len(self._exited) < self._expected and self.ending_since is None:
             self._send_queue.send(messages.FAILED, text="the helper that starts the ranks was killed")

@@ -57,12 +57,6 @@ class WarmPython:
                 return "%s was set after torch was imported" % ", ".join(sorted(names))
         return None
 
-    def is_for(self, argv: list[str], env: dict[str, str], cwd: str) -> bool:
-        """Tell whether it lives and may start ranks with these arguments, in this environment and directory."""
-        is_alive = self.child.process is not None and proc.is_alive(self.child.process)
-        has_path = env.get("PYTHONPATH") == self._env.get("PYTHONPATH")  # only START may put something before it
-        return is_alive and has_path and self.find_difference([{"argv": argv, "env": {}}], env, cwd) is None
-
     def find_changes(self, env: dict[str, str]) -> dict[str, str]:
         """Return the variables that this Python wasn't started with, or not with this value."""
         return {name: value for name, value in env.items() if self._env.get(name) != value}

@@ -253,16 +253,14 @@ def folder_places() -> list[str]:
     return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")) if place]
 
 
-def make_folder(name: str, again: str | None = None) -> str:
+def make_folder(name: str) -> str:
     """Make the run's private directory in the first place that allows it, and where nobody else could replace it.
 
     It stays locked while this process lives.
-
-    again: where it was in the attempt before this one; there, if it can be made.
     """
     error = OSError("no place for the run's directory")
-    wanted = [os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex())) for base in folder_places()]
-    for path in [again, *wanted] if again is not None else wanted:
+    for base in folder_places():
+        path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
         try:
             own_folders.refuse_writers(os.path.dirname(path))
             os.mkdir(path, 0o700)
@@ -274,21 +272,16 @@ def make_folder(name: str, again: str | None = None) -> str:
     raise error
 
 
-def close_all_but(used: Iterable[int]) -> None:
-    """Close all descriptors of this process but these."""
-    for fd in set(map(int, os.listdir("/proc/self/fd"))).difference(used):
-        try:
-            os.close(fd)
-        except OSError:  # that of the directory itself
-            pass
-
-
 def drop_descriptors(*kept: int) -> None:
     """Close all descriptors of this fork but these: the connection to the launcher must be able to end without it."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    close_all_but({0, 1, 2, *kept})
+    for fd in set(map(int, os.listdir("/proc/self/fd"))).difference(range(3), kept):
+        try:
+            os.close(fd)
+        except OSError:  # that of the directory itself
+            pass
 
 
 def hold_lock(path: str) -> None:

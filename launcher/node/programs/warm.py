@@ -9,9 +9,7 @@ It never has a second thread before it forks (it looks), opens no CUDA context a
 differ from one that has imported torch by itself, it says why and exits, and the shim starts the ranks instead.
 
 Once it has forked, it is for its ranks what the shim is. On node 0 it then also holds the store at the master port, as
-torchrun does: it outlives rank 0, whose end is then no other rank's error. If the run may be restarted, it first forks
-its successor, which waits for the order of the next attempt at the same pipes. That one ends when its order's pipe
-closes.
+torchrun does: it outlives rank 0, whose end is then no other rank's error.
 """
 
 from __future__ import annotations
@@ -21,17 +19,15 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any, List, NoReturn, Tuple
+from typing import Any, List, NoReturn
 
 from launcher.node.processes import proc, starter, workers
-from launcher.node.processes.run_processes import read_children
 from launcher.node.processes.starter import KEEPERS_FD, Starter
 from launcher.node.system import read_text
 
 REPORT_FD, ORDER_FD = 3, 5  # KEEPERS_FD is between them
 _DEVICES = (*proc.GPU_DEVICES, "/dev/accel", "/dev/davinci", "/dev/infiniband", "/dev/hl")
 
-Identity = Tuple[int, ...]  # of a file
 _stores: List[Any] = []  # what node 0 holds lives as long as this process
 
 
@@ -54,13 +50,11 @@ def become_rank(folder: str, loaded: set[str]) -> List[str]:
 
 
 class _WarmPython:
-    """This process, or its successor, until it has forked."""
+    """This process, until it has forked."""
 
     def __init__(self, loaded: set[str]) -> None:
         self.pid = os.getpid()
         self._loaded = loaded  # before the import; then what the import has loaded
-        self._files: list[Identity] = []  # torch and its Python, as they were imported
-        self._folder: Identity = ()  # of the ranks
         self._claims: list[int] = []  # the sockets of the run's claim
 
     def import_torch(self, own_folder: str) -> None:
@@ -77,10 +71,6 @@ class _WarmPython:
             import torch.distributed  # noqa: F401
         except BaseException as error:  # noqa: BLE001 - then the ranks fail as well, or don't
             _leave("torch can't be imported: %s: %s" % (type(error).__name__, error))
-        try:
-            self._files, self._folder = _identify_files(), _identify_folder()
-        except OSError as error:
-            _leave(str(error))
         del os.environ["OPENBLAS_NUM_THREADS"]
         if threads is not None:
             os.environ["OPENBLAS_NUM_THREADS"] = threads
@@ -88,48 +78,21 @@ class _WarmPython:
 
     def await_fork(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the order and its entry for this rank, in each rank."""
-        while True:
-            order = starter.read_order(ORDER_FD)
-            if order is None:
-                os._exit(0)
-            obstacle = self._find_obstacle()
-            if obstacle:
-                _leave(obstacle)
-            starter.report(REPORT_FD, is_ready=True)
-            claims = workers.take_passed(ORDER_FD)
-            if claims is None:
-                os._exit(0)
-            self._claims = claims
-            proc.call_c("fflush", None)  # else each fork would print what C libraries have printed
-            if not (order["wants_successor"] and self._fork_successor()):
-                return order, self._start_ranks(order)
-
-    def _fork_successor(self) -> bool:
-        """Return whether this is the successor."""
-        if read_children():  # a helper of torch would be no child of the next attempt
-            return False
-        try:
-            pid = os.fork()
-        except OSError:  # a run needs none
-            return False
-        if pid:
-            starter.report(REPORT_FD, successor=proc.read_stat(pid))
-            return False
-        self.pid = os.getpid()
-        os.setsid()
-        for fd in self._claims:
-            os.close(fd)
-        _silence()  # the pipes of this attempt must end with it
-        return True
+        order = starter.read_order(ORDER_FD)
+        if order is None:
+            os._exit(0)
+        obstacle = self._find_obstacle()
+        if obstacle:
+            _leave(obstacle)
+        starter.report(REPORT_FD, is_ready=True)
+        claims = workers.take_passed(ORDER_FD)
+        if claims is None:
+            os._exit(0)
+        self._claims = claims
+        proc.call_c("fflush", None)  # else each fork would print what C libraries have printed
+        return order, self._start_ranks(order)
 
     def _find_obstacle(self) -> str | None:
-        try:
-            if _identify_folder() != self._folder:
-                return "the working directory has been replaced since torch was imported"
-            if _identify_files() != self._files:
-                return "torch or its Python has changed since it was imported"
-        except OSError as error:
-            return str(error)
         others = [task for task in os.listdir("/proc/self/task") if task != str(self.pid)]
         if others:
             names = sorted({read_text("/proc/self/task/%s/comm" % task).strip() for task in others})
@@ -202,16 +165,6 @@ def find_hidden(folder: str, loaded: set[str]) -> str | None:
         if suffix == "py" or suffix.endswith("so") or os.path.exists(os.path.join(path, "__init__.py")):
             return path
     return None
-
-
-def _identify_files() -> list[Identity]:
-    found = [os.stat(path) for path in (sys.modules["torch"].__file__, sys.executable) if path]
-    return [(each.st_dev, each.st_ino, each.st_mtime_ns) for each in found]
-
-
-def _identify_folder() -> Identity:
-    found = os.stat(os.environ.get("PWD", "."))
-    return found.st_dev, found.st_ino
 
 
 # ---- the store of node 0 ---------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ class Ranks:
     """Stands for those of the run."""
 
     ending_since: float | None = None
-    successor: proc.Process | None = None
     settled = 0
 
     def settle(self) -> None:
@@ -247,15 +246,6 @@ def test_a_lost_supervisor_is_ended_with_the_run_of_its_directory(scene: Scene, 
         scene.run()
         assert keeper.wait() == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == []
-
-
-def test_a_successor_is_no_part_of_the_run(scene: Scene) -> None:
-    scene.ranks.successor = proc.read_process(os.getpid())
-    scene.ending.stop({"timeout_s": 0, "stays": True, "reserve_s": 7.5}, b"")
-    scene.run()
-    assert os.getpid() in scene.owned.strangers
-    assert (scene.ending.stays, scene.ending.reserve_s) == (True, 7.5)
-    assert scene.ranks.settled == 2
 
 
 def test_a_guardian_is_woken_that_is_still_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
