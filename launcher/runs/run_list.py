@@ -469,9 +469,13 @@ class RunList:
         """Return the runs that this machine controls, or one with the same home directory, the newest first."""
         return _sort([run for place in list_places(self.base) if (run := _read_listed(place)) is not None])
 
-    def read_all(self) -> list[ListedRun | RemoteRun]:
-        """Return these and the runs that were started here and are controlled elsewhere, the newest first."""
-        return _sort([run for place in list_places(self.base) if (run := _read_any(place)) is not None])
+    def read_all(self, most: int | None = None) -> list[ListedRun | RemoteRun]:
+        """Return these and the runs that were started here and are controlled elsewhere, the newest first.
+
+        most: of the newest, by their ids.
+        """
+        places = sorted(list_places(self.base), key=lambda place: place.name, reverse=True)[:most]
+        return _sort([run for place in places if (run := _read_any(place)) is not None])
 
     def find(self, word: str | None) -> ListedRun:
         """Return the run of `read` that this word means; raise UsageError if there is none, or several."""

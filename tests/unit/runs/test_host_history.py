@@ -154,3 +154,11 @@ def test_a_run_that_another_machine_controls(runs: RunList) -> None:
     assert say(runs) == {"gpu1": f"had a broken GPU {words} 2 hours ago", "gpu4": f"lost {words} 33 minutes ago"}
     add(runs, "r2", (NOW - 600, {"gpu1": None, "gpu4": None}))
     assert say(runs)["gpu4"] == "lost in 1 of its last 2 runs, the last time 33 minutes ago"
+
+
+def test_only_the_newest_runs_are_read(runs: RunList, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_history, "_MOST_ENTRIES", 1)
+    add(runs, "20261120-091233", (NOW - DAY_S, {"gpu4": "lost"}))
+    assert say(runs) == {"gpu4": "lost in its last run, the last time 24 hours ago"}
+    add(runs, "20261121-091233", (NOW - DAY_S, {"gpu1": None}))
+    assert say(runs) == {}
