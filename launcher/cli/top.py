@@ -47,8 +47,7 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
 
     [default: the only active run, else the hosts of launcher.toml or of the Slurm job]
 
-    Hosts of a run are not logged in to: the run tells what they do. Keys: q quits, s sorts, n shows one host after the
-    other, a shows all.
+    What stands out comes first. Hosts of a run are not logged in to: the run tells what they do. The key q quits.
     """
     names_hosts = any(map(is_on_command_line, NAME_HOSTS))
     if run is not None and names_hosts:
@@ -138,11 +137,11 @@ def _watch_hosts(request: Request, show: Show, *, once: bool) -> int:
 
 def _print_table(title: str) -> Show:
     def show(now: RunNow) -> None:
-        from launcher.commands.top_screen import View, describe_size, draw
+        from launcher.commands.top_screen import describe_size, draw
 
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
         heading = ", ".join(filter(None, [title, now.doing or describe_size(now)]))
-        for line in draw(now, View(width, None), heading):
+        for line in draw(now, width, None, heading):
             click.echo(line.text)
 
     return show
@@ -163,7 +162,7 @@ def _print_samples() -> Show:
 
 
 class Screen:
-    """The screen of `launch top`, and the keys that change what it shows."""
+    """The screen of `launch top`, and the key that quits it."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -171,8 +170,6 @@ class Screen:
         self._lock = threading.Lock()
         self._now: RunNow | None = None
         self._live: Any = None
-        self._host: str | None = None
-        self._order: Any = None
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -180,9 +177,6 @@ class Screen:
         from rich.console import Console
         from rich.live import Live
 
-        from launcher.commands.top_screen import Order
-
-        self._order = Order.STANDING_OUT
         console = Console(highlight=False, markup=False, emoji=False)
         with (
             _signals_end_it(),
@@ -199,45 +193,29 @@ class Screen:
         self._now = now
         self._draw()
 
-    @property
-    def _next_host(self) -> str | None:
-        names = [*self._now.hosts] if self._now is not None else []
-        place = names.index(self._host) + 1 if self._host in names else 0
-        return names[place] if place < len(names) else None
-
     def _take_key(self, key: str) -> None:
         if key == "q":
             self.has_quit = True
             os.kill(os.getpid(), signal.SIGINT)
-            return
-        if key == "s":
-            self._order = self._order.following
-        elif key == "n":
-            self._host = self._next_host
-        elif key == "a":
-            self._host = None
-        self._draw()
 
     def _draw(self) -> None:
         from rich.text import Text
 
-        from launcher.commands.top_screen import View, describe_size, draw
+        from launcher.commands.top_screen import describe_size, draw
 
         with self._lock:
-            if self._live is None:  # a key was typed before the table is up, which is drawn then
+            if self._live is None:  # the size changed before the table is up, which is drawn then
                 return
             columns, rows = self._live.console.size
             lines: list[Line] = []
             if self._now is not None:
                 clock = time.strftime("%H:%M:%S", time.localtime(self._now.at))
                 title = ", ".join(filter(None, [self.title, self._now.doing or describe_size(self._now), clock]))
-                lines = draw(self._now, View(columns, rows - _KEYS_LINES, self._order, self._host), title)
+                lines = draw(self._now, columns, rows - _KEYS_LINES, title)
             texts = [Text(line.text, style=_STYLES.get(line.style.name, "")) for line in lines]
             texts += [Text("waiting for the hosts")] if not lines else []
             texts += [Text("")] * (rows - _KEYS_LINES - len(texts))
-            keys = f"q quit   s sort by {self._order.following.value}   n {self._next_host or 'all hosts'}"
-            keys += "   a all hosts" if self._host is not None else ""
-            keys = keys if sys.stdin.isatty() else "Ctrl-C quits"  # no keys can be read
+            keys = "q quit" if sys.stdin.isatty() else "Ctrl-C quits"  # no keys can be read
             texts.append(Text(keys[:columns], style="reverse"))
             self._live.update(Text("\n", no_wrap=True, overflow="crop").join(texts), refresh=True)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from launcher.hosts.ranges import fold_names, fold_numbers
 from launcher.job.facts import FAULTS, GpuSample, describe_reasons
@@ -17,32 +16,6 @@ _RIGHT = (2, 3, 4, 5, 6)  # the columns with numbers
 _BUSY_PERCENT = 5.0
 _MOST_ODD = 4  # of what stands out, on a screen
 _OLD_S = 15.0  # what a host told so long ago is marked
-
-
-class Order(Enum):
-    """By what the hosts are sorted; the value is how that is called."""
-
-    STANDING_OUT = "what stands out"
-    HOST = "host"
-    UTILIZATION = "utilization"
-    TEMPERATURE = "temperature"
-    POWER = "power"
-
-    @property
-    def following(self) -> Order:
-        """The next one."""
-        every: list[Order] = [*Order]
-        return every[(every.index(self) + 1) % len(every)]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What is shown of it, and how."""
-
-    width: int
-    height: int | None  # None: all of it
-    order: Order = Order.STANDING_OUT
-    host: str | None = None  # only this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,41 +45,29 @@ class _Row:
     style: Style = Style.TEXT
 
 
-def draw(now: RunNow, view: View, title: str = "") -> list[Line]:
-    """Return the lines of the screen, none longer than its width, and no more than its height."""
-    names = [view.host] if view.host in now.hosts else [*now.hosts]
-    hosts = _sort({name: now.hosts[name] for name in names if name is not None}, view.order)
-    most = _MOST_ODD if view.height is None else max(1, min(_MOST_ODD, view.height // 4))
-    shown = now.odd if view.height is None or len(now.odd) <= most else now.odd[: most - 1]
+def draw(now: RunNow, width: int, height: int | None, title: str = "") -> list[Line]:
+    """Return the lines of the screen, none longer than its width, and no more than its height; None: all lines."""
+    hosts = dict(sorted(now.hosts.items(), key=lambda item: -_standing(item[1])))
+    most = _MOST_ODD if height is None else max(1, min(_MOST_ODD, height // 4))
+    shown = now.odd if height is None or len(now.odd) <= most else now.odd[: most - 1]
     texts = [*shown, *([f"{len(now.odd) - len(shown)} more stand out"] if len(shown) < len(now.odd) else [])]
-    odd = [Line(part, Style.STRONG) for text in texts for part in break_line(f"! {text}", view.width)]
-    room = None if view.height is None else view.height - len(odd) - bool(title) - 1  # the heads of the columns
+    odd = [Line(part, Style.STRONG) for text in texts for part in break_line(f"! {text}", width)]
+    room = None if height is None else height - len(odd) - bool(title) - 1  # the heads of the columns
     rows: list[_Row] = []
     for find_rows in (_all_rows, _grouped_rows, _group_rows, _folded_rows):
         rows = [*find_rows(hosts, now.at)]
         if room is None or len(rows) <= room:
             break
     has_ranks = any(now.ranks for now in hosts.values())
-    table = _align(rows, (*_HEADS, "RANK" if has_ranks else "USED BY"), view.width)
+    table = _align(rows, (*_HEADS, "RANK" if has_ranks else "USED BY"), width)
     if room is not None and len(rows) > room:
         table[room:] = [Line(f"... and {len(rows) - room + 1} more lines: a larger window shows them")]
-    cut = [Line(_cut(line.text, view.width), line.style) for line in ([Line(title)] if title else []) + table + odd]
-    return cut if view.height is None else cut[: view.height]
+    cut = [Line(_cut(line.text, width), line.style) for line in ([Line(title)] if title else []) + table + odd]
+    return cut if height is None else cut[:height]
 
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
-def _sort(hosts: Mapping[str, HostNow], order: Order) -> dict[str, HostNow]:
-    keys: Mapping[Order, Callable[[HostNow], float]] = {
-        Order.STANDING_OUT: lambda now: -_standing(now),
-        Order.HOST: lambda now: 0.0,
-        Order.UTILIZATION: lambda now: min((gpu.utilization or 0.0 for gpu in now.gpus), default=101.0),
-        Order.TEMPERATURE: lambda now: -max((gpu.temperature_c or 0.0 for gpu in now.gpus), default=0.0),
-        Order.POWER: lambda now: -sum(gpu.power_w or 0.0 for gpu in now.gpus),
-    }
-    return dict(sorted(hosts.items(), key=lambda item: keys[order](item[1])))
 
 
 def _standing(now: HostNow) -> float:

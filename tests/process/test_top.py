@@ -20,9 +20,6 @@ from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 from machines.warm import WarmProcess
 
-from launcher.cli.top import Screen
-from launcher.commands.top_screen import Order
-
 BUSY = (99, 71000, 81559, 650, 700, 61, 1980, 0x4, 0, 0, 0)
 HOT = (99, 71000, 81559, 420, 700, 87, 800, 0x40, 0, 0, 0)
 SMI = """#!/bin/sh
@@ -150,10 +147,3 @@ def test_a_screen_without_keys(machine: Machine) -> None:
     assert b"q quit" not in shown
     process.kill()
     os.close(ours)
-
-
-def test_a_key_that_is_typed_before_the_table_is_up() -> None:
-    screen = Screen("")
-    screen._order = Order.STANDING_OUT
-    screen._take_key("s")
-    assert screen._order is Order.STANDING_OUT.following

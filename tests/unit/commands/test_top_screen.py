@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.commands.top import as_lines, find_users
-from launcher.commands.top_screen import Order, View, draw
+from launcher.commands.top_screen import draw
 from launcher.job.facts import BoxClaim, Gpu, GpuSample, GpuUse, HostSample, NodeFacts
 from launcher.output.style import Style
 from launcher.runs.samples import HostNow, RunNow, now_as_text, parse_now
@@ -31,7 +31,7 @@ HOT = {"clock_mhz": 800.0, "reasons": 0x40, "temperature_c": 87.0}
 
 
 def test_each_gpu_where_there_is_room() -> None:
-    shown = draw(RunNow(1001.0, {"gpu0": host(0)}), View(80, 24), "nightly")
+    shown = draw(RunNow(1001.0, {"gpu0": host(0)}), 80, 24, "nightly")
     assert [line.text for line in shown[:5]] == [
         "nightly",
         "HOST  GPU  UTIL %  MEM GiB  POWER W  TEMP C     SM MHz  HELD BY    RANK",
@@ -43,7 +43,7 @@ def test_each_gpu_where_there_is_room() -> None:
 
 
 def test_eight_hosts_with_eight_gpus_fit_80_x_24() -> None:
-    shown = draw(hosts(8), View(80, 23), "nightly")
+    shown = draw(hosts(8), 80, 23, "nightly")
     assert [line.text for line in shown[1:8]] == [
         "HOST GPU     UTIL % MEM GiB POWER W TEMP C    SM MHz HELD BY   RANK",
         "gpu2  CPU 37 %  load 35  memory 93/512 GiB  disk 12 % free  network 1,200 MiB/s",
@@ -59,17 +59,17 @@ def test_eight_hosts_with_eight_gpus_fit_80_x_24() -> None:
 
 
 def test_many_hosts_fold() -> None:
-    shown = [line.text for line in draw(hosts(64), View(100, 23), "nightly")]
+    shown = [line.text for line in draw(hosts(64), 100, 23, "nightly")]
     assert shown[2].startswith("gpu2           0-2,4-7  ") and shown[3].lstrip().startswith("3  ")
     assert shown[4].startswith("gpu[0-1,3-63]  0-7  ") and len(shown) == 6
-    line_a_host = [line.text for line in draw(hosts(64), View(100, 70), "nightly")]
+    line_a_host = [line.text for line in draw(hosts(64), 100, 70, "nightly")]
     assert len([line for line in line_a_host if line.startswith("gpu")]) == 64
 
 
 def test_nothing_is_wider_or_higher_than_the_screen() -> None:
     for width in (20, 40, 80):
         for height in (5, 10, 24):
-            shown = draw(hosts(30), View(width, height), "a long title " * 9)
+            shown = draw(hosts(30), width, height, "a long title " * 9)
             assert len(shown) <= height and max(len(line.text) for line in shown) <= width
 
 
@@ -78,24 +78,12 @@ def test_hosts_that_are_lost_or_hang_stay_and_come_first() -> None:
         "gpu0": replace(host(0), at=1029.0), "gpu1": replace(host(1), lost="no heartbeat for 15 s"),
         "gpu2": replace(host(2), error="what reads its GPUs hangs (process 7, state D)"), "gpu3": HostNow(0.0),
     })  # fmt: skip
-    shown = [line.text for line in draw(now, View(100, 60))]
+    shown = [line.text for line in draw(now, 100, 60)]
     assert shown[1] == "gpu1  lost: no heartbeat for 15 s"
     assert "gpu2  what reads its GPUs hangs (process 7, state D)" in shown
     assert "gpu3  has told nothing yet" in shown
     assert "told this" not in "".join(shown)
-    assert "gpu0  told this 30 s ago" in [line.text for line in draw(replace(now, at=1059.0), View(100, 60))]
-
-
-def test_sorting_and_one_host() -> None:
-    now = RunNow(1001.0, {"a": host(0), "b": host(1, utilization=5.0), "c": host(2, temperature_c=90.0)})
-
-    def first(order: Order) -> str:
-        return draw(now, View(100, 100, order))[1].text[0]
-
-    orders = (Order.HOST, Order.UTILIZATION, Order.TEMPERATURE, Order.STANDING_OUT)
-    assert [first(order) for order in orders] == ["a", "b", "c", "a"]
-    assert {order.following for order in Order} == {*Order}
-    assert [line.text[0] for line in draw(now, View(100, 100, host="c"))[1:]] == ["c", *" " * 8]
+    assert "gpu0  told this 30 s ago" in [line.text for line in draw(replace(now, at=1059.0), 100, 60)]
 
 
 def test_users_of_gpus() -> None:
