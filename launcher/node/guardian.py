@@ -18,7 +18,6 @@ import traceback
 from typing import Any, NoReturn
 
 from launcher.node import messages
-from launcher.node.facts import shared_directory
 from launcher.node.processes import proc, stop_steps, workers
 from launcher.node.processes.handover_log import read_notes
 from launcher.node.processes.run_processes import RunProcesses, become_subreaper, read_children
@@ -123,8 +122,6 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
         left = stop_steps.take_steps(steps, lambda: _say(nonce, beat))
     found = [[process.pid, process.name, process.state] for process in left]
     _say(nonce, messages.encode(messages.CENSUS, left=found, supervisor=ending))
-    if handover_log.get("token"):  # last, since its file system may hang
-        shared_directory.remove_token(handover_log["token"])
 
 
 def _say(nonce: str, message: bytes) -> None:

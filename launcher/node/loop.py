@@ -143,13 +143,6 @@ class Loop:
             if answer_write >= 0:
                 os.close(answer_write)
         child = workers.Child(pid)
-        self.read_answer(answer_read, timeout_s, default, on_answer, lambda: workers.kill(child))
-
-    def read_answer(
-        self, fd: int, timeout_s: float, default: Any, on_answer: Callable[[Any], object],
-        on_timeout: Callable[[], object],
-    ) -> None:  # fmt: skip
-        """Read a JSON value from `fd`, as `read_all` does; `on_answer` gets that, or `default` if it doesn't come."""
 
         def take(data: bytes) -> None:
             try:
@@ -158,7 +151,7 @@ class Loop:
                 answer = default
             on_answer(answer)
 
-        self.read_all(fd, take, timeout_s, on_timeout)
+        self.read_all(answer_read, take, timeout_s, lambda: workers.kill(child))
 
     def run_once(self) -> None:
         """Wait for the next event or timer, and call its callback."""

@@ -97,7 +97,6 @@ class Supervisor:
             messages.ROUTE: lambda header, _: self._responder.find_route(header),
             messages.PROBE: lambda header, _: self._responder.probe(header),
             messages.SHARE: self._share,
-            messages.SHARE_OVER: lambda header, _: self._responder.end_share(),
             messages.LIST_CODE: lambda header, _: self._responder.list_code(header),
             messages.CLAIM: self._claim,
             messages.WARM: self._starting.warm_up,
@@ -238,8 +237,7 @@ class Supervisor:
             self._tree.forward(header, payload)
 
     def _share(self, header: dict[str, Any], _: bytes) -> None:
-        header = dict(header, workdir=self._workdir or header["workdir"])
-        self._responder.share(header, lambda path: self._handover_log.note(token=path))
+        self._responder.share(dict(header, workdir=self._workdir or header["workdir"]))
 
     def _claim(self, header: dict[str, Any], _: bytes) -> None:
         from launcher.node.claims import ClaimHolder

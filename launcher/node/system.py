@@ -61,11 +61,17 @@ def is_in_container() -> bool:
 
 def is_remote(path: str) -> bool:
     """Tell whether a path is on a file system of another machine."""
+    kind = find_kind(path)
+    return kind in _REMOTE or kind.startswith(_REMOTE_FUSE)
+
+
+def find_kind(path: str) -> str:
+    """Return the kind of the file system that a path is on, such as `nfs4`; "" if nobody knows."""
     path, found, kind = os.path.realpath(path) + "/", "", ""
     for point, each in _read_mounts():
         if len(point) >= len(found) and path.startswith(point.rstrip("/") + "/"):
             found, kind = point, each
-    return kind in _REMOTE or kind.startswith(_REMOTE_FUSE)
+    return kind
 
 
 def find_mount(folder: str) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from secrets import token_hex
 from typing import Any
 
 from launcher.clock import wall_clock
@@ -27,6 +26,7 @@ from launcher.preflight.claims import ClaimOrder, find_claimed
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.preflight.load import MeasuredLoad
 from launcher.preflight.network import data_address, find_unreachable_master
+from launcher.preflight.shared_directory import is_shared
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
 from launcher.sync.contents import Contents
@@ -262,30 +262,19 @@ class Inspector:
                 self._facts[index] = replace(self._facts[index], code_files=dict(answer["files"]))
 
     async def _share(self, folder: str) -> None:
-        """Make node 0 put a file into the directory in which the ranks save, and all others look for it there."""
-        session, states, tree = self._session, self._session.states, self.job.tree
-        first, *others = [index for index, _ in self._states()] or [0]
-        name = f".launch-{token_hex(8)}"
-
-        def ask(index: int, up: int | None) -> None:
-            fact = self._facts.get(index)
-            root = None if fact is None else fact.tree  # there the directory may be a link to another place
+        """Ask all hosts about the directory in which the ranks save, and compare it with that of node 0."""
+        states, tree = self._session.states, self.job.tree
+        asked = [index for index, _ in self._states()]
+        for index in asked:
+            root = self._facts[index].tree  # there the directory may be a link to another place
             workdir = tree.directory(root) if tree is not None and root is not None else self.job.workdir
-            session.send(index, messages.SHARE, folder=folder, workdir=workdir, name=name, up=up)
-
-        ask(first, None)
-        await session.pump(lambda: bool(states[first].shared or states[first].failure))
-        answer = states[first].shared
-        if answer is None or answer["up"] is None:
-            return
-        for index in others:
-            ask(index, answer["up"])
-        await session.pump(lambda: all(states[index].shared or states[index].failure for index in others))
-        session.send(first, messages.SHARE_OVER)
-        for index in self._facts:
-            shared = states[index].shared
-            sees = shared["is_there"] if shared is not None else None
-            self._facts[index] = replace(self._facts[index], sees_checkpoints=sees)
+            self._session.send(index, messages.SHARE, folder=folder, workdir=workdir)
+        await self._session.pump(lambda: all(states[index].shared or states[index].failure for index in asked))
+        answers = {index: found for index in asked if (found := states[index].shared) is not None}
+        for index, found in answers.items():
+            if asked[0] in answers:
+                sees = is_shared(answers[asked[0]], found)
+                self._facts[index] = replace(self._facts[index], sees_checkpoints=sees)
 
     def _targets(self, master: str) -> dict[int, list[Probe]]:
         """Return the addresses that each node must try; a node without a route has a finding already."""

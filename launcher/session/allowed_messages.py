@@ -21,6 +21,8 @@ Age = Annotated[float, Within(0, 1e6)]  # seconds
 Clock = Annotated[float, Within(0, 1e11)]  # seconds since 1970
 FewTexts = Annotated[list[str], Most(messages.MOST_NAMES)]
 Link = tuple[Age, Count, Count]  # seconds of a round trip, packets sent and packets lost
+Long = Annotated[int, Within(0, 2**64 - 1)]
+Level = tuple[Long, Long, str]  # device, inode and file system of a directory
 ExitCode = Annotated[int, Within(0, 255)]
 Signal = Annotated[int, Within(0, 64)]
 
@@ -54,8 +56,7 @@ _ROWS: Mapping[str, _Row] = {
                           messages.ROUTE),
     messages.PROBED: _Row({"errors": list[str | None], "links": list[Link | None], "reverse_dns_s": Age | None,
                            "own_address": str | None}, messages.PROBE),
-    messages.SHARED: _Row({"up": Annotated[int, Within(0, 4096)] | None,  # levels of a path
-                           "is_there": bool | None}, messages.SHARE),
+    messages.SHARED: _Row({"kernel": str | None, "levels": Annotated[list[Level | None], Most(2048)]}, messages.SHARE),
     messages.WANTED: _Row({"needs_listing": bool}, most_bytes=messages.MAX_WANTED_BYTES),
     messages.TOOK: _Row({}, messages.PIECE),
     messages.PLACED: _Row({"path": str, "hash": str, "wrong_count": Count,

@@ -84,7 +84,7 @@ class NodeState:
     route: Route | None = None
     asked_at: float = 0.0  # for its route, wall-clock here
     probed: Mapping[str, Any] | None = None
-    shared: Mapping[str, Any] | None = None  # what it sees of the directory of the checkpoints
+    shared: Mapping[str, Any] | None = None  # what tells which directory it has for the checkpoints
     code: Mapping[str, Any] | None = None  # hashes of its Python files
     claimed: Mapping[str, Any] | None = None  # its last answer to CLAIM
     started: set[int] = field(default_factory=set)

@@ -29,7 +29,6 @@ from launcher.node.facts import (
 )
 from launcher.node.facts.pythons import Search
 from launcher.node.facts.setup import AwaitExit, Setup
-from launcher.node.facts.shared_directory import Token
 from launcher.node.loop import Loop
 from launcher.node.processes import lent_code, workers
 from launcher.node.programs import entry
@@ -86,7 +85,6 @@ class Responder:
         self._route_asked_at = 0.0  # by time.monotonic()
         self._listeners: list[socket] = []
         self._answered: list[socket] = []
-        self._token: Token | None = None  # a file where the ranks save
         self._is_over = False
 
     def gather_facts(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
@@ -128,7 +126,6 @@ class Responder:
     def cancel(self) -> None:
         """Start nothing more and send no more answers: the run is being stopped."""
         self._is_over = True
-        self.end_share()
         if self._setup is not None:
             self._setup.cancel()
 
@@ -342,38 +339,15 @@ class Responder:
         for place, (find, timeout_s, default) in enumerate(questions):
             self._ask(find, timeout_s, default, partial(keep, place))
 
-    def share(self, header: dict[str, Any], note_token: Callable[[str | None], object]) -> None:
-        """Answer a SHARE: node 0 puts a file into the directory until `end_share`; the others look for it.
-
-        None in the answer: nothing is known. note_token: gets the path of the file, and None once it is removed.
-        """
+    def share(self, header: dict[str, Any]) -> None:
+        """Answer a SHARE with what tells whether others see the same directory."""
         folder = os.path.join(os.path.expanduser(header["workdir"] or "~"), os.path.expanduser(header["folder"]))
-        folder, name, up = os.path.normpath(folder), header["name"], header["up"]
-        unknown = {"up": None, "is_there": None}
-
-        def send(found: dict[str, Any]) -> None:
-            path = found.pop("path", None)
-            if path is not None:
-                note_token(path)
-            self._send_queue.send(messages.SHARED, **found)
-
-        if up is not None:
-            self._ask(lambda: shared_directory.look_for_token(folder, up, name), LOOK_TIMEOUT_S, unknown, send)
-            return
-        token = shared_directory.Token(folder, name, lambda: note_token(None))
-        try:
-            answer_fd = token.start()
-        except OSError:  # no more processes: the run itself will say so, or do without
-            send(unknown)
-            return
-        self._token = token
-        self._loop.read_answer(answer_fd, LOOK_TIMEOUT_S, unknown, send, token.release)
-
-    def end_share(self) -> None:
-        """Remove the file, if this node has put one."""
-        if self._token is not None:
-            self._token.remove()
-            self._token = None
+        self._ask(
+            lambda: shared_directory.describe(folder),
+            LOOK_TIMEOUT_S,
+            {"kernel": None, "levels": []},
+            lambda found: self._send_queue.send(messages.SHARED, **found),
+        )
 
     def look_for_save(self, folder: str, since: float, least_s: float) -> None:
         """Answer a LOOK: whether a file in `folder` was last written after `since`, and at least `least_s` ago."""
@@ -395,7 +369,6 @@ class Responder:
 
     def stop_listening(self) -> None:
         """Close what was open for probes; the master port stays held."""
-        self.end_share()
         for sock in self._listeners + self._answered:
             self._loop.forget(sock.fileno())
             sock.close()

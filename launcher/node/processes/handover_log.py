@@ -27,7 +27,6 @@ def read_notes(fd: int) -> dict[str, Any]:
 
     `folder` is None while another attempt is waited for.
     `sampler` is the process id and the start time of what reads the GPUs.
-    `token` is a file that it has put where the ranks save; None once it is removed.
     """
     os.set_blocking(fd, False)
     text = b""
