@@ -97,13 +97,13 @@ def test_the_line_that_is_promised(
 ) -> None:
     """On a machine without a GPU; less of it, so that it ends soon."""
     monkeypatch.chdir(tmp_path)
-    line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 1000"
+    line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 400"
     assert trainer.main([*line.split(), "--distributed-backend", "nccl", "--epochs", "20"]) == 2
     assert capsys.readouterr().err == (
         "backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU\n"
     )
     assert trainer.main([*line.split(), "--epochs", "2", "--evaluate-on", "main"]) == 0
-    assert "64.0k bytes of the topics of Python's help(), 900 samples, 100 to validate" in capsys.readouterr().out
+    assert "25.6k bytes of the topics of Python's help(), 360 samples, 40 to validate" in capsys.readouterr().out
     losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
     assert losses[1] < losses[0]
 
@@ -130,6 +130,7 @@ def test_a_run_that_was_killed_and_resumed_ends_as_one_that_was_not(
     """Killed on two ranks in the middle of an epoch, resumed on one."""
     monkeypatch.chdir(tmp_path)
     shape = ["--layers", "1", "--dim", "32", "--context", "16", "--global-batch", "8"]
+    shape += ["--data-size", "400"]
     options = [*shape, "--epochs", "2", "--steps-per-epoch", "20", "--save-every", "4", "--log-every", "5"]
     ranks = starter.start_ranks(2, lambda rank: ["-c", KILLED, *options, "--save-dir", "killed"])
     ranks[0].wait_for("step 10 ")

@@ -12,8 +12,8 @@ import plain_loop
 import pytest
 import torch
 
-STEPS, BATCH = 10, 8
-SHAPE: dict[str, Any] = {"context": 16, "layers": 2, "heads": 4, "dim": 32, "warmup_steps": 3, "lr": 1e-2}
+STEPS, BATCH = 6, 8
+SHAPE: dict[str, Any] = {"context": 16, "layers": 2, "heads": 4, "dim": 32, "warmup_steps": 2, "lr": 1e-2}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ ROWS = {
     "plain": Row(),
     "clipped": Row({"clip_norm": 0.3}),
     "unclipped": Row({"clip_norm": 0.0}),
-    "schedule": Row({"lr": 3e-2, "warmup_steps": 5, "final_lr_fraction": 0.3}),
+    "schedule": Row({"lr": 3e-2, "warmup_steps": 3, "final_lr_fraction": 0.3}),
     "no-warmup": Row({"warmup_steps": 0, "final_lr_fraction": 1.0}),
     "all-warmup": Row({"warmup_steps": 2 * STEPS}),
     "decay": Row({"weight_decay": 3.0}),
