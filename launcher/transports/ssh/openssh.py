@@ -138,8 +138,9 @@ class OpenSSHTransport:
         """Raise UsageError for an ssh_config that ssh would refuse for every host."""
         self.answers.ask_first((host.name, login_args(host)) for host in hosts)
 
-    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
-        args = login_args(host)
+    def open(self, host: Host, command: str, timeout_s: float, args: Sequence[str] = ()) -> Channel:
+        """args: for ssh, which name the host; those of login_args by default."""
+        args = args or login_args(host)
         answer = self.answers.of(host.name, args)
         channel = self._this_machine.open(host, command, answer.place, answer.settings, is_direct=answer.is_direct)
         if channel is not None:

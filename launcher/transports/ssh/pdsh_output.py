@@ -30,11 +30,6 @@ class Login:
     killed: str = ""  # by which signal its ssh was
 
     @property
-    def said(self) -> str:
-        """The last lines, each with its newline."""
-        return "".join(f"{line}\n" for line in self.lines)
-
-    @property
     def lost(self) -> str:
         """How the connection was lost, in the words of ssh if there are any."""
         why = f"its ssh was {self.killed}" if self.killed else next(filter(None, map(str.strip, self.lines[::-1])), "")

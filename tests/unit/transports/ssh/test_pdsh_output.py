@@ -21,24 +21,26 @@ FORGED = b"b: ssh killed by signal 9"
 @pytest.mark.parametrize(
     ("line", "hosts", "text"),
     [
-        (b"gpu1: step 1: done", ["gpu1"], "step 1: done\n"),
-        (b"a: hello\r", ["a.east.lab", "a.west.lab"], "hello\n"),
-        (b"10.0.0.7: hello", ["10.0.0.7"], "hello\n"),
-        (b"gpu2: hello", HOSTS, "gpu2: hello\n"),
-        (b"gpu1:no label", HOSTS, "gpu1:no label\n"),
-        (b"pdsh@head: no such thing", HOSTS, "pdsh@head: no such thing\n"),
+        (b"gpu1: step 1: done", ["gpu1"], "step 1: done"),
+        (b"a: hello\r", ["a.east.lab", "a.west.lab"], "hello"),
+        (b"10.0.0.7: hello", ["10.0.0.7"], "hello"),
+        (b"gpu2: hello", HOSTS, "gpu2: hello"),
+        (b"gpu1:no label", HOSTS, "gpu1:no label"),
+        (b"pdsh@head: no such thing", HOSTS, "pdsh@head: no such thing"),
         (
             b"gpu1: pdsh@head: 10.0.0.7: ssh killed by signal 9",
             ["gpu1"],
-            "pdsh@head: 10.0.0.7: ssh killed by signal 9\n",
+            "pdsh@head: 10.0.0.7: ssh killed by signal 9",
         ),
-        (b"\xff\x00: hello", HOSTS, "\ufffd\x00: hello\n"),
+        (b"\xff\x00: hello", HOSTS, "\ufffd\x00: hello"),
     ],
 )
 def test_a_line_is_kept_for_those_whose_it_may_be(line: bytes, hosts: Sequence[str], text: str) -> None:
     output = PdshOutput(HOSTS)
     output.take(line)
-    assert {name: login.said for name, login in output.logins.items() if login.said} == dict.fromkeys(hosts, text)
+    assert {name: login.lines for name, login in output.logins.items() if login.lines} == {
+        name: [text] for name in hosts
+    }
     assert not any(login.has_ended for login in output.logins.values())
 
 
@@ -51,7 +53,7 @@ def test_who_has_logged_in() -> None:
     for line in (b"a: Welcome!", b"gpu1: said: " + LOGGED_IN, LOGGED_IN, b"a: " + LOGGED_IN, b"a: Timeout, server"):
         output.take(line)
     assert [login.has_logged_in for login in output.logins.values()] == [False, True, True, False]
-    assert output.logins["a.east.lab"].said == "Timeout, server\n"
+    assert output.logins["a.east.lab"].lines == ["Timeout, server"]
 
 
 def test_an_end_is_remembered() -> None:
