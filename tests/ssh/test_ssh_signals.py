@@ -16,6 +16,7 @@ from ssh_hosts import SshHosts
 from terminal import Terminal
 
 from launcher.hosts.host import Host
+from launcher.transports.base import STDOUT
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.fabric import FabricChannel, FabricTransport
 
@@ -50,6 +51,8 @@ def test_ctrl_c_in_the_middle_of_a_read(launch: Launch) -> None:
         Host("node1"), "exec cat", DEADLINE_S
     )
     assert isinstance(channel, FabricChannel)
+    channel.write(b"x")
+    assert channel.read() == (STDOUT, b"x")  # it runs: else it may start when the test has looked for what is left
     channel._channel.in_buffer._lock.acquire()
     channel.close()
 

@@ -50,7 +50,11 @@ ANSWERS: dict[str, tuple[Callable[..., object], str, str]] = {
 NEVER_DONE = ("mute", "closed", "web", "drip", "lines")
 AFTER_THE_LOGIN = {
     "endless": (hostile.print_without_end, "its login shell printed over 64 KiB and has not started Python"),
-    "nonsense": (hostile.print_nonsense, r"its login shell ended \(exit code 0\): \?\]0;title\?this account is closed"),
+    # On stdout and stderr, so either line may come last.
+    "nonsense": (
+        hostile.print_nonsense,
+        r"its login shell ended \(exit code 0\): (\?\]0;title\?this account is closed|\ufffd\?\?\[2J~launch nonsense)",
+    ),
 }
 
 
