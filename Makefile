@@ -2,13 +2,13 @@
 #
 # PYTHON           the interpreter from which .venv is made; if it already has torch, that torch is used
 # PYTEST_ARGS      passed to pytest, e.g. PYTEST_ARGS='tests/unit -x'
-# PYTEST_WORKERS   number of test processes, 8 by default, since many tests wait; 0 runs one test after the other
+# PYTEST_WORKERS   number of test processes, 6 by default, since many tests wait; 0 runs one test after the other
 # DEMO_ARGS        passed to `launch demo`, e.g. DEMO_ARGS='--nodes 3 --nproc 1'
 # BENCH_ARGS       passed to `python -m bench`
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 8
+PYTEST_WORKERS ?= 6
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 
