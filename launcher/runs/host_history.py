@@ -20,7 +20,7 @@ from launcher.wording import count
 _HALF_LIFE_S = 7 * 86400.0  # of the blame for an incident
 _LEAST_BLAME = 0.2  # of what is still mentioned: one incident for about 16 days
 _MOST_RUNS = 10  # of each host
-_MOST_ENTRIES = 100  # of the list, each of which takes 0.2 ms to read
+_MOST_ENTRIES = 100  # of the list, each of which takes 0.4 ms to read
 _MOST_BYTES = 3_000_000  # of records, which take 15 ms: of 9 runs on 128 hosts, or of more on fewer
 _DAY_S = 86400
 

@@ -25,7 +25,7 @@ class HandoverLog:
 def read_notes(fd: int) -> dict[str, Any]:
     """Return the supervisor's notes: `processes`, and `mark`, `folder` and `stop_timeout_s` if PREPARE was served.
 
-    `folder` is None while another attempt is waited for.
+    `folder` is None once it is removed, while a claim waits for what becomes of it.
     `sampler` is the process id and the start time of what reads the GPUs.
     """
     os.set_blocking(fd, False)
