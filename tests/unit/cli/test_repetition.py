@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from machines.repositories import make_repository
 
@@ -55,7 +55,6 @@ def store(typed: Typed) -> Typed:
     return typed_of(json.loads(json.dumps(values)))
 
 
-@settings(max_examples=100 if os.environ.get("EVERY_PAIR") else 10)  # each is parsed twice
 @given(OPTIONS, st.lists(FREE), st.booleans())
 def test_what_was_typed_comes_back(options: list[list[str]], args: list[str], has_script: bool) -> None:
     """Once it was kept as JSON, too; --sync may get its directory in the same word."""
