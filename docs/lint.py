@@ -129,7 +129,7 @@ OLD_ANCHORS = re.findall(
     which-python-runs setup-commands environment-variables-and-secrets secrets variables-that-launch-sets
     configuration-file where-launch-looks which-files-are-accepted dry-run-and-preflight-checks dry-run
     output-logs-and-runs-without-a-terminal logs files-from-the-ranks runs-without-a-terminal restarts spares
-    hosts-that-fail-often debugging-hangs noticing-a-hung-run-automatically what-nccl-says how-the-stacks-are-read
+    hosts-that-fail-often debugging-hangs noticing-a-hung-run-automatically how-the-stacks-are-read
     nccl-timeouts-and-the-flight-recorder stopping-exit-codes-and-cleaning-up cleaning-up network-ports-and-firewall
     ssh-keys-passwords-host-keys-jump-hosts keys-and-passwords host-keys jump-hosts-and-unreliable-connections
     from-a-mac transports testing-the-network slurm batch-scripts without-launch your-own-training-script

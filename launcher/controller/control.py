@@ -60,7 +60,6 @@ PORT_S = 60.0  # for a connection of another program to end that has the port
 UNITS_S = 60.0  # for the hosts to say whether they will start an agent after a boot
 _ENDS = "SSH_CONNECTION"
 _FIX_UNIT = "loginctl enable-linger there, or install cron"
-LEAST_FREE_BYTES = 1_000_000_000  # others need the disk of the home directories as well
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
 
 
@@ -82,7 +81,7 @@ def control(
     runs = RunList(state / "runs", state / "logs", token=request.credentials.fingerprint)
     record = create_record(
         state / "logs", datetime.now(), console.complain, request.known, ids=runs, run_id=request.run_id,
-        least_free_bytes=LEAST_FREE_BYTES, host=request.host,
+        has_live=True, host=request.host,
     )  # fmt: skip
     hub, is_changed = _make_hub(request, record.run_id, 1)
     try:
@@ -92,7 +91,7 @@ def control(
         with listed(runs, record, is_needed=True) as entry:
             watch_agents(request, hub, entry, is_changed, addresses, port, variables=variables, say=console.say)
             host = request.host or socket.gethostname()
-            for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, LEAST_FREE_BYTES, host)]:
+            for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, host)]:
                 console.say(line, Style.TEXT)
             kept = KeptRun(runs.base / record.run_id, partial(_complain, console))
             values = Kept(request, dict(variables), str(Path.cwd()), port)
@@ -161,9 +160,7 @@ def _take_up(place: Path, environment: MutableMapping[str, str], streams: Output
         os.chdir(values.directory)
     hosts = [*request.hosts, *request.spares]
     console = Console(hosts, streams, is_quiet=True)
-    record = reopen_record(
-        run.folder, run.id, console.complain, request.known, least_free_bytes=LEAST_FREE_BYTES, host=request.host
-    )
+    record = reopen_record(run.folder, run.id, console.complain, request.known, has_live=True, host=request.host)
     console.transcribe(record.transcript)
     unit = _find_unit(request, place)
     hub, is_changed = _make_hub(request, run.id, generation)

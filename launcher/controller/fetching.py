@@ -33,7 +33,7 @@ _MOST_BYTES = 64 << 30
 _MOST_FILES = 100_000
 _LOG = re.compile(
     r"(bisection/\d{8}-\d{6}(-\d{1,2})?/)?"
-    r"(run\.json|launch\.log|node_\d{1,5}\.log|samples\.jsonl|(stacks|nccl-ras)-(restart_\d{1,9}-)?\d{1,9}\.txt"
+    r"(run\.json|launch\.log|node_\d{1,5}\.log|samples\.jsonl|stacks-(restart_\d{1,9}-)?\d{1,9}\.txt"
     r"|files/(restart_\d{1,9}/)?node_\d{1,5}/(?P<name>[^/]+))",
     re.ASCII,
 )

@@ -103,7 +103,6 @@ class Supervisor:
             messages.START: self._start,
             messages.STACKS: self._starting.send_stacks,
             messages.LOOK: self._starting.look_for_save,
-            messages.RAS: self._starting.ask_ras,
             messages.SAMPLE: self._sample,
             messages.ADOPT: self._ending.adopt,
             messages.STOP: self._stop,

@@ -1,15 +1,13 @@
 """The log files of a run, as they are written: one for each node, and launch.log for what `launch` itself says.
 
-The thread of their disk writes them. What a disk that hangs, or is almost full, doesn't take is dropped and counted.
+The thread of their disk writes them. What a disk that hangs doesn't take is dropped and counted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from io import FileIO
@@ -23,53 +21,22 @@ from launcher.private_files import make_private, open_private
 from launcher.wording import size
 
 TRANSCRIPT = "launch.log"
-LOOK_S = 1.0  # between two looks at the free space of a disk
+FEW_BYTES = 2_000_000_000  # on the disk of the logs
 MOST_LIVE_BYTES = 4 << 20
 _LIVE_NAME = "launch-live-output-{}"
 
 
-class DiskSpace:
-    """Whether more than `least_bytes` are free on the disk of a directory, as the disk's own thread has seen lately."""
-
-    def __init__(self, folder: Path, least_bytes: int, disk: WriteQueue) -> None:
-        """least_bytes: 0 for a disk that may be filled."""
-        self._folder = folder
-        self._least_bytes = least_bytes
-        self._disk = disk
-        self._looked_at = -LOOK_S
-        self._has_room = True
-
-    def has_room(self) -> bool:
-        """Tell whether logs may be written; the disk is looked at once a second, and never waited for."""
-        has_room = self._has_room
-        if self._least_bytes and time.monotonic() - self._looked_at >= LOOK_S:
-            self._looked_at = time.monotonic()
-            self._disk.put(self._look)
-        return has_room
-
-    def describe(self) -> OSError:
-        """Return the error of what is not written."""
-        return OSError(errno.ENOSPC, f"less than {self._least_bytes / 1e9:g} GB is free")
-
-    def _look(self) -> None:
-        found = os.statvfs(self._folder)
-        self._has_room = found.f_bavail * found.f_frsize > self._least_bytes
-
-
-def warn_of_little(folder: Path, least_bytes: int, host: str) -> list[str]:
-    """Return a line if soon, or at once, no output is written there, since fewer bytes than that are free.
-
-    The home directory of a host that controls a run is used by others as well.
-    """
+def warn_of_little(folder: Path, host: str) -> list[str]:
+    """Return a line if the disk of the logs may soon be full: that of a home directory, which others use as well."""
     try:
         found = os.statvfs(folder)
     except OSError:  # which `complain` hears as well, from the first write
         return []
     free = found.f_bavail * found.f_frsize
-    if free > 2 * least_bytes:
+    if free > FEW_BYTES:
         return []
     text = f"{host}, which controls the run, has {size(free)} free in {folder}"
-    return [f"launch: {text}; below {size(least_bytes)} the logs leave the output out; fix: free space there"]
+    return [f"launch: {text}; on a full disk the logs have gaps; fix: free space there"]
 
 
 class LiveOutput:
@@ -110,29 +77,23 @@ class LogWriter:
     """One log file, and the files that a node's ranks left; a write error goes to `complain` only."""
 
     def __init__(
-        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: WriteQueue, space: DiskSpace,
+        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: WriteQueue,
         live: LiveOutput | None = None,
     ) -> None:  # fmt: skip
-        """files: the directory for the files of its ranks; space: how much of the disk must stay free.
-
-        live: gets what the disk doesn't take.
-        """
+        """files: the directory for the files of its ranks; live: gets what the disk doesn't take."""
         self._path = path
         self._complain = complain
         self._files = files
         self._disk = disk
-        self._space = space
         self._live = live
         self._file: FileIO | None = None
 
     def write(self, block: bytes | memoryview, *, note: bytes = b"", is_kept: bool = False) -> bool:
-        """Append whole lines; return False if they are dropped since the disk does not respond, or is almost full.
+        """Append whole lines; return False if they are dropped since the disk does not respond.
 
         note: what comes before them; is_kept: they wait for the disk in any case.
         """
-        if not is_kept and not self._space.has_room():
-            self._complain(self._path, self._space.describe())
-        elif self._put(self._path, partial(self._append, block, note), len(block), is_kept=is_kept):
+        if self._put(self._path, partial(self._append, block, note), len(block), is_kept=is_kept):
             return True
         self._show(block)
         return False
@@ -158,15 +119,18 @@ class LogWriter:
     # ---- in the thread of the disk --------------------------------------------------------------------------------
 
     def _append(self, block: bytes | memoryview, note: bytes) -> None:
+        view = memoryview(note + block if note else block)
         try:
             if self._file is None:
                 self._file = FileIO(self._path, "ab", opener=open_private)
-            view = memoryview(note + block if note else block)
             while view:
                 view = view[self._file.write(view) or 0 :]
         except OSError as error:  # once there is room again the log continues, with a gap
             self._complain(self._path, error)
-            self._show(block)
+            lines = note + bytes(block)
+            self._show(
+                lines[lines.rfind(b"\n", 0, len(lines) - len(view)) + 1 :]
+            )  # the lines that it has are read there
 
     def _store(self, name: str, content: bytes) -> None:
         path = self._files / name

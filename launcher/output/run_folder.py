@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.errors import UsageError
-from launcher.output.log_writer import TRANSCRIPT, DiskSpace, LiveOutput, LogWriter, Transcript
+from launcher.output.log_writer import TRANSCRIPT, LiveOutput, LogWriter, Transcript
 from launcher.output.write_queue import StalledError, WriteQueue
 from launcher.private_files import make_private, replace_private, write_private
 
@@ -43,9 +43,9 @@ class RunRecord:
 
     def __init__(
         self, folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any] | None = None, *,
-        has_made_base: bool = False, least_free_bytes: int = 0, ids: RunIds | None = None, host: str = "",
+        has_made_base: bool = False, has_live: bool = False, ids: RunIds | None = None, host: str = "",
     ) -> None:  # fmt: skip
-        """least_free_bytes: while less is free on the disk, the ranks' output is not written.
+        """has_live: what the disk doesn't take is kept in memory, for `launch attach`.
 
         host: the name of this machine, if whoever reads its messages is on another one.
         """
@@ -62,8 +62,7 @@ class RunRecord:
             lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
             lambda: complain(folder, StalledError()),
         )
-        self._space = DiskSpace(folder, least_free_bytes, self.disk)
-        self._live = LiveOutput(run_id) if least_free_bytes else None
+        self._live = LiveOutput(run_id) if has_live else None
         self.transcript = Transcript(self._open_log(TRANSCRIPT, folder / "files"))
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
         self._lock = threading.Lock()
@@ -98,12 +97,12 @@ class RunRecord:
         return self._open_log(self.log_path(node_rank).name, self.files_path(node_rank))
 
     def _open_log(self, name: str, files: Path) -> LogWriter:
-        return LogWriter(self.folder / name, self.complain, files, self.disk, self._space, self._live)
+        return LogWriter(self.folder / name, self.complain, files, self.disk, self._live)
 
-    def name_text(self, kind: str, number: int) -> str:
-        """Return the name of a text: `stacks-1.txt`, or `stacks-restart_2-1.txt` for that of a restart."""
+    def name_stacks(self, number: int) -> str:
+        """Return the name of a text of stacks: `stacks-1.txt`, or `stacks-restart_2-1.txt` for that of a restart."""
         restart = f"restart_{self.attempt}-" if self.attempt else ""
-        return f"{kind}-{restart}{number}.txt"
+        return f"stacks-{restart}{number}.txt"
 
     def keep_text(self, name: str, text: str) -> Path | None:
         """Write a text of `launch` beside the logs; return its path, or None after an error, which `complain` gets."""
@@ -211,13 +210,12 @@ def is_run_id(text: str) -> bool:
 
 def create_record(
     base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None, *,
-    ids: RunIds | None = None, run_id: str | None = None, least_free_bytes: int = 0, host: str = "",
+    ids: RunIds | None = None, run_id: str | None = None, has_live: bool = False, host: str = "",
 ) -> RunRecord:  # fmt: skip
     """Create the directory of a new run, named by the time of its start; raise UsageError if that fails.
 
     known: the first values of run.json; `name` among them is the run's name. ids: among which the run's is its alone;
-    None: among those in `base`. run_id: to be used if it is free. least_free_bytes: what the ranks' output leaves free
-    on the disk. host: of this machine, as messages name it.
+    None: among those in `base`. run_id: to be used if it is free. has_live, host: as of a RunRecord.
 
     Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask applies to
     that one. A full disk raises nothing: the run continues without its logs.
@@ -227,9 +225,8 @@ def create_record(
         if ids is not None and not ids.claim(proposed):
             continue
         record = RunRecord(
-            base / proposed, proposed, complain, known, has_made_base=is_new, least_free_bytes=least_free_bytes,
-            ids=ids, host=host,
-        )  # fmt: skip
+            base / proposed, proposed, complain, known, has_made_base=is_new, has_live=has_live, ids=ids, host=host
+        )
         try:
             make_private(record.folder, base)
         except OSError as error:
@@ -247,7 +244,7 @@ def create_record(
 
 
 def reopen_record(
-    folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any], *, least_free_bytes: int, host: str
+    folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any], *, has_live: bool, host: str
 ) -> RunRecord:
     """Return the record of a run that another process has begun, to continue it; the parameters are as for a new one.
 
@@ -259,7 +256,7 @@ def reopen_record(
     except (OSError, ValueError, RecursionError):
         found = {}
     values = found if isinstance(found, dict) else {}
-    record = RunRecord(folder, run_id, complain, {**known, **values}, least_free_bytes=least_free_bytes, host=host)
+    record = RunRecord(folder, run_id, complain, {**known, **values}, has_live=has_live, host=host)
     for path in folder.glob("*.log"):
         with contextlib.suppress(OSError):
             _end_line(path)

@@ -318,7 +318,7 @@ class Attempt:
             session.subscribe(messages.COLD, self._say_cold),
             session.subscribe(messages.NEIGHBOUR, self._say_neighbour),
             self._samples.taken() if self._samples is not None else contextlib.nullcontext(),
-            HangWatch(session, self._plan, self._outputs, self._stacks, self._record, self._job) as watch,
+            HangWatch(session, self._plan, self._outputs, self._stacks, self._job) as watch,
         ):
             self._hang = watch
             await session.pump(

@@ -1,4 +1,4 @@
-"""Find a run that hangs, and show the stacks of all ranks, which Ctrl-\\ does too, and what NCCL's RAS knows of it.
+"""Find a run that hangs, and show the stacks of all ranks, which Ctrl-\\ does too.
 
 A run hangs if no rank prints anything for longer than the user allows, or than its own gaps suggest.
 """
@@ -11,12 +11,10 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from launcher.clock import wall_clock
 from launcher.diagnosis.failure import Failure, FailureKind
-from launcher.diagnosis.nccl_ras import find_complaints, is_answer
 from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, parse_stack, stack_lines
 from launcher.job.job import Job, OnHang
 from launcher.job.plan import LaunchPlan, NodePlan
@@ -31,7 +29,6 @@ from launcher.wording import count, duration, span
 
 KEEP_S = 2.0  # for the file with the full text; its disk may hang
 ANSWER_S = 5.0  # a node needs up to 4 s where py-spy and then the rank itself are slow
-_RAS_ANSWER_S = 13.0  # a node gives up after 12 s
 LEAST_S = 360.0  # learned: so that a checkpoint or an evaluation of five minutes raises no alarm
 GAPS = 10  # times the longest gap so far
 _LOOK_S = 60.0  # while it is being learned
@@ -149,7 +146,7 @@ class StackTaker:
         first, *rest = folded_lines(folded)
         for line in [f"launch: {first}", *rest]:
             self._session.say(line)
-        name = self._record.name_text("stacks", self._number)
+        name = self._record.name_stacks(self._number)
         loop = asyncio.get_running_loop()
 
         def settle(path: Path | None) -> None:
@@ -198,22 +195,19 @@ def _full_text(node: NodePlan, local_rank: int, answer: Event | None) -> str:
 
 
 class HangWatch:
-    """Watches whether any rank prints anything; if none does for too long, it takes the stacks, and asks NCCL.
+    """Watches whether any rank prints anything; if none does for too long, it takes the stacks.
 
     Then either `failure` says so, or the run continues, and the next silence counts again.
     """
 
     def __init__(
-        self, session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stacks: StackTaker, record: RunRecord,
-        job: Job,
-    ) -> None:  # fmt: skip
+        self, session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stacks: StackTaker, job: Job
+    ) -> None:
         self.failure: Failure | None = None
         self._session = session
         self._plan = plan
         self._outputs = outputs
         self._stacks = stacks
-        self._record = record
-        self._ras_answers = 0
         is_share = plan.nnodes > len(plan.nodes)  # of a run by hand: here, silence may be the rule
         self._timeout_s = math.inf if is_share and job.hang_timeout_s is None else job.hang_timeout_s
         self._is_only_told = job.on_hang is OnHang.TELL
@@ -235,9 +229,6 @@ class HangWatch:
             silent_s = self._limit_s()
             self._session.say(f"launch: no output for {_words(silent_s)}, taking the stacks of all ranks")
             folded = await self._stacks.take(is_announced=True, is_gentle=self._is_only_told)
-            is_started = any(output.has_rhythm for output in self._outputs)  # before, a question may end a rank
-            if is_started and self._heard_at() == heard_at:
-                await self._ask_ras()
             if self._heard_at() != heard_at:
                 self._session.say("launch: there is output again, so the run continues")
             elif self._is_only_told:
@@ -246,37 +237,6 @@ class HangWatch:
             else:
                 self.failure = self._describe(silent_s, folded)
         self._session.wake()
-
-    async def _ask_ras(self) -> None:
-        """Print the errors and warnings of NCCL's RAS, if NCCL is used and responds.
-
-        The first node whose ranks run is asked: its answer is about all ranks.
-        """
-        session = self._session
-        living = [index for index, state in enumerate(session.states) if state.started and state.ended is None]
-        if not living:
-            return
-        answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        def take(event: Event) -> None:
-            if event.index == living[0] and not answered.done():
-                answered.set_result(event.fields["content"].decode("utf-8", "replace"))
-
-        with session.subscribe(messages.RAS_STATUS, take):
-            session.send(living[0], messages.RAS)
-            try:
-                text = await asyncio.wait_for(answered, _RAS_ANSWER_S)
-            except asyncio.TimeoutError:
-                return
-        if not is_answer(text):
-            return
-        complaints = find_complaints(text)
-        found = "reports:" if complaints else "has found nothing unusual"
-        for line in [f"launch: NCCL (RAS) {found}", *(f"  {line}" for line in complaints)]:
-            session.say(line)
-        self._ras_answers += 1
-        name = self._record.name_text("nccl-ras", self._ras_answers)
-        self._record.disk.put(partial(self._record.keep_text, name, text))
 
     async def _await_silence(self) -> float:
         """Return when a rank printed last, once that is too long ago."""

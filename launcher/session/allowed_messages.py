@@ -88,7 +88,6 @@ _ROWS: Mapping[str, _Row] = {
     messages.SAMPLED: _Row({"host": HostSample | None, "error": str | None, "processes": list[GpuUse] | None,
                             "gpus": Annotated[list[Annotated[GpuSample, AS_ROW]], Most(messages.MAX_SAMPLED_GPUS)]}),
     messages.SEEN: _Row({"has_saved": bool | None, "is_missing": bool | None}, messages.LOOK),
-    messages.RAS_STATUS: _Row({}, messages.RAS, messages.MAX_RAS_BYTES),
     messages.STACK: _Row({"number": Count, "local_rank": LocalRank, "pid": Count,
                           "source": Literal["py-spy", "faulthandler", None], "state": Literal["D", "T", None],
                           "wchan": str | None, "reason": str | None, "starter": Count | None},

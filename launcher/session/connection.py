@@ -306,7 +306,7 @@ class Connection:
                 self._on_events(events)  # the census, above all, must not wait for a local disk
                 events = []
                 self._output.keep_file(header["name"], payload)
-            elif header["type"] in (messages.STACK, messages.RAS_STATUS, messages.WANTED):
+            elif header["type"] in (messages.STACK, messages.WANTED):
                 events.append(Event(self.index, header["type"], {**header, "content": payload}, wall_clock()))
             elif header["type"] == messages.BEAT:
                 self._note_trip(header.get("echo"), header.get("held_s"))

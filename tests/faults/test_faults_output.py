@@ -64,7 +64,7 @@ def test_the_disk_of_the_logs_is_full(launch: FaultLaunch, limit: str) -> None:
     done = running.wait()
     assert done.exit_code == 0, str(done)
     (complaint,) = (line for line in said(done) if "can't write" in line)
-    full = r"(No space left on device|less than 1 GB is free)"  # the latter where others need the disk as well
+    full = "No space left on device"
     assert re.search(rf"{full}; the run continues, but its logs will have gaps$", complaint)
     assert len(done.lines) == 4 * 5_000
     end = f"launch: finished in N s, 4 ranks succeeded, {launch.nothing_left}"

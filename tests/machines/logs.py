@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.output.log_writer import DiskSpace, LogWriter
+from launcher.output.log_writer import LogWriter
 from launcher.output.write_queue import WriteQueue
 
 _LINE = re.compile(rb"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) ([^\n]*\n)", re.MULTILINE)
@@ -35,4 +35,4 @@ def open_log(path: Path, complain: Callable[[Path, OSError], None], files: Path 
         raise error
 
     disk = PromptDisk("disk", fail)
-    return LogWriter(path, complain, files, disk, DiskSpace(path.parent, 0, disk))
+    return LogWriter(path, complain, files, disk)

@@ -262,7 +262,7 @@ class Node:
             self.messages.append(header)
             if header["type"] == messages.OUTPUT:
                 self.output[header["local_rank"], header["stream"]] += payload
-            elif header["type"] in (messages.STACK, messages.RAS_STATUS):
+            elif header["type"] == messages.STACK:
                 header["text"] = payload.decode()
             elif header["type"] == messages.WANTED:
                 header["content"] = payload

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import recorded_ras
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from screen import Screen
 from transport_by_host import TransportByHost
@@ -378,21 +375,6 @@ def test_a_run_that_may_hang_continues(tmp_path: Path) -> None:
     assert done.result.exit_code == 0
     assert sum(line.endswith("taking the stacks of all ranks") for line in done.words) == 1
     assert any(line.startswith("launch: the run may hang") for line in done.words)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_nccl_is_asked_about_a_run_that_may_hang(tmp_path: Path) -> None:
-    """A recorded answer stands in for NCCL's RAS."""
-    words = [sys.executable, "-Ic", recorded_ras.STAND_IN, recorded_ras.MISMATCH]
-    script = f"[ $RANK = 1 ] || {shlex.join(words)} & {UNTIL_GO}"
-    done = run(tmp_path, script, restarts=0, screen=Prompter(tmp_path, "launch: NCCL (RAS) reports:"))
-    assert done.result.exit_code == 0
-    start = done.words.index("launch: NCCL (RAS) reports:")
-    assert done.words[start + 1 : start + 3] == [
-        "  #0-0 (27a079b828ff1a75) MISMATCH",
-        "    Communicator ranks have different collective operation counts",
-    ]
-    assert (done.folder / "nccl-ras-1.txt").read_text() == recorded_ras.MISMATCH
 
 
 @pytest.mark.usefixtures("impatient")

@@ -18,7 +18,6 @@ from launcher.node import messages
 from launcher.node.facts import (
     code,
     gathering,
-    nccl_ras,
     network,
     packages,
     pythons,
@@ -42,7 +41,6 @@ DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection, so a slower 
 LOOK_UP_TIMEOUT_S = 8.0  # for node 0's name: a dead DNS server takes 5 s, and then the next one may respond
 MAX_ANSWERED = 64  # connections kept open: a prober closes its own at once, a stranger may not
 LOOK_TIMEOUT_S = 2.0  # the launcher waits a little longer before it stops a run that has failed
-RAS_TIMEOUT_S = 12.0
 HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
@@ -356,15 +354,6 @@ class Responder:
             LOOK_TIMEOUT_S,
             {"has_saved": None, "is_missing": False},
             lambda found: self._send_queue.send(messages.SEEN, **found),
-        )
-
-    def ask_ras(self, env: dict[str, str]) -> None:
-        """Answer a RAS with what NCCL says; empty if nobody listens."""
-        self._ask(
-            lambda: nccl_ras.ask(env),
-            RAS_TIMEOUT_S,
-            "",
-            lambda text: self._send_queue.send(messages.RAS_STATUS, text.encode()),
         )
 
     def stop_listening(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Callable
 
 from launcher.node import messages
 from launcher.node.ending import Ending
-from launcher.node.facts import nccl_ras
 from launcher.node.facts.responder import Responder
 from launcher.node.loop import Loop
 from launcher.node.processes import faulthandler_stacks, numa, proc, shim, stacks
@@ -42,7 +41,6 @@ class RankStart:
         self.find_claims: Callable[[], list[int]] = list  # the sockets of the run's claim, for what starts the ranks
         self.cwd = "."  # of the ranks
         self.began_at = time.time()
-        self.ranks_env: dict[str, str] = {}  # what they got beside `env`
         self.is_short = False  # the run is a command, at whose end the connection is over
         self.warm: WarmPython | None = None  # if it is to start the ranks
         self._why_cold = "its Python ignores PYTHONPATH"  # if a run that starts warm has none
@@ -72,11 +70,7 @@ class RankStart:
         self._enter_code(header)
         if header.get("with_stacks"):
             self._stacks_folder = faulthandler_stacks.arm(self._ending.folder, self.env)
-        processes = header.get("processes") or [{}]
         self._owned.global_ranks = {each["rank"]: each["env"].get("RANK") for each in header.get("processes", ())}
-        self.ranks_env = dict(header.get("env") or {}, **processes[0].get("env", {}))
-        if not header.get("is_short"):
-            nccl_ras.give_address(self.env, self.ranks_env)
         if any(gpu is not None for gpu in header.get("near_gpus") or ()):
             self._ranks.bind = numa.Binding(header["near_gpus"], self._responder.gpus).bind
         if not header.get("processes"):
@@ -172,7 +166,3 @@ class RankStart:
         """Answer a LOOK: whether the ranks have saved since they were started."""
         folder = os.path.join(self.cwd, os.path.expanduser(header["folder"]))
         self._responder.look_for_save(folder, self.began_at, header["least_s"])
-
-    def ask_ras(self, header: dict[str, Any], _: bytes) -> None:
-        """Answer a RAS: what NCCL says of the ranks."""
-        self._responder.ask_ras(dict(self.env, **self.ranks_env))

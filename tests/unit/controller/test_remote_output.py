@@ -95,7 +95,7 @@ def test_all_that_a_run_keeps_is_sent_and_taken(tmp_path: Path, monkeypatch: pyt
     """A link, a part of a file and what else lies there stay."""
     names = {
         "run.json", "launch.log", "node_0.log", "node_1.log", "samples.jsonl", "stacks-1.txt",
-        "nccl-ras-restart_2-1.txt", "files/node_0/trace_0", "files/restart_1/node_12/a.txt",
+        "stacks-restart_2-1.txt", "files/node_0/trace_0", "files/restart_1/node_12/a.txt",
         "bisection/20261120-091233-2/node_0.log", "bisection/20261120-091233-2/files/node_0/matrix.json",
     }  # fmt: skip
     run = ExampleRun().write(tmp_path)

@@ -11,7 +11,7 @@ from machines.patience import DEADLINE_S
 
 from launcher.output import write_queue
 from launcher.output.lines import STDOUT
-from launcher.output.log_writer import DiskSpace, LogWriter
+from launcher.output.log_writer import LogWriter
 from launcher.output.node_output import NodeOutput
 from launcher.output.write_queue import WriteQueue
 
@@ -124,7 +124,6 @@ def test_a_log_says_how_many_lines_are_missing(tmp_path):
         lambda path, error: heard.append(error.strerror),
         tmp_path,
         disk,
-        DiskSpace(tmp_path, 0, disk),
     )
     output = NodeOutput("gpu1", log, None)
     output.feed(0, STDOUT, b"kept\n")

@@ -25,7 +25,7 @@ def make_taker(said, keep_text=lambda name, text: name):
     record = Fake(
         run_id="r",
         name=None,
-        name_text=lambda kind, number: f"{kind}-{number}.txt",
+        name_stacks=lambda number: f"stacks-{number}.txt",
         show=lambda path: path,
         keep_text=keep_text,
         disk=Fake(put=lambda work: work()),
