@@ -132,7 +132,6 @@ class CheckOptions(FreeOptions, total=False):
     sync: bool | str | os.PathLike[str] | None
     sync_limit: Size
     venv: File
-    verbose: Switch
     workdir: File
 
 

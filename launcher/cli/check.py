@@ -22,12 +22,11 @@ from launcher.cli.options.request import (
     MASTER_ADDR,
     REACH,
     SYNC,
-    VERBOSE,
     WORDS,
     Option,
     Request,
 )
-from launcher.cli.options.sources import gather, show_sources
+from launcher.cli.options.sources import gather
 from launcher.cli.tree_request import add_tree
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ _SENDS = "Send the code in DIR and check it there.  [default DIR: the repository
     ),
     LOAD.but(help="Load all GPUs for T, such as 10s, and name the slow ones.", is_common=True),
     AS_JSON.but(help="Print all facts and findings as one JSON object.", is_common=True),
-    VERBOSE.but(help="Show where the values of options come from.", is_common=True),
     WORDS,
 ])  # fmt: skip
 @gather
@@ -67,8 +65,6 @@ def command(*, with_packages: bool, request: Request) -> int:
 
     hosts = read_hosts(request)
     job = add_tree(read_job(request, hosts), request)
-    if request.verbose:
-        show_sources()
     open_transport = choose_opener(request.reach, hosts, python=job.python)
     console = Console(hosts, find_streams(os.environ), as_json=request.as_json, is_patient=True)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

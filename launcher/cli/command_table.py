@@ -164,7 +164,8 @@ def refuse_unknown_word(word: str) -> None:
         return
     near = _SYNONYMS.get(word) or nearest(word, COMMANDS)
     guess = f"; did you mean {near!r}?" if near else ""
-    raise UsageError(f"no file or command {word!r}{guess}", "see launch --help for the commands")
+    fix = "see launch --help for the commands" + ("" if near else "; hosts are one word: --hosts a,b")
+    raise UsageError(f"no file or command {word!r}{guess}", fix)
 
 
 def write_examples(name: str, formatter: click.HelpFormatter) -> None:

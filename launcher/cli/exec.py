@@ -13,7 +13,6 @@ import click
 
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.job_request import resolve_workdir
-from launcher.cli.misplaced_words import refuse_trailing
 from launcher.cli.options.completion import complete_files
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
@@ -57,7 +56,6 @@ def command(*, fold: bool, request: Request) -> int:
     if fold and request.as_json:
         raise UsageError("--fold and --json are both given", "pass only one of them")
     hosts = read_hosts(request)
-    refuse_trailing()
     open_transport = choose_opener(request.reach, hosts, python=request.python)
     streams = find_streams(os.environ)
     console = Console(hosts, streams, as_json=request.as_json, is_folding=fold, is_patient=True)  # no logs are kept

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.request import HERE, HOSTS, NAME_HOSTS, REACH, SSH, Request
+from launcher.cli.options.request import HERE, HOSTS, REACH, SSH, Request
 from launcher.cli.options.sources import (
     is_chosen,
     is_on_command_line,
-    missing,
     name_source,
 )
 from launcher.errors import UsageError
@@ -67,7 +66,7 @@ def _read_allocated() -> tuple[Host, ...]:
         fix = "pass --hosts a,b or --hostfile FILE"
         if click.get_current_context().command.name == "run":
             fix += "; to use this machine only, run launch singlenode"
-        raise missing("no hosts given", fix, NAME_HOSTS)
+        raise UsageError("no hosts given", fix)
     click.echo(f"launch: hosts of {allocation.describe()}", err=True)
     return allocation.hosts()
 

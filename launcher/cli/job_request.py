@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from launcher.cli.misplaced_words import refuse_command, refuse_module, refuse_script, refuse_trailing, wraps_trainer
+from launcher.cli.misplaced_words import refuse_module, refuse_option, refuse_script, wraps_trainer
 from launcher.cli.options.launcher_toml import find_source
 from launcher.cli.options.request import Request
-from launcher.cli.options.sources import is_on_command_line, missing
+from launcher.cli.options.sources import is_on_command_line
 from launcher.cli.options.toml_files import current_directory
 from launcher.cli.typed_command import find_reach
 from launcher.errors import UsageError
@@ -40,7 +40,6 @@ def read_job(request: Request, hosts: Sequence[Host]) -> Job:
     refuse_second_choice(named_env, hosts)
     program = read_program(request)
     nproc = read_size(request, hosts)
-    refuse_trailing()
     return Job(
         program=program,
         nproc=nproc,
@@ -117,7 +116,7 @@ def read_program(request: Request) -> Program:
         is_ours = words[0] in (TRAINER_MODULE, COLLECTIVES_MODULE)
         return Program(ProgramKind.BUILTIN if is_ours else ProgramKind.MODULE, words[0], tuple(words[1:]))
     if no_python:
-        refuse_command(words)
+        refuse_option(words)
         return Program(ProgramKind.COMMAND, words[0], tuple(words[1:]))
     refuse_script(words, is_here=read_workdir(request) == str(current_directory()))
     is_trainer = wraps_trainer(Path(read_workdir(request), words[0]))
@@ -172,7 +171,7 @@ def read_size(request: Request, hosts: Sequence[Host]) -> int | None:
             )
         if size is None and request.cpu and host.slots is None:
             fix = "pass --nproc N, or set slots=N in the hostfile"
-            raise missing("--cpu needs a number of processes", fix, ("nproc",))
+            raise UsageError("--cpu needs a number of processes", fix)
     return size
 
 

@@ -41,7 +41,7 @@ from launcher.cli.options.request import (
     WORDS,
     Request,
 )
-from launcher.cli.options.sources import gather, show_sources
+from launcher.cli.options.sources import gather
 from launcher.cli.repetition import tell_changes
 from launcher.cli.tree_request import add_tree
 from launcher.hosts.host import Host
@@ -70,8 +70,6 @@ def command(*, request: Request) -> int:
         text = "--master-addr can't be given with --queue and --num-nodes: another host may become node 0"
         raise UsageError(text, "set addr= in a hostfile instead")
     tell_changes((*hosts, *spares), job)
-    if request.verbose:
-        show_sources()
     chosen, settings = choose_way(request.reach, (*hosts, *spares))
     if request.queue is not None and chosen.name == "srun":
         raise UsageError("--queue works only outside of Slurm jobs, whose GPUs nobody else has", "omit it")

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import click
 
 from launcher.cli.job_request import read_job
-from launcher.cli.misplaced_words import needs_parting
+from launcher.cli.misplaced_words import part_words
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
@@ -27,7 +27,7 @@ from launcher.cli.options.request import (
     Request,
     name_all,
 )
-from launcher.cli.options.sources import gather, is_chosen, missing
+from launcher.cli.options.sources import gather, is_chosen
 from launcher.cli.options.toml_files import current_directory
 from launcher.cli.typed_command import own_program, typed_options
 from launcher.errors import LauncherError, UsageError
@@ -81,15 +81,13 @@ def read_batch(request: Request, job: Job) -> Batch:
     """Return what is requested from Slurm; `job` is what is requested from `launch`."""
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
-        fix = "pass --gpus N, or --nproc N --cpu to train on CPUs"
-        raise missing("Slurm needs the number of GPUs per node", fix, ("gpus", "nproc"))
+        fix = "pass --gpus N before SCRIPT, or --nproc N --cpu to train on CPUs"
+        raise UsageError("Slurm needs the number of GPUs per node", fix)
     batch = name_all(BATCH)
     # Ignore the hosts of launcher.toml; the job reads it again, since it runs in this directory.
     launch = (own_program(), "--transport", SRUN.name, *typed_options(lambda name: name not in batch))
-    is_of_file = request.words and request.words[0].startswith("-")  # arguments of the script that launcher.toml names
-    for_script = ("--",) if is_of_file or needs_parting(request.words) else ()
     return Batch(
-        argv=(*launch, *for_script, *request.words),
+        argv=(*launch, *part_words(request.words)),
         job_name=_name(job.program),
         gpus=gpus,
         folder=str(current_directory()),

@@ -14,45 +14,17 @@ from launcher.job.job import TRAINER_MODULE
 from launcher.wording import nearest
 
 _VALUE = re.compile(r"(.*) is not (?:in the range|a valid integer)", re.DOTALL)
-_DROP = "drop it: "
-# What has no equal here: its names in torchrun, Accelerate, DeepSpeed, mpirun, srun and pdsh, and what to do instead.
-_ELSEWHERE = {
-    ("np", "n", "ntasks", "num-processes"): "pass --gpus N, or --nproc N on CPUs: the number on each host, not of all",
-    ("rdzv-conf",): "for its timeout, pass --rdzv-timeout T; launch sets the rest",
-    ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "standalone", "local-addr", "same-network"):
-        _DROP + "launch tells the ranks where to meet; --master-addr and --master-port change the place",
-    ("node-rank", "machine-rank"): _DROP + "launch starts all hosts, in the order of --hosts; to start each machine by "
-        "hand, use launch node --node-rank R",
-    ("no-ssh",): "use launch node on each machine",
-    ("tee", "t", "redirects", "r", "tag-output", "output-filename", "enable-each-rank-log",
-     "duplicate-stdout-filters", "duplicate-stderr-filters"):
-        _DROP + "launch shows each line with its host and rank, and keeps all output in logs/",
-    ("local-ranks-filter",): "pass --ranks LIST, with ranks that are counted over all hosts",
-    ("gpu-ids",): "pass --include HOST:0,1",
-    ("numa-binding", "bind-cores-to-rank"): _DROP + "launch runs each rank near its GPU; --no-numa turns that off",
-    ("ssh-port", "port", "p", "i", "identity", "user", "l"):
-        "set it in ~/.ssh/config, which launch reads, or in a file for --ssh-config",
-    ("mixed-precision", "use-deepspeed", "use-fsdp", "dynamo-backend", "config-file", "deepspeed", "deepspeed-config"):
-        "set it in the script, or after the script if it has such an option: launch only starts the ranks",
-    ("monitor-interval", "start-method", "role", "multi-gpu", "use-env", "force-multi", "allow-run-as-root", "map-by",
-     "bind-to", "mca", "f", "no-local-rank", "event-log-handler", "logs-specs", "run-path", "signals-to-handle",
-     "virtual-local-rank"): _DROP + "launch needs nothing of the kind",
-}  # fmt: skip
-_FIXES = {name: fix for names, fix in _ELSEWHERE.items() for name in names}
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 
 
 def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
     """Return the same error as one line and a fix; `words` is what was typed."""
-    from launcher.cli.options.sources import missing
-
     context = error.ctx if isinstance(error, click.UsageError) else None
     fix = f"see {context.command_path} --help for the options" if context is not None else ""
     if isinstance(error, click.NoSuchOption):
         return _explain_option(error, words, fix)
     if isinstance(error, click.MissingParameter):
-        name = str(error.param.name) if error.param is not None else ""
-        return missing(f"{_name(error)} is missing", fix, [name], context)
+        return UsageError(f"{_name(error)} is missing", fix)
     if isinstance(error, click.BadParameter):
         source = _find_file(error, context)
         if source is not None and error.param is not None:
@@ -67,11 +39,7 @@ def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
     if extra is None or context is None:
         return UsageError(error.format_message().rstrip("."), fix)
     has_hosts = any(option.name == "hosts" for option in context.command.params)
-    first, *others = extra[1].split()
-    at = words.index(first) if first in words else 0
-    before = [words[at - 1]] if at >= 2 and words[at - 2] == "--hosts" else []
-    listed = ",".join([*before, *((first, *others) if before else (first,))])
-    hosts_fix = f"name hosts with --hosts: {context.command_path} --hosts {listed}"
+    hosts_fix = f"name hosts with --hosts a,b: {context.command_path} --hosts LIST"
     return UsageError(f"{context.command_path} takes no argument, got {extra[1]!r}", hosts_fix if has_hosts else fix)
 
 
@@ -91,18 +59,14 @@ def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -
     known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx is not None else []
     names = {name.lstrip("-"): name for name in known if name.startswith("--")}
     starts_ranks = error.ctx is not None and any(param.name == "is_module" for param in error.ctx.command.params)
-    fixes = _FIXES if starts_ranks else {}
     name = error.option_name
     if not name.startswith("--"):  # click reads -hosts as the letters h, o, s, t and s
         whole = [word.partition("=")[0] for word in words if re.match(r"-[A-Za-z]{2}", word) and name[1] in word]
-        name = next((word for word in whole if _find_flag(word[1:], names) or word[1:] in fixes), name)
+        name = whole[0] if whole else name
     if gone := replacement(error.ctx.info_name if error.ctx is not None else None, name):
         return UsageError(f"no option {name!r}; did you mean {gone}?", fix)
     meant = name.lstrip("-").replace("_", "-")
-    guess = _find_flag(meant, names)
-    if guess is None and meant in fixes:
-        return UsageError(f"no option {name!r}", fixes[meant])
-    guess = guess or nearest(meant, names)
+    guess = _find_flag(meant, names) or nearest(meant, names)
     if guess is None and starts_ranks:
         fix += f"; put options of the built-in trainer after -m {TRAINER_MODULE}"
     return UsageError(f"no option {name!r}" + (f"; did you mean {names[guess]!r}?" if guess else ""), fix)

@@ -10,6 +10,7 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "--note": ("--name NAME", ()),
     "--sync-secrets": ("git add for what may be sent", ()),
     "--accept-new-host-keys": ("StrictHostKeyChecking accept-new in ssh_config", ()),
+    "check --verbose": ("launch check, whose first line names what launcher.toml sets", ()),
     "hosts --to": ("--json", ()),
     "hosts --forget": ("launch ps --forget RUN", ()),
     "ps --all-users": ("launch free --hosts LIST", ()),

@@ -548,7 +548,7 @@ class Request:
         heading="Output", in_file=True, place=Place.HERE,
     )
     verbose: bool = _option(
-        "-v", "--verbose", is_flag=True, help="Show each host's command, and where values come from.", heading="Output",
+        "-v", "--verbose", is_flag=True, help="Show each host's command.", heading="Output",
     )
     no_samples: bool = _option(  # of what the GPUs do
         "--no-samples", is_flag=True, help="Don't watch the GPUs for one that stands out.",
@@ -649,7 +649,7 @@ def _options(names: str) -> tuple[Option, ...]:
 
 SSH_CONFIG, ENTER, CPU, WORKDIR, PYTHON, ENV = _options("ssh_config enter cpu workdir python env")
 MASTER_ADDR, DRY_RUN, CHECK, NO_CHECK, STEP_TIMEOUT = _options("master_addr dry_run check no_check timeout")
-LOAD, AS_JSON, VERBOSE, DETACH, CONTROLLER = _options("gpus_under_load as_json verbose detach controller")
+LOAD, AS_JSON, DETACH, CONTROLLER = _options("gpus_under_load as_json detach controller")
 SURVIVE_REBOOTS, NOTIFY, FETCH = _options("survive_reboots notify fetch")
 HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
 HOSTS = _options("hosts hostfile include exclude num_nodes")

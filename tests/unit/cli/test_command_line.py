@@ -83,6 +83,7 @@ def jobs(monkeypatch):
 
 ALL = "omit --ranks to see all"
 OPTIONS = "see launch run --help for the options"
+NO_COMMAND = "see launch --help for the commands; hosts are one word: --hosts a,b"
 WRONG = [
     ("", "no hosts given", "pass --hosts a,b or --hostfile FILE; to use this machine only, run launch singlenode"),
     (
@@ -94,7 +95,7 @@ WRONG = [
     ("clean", "no hosts given", "pass --hosts a,b or --hostfile FILE"),
     ("hots", "no file or command 'hots'; did you mean 'hosts'?", "see launch --help for the commands"),
     ("singelnode --gpus 4", "no file or command 'singelnode'; did you mean 'singlenode'?", None),
-    ("xyzzy --hosts a", "no file or command 'xyzzy'", "see launch --help for the commands"),
+    ("xyzzy --hosts a", "no file or command 'xyzzy'", NO_COMMAND),
     ("--hosts a --hostfile two t.py", "--hosts and --hostfile are both given", "pass only one of them"),
     ("hosts --hostfile none", "none: no such hostfile", "check the path given to --hostfile"),
     ("--hosts a;b t.py", "--hosts: host name 'a;b' contains ';'", None),
@@ -159,13 +160,11 @@ WRONG = [
     ("--hosts a --include a:0,1 --gpus 1 t.py", "--hosts: a has 2 slots, but --gpus is 1", "remove --gpus or slots="),
     ("status", "no file or command 'status'; did you mean 'ps'?", None),
     ("tail", "no file or command 'tail'; did you mean 'logs -f'?", None),
-    ("--hosts a b c t.py", "--hosts takes one word, and 'b' is the next", "separate hosts with commas: --hosts a,b,c"),
-    ("check --hosts a b", "--hosts takes one word, and 'b' is the next", "separate hosts with commas: --hosts a,b"),
-    ("--hosts node0 node1 t.py", "--hosts takes one word, and 'node1' is the next", None),
+    ("--hosts node0 node1 t.py", "no file or command 'node1'", NO_COMMAND),
     (
         "clean --hosts a b c",
         "launch clean takes no argument, got 'b c'",
-        "name hosts with --hosts: launch clean --hosts a,b,c",
+        "name hosts with --hosts a,b: launch clean --hosts LIST",
     ),
     ("--hosts a --venv d --conda x t.py", "--venv and --conda are both given", "pass only one of them"),
     ("--hosts a --venv d --python p t.py", "--python and --venv are both given", "pass only one of them"),
@@ -706,34 +705,6 @@ def test_the_own_file_goes_before_pyproject(launch, jobs):
     write_defaults("nproc = 2\n")
     launch("./t.py")
     assert [(names, job.nproc) for job, names, *_ in jobs] == [(["a"], 1), (["a"], 2)]
-
-
-def test_the_source_of_a_value_is_shown(launch):
-    write_defaults('hosts = "a"\ngpus = 4\nenv = ["A=1", "B=1"]\n')
-    words = "--env C=secret --env A=2 --env-file - --notify x --setup TOKEN=x"
-    code, _, err = launch(f"--dry-run -v --python /p {words} t.py")
-    assert code == 0
-    assert set(err.splitlines()) == {
-        "launch: using launcher.toml (hosts, gpus, env)",
-        "launch: env = A=... (from the command line)",
-        "launch: env = B=... (from launcher.toml)",
-        "launch: env = C=... (from the command line)",
-        "launch: env-file = none (from the command line)",
-        "launch: hosts = a (from launcher.toml)",
-        "launch: gpus = 4 (from launcher.toml)",
-        "launch: python = /p (from the command line)",
-        "launch: setup = ... (from the command line)",
-        "launch: notify = ... (from the command line)",
-        "launch: verbose = True (from the command line)",
-    }
-
-
-def test_check_shows_the_source_of_a_value_too(launch, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    write_defaults("gpus = 4\n")
-    code, _, err = launch("check -v --hosts a --transport srun")
-    assert (code, "launch: gpus = 4 (from launcher.toml)\n" in err) == (2, True)  # it is in no allocation
-    assert "launch: transport = srun (from the command line)\n" in err
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ TYPED = {
     "sbatch --gpus 1 --mem 64G t.py": "--directive=--mem=SIZE",
     "sbatch --gpus 1 --job-name n t.py": "--directive=--job-name=NAME",
     "run --hosts a --legacy t.py": "--start plain",
+    "check --hosts a --verbose": "launch check, whose first line names what launcher.toml sets",
     "run --hosts a --note x t.py": "--name NAME",
 }
 PAGE = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()

@@ -159,7 +159,11 @@ def test_the_script_is_written_to_a_file(sbatch: Launch, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message", "fix"),
     [
-        ("train.py", "Slurm needs the number of GPUs per node", "pass --gpus N, or --nproc N --cpu to train on CPUs"),
+        (
+            "train.py",
+            "Slurm needs the number of GPUs per node",
+            "pass --gpus N before SCRIPT, or --nproc N --cpu to train on CPUs",
+        ),
         ("--cpu train.py", "--cpu needs a number of processes", "pass --nproc N, or set slots=N in the hostfile"),
         (
             "--gpus 8 --nodes 0 train.py",

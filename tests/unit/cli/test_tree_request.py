@@ -305,7 +305,7 @@ def test_a_script_that_is_nowhere(launch: Launch) -> None:
 def test_sync_after_the_script_goes_to_the_script(launch: Launch) -> None:
     code, out, err = launch(*PLAN, "train.py", "--sync", "sub")
     assert (code, err) == (
-        0, "launch: --sync sub after train.py goes to train.py; put options of launch before it\n"
+        0, "launch: --sync after train.py goes to train.py; put options of launch before it\n"
     )  # fmt: skip
     assert out.endswith(" -- train.py --sync sub\n")
 
