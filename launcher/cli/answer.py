@@ -73,10 +73,6 @@ def _run(words: Sequence[str], streams: OutputStreams) -> int:
 
 def answer(run: ListedRun, question: str, streams: OutputStreams) -> int:
     """Do for a run that is controlled here what is no command of its own; return an exit code."""
-    if question == "files":
-        from launcher.controller.fetching import send_logs
-
-        return send_logs(run)
     if question == "samples":
         from launcher.commands.top import print_now
 

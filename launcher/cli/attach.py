@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.error_lines import find_asker, own_streams, show_error, tell
-from launcher.cli.find_run import ControllerLost, carry_out, controller_options, fetch, find_run, run_there
+from launcher.cli.find_run import ControllerLost, carry_out, controller_options, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import option
@@ -40,7 +40,7 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
     Ctrl-C leaves, and the run continues. Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
     from launcher.cli.rejoin import rejoin_quietly
-    from launcher.cli.result_files import fetch_asked
+    from launcher.cli.result_files import fetch_asked, fetch_logs
 
     found = find_run(run, controller, ssh_config)
     if find_asker() is None:
@@ -54,12 +54,14 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
         tell(f"launch: left; run {found.id} continues (launch attach, launch stop)")
         return 0
     try:
-        fetch(found, Path("logs"), is_chosen=False)
+        fetch_logs(found, Path("logs"), is_chosen=False)
         fetch_asked(found, Path("logs"))
     except ControllerLost as error:
         show_error(error)
     except LauncherError as error:
         tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
+    except click.exceptions.Exit:
+        pass  # it was said why
     return code
 
 

@@ -55,17 +55,17 @@ def command(
 ) -> int:  # fmt: skip
     """Copy the logs, run.json and the ranks' files of RUN from its controller host.  [default: the newest run]
 
-    The copy is DIR/RUN, with DIR from --log-dir. An earlier copy of this run is replaced; if DIR/RUN is anything else,
-    the copy is DIR/RUN.2.
+    The copy is DIR/RUN, with DIR from --log-dir. Only what is missing there is copied, and if DIR/RUN is anything else
+    than an earlier copy, nothing.
 
-    With PATH, such as outputs/ or 'outputs/*.pt', copy these files of RUN from node 0 to DIR/RUN-fetched instead, only
-    what is missing there. PATH is relative to the directory in which the ranks run; without RUN, of the newest run.
+    With PATH, such as outputs/ or 'outputs/*.pt', copy these files of RUN from node 0 to DIR/RUN-fetched instead. PATH
+    is relative to the directory in which the ranks run; without RUN, of the newest run.
 
     With --code, the code of RUN: the files that it sent with --sync, or else the patch against its commit. PATH and
     --code need the machine where RUN was started.
     """
     from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import fetch, find_run
+    from launcher.cli.find_run import find_run
     from launcher.cli.options.sources import is_chosen, refuse_others
 
     if code:
@@ -90,6 +90,8 @@ def command(
             found, paths, log_dir, is_chosen=is_chosen("log_dir"), from_all=from_all, most_bytes=limit
         )  # fmt: skip
     if isinstance(found, RemoteRun):
-        return fetch(found, log_dir, is_chosen=is_chosen("log_dir"))
+        from launcher.cli.result_files import fetch_logs
+
+        return fetch_logs(found, log_dir, is_chosen=is_chosen("log_dir"))
     tell(f"launch: the logs of run {found.id} are on this machine, in {found.folder}")
     return 0

@@ -6,6 +6,7 @@ What there is to say of runs elsewhere, their hosts are asked for, all at once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,12 +20,10 @@ import click
 
 from launcher.cli.error_lines import describe_lost, find_asker, own_streams, tell
 from launcher.cli.options.completion import complete_hosts
-from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.request import FILE, option
 from launcher.commands.run_answers import find_value
 from launcher.concurrency import start_thread
 from launcher.errors import (
-    EXIT_FAILED,
     EXIT_UNREACHABLE,
     HostFailure,
     HostFailureKind,
@@ -51,8 +50,9 @@ from launcher.wording import age, count
 
 if TYPE_CHECKING:
     from launcher.controller.remote_launcher import RemoteLauncher
+    from launcher.transports.base import Transport
 
-_CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 _AT_ONCE_S = 2.0  # for all hosts to answer; what is known by then is shown before the rest
 _MOST_LINE_BYTES = 16_000_000
 _MOST_SAID = 2000
@@ -294,22 +294,6 @@ def _describe_return(run: RemoteRun) -> str:
     return f", and launch rejoin {run.id} continues it once {run.way.name} is back{if_any}"
 
 
-def fetch(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
-    """Copy the logs of a run below `log_dir`; return the exit code. is_chosen: the user has named the directory."""
-    from launcher.controller.fetching import take_logs
-
-    if not is_chosen:
-        refuse_strange_folder(log_dir)
-    take = partial(take_logs, way=found.way, run_id=found.id, base=log_dir)
-    folder, said = _ask_there(found, (ASK, found.id, "files"), take)
-    if folder is None:
-        tell(said.rstrip("\n") or f"launch: {found.way.name} sent no logs")
-        return EXIT_FAILED
-    why = "" if folder.name == found.id else f": {log_dir / found.id} is no copy of this run"
-    tell(f"launch: copied the logs to {folder}{why}")
-    return 0
-
-
 def read_record(run: ListedRun | RemoteRun, *, may_ask: bool = True) -> RunJson:
     """Return the run.json of a run, see ask_value."""
     return read_run_json(ask_value(run, "record", may_ask=may_ask))
@@ -473,14 +457,19 @@ def read_answer(data: bytes) -> _Answer:
 
 def _prepare(way: Way, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
     """Return what connects, which any thread may do; may_ask: this one may ask for a password."""
-    from launcher.cli.host_choice import choose_opener
     from launcher.controller.remote_launcher import RemoteLauncher
     from launcher.session.settings import loader_pythons
+
+    transport, pythons = open_way(way, may_ask=may_ask), loader_pythons(way.python)
+    return lambda: RemoteLauncher(transport, way.host, pythons, CONNECT_TIMEOUT_S)
+
+
+@functools.cache
+def open_way(way: Way, *, may_ask: bool = True) -> Transport:
+    """Return the transport to the host that controls a run; may_ask: for a password, once for all its logins."""
+    from launcher.cli.host_choice import choose_opener
     from launcher.transports.settings import TransportSettings
 
     settings = TransportSettings(way.transport, Path(way.ssh_config) if way.ssh_config else None, silence_s=0.0)
-    hosts = [way.host]
-    open_transport = choose_opener(settings, hosts, python=way.python, may_ask=may_ask)
-    transport = open_transport(hosts, lambda text: None)
-    pythons = loader_pythons(way.python)
-    return lambda: RemoteLauncher(transport, way.host, pythons, _CONNECT_TIMEOUT_S)
+    open_transport = choose_opener(settings, [way.host], python=way.python, may_ask=may_ask)
+    return open_transport([way.host], lambda text: None)

@@ -49,12 +49,11 @@ def command(
     found = find_run(run, controller, ssh_config)
     if isinstance(found, RemoteRun):
         return run_there(found, is_of_a_run=True)
-    if not found.folder.is_dir():
-        raise UsageError(f"the logs in {found.folder} were removed", "see launch ps for other runs")
+    folder = found.find_folder()
     record = found.read_record()
     refuse_unknown(found.id, record, node=node, rank=rank, attempt=None if follow else attempt)
     stamp = None if since is None else find_since(since, record.utc_offset, datetime.now(timezone.utc))
-    logs = RunLogs(found.folder, record.all_hosts, Choice(node, rank, attempt, stamp))
+    logs = RunLogs(folder, record.all_hosts, Choice(node, rank, attempt, stamp))
     printer = LogPrinter(own_streams()) if rank is None else ExactPrinter(own_streams())
     try:
         keep_printing(logs, printer, lambda: follow and is_running(found))

@@ -1,4 +1,4 @@
-"""Copy what the ranks of a run have written from its hosts, which are reached as when the run was started."""
+"""Copy the logs of a run from the host that controls it, and what its ranks have written from its hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import click
 
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.error_lines import show_error, tell, tell_lost
-from launcher.cli.find_run import ControllerLost, read_record
+from launcher.cli.find_run import CONNECT_TIMEOUT_S, ControllerLost, ask_value, open_way, read_record, unreadable
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.repetition import read_origin, typed_of
 from launcher.commands.fetch import Wish, fetch_files, refuse_pattern
@@ -36,6 +36,23 @@ if TYPE_CHECKING:
     from launcher.transports.registry import TransportEntry
 
 MOST_BYTES = 2_000_000_000  # of one host
+_MOST_LOG_BYTES = 64 << 30
+_LOGS = ("run.json", "launch.log", "node_*.log", "samples.jsonl", "stacks-*.txt", "files", "bisection")
+
+
+def fetch_logs(found: RemoteRun, log_dir: Path, *, is_chosen: bool) -> int:
+    """Copy the logs of a run below `log_dir`; return the exit code. is_chosen: the user has named the directory."""
+    if not is_chosen:
+        refuse_strange_folder(log_dir)
+    folder = ask_value(found, "logs")
+    if not isinstance(folder, str):
+        raise unreadable(found.way.name)
+    way, options = found.way, ["--log-dir", str(log_dir)] if is_chosen else []
+    wish = Wish(folder, _LOGS, _MOST_LOG_BYTES, may_grow=True)
+    again = shlex.join(["launch", "fetch", *options, found.id])
+    origin = {"run": found.id, "host": way.name, "user": way.user, "port": way.port}
+    host = _Host(way.host, open_way(way), way.python, CONNECT_TIMEOUT_S)
+    return _copy(host, wish, log_dir / found.id, again, origin)
 
 
 def fetch_paths(
@@ -55,10 +72,11 @@ def fetch_paths(
     names = [*folders] if from_all else [*folders][:1]
     origin = read_origin(RunList.of_user(os.environ), found.id)
     worst = 0
-    for host, transport, python, timeout_s in _open(origin, names, found.id):
+    again = shlex.join(["launch", "fetch", *options, found.id, *patterns])
+    for host in _open(origin, names, found.id):
         wish = Wish(folders[host.name], tuple(patterns), most_bytes)
         try:
-            code = _copy(host, transport, python, timeout_s, wish, log_dir, found.id, options)
+            code = _copy(host, wish, log_dir / f"{found.id}-fetched" / host.name, again)
         except LauncherError as error:  # the other hosts may have theirs
             show_error(error)
             code = error.exit_code
@@ -92,11 +110,13 @@ def fetch_at_end(logs: Path, patterns: Sequence[str], hosts: Sequence[Host], ope
     name = next(iter(folders))
     host = {host.name: host for host in hosts}[name]  # no other host has run anything
     wish = Wish(folders[name], tuple(patterns), MOST_BYTES)
+    again = shlex.join(["launch", "fetch", logs.name, *patterns])
     try:
         transport = open_transport((host,), lambda text: None)
-        _copy(host, transport, job.python, job.timeouts.connect_timeout_s, wish, logs.parent.absolute(), logs.name)
+        reached = _Host(host, transport, job.python, job.timeouts.connect_timeout_s)
+        _copy(reached, wish, logs.parent.absolute() / f"{logs.name}-fetched" / name, again)
     except LauncherError as error:
-        tell(f"launch: {error.message}; fix: launch fetch {logs.name} {shlex.join(patterns)}")
+        tell(f"launch: {error.message}; fix: {again}")
 
 
 def fetch_asked(found: RemoteRun, log_dir: Path) -> None:
@@ -117,15 +137,27 @@ def fetch_asked(found: RemoteRun, log_dir: Path) -> None:
         pass  # it was said why
 
 
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """A host, and how it is reached."""
+
+    host: Host
+    transport: Transport
+    python: str | None
+    timeout_s: float  # for a login
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+
 def _copy(
-    host: Host, transport: Transport, python: str | None, timeout_s: float, wish: Wish, log_dir: Path, run_id: str,
-    options: Sequence[str] = (),
+    host: _Host, wish: Wish, target: Path, again: str, origin: Mapping[str, object] | None = None
 ) -> int:  # fmt: skip
-    """Copy files of one host, and say what came of it; return an exit code. options: of the same `launch fetch`."""
-    target = log_dir / f"{run_id}-fetched" / host.name
-    again = shlex.join(["launch", "fetch", *options, run_id, *wish.patterns])
+    """Copy files of one host, and say what came of it; return an exit code. again: the command that continues it."""
+    pythons = loader_pythons(host.python)
     try:
-        got = fetch_files(transport, host, loader_pythons(python), timeout_s, wish, target)
+        got = fetch_files(host.transport, host.host, pythons, host.timeout_s, wish, target, origin)
     except TransportError as error:
         tell_lost(error.failure, f"launch: the copy continues with {again}")
         return EXIT_UNREACHABLE
@@ -156,10 +188,8 @@ def _find_folders(record: RunJson, run_id: str) -> dict[str, str]:
     return {node.host: node.cwd for node in record.plan.nodes}
 
 
-def _open(
-    origin: Mapping[str, Any], names: Sequence[str], run_id: str
-) -> Iterator[tuple[Host, Transport, str | None, float]]:
-    """Yield each of these hosts with the transport to it, --python, and how long a login may take."""
+def _open(origin: Mapping[str, Any], names: Sequence[str], run_id: str) -> Iterator[_Host]:
+    """Yield each of these hosts, as it was reached when the run was started."""
     from launcher.cli.host_choice import choose_way, make_opener, open_this_machine, read_hosts
     from launcher.cli.options.sources import make_request, settle
 
@@ -184,7 +214,7 @@ def _open(
             opener = make_opener(chosen, settings, hosts, python=request.python)
         transport = opener(hosts, lambda text: None)
         for host in hosts:  # here, because a relative --ssh-config is read for each connection
-            yield host, transport, request.python, timeout_s
+            yield _Host(host, transport, request.python, timeout_s)
 
 
 @contextlib.contextmanager

@@ -16,19 +16,19 @@ import shutil
 import stat
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.concurrency import start_thread
-from launcher.errors import HostFailure, HostFailureKind, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError, UsageError
 from launcher.escapes import one_line
 from launcher.forms import FormError, load_json
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.node.file_sender import matches, split_path
-from launcher.private_files import make_private, open_private
+from launcher.private_files import make_private, open_private, write_private
 from launcher.sync.kept_code import hash_path
 from launcher.transports.archives import pack_node
 from launcher.transports.base import STDOUT, Channel, Transport, TransportError
@@ -42,6 +42,7 @@ _LOOKS = 20
 _MOST_NAMED = 100
 _WHOLE = b"+"  # after the bytes of a file, see launcher/node/file_sender.py
 _MOST_NAMES = 100  # in a path
+_ORIGIN = "fetched.json"  # in a copy of logs: which run it is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Wish:
     folder: str
     patterns: tuple[str, ...]
     most_bytes: int
+    may_grow: bool = False  # logs, to which a run appends while they are copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +68,21 @@ class Fetched:
 
 
 def fetch_files(
-    transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float, wish: Wish, target: Path
-) -> Fetched:
+    transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float, wish: Wish, target: Path,
+    origin: Mapping[str, object] | None = None,
+) -> Fetched:  # fmt: skip
     """Copy what a host has to `target`; raise TransportError or LauncherError.
 
     It and the directory above are made with mode 0700, as all directories in it, and the files with 0600.
 
     Files there that have the same beginning are continued, so a copy that was cut off is, too; others are replaced.
+    origin: what the copy is of, if it is one of logs; then a `target` that holds anything else is left alone.
     """
     try:
-        _make(target, target.parent.parent)
+        _make(target, target.parent.parent if origin is None else target.parent)
         with _alone_in(target):
+            if origin is not None:
+                _mark(target, origin)
             known = _list_known(target)
             request = {**asdict(wish), "known": known, "kept_out": messages.KEPT_OUT}
             python = open_python(transport, host, pythons, timeout_s, pack_node())
@@ -95,19 +101,24 @@ def fetch_files(
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep others from copying to a directory while the block runs: two would write the same parts."""
+    """Wait for others that copy to a directory, and keep them from it while the block runs."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise LauncherError(f"another launch copies files to {folder}", "wait until it has ended") from None
-    except OSError:  # a file system without locks
-        pass
-    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
+
+
+def _mark(target: Path, origin: Mapping[str, object]) -> None:
+    """Write into an empty directory what the copy is of; raise UsageError for one that holds anything else."""
+    with contextlib.suppress(OSError, FormError):
+        if load_json((target / _ORIGIN).read_bytes()) == origin:
+            return
+    if any(target.iterdir()):
+        raise UsageError(f"{target} is no copy of this run", "name another directory with --log-dir")
+    write_private(target / _ORIGIN, json.dumps(origin))
 
 
 def _list_known(target: Path) -> dict[str, tuple[int, str]]:

@@ -35,9 +35,11 @@ def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:
 
 
 def find_value(run: ListedRun, question: str) -> Any:
-    """Return what is asked of a run, as JSON: its `record`, its `agents`, or the `contents` of its page."""
+    """Return what is asked of a run, as JSON: `record`, `agents`, the `contents` of its page, where its `logs` are."""
     if question == "record":
         return run.read_json()
+    if question == "logs":
+        return str(run.find_folder())
     if question == "agents":
         return _find_agents(run)
     assert question == "contents", question

@@ -52,7 +52,7 @@ def main(nonce: str, wait_s: int) -> None:
                 left_out.append([path, found.st_size])
                 continue
             left -= found.st_size - begin
-            _send(fd, path, begin, found)
+            _send(fd, path, begin, found, may_grow=request["may_grow"])
     named = {"left_out": left_out[:_MOST_NAMED], "failed": failed[:_MOST_NAMED], "unnamed": unnamed[:_MOST_NAMED]}
     _write_line({"end": True, "matched": len(paths), **named})
 
@@ -137,8 +137,11 @@ def hash_start(fd: int, size: int) -> str:
     return digest.hexdigest() if size else ""
 
 
-def _send(fd: int, path: str, begin: int, found: os.stat_result) -> None:
-    """Send the rest of a file; one that becomes shorter meanwhile is filled up, and so is one that has changed."""
+def _send(fd: int, path: str, begin: int, found: os.stat_result, *, may_grow: bool) -> None:
+    """Send the rest of a file; one that becomes shorter meanwhile is filled up, and so is one that has changed.
+
+    may_grow: what is appended meanwhile is no change, as in the logs of a run.
+    """
     _write_line({"path": path, "begin": begin, "size": found.st_size})
     place = begin
     while place < found.st_size:
@@ -147,8 +150,8 @@ def _send(fd: int, path: str, begin: int, found: os.stat_result) -> None:
         _write(data)
         place += size
     after = os.fstat(fd)
-    has_changed = (after.st_size, after.st_mtime_ns) != (found.st_size, found.st_mtime_ns)
-    _write(CHANGED if has_changed else WHOLE)
+    is_same = (after.st_size, after.st_mtime_ns) == (found.st_size, found.st_mtime_ns)
+    _write(WHOLE if is_same or (may_grow and after.st_size >= found.st_size) else CHANGED)
 
 
 def _write_line(values: dict[str, object]) -> None:

@@ -119,6 +119,12 @@ class ListedRun:
         """The directory of its logs."""
         return Path(self.controller.folder)
 
+    def find_folder(self) -> Path:
+        """Return that directory; raise UsageError if it was removed."""
+        if not self.folder.is_dir():
+            raise UsageError(f"the logs in {self.folder} were removed", "see launch ps for other runs")
+        return self.folder
+
     @property
     def is_here(self) -> bool:
         """Whether its process is one of this machine or container: several may share a home directory."""

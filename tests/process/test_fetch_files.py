@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,8 +26,11 @@ HOST = Host("gpu1", source="test")
 MOST = 1_000_000
 
 
-def fetch(folder: Path, target: Path, *patterns: str, most_bytes: int = MOST) -> Fetched:
-    return fetch_files(LocalTransport(), HOST, [sys.executable], 10, Wish(str(folder), patterns, most_bytes), target)
+def fetch(
+    folder: Path, target: Path, *patterns: str, most_bytes: int = MOST, origin: dict[str, object] | None = None
+) -> Fetched:
+    wish = Wish(str(folder), patterns, most_bytes)
+    return fetch_files(LocalTransport(), HOST, [sys.executable], 10, wish, target, origin)
 
 
 @pytest.fixture
@@ -133,16 +136,72 @@ def test_nothing_is_written_through_a_link_here(workdir: Path, tmp_path: Path) -
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
-def test_a_directory_to_which_another_fetch_copies(workdir: Path, tmp_path: Path) -> None:
-    fetch(workdir, tmp_path / "R", "outputs/empty")
-    fd = os.open(tmp_path / "R", os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(LauncherError, match=r"^another launch copies files to "):
-            fetch(workdir, tmp_path / "R", "outputs/")
-    finally:
-        os.close(fd)
-    assert fetch(workdir, tmp_path / "R", "outputs/").copied == 2
+def test_copies_that_are_made_at_once_are_whole(workdir: Path, tmp_path: Path) -> None:
+    """As after several attaches that end together: each waits for those before, and then has nothing to copy."""
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda _: fetch(workdir, tmp_path / "R", "outputs/", origin={"run": "R"}), range(8))]
+    assert sorted(each.copied for each in found) == [0] * 7 + [3]
+    assert (tmp_path / "R/outputs/a.pt").read_bytes() == b"a" * 1000
+    assert not [*tmp_path.rglob("*.part")]
+
+
+ORIGIN = {"run": "R", "host": "gpu1", "user": None, "port": None}
+
+
+def test_logs_continue_a_copy_of_the_same_run(workdir: Path, tmp_path: Path) -> None:
+    """Any host may name any run."""
+    assert fetch(workdir, tmp_path / "R", "train.py", origin=ORIGIN).copied == 1
+    (workdir / "train.py").write_text("more")
+    assert fetch(workdir, tmp_path / "R", "train.py", origin=ORIGIN).copied == 1
+    for key, value in (("run", "S"), ("host", "gpu2"), ("user", "ann"), ("port", 2222)):
+        with pytest.raises(LauncherError, match="R is no copy of this run"):
+            fetch(workdir, tmp_path / "R", "*", origin={**ORIGIN, key: value})
+    assert {path.name for path in (tmp_path / "R").iterdir()} == {"train.py", "fetched.json"}
+
+
+@pytest.mark.parametrize("kind", ["logs", "file", "link", "dangling link", "link to a copy"])
+def test_what_is_no_copy_of_logs_stays(workdir: Path, tmp_path: Path, kind: str) -> None:
+    """The logs of a run of this machine, or what somebody has put where a copy will be."""
+    target, victim = tmp_path / "logs" / "R", tmp_path / "victim"
+    target.parent.mkdir()
+    if kind == "link to a copy":
+        fetch(workdir, victim, "train.py", origin=ORIGIN)
+    elif kind == "link":
+        victim.mkdir()
+    if "link" in kind:
+        target.symlink_to(victim)
+    elif kind == "file":
+        target.touch()
+    else:
+        target.mkdir()
+        (target / "run.json").touch()
+    before = [path.lstat() for path in (target, victim) if os.path.lexists(path)]
+    with pytest.raises(LauncherError, match=r"it is a link|File exists|is no copy of this run"):
+        fetch(workdir, target, "outputs", origin=ORIGIN)
+    assert [path.lstat() for path in (target, victim) if os.path.lexists(path)] == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
+def test_a_copy_of_another_user_stays(workdir: Path, tmp_path: Path) -> None:
+    fetch(workdir, tmp_path / "R", "train.py", origin=ORIGIN)
+    os.chown(tmp_path / "R", 54321, -1)
+    with pytest.raises(LauncherError, match="it belongs to user 54321"):
+        fetch(workdir, tmp_path / "R", "outputs", origin=ORIGIN)
+
+
+@pytest.mark.parametrize(("may_grow", "size", "mark"), [(True, 15, b"+"), (False, 15, b"-"), (True, 5, b"-")])
+def test_a_file_that_changes_while_it_is_sent(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], *, may_grow: bool, size: int, mark: bytes
+) -> None:
+    """What a run appends to its logs is left for the next copy; results that are written anew aren't taken."""
+    path = tmp_path / "node_0.log"
+    path.write_bytes(b"x" * 10)
+    with path.open("r+b") as file:
+        found = os.fstat(file.fileno())
+        os.truncate(path, size)
+        file_sender._send(file.fileno(), "node_0.log", 0, found, may_grow=may_grow)
+    sent = capfdbinary.readouterr().out.partition(b"\n")[2]
+    assert (len(sent), sent[-1:]) == (11, mark)
 
 
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:

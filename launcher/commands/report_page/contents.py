@@ -14,7 +14,6 @@ from typing import Annotated, Any
 from launcher.commands.report_page.numbers import find_numbers
 from launcher.commands.report_page.plot import MOST_LINES, Line, Plot, Point, TimeRange, find_most
 from launcher.commands.report_page.samples import Sample, SampleFinding, read_samples
-from launcher.errors import UsageError
 from launcher.escapes import without_controls
 from launcher.forms import Most, Within, reader_of
 from launcher.output.log_reader import Choice, RunLogs
@@ -57,15 +56,13 @@ class Contents:
 
 def collect_contents(run: ListedRun) -> Contents:
     """Return what the page of a run shows; raise UsageError if its logs were removed."""
-    if not run.folder.is_dir():
-        raise UsageError(f"the logs in {run.folder} were removed", "see launch ps for other runs")
-    record, now = run.read_record(), time.time()
+    folder, record, now = run.find_folder(), run.read_record(), time.time()
     row = make_row(run, now)
     times = TimeRange(run.began_at, _find_end(run, record, now))
-    logs = RunLogs(run.folder, record.all_hosts, Choice(node=0, rank=0), _READ_BYTES)
+    logs = RunLogs(folder, record.all_hosts, Choice(node=0, rank=0), _READ_BYTES)
     numbers = find_numbers(logs.read(), record.utc_offset, times)
     logs.close()
-    samples, findings = read_samples(run.folder)
+    samples, findings = read_samples(folder)
     return Contents(
         record, run.id, run.name, row.state, row.describe(), times, tuple(numbers),
         tuple(plot_samples(samples, findings, times)), tuple(findings), tuple(_find_last_lines(run, record)), now,
