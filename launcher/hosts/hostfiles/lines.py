@@ -58,17 +58,13 @@ _FOREIGN = (
         "an ssh_config",
         "list its host names, one per line, and pass the ssh_config with --ssh-config FILE",
     ),
+    (
+        re.compile(r"""-(?:[ \t].*)?|---.*|{.*|\[(?:[ \t]*["'{].*|[A-Za-z_][^\]]*,.*)?|[\w.-]+:(?:[ \t]*[\[{"'].*)?"""),
+        "a YAML or JSON file",
+        "write one host per line, such as: node1 slots=8",
+    ),
 )
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A line without its comment, or an item of a YAML list: its name, and its settings if it has any."""
-
-    line: int
-    text: str
-    settings: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +83,16 @@ class _Setting:
     text: str  # as it was written
 
 
-def parse_item(item: Item) -> Iterator[HostfileEntry]:
-    """Yield the hosts of a line or item; raise UsageError if it is wrong or ambiguous."""
-    for foreign, file, fix in () if item.settings is not None else _FOREIGN:
-        if foreign.fullmatch(item.text):
-            raise UsageError(f"{shown(item.text)} is a line of {file}, not of a hostfile", fix)
-    if item.settings is not None:
-        yield _parse_host(item.text, item.settings)
-    elif "=" in item.text or _MARKED.fullmatch(item.text):
-        target, *words = _split_words(item.text)
+def parse_line(text: str) -> Iterator[HostfileEntry]:
+    """Yield the hosts of a line without its comment; raise UsageError if it is wrong or ambiguous."""
+    for foreign, file, fix in _FOREIGN:
+        if foreign.fullmatch(text):
+            raise UsageError(f"{shown(text)} is a line of {file}, not of a hostfile", fix)
+    if "=" in text or _MARKED.fullmatch(text):
+        target, *words = _split_words(text)
         yield _parse_host(target, [_split_setting(word) for word in words])
     else:
-        yield from parse_list(item.text)
+        yield from parse_list(text)
 
 
 def parse_list(content: str, *, are_logins: bool = False) -> Iterator[HostfileEntry]:
@@ -200,7 +194,7 @@ def _offer(*lines: str, say: str) -> str:
 
 def _is_good(line: str) -> bool:
     try:
-        list(parse_item(Item(1, line)))
+        list(parse_line(line))
     except UsageError:
         return False
     return True

@@ -1,9 +1,4 @@
-"""Read hosts from a list or a hostfile, in the order written; every error has the file, the line and the value.
-
-A hostfile may be a YAML list, each item of which is a line or a mapping with name, slots, user, port, addr and enter.
-PyYAML's events are read, not its values: events have line numbers, `022` stays as written, no object is constructed,
-and deeper nesting ends the reading where it begins.
-"""
+"""Read hosts from a list or a hostfile, in the order written; every error has the file, the line and the value."""
 
 from __future__ import annotations
 
@@ -12,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import HostfileError, UsageError
 from launcher.hosts.host import Host
-from launcher.hosts.hostfiles.lines import HostfileEntry, Item, parse_item, parse_list
+from launcher.hosts.hostfiles.lines import HostfileEntry, parse_line, parse_list
 from launcher.hosts.ranges import MAX_HOSTS, name_key, shown
 
 MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of MAX_HOSTS; /dev/zero has no end
@@ -24,13 +18,6 @@ MAX_LINE_LENGTH = 65536  # enough for a Slurm list of several thousand names
 
 _COMMENT = re.compile(r"#|(?:^|(?<=[ \t]))//")  # Open MPI's second kind of comment follows a space
 _INCLUDE = re.compile(r"#include[ \t]+[^ \t]+[ \t]*")
-
-# A list, in either style, or a mapping, which is refused.
-_YAML_START = re.compile(r"-(?: |$)|---|[{]|\[[ \t]*(?:$|[\"'{])|\[[A-Za-z_][^\]]*,|[\w.-]+:(?:[ \t]+[\[{].*)?$")
-
-# Constructs whose missing end is noticed later, maybe much later: the line to correct is where they begin.
-_OPEN = ("while parsing a flow", "while scanning a simple key", "while scanning a quoted scalar")
-_FIX = "write a list: '- node1', or '- name: node1' with 'slots: 8' below it"
 
 
 @dataclass(slots=True)
@@ -99,24 +86,24 @@ def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
             message = f"a line of {len(line)} characters; the limit is {MAX_LINE_LENGTH}"
             raise HostfileError(source, number, message, "write one host or range per line")
     gathered = _Gathered()
-    for item in _read_items("\n".join(lines), source) if _is_yaml(lines) else _read_lines(lines, source):
-        place = f"{source}:{item.line}"
-        with _located(source, item.line):
-            for entry in parse_item(item):
+    for number, line in _read_lines(lines, source):
+        place = f"{source}:{number}"
+        with _located(source, number):
+            for entry in parse_line(line):
                 gathered.add(entry, place, place)
     if not gathered.named:
         raise HostfileError(source, None, "names no host", "write one per line, as in: node1 slots=8")
     return gathered.hosts()
 
 
-def _read_lines(lines: Sequence[str], source: str) -> Iterator[Item]:
-    """Yield the lines without comments; raise HostfileError for a line by which pdsh would include another file."""
+def _read_lines(lines: Sequence[str], source: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines, without comments; raise HostfileError where pdsh would include a file."""
     for number, line in enumerate(lines, start=1):
         if _INCLUDE.fullmatch(line):
             fix = "list its hosts here; if this is a comment, put a space after '#' (pdsh needs it)"
             raise HostfileError(source, number, f"{shown(line)}: included files are not read", fix)
         if content := _COMMENT.split(line, maxsplit=1)[0].strip(" \t"):
-            yield Item(number, content)
+            yield number, content
 
 
 @contextmanager
@@ -125,84 +112,3 @@ def _located(source: str, line: int | None) -> Iterator[None]:
         yield
     except UsageError as error:
         raise HostfileError(source, line, error.message, error.fix) from None
-
-
-def _is_yaml(lines: Sequence[str]) -> bool:
-    """Tell whether the first line with content begins YAML, of which JSON is a part, as no host name does."""
-    content = (line.strip(" \t") for line in lines)
-    first = next((line for line in content if line and not line.startswith("#")), "")
-    return _YAML_START.match(first) is not None
-
-
-def _read_items(text: str, source: str) -> Iterator[Item]:
-    """Yield the items; raise HostfileError if the text isn't a YAML list or PyYAML is missing."""
-    try:
-        import yaml
-    except ImportError:
-        fix = "run pip install PyYAML, or write one host per line without '- '"
-        raise HostfileError(source, None, "a YAML list, but this Python has no PyYAML", fix) from None
-
-    events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    try:
-        yield from _read_document(yaml, events, source)
-    except yaml.MarkedYAMLError as error:
-        raise HostfileError(source, _line_of(error, text), f"not YAML: {_printable(error.problem)}", _FIX) from None
-    except yaml.YAMLError as error:  # a character that YAML doesn't allow; the error has no line
-        raise HostfileError(source, None, f"not YAML: {_printable(error)}") from None
-
-
-def _read_document(yaml: Any, events: Iterator[Any], source: str) -> Iterator[Item]:
-    frame = (yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.SequenceStartEvent)
-    for kind, event in zip(frame, events, strict=False):  # frame first, so that zip takes no event too many
-        if not isinstance(event, kind):
-            raise _no_host(event, source)
-    for event in events:
-        if isinstance(event, yaml.SequenceEndEvent):
-            break
-        if isinstance(event, yaml.MappingStartEvent):
-            yield _read_mapping(yaml, events, _line(event), source)
-        elif isinstance(event, yaml.ScalarEvent) and event.value.strip():
-            yield Item(_line(event), event.value)
-        else:
-            raise _no_host(event, source)
-    for event in events:
-        if isinstance(event, yaml.DocumentStartEvent):
-            raise _no_host(event, source)
-
-
-def _line_of(error: Any, text: str) -> int | None:
-    """Return the line to correct; for an error at the end of the text, that is its last line."""
-    is_open = (error.context or "").startswith(_OPEN) and error.context_mark is not None
-    mark = error.context_mark if is_open else error.problem_mark
-    return min(int(mark.line) + 1, text.rstrip().count("\n") + 1) if mark is not None else None
-
-
-def _line(event: Any) -> int:
-    return int(event.start_mark.line) + 1
-
-
-def _no_host(event: Any, source: str) -> HostfileError:
-    got = ", got a YAML or JSON mapping" if "Mapping" in type(event).__name__ else ""
-    return HostfileError(source, _line(event), f"expected one list of hosts{got}", _FIX)
-
-
-def _read_mapping(yaml: Any, events: Iterator[Any], line: int, source: str) -> Item:
-    words: list[str] = []
-    for event in events:
-        if isinstance(event, yaml.MappingEndEvent):
-            break
-        if not isinstance(event, yaml.ScalarEvent):
-            fix = "use slots, user, port, addr and enter, each with one value"
-            raise HostfileError(source, _line(event), "a setting must have one value", fix)
-        words.append(event.value)
-    pairs = list(zip(words[::2], words[1::2], strict=True))
-    names = [value for key, value in pairs if key == "name"]
-    if len(names) != 1:
-        known = shown(", ".join(words[::2]))
-        raise HostfileError(source, line, f"a host must have one name, got the keys {known}", "write '- name: node1'")
-    return Item(line, names[0], tuple(pair for pair in pairs if pair[0] != "name"))
-
-
-def _printable(problem: object) -> str:
-    words = " ".join(str(problem).split())
-    return words if words.isprintable() and len(words) <= 200 else shown(words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,9 +39,6 @@ READERS: dict[str, Callable[[str], Sequence[Host]]] = {
     "a port behind a colon": lambda text: parse_hostfile(f"{text}:22\n", "f"),
     "a node list": lambda text: parse_hostfile(f"n[1-2],{text}\n", "f"),
     "inside a range": lambda text: parse_hostfile(f"n[1-{text}]\n", "f"),
-    "a YAML list": lambda text: parse_hostfile(f"- {json.dumps(text)}\n", "f"),
-    "a name in YAML": lambda text: parse_hostfile(f"- name: {json.dumps(text)}\n", "f"),
-    "a user in YAML": lambda text: parse_hostfile(f"- name: a0\n  user: {json.dumps(text)}\n", "f"),
     "--include": lambda text: select_hosts(OFFER, text, None, None),
     "--exclude": lambda text: select_hosts(OFFER, None, text, None),
     "Slurm": lambda text: _of_slurm(text),
