@@ -40,7 +40,7 @@ GROUPS = {
     },
     "Also": {  # named in one line
         "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
-        "sbatch": ("launcher.cli.sbatch", "Print or submit a Slurm batch script that runs SCRIPT."),
+        "sbatch": ("launcher.cli.sbatch", "Print a Slurm batch script that runs SCRIPT."),
         "rejoin": ("launcher.cli.rejoin", "Let hosts that a run has lost rejoin it, as after a reboot."),
         "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
         "completion": ("launcher.cli.completion", "Print the script that completes command lines in a shell."),
@@ -132,8 +132,8 @@ EXAMPLES = {
         "launch hosts --hosts 'gpu[1-4]' --json",
     ),
     "sbatch": (
-        "launch sbatch --nodes 2 --gpus 8 --time 4:00:00 train.py",
-        "launch sbatch --nodes 2 --gpus 8 --cpus-per-task 32 --submit train.py",
+        "launch sbatch --nodes 2 --gpus 8 train.py > job.sh",
+        "launch sbatch --nodes 2 --gpus 8 train.py | sbatch --time=4:00:00",
     ),
     "completion": (
         "launch completion bash",

@@ -1,18 +1,21 @@
-"""launch sbatch: a Slurm batch script that runs the same job."""
+"""launch sbatch: a Slurm batch script that runs the same job, for Slurm 20.11 and newer.
+
+It is only printed: sbatch takes a script on stdin, and its own options on its command line win over those in the text.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shlex
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import click
 
 from launcher.cli.job_request import read_job
 from launcher.cli.misplaced_words import part_words
-from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import (
@@ -27,15 +30,49 @@ from launcher.cli.options.request import (
     Request,
     name_all,
 )
-from launcher.cli.options.sources import gather, is_chosen
+from launcher.cli.options.sources import gather
 from launcher.cli.options.toml_files import current_directory
 from launcher.cli.typed_command import own_program, typed_options
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.job.sbatch_script import Batch, batch_text, check_batch, log_folder
 from launcher.job.variables import is_secret, parse_settings
 from launcher.transports.registry import SRUN
+
+# Added to the time that ranks have to save, for launch to stop the rest and check what is left. Slurm sends its signal
+# up to a minute early, and never late.
+SIGNAL_MARGIN_S = 45
+_PLAIN = re.compile(r"[\w@%+=:,./&|-]+", re.ASCII)
+
+_SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name={job_name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+{gres}#SBATCH --chdir={directory}
+#SBATCH --output=slurm-%j.out
+#SBATCH --error=slurm-%j.err
+#SBATCH --{requeue}
+#SBATCH --open-mode=append
+#SBATCH --signal=B:{signal}@{signal_s}
+
+# Written by `launch sbatch`. Pass it to sbatch with what else the job needs: sbatch --time=4:00:00 --cpus-per-task=32
+# {signal_s} s before the time limit, launch gets a signal; ranks have {save_s:g} s to save.
+"""
+# The signal is USR1 here: scancel sends TERM, and a cancelled job must not be requeued. The script has to stay alive
+# for scontrol; `wait` returns at each signal, so it waits until launch is gone.
+_REQUEUE = """\
+# Then the job is requeued; SLURM_RESTART_COUNT counts its restarts, for the ranks too.
+trap 'is_due=yes; kill -TERM "$launch"' USR1
+trap 'kill -TERM "$launch"' TERM
+{command} &
+launch=$!
+while wait "$launch"; code=$?; kill -0 "$launch" 2>/dev/null; do :; done
+if [ -n "${{is_due-}}" ] && [ "$code" -ne 0 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
 
 
 @click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -46,39 +83,20 @@ from launcher.transports.registry import SRUN
 def command(*, request: Request) -> int:
     """Print a Slurm batch script that runs SCRIPT on every node of the job.
 
-    Slurm writes slurm-JOB.out and .err to --log-dir, next to the logs of the run. Before the time limit, the ranks get
-    SIGTERM and --stop-timeout to save. With --requeue, the built-in trainer resumes in the requeued job; your own
-    script can check that SLURM_RESTART_COUNT is set.
+    Pass it to sbatch, with what else Slurm needs to know: launch sbatch ... | sbatch --time=4:00:00. Before the time
+    limit, the ranks get SIGTERM and --stop-timeout to save. With --requeue, the built-in trainer resumes in the
+    requeued job; your own script can check that SLURM_RESTART_COUNT is set.
     """
     job = read_job(request, [Host("each node", source="--nodes")])
-    batch = read_batch(request, job)
-    check_batch(batch)
-    if request.submit:
-        _check_script(job, request.workdir)
-    text = batch_text(batch)
-    if request.output is not None:
-        _write(request.output, text)
-    secrets = _secrets(request)
-    if request.submit:
-        if not is_chosen("log_dir"):
-            refuse_strange_folder(request.log_dir)
-        _make_folder(Path(log_folder(batch)))
-        job_id = submit(text, {**os.environ, **secrets})
-        click.echo(job_id)
-        notes = [f"submitted job {job_id}", *_watch_lines(batch, job_id)]
-    elif request.output is not None:
-        file = shlex.quote(str(request.output))
-        notes = [f"start it with: mkdir -p {shlex.quote(log_folder(batch))} && sbatch {file}", *_secret_lines(secrets)]
-    else:
-        click.echo(text, nl=False)
-        notes = _secret_lines(secrets)
-    for line in [*notes, *_warnings(batch, job)]:
-        click.echo(f"launch: {line}" if not line.startswith(" ") else line, err=True)
+    text = _describe(request, job)
+    _check_script(job, request.workdir)
+    click.echo(os.fsencode(text), nl=False)  # an argument may not be valid UTF-8
+    for line in [*_secret_lines(request), *_warnings(request, job)]:
+        click.echo(f"launch: {line}", err=True)
     return 0
 
 
-def read_batch(request: Request, job: Job) -> Batch:
-    """Return what is requested from Slurm; `job` is what is requested from `launch`."""
+def _describe(request: Request, job: Job) -> str:
     gpus = job.nproc or 0 if job.wants_gpus else 0
     if job.wants_gpus and not gpus:
         fix = "pass --gpus N before SCRIPT, or --nproc N --cpu to train on CPUs"
@@ -86,28 +104,39 @@ def read_batch(request: Request, job: Job) -> Batch:
     batch = name_all(BATCH)
     # Ignore the hosts of launcher.toml; the job reads it again, since it runs in this directory.
     launch = (own_program(), "--transport", SRUN.name, *typed_options(lambda name: name not in batch))
-    return Batch(
-        argv=(*launch, *part_words(request.words)),
-        job_name=_name(job.program),
-        gpus=gpus,
-        folder=str(current_directory()),
-        log_dir=str(request.log_dir),
-        stop_timeout_s=job.timeouts.stop_timeout_s,
-        directives=request.directive,
-        nodes=request.nodes,
-        time=request.time,
-        cpus_per_task=request.cpus_per_task,
-        requeue=request.requeue,
-    )
+    return batch_text(
+        (*launch, *part_words(request.words)), _name(job.program), str(current_directory()), nodes=request.nodes,
+        gpus=gpus, save_s=job.timeouts.stop_timeout_s, is_requeued=request.requeue,
+    )  # fmt: skip
 
 
-def _secrets(request: Request) -> dict[str, str]:
-    settings = parse_settings(request.env, os.environ)
-    return {name: value for name, value in settings.items() if is_secret(name, value)}
+def batch_text(
+    argv: Sequence[str], name: str, folder: str, *, nodes: int, gpus: int, save_s: float, is_requeued: bool
+) -> str:
+    """Return the script; raise UsageError for what sbatch would misread.
+
+    gpus: of each node; `folder`: where the job runs; save_s: how long ranks may save.
+    """
+    if not (folder + name).isprintable() or "%" in folder or "\\" in folder:
+        raise UsageError(f"{folder!r}, {name!r}: Slurm can't have a name with control characters, or % or \\ in a path")
+    head = _SCRIPT.format(
+        job_name=_quote(name), nodes=nodes, gres=f"#SBATCH --gres=gpu:{gpus}\n" if gpus else "",
+        directory=_quote(folder), requeue="requeue" if is_requeued else "no-requeue",
+        signal="USR1" if is_requeued else "TERM", signal_s=math.ceil(save_s) + SIGNAL_MARGIN_S, save_s=save_s,
+    )  # fmt: skip
+    command = shlex.join(argv)
+    return head + (_REQUEUE.format(command=command) if is_requeued else f"exec {command}\n")
 
 
 def _name(program: Program) -> str:
     return PurePosixPath(program.target).stem if program.kind is ProgramKind.SCRIPT else program.target
+
+
+def _quote(value: str) -> str:
+    """Quote a value as sbatch reads it: a space ends a word even after a backslash, and `#` begins a comment."""
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
 def _check_script(job: Job, workdir: str | None) -> None:
@@ -119,61 +148,13 @@ def _check_script(job: Job, workdir: str | None) -> None:
         )
 
 
-def _make_folder(path: Path) -> None:
-    """Make the directory of Slurm's logs: a job whose log can't be opened fails silently."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "name another directory with --log-dir") from None
+def _secret_lines(request: Request) -> list[str]:
+    settings = parse_settings(request.env, os.environ)
+    names = [name for name, value in settings.items() if is_secret(name, value)]
+    return [f"{name} is a secret, so it isn't in the script; fix: set it where you run sbatch" for name in names]
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_bytes(os.fsencode(text))  # an argument may not be valid UTF-8
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-
-
-def submit(text: str, env: Mapping[str, str]) -> str:
-    """Pass the script to sbatch and return the job's number; raise LauncherError with the error of sbatch."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable"],
-            input=text,
-            env=env,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            check=False,
-        )
-    except FileNotFoundError:
-        fix = "run this on a machine of the cluster, or copy the script there: --output FILE"
-        raise LauncherError("sbatch isn't installed on this machine", fix) from None
-    if done.returncode:
-        said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines()]
-        raise LauncherError(f"sbatch: {'; '.join(said) or f'exit code {done.returncode}'}")
-    return done.stdout.strip().partition(";")[0]  # ;CLUSTER may follow
-
-
-def _watch_lines(batch: Batch, job_id: str) -> list[str]:
-    logs = [shlex.quote(f"{batch.log_dir}/slurm-{job_id}.{end}") for end in ("out", "err")]
-    return [
-        f"  squeue -j {job_id}",
-        f"  tail -F {' '.join(logs)}",
-        f"  scancel --batch --signal=TERM {job_id}    # stops it; the ranks get --stop-timeout to save",
-    ]
-
-
-def _secret_lines(secrets: Mapping[str, str]) -> list[str]:
-    return [f"{name} is a secret, so it isn't in the script; fix: set it where you run sbatch" for name in secrets]
-
-
-def _warnings(batch: Batch, job: Job) -> list[str]:
-    lines = []
-    if batch.cpus_per_task is None and "--exclusive" not in batch.directives:
-        lines.append(
-            "without --cpus-per-task, the ranks of a node may have to share one CPU; fix: pass --cpus-per-task N"
-        )
-    if batch.requeue and job.program.kind is not ProgramKind.BUILTIN:
-        lines.append("Slurm sets SLURM_RESTART_COUNT in a requeued job; fix: make your script resume if it is set")
-    return lines
+def _warnings(request: Request, job: Job) -> list[str]:
+    if not request.requeue or job.program.kind is ProgramKind.BUILTIN:
+        return []
+    return ["Slurm sets SLURM_RESTART_COUNT in a requeued job; fix: make your script resume if it is set"]

@@ -12,7 +12,12 @@ from machines.slurm import ASK_POLL_S, Slurm
 
 def read_log(folder: Path, job_id: str, end: str) -> str:
     """Return what Slurm has written to logs/slurm-JOB.out or .err so far."""
-    path = folder / "logs" / f"slurm-{job_id}.{end}"
+    return read_output(folder / "logs", job_id, end)
+
+
+def read_output(folder: Path, job_id: str, end: str) -> str:
+    """Return what Slurm has written to slurm-JOB.out or .err so far."""
+    path = folder / f"slurm-{job_id}.{end}"
     return path.read_text() if path.exists() else ""
 
 

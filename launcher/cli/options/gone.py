@@ -17,8 +17,10 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
     "stop --ask": ("launch free, which names the owner", ()),
     "--colon": ("host:8 for slots, host:2222 for a port", ()),
     "--legacy": ("--start plain", ("--start=plain",)),
+    "sbatch --output": ("launch sbatch ... > FILE", ()),
+    "sbatch --submit": ("launch sbatch ... | sbatch", ()),
     **{
-        f"sbatch --{name}": (f"--directive=--{name}={value}", ())
+        f"sbatch --{name}": (f"launch sbatch ... | sbatch --{name}={value}", ())
         for name, value in {
             "partition": "NAME",
             "account": "NAME",
@@ -26,8 +28,11 @@ GONE: dict[str, tuple[str, tuple[str, ...]]] = {
             "constraint": "LIST",
             "mem": "SIZE",
             "job-name": "NAME",
+            "time": "TIME",
+            "cpus-per-task": "N",
         }.items()
     },
+    "sbatch --directive": ("launch sbatch ... | sbatch OPTIONS", ()),
     "--queue-timeout": ("--queue 2h", ("--queue={}",)),
 }
 

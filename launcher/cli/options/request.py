@@ -601,29 +601,9 @@ class Request:
         "--nodes", metavar="N", type=HOSTS_OF_RUN, default=1, show_default=True, help="Number of nodes.",
         heading="Slurm", is_common=True, in_file=True,
     )
-    time: str | None = _option(
-        "--time", metavar="TIME", help="Time limit: minutes, H:M:S or D-H.  [default: Slurm's]",
-        heading="Slurm", is_common=True, in_file=True,
-    )
-    cpus_per_task: int | None = _option(
-        "--cpus-per-task", metavar="N", type=PROCESSES, help="CPUs per node, shared by its ranks.  [default: Slurm's]",
-        heading="Slurm", is_common=True, in_file=True,
-    )
-    directive: tuple[str, ...] = _option(  # each a line of its own
-        "--directive", metavar="OPTION", multiple=True, help="Add an option of sbatch: --directive=--partition=gpu.",
-        heading="Slurm", is_common=True, in_file=True,
-    )
     requeue: bool = _option(
         "--requeue", is_flag=True, help="Requeue the job at its time limit or if a node fails.",
         heading="Slurm", is_common=True, in_file=True,
-    )
-    output: Path | None = _option(  # where the script is written
-        "--output", metavar="FILE", type=FILE, help="Write the script to FILE.  [default: stdout]",
-        heading="Slurm", is_common=True,
-    )
-    submit: bool = _option(
-        "--submit", is_flag=True, help="Submit the script and print how to watch the job.",
-        heading="Slurm", is_common=True,
     )
     # fmt: on
 
@@ -671,7 +651,7 @@ RESTARTS = _options("restarts progress_dir")
 SPARES = _options("spares min_nodes")
 CLAIMS = _options("until for queue no_queue share claim_cpus")
 OUTPUT = _options("quiet ranks as_json log_dir name no_samples verbose")
-BATCH = _options("nodes time cpus_per_task directive requeue output submit")
+BATCH = _options("nodes requeue")
 WORDS = click.Argument(
     ["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files
 )

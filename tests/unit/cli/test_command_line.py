@@ -695,7 +695,7 @@ def test_every_option_of_a_run_can_have_a_default():
         "share",
         "no_queue",
     }
-    of_one_call |= {"output", "submit", "no_sync"}
+    of_one_call |= {"no_sync"}
     assert {*KEYS} == options - of_one_call | {"script"}
 
 

@@ -64,8 +64,9 @@ def find_documented() -> list[str]:
         fenced = "\n".join(_FENCED.findall(text))
         blocks += re.findall(rf"^(?:\$ )?({_COMMAND}.*)$", fenced, re.MULTILINE)
         cells = re.findall(rf"\| `({_COMMAND}[^`]+)`", text)  # which begin with one
-        lines += [re.split("  #| >", line)[0].strip() for line in (*blocks, *cells)]  # a comment, a redirection
-    return sorted(set(lines))
+        lines += [*blocks, *cells]
+    # Up to a comment, a redirection or a pipe.
+    return sorted({re.split(r"  #| >| \| sbatch", line)[0].strip() for line in lines})
 
 
 def find_help() -> list[str]:
@@ -141,7 +142,7 @@ def describe(line: str) -> str:
                 first = next((line for line in plan if line.startswith("  cd ")), "")
                 said += [line for line in plan if line == first or not line.startswith("  cd ")]  # of one host
             elif name in PRINTED:
-                said += call(program, [name, *(word for word in rest if word != "--submit")])
+                said += call(program, [name, *rest])
     text = "".join(f"{each.rstrip()}\n" for each in said if each not in ("job: ", "run: "))
     text = re.sub(r'"time": "[^"]*"', '"time": "..."', text)
     for found, shown in ((folder.parent, "/home/ann"), (ROOT, "/src"), (sys.executable, "/usr/bin/python3")):

@@ -263,8 +263,7 @@ def test_a_log_directory_that_a_stranger_made(launch: Launch, folder: Path) -> N
     folder.chmod(0o1777)
     said = f"launch: logs belongs to uid {EVE} and is in a directory that every user can write\n"
     fix = "  fix: name another with --log-dir\n"
-    for words in (["singlenode", "--nproc", "1"], ["sbatch", "--submit", "--nproc", "1"]):
-        assert launch(*words, "--cpu", "train.py") == (EXIT_USAGE, "", said + fix)
+    assert launch("singlenode", "--nproc", "1", "--cpu", "train.py") == (EXIT_USAGE, "", said + fix)
     with pytest.raises(UsageError, match=r"^logs belongs to"):  # also for attach
         fetch(RemoteRun("20261120-091233", Way("a")), Path("logs"), is_chosen=False)
     assert [*(folder / "logs").iterdir()] == []
@@ -353,5 +352,5 @@ def test_a_directory_that_is_gone(launch: Launch, folder: Path) -> None:
 def test_a_batch_job_reads_the_same_file(launch: Launch, folder: Path) -> None:
     (folder / "two.toml").write_text("gpus = 4\n")
     (folder / "train.py").touch()
-    _, out, _ = launch("sbatch", "--config", "two.toml", "--cpus-per-task", "8", "train.py")
+    _, out, _ = launch("sbatch", "--config", "two.toml", "train.py")
     assert out.splitlines()[-1].endswith(" --transport srun --config two.toml train.py")

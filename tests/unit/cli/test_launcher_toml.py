@@ -190,9 +190,9 @@ VALUES = {
 }  # fmt: skip
 TYPES = {
     ("bool",): "ask-password claim-cpus cpu detach no-check no-numa no-samples quiet requeue stacks survive-reboots",
-    ("int", "str"): "gpus nproc num-nodes master-port restarts spares min-nodes nodes cpus-per-task",
+    ("int", "str"): "gpus nproc num-nodes master-port restarts spares min-nodes nodes",
     ("int", "float", "str"): "connect-timeout silence stop-timeout rdzv-timeout hang-timeout for sync-limit",
-    ("str", "strings"): "hosts include exclude ranks directive env env-file link fetch script",
+    ("str", "strings"): "hosts include exclude ranks env env-file link fetch script",
     ("bool", "str"): "sync",
     ("bool", "int", "float", "str"): "queue",
 }
