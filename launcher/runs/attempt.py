@@ -44,7 +44,6 @@ from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge
 from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
 from launcher.runs.plan_record import as_record, by_hand_records, describe_code, host_records
-from launcher.runs.rank_watch import call_when_all_run, call_when_all_start, say_early_exits
 from launcher.runs.result import Result, Steps
 from launcher.runs.run_request import ALL_RUN, RunRequest
 from launcher.runs.samples import PERIOD_S, RunSamples
@@ -59,6 +58,7 @@ from launcher.transports.archives import trainer_archive
 from launcher.wording import count, duration
 
 _LOST_RESERVE_S = 120.0  # for an attempt that another controller, or this one after a cut, makes
+ALL_RUN_S = 10.0  # most of what fails at once has failed by then
 LOOK_S = 2.5  # a node gives up on a hung file system after 2 s
 
 
@@ -67,7 +67,6 @@ class CarriedOver:
     """What a run knows from its attempts so far, for the next one."""
 
     attempts: int = 0  # before this one
-    have_all_run: bool = False  # all ranks of one of them, for a while
     has_left: bool = False  # the terminal, if it was to
     warnings: set[str] = field(default_factory=set)  # that were printed
     incidents: Mapping[str, str] = field(default_factory=dict)  # by host, of earlier runs
@@ -130,6 +129,7 @@ class Attempt:
         self._began_at = wall_clock()
         self._steps = Steps()
         self._hang: HangWatch | None = None
+        self._running_timer: asyncio.TimerHandle | None = None
         self._is_cold = False  # although it starts warm, ranks of some host import torch themselves
         self._judge: Judge | None = None  # once there is a plan
 
@@ -312,18 +312,20 @@ class Attempt:
         session, judge = self.session, self._judge
         with (
             self._stacks.allowed(self._plan),
-            say_early_exits(session, self._plan),
-            call_when_all_run(session, self._plan, self._note_all_running),
-            call_when_all_start(session, self._plan, self._note_all_started),
+            session.subscribe(messages.STARTED, self._take_started),
             session.subscribe(messages.COLD, self._say_cold),
             session.subscribe(messages.NEIGHBOUR, self._say_neighbour),
             self._samples.taken() if self._samples is not None else contextlib.nullcontext(),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._job) as watch,
         ):
             self._hang = watch
-            await session.pump(
-                lambda: bool(judge.failures()) or all(state.ended for state in session.states) or bool(watch.failure)
-            )
+            try:
+                await session.pump(
+                    lambda: bool(judge.failures() or watch.failure) or all(state.ended for state in session.states)
+                )
+            finally:
+                if self._running_timer is not None:
+                    self._running_timer.cancel()
         if not judge.failures():
             return judge.cause(hang=watch.failure)
         self._console.withhold()
@@ -334,8 +336,12 @@ class Attempt:
             await session.pump(judge.has_no_rank, deadline)
         return judge.cause()
 
-    def _note_all_started(self) -> None:
-        """Note that all ranks run; print, for -v, how long each step of the start took."""
+    def _take_started(self, event: Event) -> None:
+        """Note once all ranks run; print, for -v, how long each step of the start took."""
+        assert self._plan is not None  # it has started them
+        if [len(state.started) for state in self.session.states] != [node.nproc for node in self._plan.nodes]:
+            return
+        self._running_timer = asyncio.get_running_loop().call_later(ALL_RUN_S, self._note_all_running)
         self._steps = steps = replace(self._steps, started_at=wall_clock())
         self._state.run()
         self._on_all_started()
@@ -360,7 +366,6 @@ class Attempt:
 
     def _note_all_running(self) -> None:
         """Leave the terminal once all ranks have run for a while."""
-        self._carried.have_all_run = True
         self._carried.leave(self._request.leave, ALL_RUN)
 
     def _known_cause(self, number: int) -> Cause | None:
@@ -526,11 +531,9 @@ class Attempt:
 
     async def _say_flight_recorder(self) -> None:
         """Print which files the ranks left for torchfrtrace, after a check: it runs code from these files."""
-        assert self._plan is not None
         if not await asyncio.to_thread(self._record.disk.wait, STALLED_S):
             return
         files = self._record.find_files(FLIGHT_RECORDER_PREFIX)
         unsafe = await asyncio.to_thread(find_unsafe, files)  # some seconds for files that were made to be slow
-        hosts = {f"node_{node.node_rank}": node.host.name for node in self._plan.nodes}
-        for line in report.flight_recorder_lines(files, unsafe, hosts):
+        for line in report.flight_recorder_lines(files, unsafe):
             self._say(line)

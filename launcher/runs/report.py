@@ -30,8 +30,7 @@ from launcher.wording import count, duration, listed, plural, span
 _MOST_WRITTEN = 5  # names
 _MAX_LEFT = 10
 _MAX_WARNINGS = 8
-_MAX_UNSAFE_HOSTS = 8
-_MAX_UNSAFE_FILES = 3  # of one host, that are named one by one
+_MAX_UNSAFE_FILES = 3  # that are named one by one
 # The smallest screen has 24 rows; one is for the line above the block, and one for the census below it.
 _BLOCK_ROWS = 22
 _COLUMNS = 80
@@ -362,18 +361,10 @@ def _by_host(counts: Mapping[str, int]) -> str:
     )
 
 
-def early_exit_line(first: str, succeeded: Mapping[str, int], running: int) -> str:
-    """Return a line about ranks, counted by host, that have succeeded while others run; `first` names the only one."""
-    total = sum(succeeded.values())
-    who = first if total == 1 else f"{count(total, 'rank')}, {_by_host(succeeded)},"
-    verb = "is" if running == 1 else "are"
-    return f"{who} finished (exit code 0); {count(running, 'other')} {verb} still running"
-
-
-def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str], hosts: Mapping[str, str]) -> list[str]:
+def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str]) -> list[str]:
     """Return where the files of NCCL's flight recorder are, and the command that reads them, if that is safe.
 
-    hosts: the host of each node's directory. The command, torchfrtrace, comes with torch.
+    The command, torchfrtrace, comes with torch, and runs code from files that are no plain data.
     """
     if not files:
         return []
@@ -382,24 +373,8 @@ def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str], hos
     lines = [f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}"]
     if not unsafe:
         return [*lines, f"    which rank is missing from which collective: {command}"]
-    lines += [f"    {line}" for line in _removal_lines(unsafe, hosts)]
+    named = [f"{path} ({why})" for path, why in unsafe.items()]
+    if len(named) > _MAX_UNSAFE_FILES:
+        return [*lines, f"    don't run torchfrtrace on it: {len(named)} files can't be trusted, such as {named[0]}"]
+    lines += [f"    remove before you run torchfrtrace: {each}" for each in named]
     return lines + ([f"    then: {command}"] if len(unsafe) < len(files) else [])
-
-
-def _removal_lines(unsafe: Mapping[Path, str], hosts: Mapping[str, str]) -> list[str]:
-    """Return a line for each host with its files, or with their directory if there are many, so that none is missed."""
-    by_folder: dict[Path, list[Path]] = {}
-    for path in sorted(unsafe, key=lambda path: (len(path.parent.name), path)):  # node_10 after node_9
-        by_folder.setdefault(path.parent, []).append(path)
-    names = {folder: hosts.get(folder.name, "?") for folder in by_folder}
-    lines = []
-    for folder, paths in list(by_folder.items())[:_MAX_UNSAFE_HOSTS]:
-        if len(paths) <= _MAX_UNSAFE_FILES:
-            what = ", ".join(map(str, paths))
-            why = "; ".join(dict.fromkeys(unsafe[path] for path in paths))
-        else:
-            what = str(folder)
-            why = f"{len(paths)} of its files; {paths[0].name} {unsafe[paths[0]]}"
-        lines.append(f"remove {names[folder]}'s files before you run torchfrtrace: {what} ({why})")
-    more = [names[folder] for folder in by_folder][_MAX_UNSAFE_HOSTS:]
-    return lines + ([f"remove the directories of {fold_names(more)} as well"] if more else [])

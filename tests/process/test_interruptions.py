@@ -264,7 +264,7 @@ def test_files_of_the_flight_recorder_are_checked_however_the_run_ends(tmp_path:
     files = folder / "files"
     assert words[-4:-1] == [
         f"  NCCL's flight recorder of 2 ranks: {files}",
-        f"    remove n1's files before you run torchfrtrace: {files}/node_0/nccl_trace_rank_1 "
+        f"    remove before you run torchfrtrace: {files}/node_0/nccl_trace_rank_1 "
         "(holds more than plain data at byte 2 and could run code here)",
         f"    then: torchfrtrace --prefix nccl_trace_rank_ {files}",
     ]

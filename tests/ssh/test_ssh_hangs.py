@@ -236,7 +236,7 @@ def test_a_file_of_the_flight_recorder_that_would_run_code_is_named(launch: Laun
     done = launch.run(*hang_timeout(SHELLS_S), *shell(script))
     start = done.words.index("  NCCL's flight recorder of 1 rank: logs/RUN/files")
     assert done.words[start + 1] == (
-        "    remove node1's files before you run torchfrtrace: logs/RUN/files/node_0/x.nccl_trace_rank_9 "
+        "    remove before you run torchfrtrace: logs/RUN/files/node_0/x.nccl_trace_rank_9 "
         "(holds more than plain data at byte 2 and could run code here)"
     )
     assert not any("torchfrtrace --prefix" in line for line in done.words)

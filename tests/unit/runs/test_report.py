@@ -284,43 +284,25 @@ def test_warnings_are_a_line_each_and_not_too_many(number, more):
 
 
 def test_files_of_the_flight_recorder_are_named_with_what_reads_them():
-    files = [Path(f"logs/r/files/node_{rank // 2}/nccl_trace_rank_{rank}") for rank in range(3)]
-    hosts = {"node_0": "gpu1", "node_1": "gpu2"}
-    first = "  NCCL's flight recorder of 3 ranks: logs/r/files"
-    assert flight_recorder_lines(files, {}, hosts) == [
+    files = [Path(f"logs/r/files/node_{rank // 2}/nccl_trace_rank_{rank}") for rank in range(5)]
+    first, command = "  NCCL's flight recorder of 5 ranks: logs/r/files", "torchfrtrace --prefix nccl_trace_rank_"
+    assert flight_recorder_lines(files, {}) == [
         first,
-        "    which rank is missing from which collective: torchfrtrace --prefix nccl_trace_rank_ logs/r/files",
+        f"    which rank is missing from which collective: {command} logs/r/files",
     ]
-    assert flight_recorder_lines([], {}, hosts) == []
-
-
-def test_files_that_torchfrtrace_must_not_read_are_named_by_host():
-    files = [Path(f"logs/r/files/node_{node}/nccl_trace_rank_{node}{rank}") for node in range(3) for rank in range(5)]
-    hosts = {"node_0": "gpu1", "node_1": "gpu2", "node_2": "gpu3"}
-    unsafe = {files[5]: "is cut off", files[1]: "isn't a dump", files[0]: "is cut off"}
-    unsafe |= dict.fromkeys(files[10:14], "is cut off")
-    before = "before you run torchfrtrace: logs/r/files"
-    lines = [
-        "  NCCL's flight recorder of 15 ranks: logs/r/files",
-        f"    remove gpu1's files {before}/node_0/nccl_trace_rank_00, logs/r/files/node_0/nccl_trace_rank_01 "
-        "(is cut off; isn't a dump)",
-        f"    remove gpu2's files {before}/node_1/nccl_trace_rank_10 (is cut off)",
-        f"    remove gpu3's files {before}/node_2 (4 of its files; nccl_trace_rank_20 is cut off)",
+    assert flight_recorder_lines([], {}) == []
+    assert flight_recorder_lines(files, {files[1]: "isn't a dump", files[4]: "is cut off"}) == [
+        first,
+        "    remove before you run torchfrtrace: logs/r/files/node_0/nccl_trace_rank_1 (isn't a dump)",
+        "    remove before you run torchfrtrace: logs/r/files/node_2/nccl_trace_rank_4 (is cut off)",
+        f"    then: {command} logs/r/files",
     ]
-    then = "    then: torchfrtrace --prefix nccl_trace_rank_ logs/r/files"
-    assert flight_recorder_lines(files, unsafe, hosts) == [*lines, then]
-    unsafe = dict.fromkeys(files, "is cut off")
-    assert "then" not in flight_recorder_lines(files, unsafe, hosts)[-1]  # nothing would be left to read
-
-
-def test_hosts_whose_files_torchfrtrace_must_not_read_are_all_named():
-    files = [Path(f"logs/r/files/node_{node}/nccl_trace_rank_{node}") for node in range(20)]
-    hosts = {f"node_{node}": f"gpu{node:02}" for node in range(20)}
-    lines = flight_recorder_lines(files, dict.fromkeys(files, "is cut off"), hosts)
-    assert len(lines) == 10
-    named = [line.partition("'s files")[0].rpartition(" ")[2] for line in lines[1:9]]
-    assert named == [f"gpu{node:02}" for node in range(8)]
-    assert lines[9] == "    remove the directories of gpu[08-19] as well"
+    assert len(flight_recorder_lines(files[:2], dict.fromkeys(files[:2], "is cut off"))) == 3  # nothing is left to read
+    assert flight_recorder_lines(files, dict.fromkeys(files, "is cut off")) == [
+        first,
+        "    don't run torchfrtrace on it: 5 files can't be trusted, such as logs/r/files/node_0/nccl_trace_rank_0 "
+        "(is cut off)",
+    ]
 
 
 def test_what_was_killed_while_it_saved() -> None:
