@@ -160,9 +160,6 @@ class GpuSample:
     reasons: Annotated[int, Within(0, 1 << 64)] | None = None
     # uncorrectable memory errors since the driver was loaded
     ecc_errors: Annotated[int, Within(0, 1 << 64)] | None = None
-    pcie_replays: Count | None = None  # PCIe transfers that were repeated since the driver was loaded
-    # how often an NVLink of it had to recover from errors since the driver was loaded
-    nvlink_recoveries: Annotated[int, Within(0, 1 << 64)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +178,6 @@ class HostSample:
     """What a host does at a moment, beside its GPUs; rates are those since the sample before. None: not told."""
 
     cpu_percent: Annotated[float, Within(0, 100)] | None = None  # how busy all CPUs are
-    iowait_percent: Annotated[float, Within(0, 100)] | None = None  # how much of the time CPUs wait for a disk
     load: Annotated[float, Within(0, 1e6)] | None = None  # processes that ran or waited, over the last minute
     memory_mib: Count | None = None  # main memory
     memory_used_mib: Count | None = None  # how much of it is used
@@ -190,10 +186,6 @@ class HostSample:
     disk_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # read and written on all disks, in MiB/s
     # sent and received on all network devices but virtual ones, in MiB/s
     network_mib_s: Annotated[float, Within(0, 1e9)] | None = None
-    # the speed of each network device, in Mbit/s
-    speeds: Annotated[Mapping[Annotated[str, Most(64)], Count], Most(64)] = field(default_factory=dict)
-    # by how many seconds the time of day was set since the last sample
-    clock_step_s: Annotated[float, Within(-1e11, 1e11)] | None = None
     # faults that the driver has logged since the last sample; only root can read them
     xids: Annotated[tuple[Xid, ...], Most(20)] = ()
 

@@ -1,7 +1,7 @@
 """GPUs as NVML shows them, NVIDIA's library, through ctypes: a look costs no process, unlike nvidia-smi.
 
 A host's sampler reads with it, and the ranks of the load test (launcher/collectives/load.py).
-Only functions that return numbers are called, and four whose structures have never changed: NVIDIA has changed others
+Only functions that return numbers are called, and three whose structures have never changed: NVIDIA has changed others
 without a new name (github.com/XuehaiPan/nvitop/issues/75). Their meaning is in NVIDIA's NVML API reference.
 """
 
@@ -14,8 +14,6 @@ LIBRARY = "libnvidia-ml.so.1"
 _UNKNOWN = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # what some drivers answer for what they can't tell
 _SENSOR, _SM = 0, 1  # NVML_TEMPERATURE_GPU, NVML_CLOCK_SM
 _CORRECTED, _UNCORRECTED, _SINCE_THE_DRIVER_CAME = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
-_NVLINK_RECOVERIES = 59  # NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL
-_UNSIGNED = (1, 2, 3)  # of nvmlValueType_t: int, long and long long
 _NAME_BYTES = 96
 
 # Of each reading: the function, the type of its number, and which one of several is asked for.
@@ -29,7 +27,6 @@ _READINGS: dict[str, Any] = {
     "reasons": ("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong),  # why its clock is held down
     "corrected_errors": ("nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, _CORRECTED, _SINCE_THE_DRIVER_CAME),
     "uncorrected_errors": ("nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, _UNCORRECTED, _SINCE_THE_DRIVER_CAME),
-    "pcie_replays": ("nvmlDeviceGetPcieReplayCounter", ctypes.c_uint),
 }
 
 
@@ -45,14 +42,6 @@ class _Memory2(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint)] + [
         (name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")
     ]
-
-
-class _FieldValue(ctypes.Structure):
-    _fields_ = [
-        ("field", ctypes.c_uint), ("scope", ctypes.c_uint),
-        ("timestamp", ctypes.c_longlong), ("latency_us", ctypes.c_longlong),
-        ("kind", ctypes.c_int), ("status", ctypes.c_int), ("value", ctypes.c_ulonglong),
-    ]  # fmt: skip
 
 
 class NvmlError(OSError):
@@ -90,10 +79,8 @@ class Gpu:
 
     def sample(self, index: int) -> list[Any]:
         """Return the values of a `GpuSample`, in its order."""
-        use, recoveries = _Utilization(), _FieldValue(_NVLINK_RECOVERIES)
+        use = _Utilization()
         is_used = self._call("nvmlDeviceGetUtilizationRates", ctypes.byref(use))
-        has_links = self._call("nvmlDeviceGetFieldValues", 1, ctypes.byref(recoveries)) and not recoveries.status
-        is_number = has_links and recoveries.kind in _UNSIGNED and recoveries.value not in _UNKNOWN
         return [
             index,
             self._name,
@@ -103,8 +90,7 @@ class Gpu:
             self.read("temperature_c"),
             self.read("clock_mhz"),
             self._max_clock_mhz,
-            *(self.read(name) for name in ("reasons", "uncorrected_errors", "pcie_replays")),
-            int(recoveries.value) if is_number else None,
+            *(self.read(name) for name in ("reasons", "uncorrected_errors")),
         ]
 
     def _call(self, name: str, *arguments: Any) -> bool:

@@ -22,7 +22,6 @@ from launcher.node.system import is_in_container, read_rows
 
 _HANGS_S = 15.0  # nvidia-smi needs 3 s for a GPU whose driver isn't loaded
 _PROCESSES_S = 30.0  # between two looks for processes on the GPUs, each of which is a process itself
-_FIXED_S = 60.0  # between two looks at what seldom changes
 _NO_DEVICES = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "tun", "tap", "bond", "team")
 _SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk has
 
@@ -139,9 +138,6 @@ class HostReader:
         self._workdir = workdir
         self._at = 0.0
         self._counts: dict[str, float] = {}
-        self._offset: float | None = None  # of the time of day from the clock that nobody sets
-        self._speeds: dict[str, int] = {}
-        self._speeds_at = -_FIXED_S
         self._find_xids = follow_xids()
 
     def read(self) -> dict[str, Any]:
@@ -150,8 +146,6 @@ class HostReader:
         counts, load = _read_counts(), _read_words("/proc/loadavg")
         memory = {row[0]: int(row[1]) for row in read_rows("/proc/meminfo") if len(row) > 1}
         passed_s, last = now - self._at, self._counts
-        if now - self._speeds_at >= _FIXED_S:
-            self._speeds, self._speeds_at = _read_speeds(), now
 
         def rate(name: str, unit: float = 1.0) -> float | None:
             if name not in last or name not in counts:
@@ -159,14 +153,11 @@ class HostReader:
             return round(max(0.0, counts[name] - last[name]) / passed_s / unit, 3)
 
         ticks = counts.get("cpu", 0.0) - last.get("cpu", 0.0)
-        cpus = {
-            name: round(min(100.0, 100 * max(0.0, counts[name] - last[name]) / ticks), 1)  # the kernel's iowait errs
-            for name in ("busy", "iowait")
-            if name in counts and last and ticks > 0
-        }
+        busy = None
+        if last and ticks > 0:  # the kernel's count of waiting for disks errs
+            busy = round(min(100.0, 100 * max(0.0, counts["busy"] - last["busy"]) / ticks), 1)
         found = {
-            "cpu_percent": cpus.get("busy"),
-            "iowait_percent": cpus.get("iowait"),
+            "cpu_percent": busy,
             "load": float(load[0]) if load else None,
             "memory_mib": memory.get("MemTotal:", 0) >> 10 or None,
             "memory_used_mib": (memory.get("MemTotal:", 0) - memory.get("MemAvailable:", 0)) >> 10 or None,
@@ -174,19 +165,10 @@ class HostReader:
             "disk_free_percent": _find_free(self._workdir),
             "disk_mib_s": rate("disk", (1 << 20) / _SECTOR_BYTES),
             "network_mib_s": rate("network", 1 << 20),
-            "speeds": self._speeds,
-            "clock_step_s": self._find_step(),
             "xids": self._find_xids(),
         }
         self._at, self._counts = now, counts
         return found
-
-    def _find_step(self) -> float:
-        """Return by how much the time of day was set since the last look, in seconds."""
-        offset = time.time() - clock.boottime()
-        step = 0.0 if self._offset is None else round(offset - self._offset, 3)
-        self._offset = offset
-        return step
 
 
 def _read_counts() -> dict[str, float]:
@@ -195,8 +177,7 @@ def _read_counts() -> dict[str, float]:
     for row in read_rows("/proc/stat"):
         if row[0] == "cpu":  # user nice system idle iowait irq softirq steal
             ticks = list(map(int, row[1:9]))
-            counts["cpu"], counts["iowait"] = sum(ticks), ticks[4]
-            counts["busy"] = sum(ticks) - ticks[3] - ticks[4]
+            counts["cpu"], counts["busy"] = sum(ticks), sum(ticks) - ticks[3] - ticks[4]
             break
     for row in read_rows("/proc/vmstat"):
         if row[0] in ("pswpin", "pswpout"):
@@ -209,16 +190,6 @@ def _read_counts() -> dict[str, float]:
         if row[0].endswith(":") and not name.startswith(_NO_DEVICES):
             counts["network"] = counts.get("network", 0) + int(row[1]) + int(row[9])
     return counts
-
-
-def _read_speeds() -> dict[str, int]:
-    """Return the speed of each network device that is up, in Mbit/s."""
-    speeds = {}
-    for name in sorted(os.listdir("/sys/class/net"))[: messages.MOST_NAMES]:
-        words = [] if name.startswith(_NO_DEVICES) else _read_words("/sys/class/net/%s/speed" % name)
-        if words and words[0].isdigit():  # -1: it doesn't know
-            speeds[name] = int(words[0])
-    return speeds
 
 
 def _find_free(path: str) -> float | None:

@@ -7,7 +7,7 @@ In the order in which the signs can be trusted, with the time that each must las
 1. the driver holds the clock down because of heat or the power supply (30 s)
 2. the clock is lower than on equal GPUs that are as busy (30 s)
 3. utilization or power is apart from equal GPUs, in either direction (4 min)
-4. counters of memory and link errors, faults that the driver logs, and a GPU that answers no more (at once)
+4. memory errors, faults that the driver logs, and a GPU that answers no more (at once)
 
 Minder (arXiv 2411.01791) found 4 minutes to be needed where counters are only compared: with less, a quarter of what it
 named was well. Power is measured for a quarter of the time on A100 and H100 (arXiv 2312.02741), so means are compared.
@@ -24,7 +24,7 @@ from statistics import median
 from launcher.diagnosis.signatures import HARDWARE_XIDS
 from launcher.hosts.ranges import fold_numbers
 from launcher.job.facts import FAULTS, GpuSample, HostSample, describe_reasons
-from launcher.wording import count, duration, fold_ranks, span
+from launcher.wording import count, fold_ranks, span
 
 INTERVAL_S = 15.0
 _HELD = 2  # intervals
@@ -38,10 +38,7 @@ _DEVIATIONS = 5.0  # and so many standard deviations, as estimated by the median
 _MAD = 1.4826  # of a normal distribution
 _MOST_APART = 0.25  # more of the GPUs than that are not odd: the job is not the same on all of them
 _SWAPS_MIB_S = 50.0
-_WAITS_PERCENT = 20.0
-_STEP_S = 1.0
 _MOST_SAMPLES = 100  # of a host in an interval
-_REPLAYS = 10
 
 _CAP = 0x04  # of the reasons why a clock is held down
 
@@ -61,8 +58,6 @@ class GpuInterval:
     reasons: int | None  # those that held its clock down at any moment
     lasting_reasons: int  # those that held it down all the time
     ecc_errors: int | None
-    pcie_replays: int | None
-    nvlink_recoveries: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +66,9 @@ class HostInterval:
 
     gpus: Mapping[int, GpuInterval]
     cpu_percent: float | None
-    iowait_percent: float | None
     memory_mib: int | None
     memory_used_mib: int | None
     swap_mib_s: float | None
-    speeds: Mapping[str, int]
-    clock_step_s: float
     xids: Sequence[tuple[str, int]]  # PCI address and number
     error: str | None  # why its GPUs can't be read
 
@@ -105,9 +97,8 @@ class Samples:
         last = self.hosts[-1] if self.hosts else HostSample()
         return HostInterval(
             {index: _sum_up_gpu(samples) for index, samples in self.gpus.items()},
-            _mean(each.cpu_percent for each in self.hosts), _mean(each.iowait_percent for each in self.hosts),
-            last.memory_mib, last.memory_used_mib, _mean(each.swap_mib_s for each in self.hosts), last.speeds,
-            sum(each.clock_step_s or 0.0 for each in self.hosts),
+            _mean(each.cpu_percent for each in self.hosts), last.memory_mib, last.memory_used_mib,
+            _mean(each.swap_mib_s for each in self.hosts),
             [(xid.gpu, xid.number) for each in self.hosts for xid in each.xids], self.error,
         )  # fmt: skip
 
@@ -124,7 +115,7 @@ def _sum_up_gpu(samples: Sequence[GpuSample]) -> GpuInterval:
         last.name, _mean(each.utilization for each in samples), last.memory_used_mib,
         _mean(each.power_w for each in samples), last.power_limit_w, max(temperatures, default=None),
         min(clocks, default=None), max(clocks, default=None), at_all if reasons else None, held,
-        last.ecc_errors, last.pcie_replays, last.nvlink_recoveries,
+        last.ecc_errors,
     )  # fmt: skip
 
 
@@ -243,25 +234,16 @@ class OddWatch:
                     yield self._oddity(place, word, text)
 
     def _find_errors(self) -> Iterator[Oddity]:
-        oldest = self._history[0]
         for name, host in self._history[-1].items():
             for index, known in self._first[name].gpus.items():
                 if host.error is None and _has_readings(known) and not _has_readings(host.gpus.get(index)):
                     yield self._oddity((name, index), "no answer", "it stopped answering: the host may have lost it")
             for index, gpu in host.gpus.items():
                 place, first = (name, index), self._first[name].gpus.get(index)
-                before = oldest[name].gpus.get(index) if name in oldest else None
                 errors = _growth(gpu.ecc_errors, first.ecc_errors if first is not None else None)
                 if errors:
                     text = f"{count(errors, 'uncorrectable memory error')} since its ranks started"
                     yield self._oddity(place, "memory errors", f"{text}: its results may be wrong")
-                recoveries = _growth(gpu.nvlink_recoveries, first.nvlink_recoveries if first is not None else None)
-                if recoveries:
-                    text = f"{count(recoveries, 'NVLink recovery')} since its ranks started: a bad link"
-                    yield self._oddity(place, "NVLink", text)
-                replays = _growth(gpu.pcie_replays, before.pcie_replays if before is not None else None)
-                if replays >= _REPLAYS:
-                    yield self._oddity(place, "link", f"{replays} PCIe transfers were repeated in 4 min: a bad link")
             for address, number in host.xids:
                 if number in HARDWARE_XIDS:
                     at = self._gpu_at.get((name, address))
@@ -272,30 +254,14 @@ class OddWatch:
         yield from self._faults.values()
 
     def _find_hosts(self) -> Iterator[Oddity]:
-        now = self._history[-1]
         before = self._history[-_HELD] if len(self._history) >= _HELD else {}
-        for name, host in now.items():
+        for name, host in self._history[-1].items():
             last = before.get(name)
-
-            def say(kind: str, text: str, name: str = name) -> Oddity:
-                return Oddity(name, None, None, kind, text)
-
             if host.error is not None:
-                yield say("reader", host.error)
+                yield Oddity(name, None, None, "reader", host.error)
             if last is not None and min(last.swap_mib_s or 0.0, host.swap_mib_s or 0.0) >= _SWAPS_MIB_S:
                 of = f": {(host.memory_used_mib or 0) >> 10} of {(host.memory_mib or 0) >> 10} GiB of memory are in use"
-                yield say("swap", f"it swaps {host.swap_mib_s:,.0f} MiB/s{of}")
-            waiting = min(last.iowait_percent or 0.0, host.iowait_percent or 0.0) if last is not None else 0.0
-            others = [other.iowait_percent or 0.0 for each, other in now.items() if each != name]
-            if others and waiting >= _WAITS_PERCENT and median(others) < waiting / 2:
-                yield say("iowait", f"its CPUs wait for the disk {host.iowait_percent:.0f} % of the time")
-            for device, speed in host.speeds.items():
-                was = max(self._first[name].speeds.get(device, 0), _usual_speed(now, device))
-                if was and speed <= was / 2:
-                    yield say(f"speed of {device}", f"{device} runs at {speed:,} Mbit/s instead of {was:,}")
-            if abs(host.clock_step_s) >= _STEP_S:
-                direction = "forward" if host.clock_step_s > 0 else "back"
-                yield say("clock", f"its clock was set {direction} by {duration(abs(host.clock_step_s))}")
+                yield Oddity(name, None, None, "swap", f"it swaps {host.swap_mib_s:,.0f} MiB/s{of}")
 
 
 def _top_clock(rows: Sequence[GpuInterval]) -> float | None:
@@ -362,13 +328,6 @@ def _has_readings(gpu: GpuInterval | None) -> bool:
 
 def _growth(now: int | None, before: int | None) -> int:
     return max(0, now - before) if now is not None and before is not None else 0
-
-
-def _usual_speed(hosts: Mapping[str, HostInterval], device: str) -> int:
-    """Return the speed that a device of this name has on most hosts; 0 if there is none."""
-    speeds = [host.speeds[device] for host in hosts.values() if device in host.speeds]
-    usual = max(set(speeds), key=speeds.count)
-    return usual if 2 * speeds.count(usual) > len(speeds) else 0
 
 
 def fold_oddities(found: Iterable[Oddity]) -> list[str]:

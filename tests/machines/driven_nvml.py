@@ -17,13 +17,13 @@ RESERVED_MIB = 483  # by the driver for itself, of an H100; nvidia-smi doesn't s
 ADDRESSES = ("00000000:3b:00.0", "00000000:5e:00.0")  # of the first two
 # What each call about a GPU returns, from NVIDIA's nvml.h.
 LOST, UNSUPPORTED = 15, 3
-_NUMBERS = 12
+_NUMBERS = 10
 # Without libc's headers, which may be missing.
 _SOURCE = r"""
 typedef unsigned int number;
 typedef unsigned long long wide;
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, WRONG_VERSION = 25 };
-enum { UTIL, USED, TOTAL, POWER, LIMIT, HEAT, CLOCK, REASONS, ECC, REPLAYS, RECOVERIES, STATUS, NUMBERS };
+enum { UTIL, USED, TOTAL, POWER, LIMIT, HEAT, CLOCK, REASONS, ECC, STATUS, NUMBERS };
 extern char *getenv(const char *);
 extern int open(const char *, int, ...), close(int), pause(void);
 extern long read(int, void *, unsigned long);
@@ -78,15 +78,6 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(long gpu, wide *value) ANSWER(wide
 int nvmlDeviceGetTotalEccErrors(long gpu, number kind, number since, wide *value) {
     *value = kind == 1 ? look(gpu)[ECC] : 0; return since == 0 ? look(gpu)[STATUS] : NOT_SUPPORTED;
 }
-int nvmlDeviceGetPcieReplayCounter(long gpu, number *value) ANSWER(number, REPLAYS)
-struct value { number field, scope; long long at, latency; int kind, status; wide wide; };
-int nvmlDeviceGetFieldValues(long gpu, int count, struct value *values) {
-    values[0].kind = 3;
-    const int has = values[0].field == 59 && look(gpu)[RECOVERIES] != 255;
-    values[0].status = look(gpu)[STATUS] || !has ? NOT_SUPPORTED : SUCCESS;
-    values[0].wide = look(gpu)[RECOVERIES];
-    return SUCCESS;
-}
 """
 
 
@@ -121,9 +112,9 @@ class DrivenNvml:
         """Let the GPUs do this; one that is LOST or UNSUPPORTED answers each call with that error.
 
         Each is utilization in percent, used and whole memory in MiB, power and its limit in W, temperature, clock in
-        MHz, the reasons for that, memory errors, repeated transfers and recoveries of NVLinks (255: it has none).
+        MHz, the reasons for that, and memory errors.
         """
-        units = (1, 1 << 20, 1 << 20, 1000, 1000, 1, 1, 1, 1, 1, 1)
+        units = (1, 1 << 20, 1 << 20, 1000, 1000, 1, 1, 1, 1)
         rows = []
         for gpu in gpus:
             values, status = ([0] * len(units), gpu) if isinstance(gpu, int) else (gpu, 0)

@@ -20,8 +20,8 @@ from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 from machines.warm import WarmProcess
 
-BUSY = (99, 71000, 81559, 650, 700, 61, 1980, 0x4, 0, 0, 0)
-HOT = (99, 71000, 81559, 420, 700, 87, 800, 0x40, 0, 0, 0)
+BUSY = (99, 71000, 81559, 650, 700, 61, 1980, 0x4, 0)
+HOT = (99, 71000, 81559, 420, 700, 87, 800, 0x40, 0)
 SMI = """#!/bin/sh
 case "$1" in
 --query-gpu=*) for index in 0 1 2 3; do

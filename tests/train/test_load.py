@@ -57,7 +57,7 @@ def test_no_load(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_gpu_that_gets_hot(known: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fake driver, and what a torch for CUDA says of the GPU."""
     warm, hot = (
-        (99, 71000, 81559, 700, 700, heat, clock, reasons, errors, 0, 255)
+        (99, 71000, 81559, 700, 700, heat, clock, reasons, errors)
         for heat, clock, reasons, errors in ((80, 1980, 0x04, 3), (84, 800, 0x48, 5))
     )
     monkeypatch.setattr(load, "SAMPLE_S", 0.001)

@@ -229,7 +229,7 @@ def _amd_sample(index: int, card: dict[str, Any]) -> list[Any]:
 
     use, used, total, power, limit, temperature, clock = map(find, _SAMPLED_AMD)
     memory = [None if each is None else int(each) >> 20 for each in (used, total)]
-    return [index, _amd_gpu(index, card)["name"], use, *memory, power, limit, temperature, clock, *[None] * 5]
+    return [index, _amd_gpu(index, card)["name"], use, *memory, power, limit, temperature, clock, *[None] * 3]
 
 
 def _amd_gpu(index: int, card: dict[str, Any]) -> dict[str, Any]:

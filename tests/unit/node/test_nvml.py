@@ -12,7 +12,7 @@ from launcher.node.nvml import find_gpu, list_gpus
 
 pytestmark = pytest.mark.linux
 FIRST, SECOND = ADDRESSES
-BUSY = (99, 71000, 81559, 650, 700, 61, 1980, 0x4, 3, 0, 255)
+BUSY = (99, 71000, 81559, 650, 700, 61, 1980, 0x4, 3)
 
 
 @pytest.fixture
