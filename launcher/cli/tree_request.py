@@ -68,16 +68,15 @@ def read_tree(
 
     say: prints a warning.
     """
-    from launcher.sync.code_messages import describe_left_out, refuse_large, refuse_secrets
+    from launcher.sync.code_messages import describe_left_out, refuse_large
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
 
     root = current_directory() / request.sync if request.sync else find_root(place)
-    selection = select(root, staying=(current_directory() / request.log_dir,), here=place)
+    selection = select(root, staying=(current_directory() / request.log_dir,))
     refuse_large(selection, request.sync_limit)
-    refuse_secrets(selection)
     snapshot = take_snapshot(selection)
-    for warning in (*selection.warnings, *snapshot.warnings):
+    for warning in selection.warnings:
         say(f"launch: {warning}")
     here = str(selection.root)
     base = workdir or here
@@ -87,10 +86,7 @@ def read_tree(
     paths = frozenset(entry.path for entry in snapshot.entries)
     if not paths:
         raise UsageError(f"{here} has no files to send", "look at .gitignore and .launchignore, or name --sync=DIR")
-    typed = _read_links(request.link, paths, [name for name, link in links.items() if not link.is_optional])
-    names = [link.name for link in typed]
-    links = {name: link for name, link in links.items() if not (link.is_optional and _overlaps(name, names))}
-    links |= {link.name: link for link in typed}
+    links |= {link.name: link for link in _read_links(request.link, paths, links)}
     tree = Tree(
         here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
         links=tuple(links.values()), home=os.path.expanduser("~"), live=live,  # noqa: PTH111 - no error without one
@@ -127,9 +123,7 @@ def _find_typed_way(place: Path, root: Path) -> list[str]:
 
 
 def _link_ignored(root: Path, name: str, base: str) -> Link:
-    target, folder = f"{base.rstrip('/')}/{name}", root / name
-    is_here = os.path.lexists(folder)
-    return Link(name, target, may_make=True, is_filled=is_here and _is_data(folder), is_optional=not is_here)
+    return Link(name, f"{base.rstrip('/')}/{name}", may_make=True, is_filled=_is_data(root / name))
 
 
 def _is_data(folder: Path) -> bool:
@@ -259,12 +253,12 @@ def _overlaps(name: str, others: Iterable[str]) -> bool:
 
 def _warn_of_loss(tree: Tree, option: str, name: str, sent: Collection[str]) -> None:
     """Say that what is saved there stays in the run's copy of the code, unless a link leads out of it."""
-    from launcher.sync.git import list_ignored
+    from launcher.sync.git import is_ignored
 
     if _overlaps(name, [link.name for link in tree.links]):
         return
     top = name.partition("/")[0]
     way = f"pass --link {name}=DIR, or " if top not in (".", "..") and not _overlaps(name, sent) else ""
-    make = f"mkdir {os.path.relpath(f'{tree.root}/{top}')}, or " if list_ignored(Path(tree.root), [f"{top}/"]) else ""
+    make = f"mkdir {os.path.relpath(f'{tree.root}/{top}')}, or " if is_ignored(Path(tree.root), f"{top}/") else ""
     text = f"{option} is in this run's copy of the code, so the next run won't see what is saved there"
     tell(f"launch: {text}; fix: {make}{way}name an absolute path")

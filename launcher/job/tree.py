@@ -17,7 +17,6 @@ class Link:
     target: str  # absolute, or from the host's `~`
     may_make: bool  # or it is an error if the target is missing
     is_filled: bool = False  # there are files in it on the launch host
-    is_optional: bool = False  # it isn't on the launch host: a host that can't make it does without
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from launcher.output.run_folder import RunRecord
 from launcher.runs.run_json import CodeVersion
 from launcher.sync.default_exclusions import SECRETS, classify
 from launcher.sync.git import COMMAND
-from launcher.sync.selection import holds_key
 
 ANSWER_S = 5.0
 FAREWELL_S = 1.0
@@ -159,7 +158,7 @@ class Git:
         patch, missing = b"", []
         for number, name in enumerate(os.fsdecode(names).split("\0")[:-1]):
             path, added = folder / name, None
-            if number < MOST_UNTRACKED and _is_small(path) and classify(name) != SECRETS and not holds_key(str(path)):
+            if number < MOST_UNTRACKED and _is_small(path) and classify(name) != SECRETS:
                 words = ("diff", "--no-index", *_DIFF, "--", os.devnull, name)
                 added = self._ask(*words, folder=folder, most_bytes=room - len(patch), code=1)
             if added is None:

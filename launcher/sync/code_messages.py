@@ -6,28 +6,27 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
-from launcher.escapes import listed_names, shown
+from launcher.escapes import shown
 from launcher.hosts.ranges import fold_names
 from launcher.job.tree import Tree
 from launcher.sync.default_exclusions import CACHE, STAYING
 from launcher.wording import count, size
 
 if TYPE_CHECKING:
-    from launcher.sync.selection import LeftOut, Selection
+    from launcher.sync.selection import Selection
 
 _BAR_CHARACTERS = 20
 _MOST_NAMES = 5
 _MOST_LARGE = 3
-_WORTH_SAYING_BYTES = 1_000_000
 
 
 def describe_left_out(selection: Selection) -> str:
-    """Return `data/ 41 GB, .venv/ (git-ignored); .env (secrets)`, the largest first, without caches and logs."""
-    found = [each for each in selection.left_out if each.reason not in (CACHE, STAYING)]
-    ordered = sorted(found, key=lambda each: -(each.size_bytes or 0))
+    """Return `.venv/, data/ (git-ignored); .env (secrets)`, directories first, without caches and logs."""
+    found = [(name, why) for name, why in selection.left_out.items() if why not in (CACHE, STAYING)]
+    ordered = sorted(found, key=lambda each: (not each[0].endswith("/"), each[0]))
     groups: dict[str, list[str]] = {}
-    for each in ordered[:_MOST_NAMES]:
-        groups.setdefault(each.reason, []).append(_describe_one(each))
+    for name, reason in ordered[:_MOST_NAMES]:
+        groups.setdefault(reason, []).append(shown(name))
     texts = [f"{', '.join(names)} ({reason})" for reason, names in groups.items()]
     more = len(ordered) - _MOST_NAMES
     return "; ".join(texts) + (f" and {more} more" if more > 0 else "")
@@ -46,23 +45,13 @@ def refuse_large(selection: Selection, limit_bytes: int) -> None:
     )
 
 
-def refuse_secrets(selection: Selection) -> None:
-    """Raise UsageError if files that may hold secrets would be sent, which nobody has chosen."""
-    if not selection.exposed:
-        return
-    it = "it" if len(selection.exposed) == 1 else "they"
-    git = f", and git neither tracks nor ignores {'it' if it == 'it' else 'them'}" if selection.is_repository else ""
-    add = "add a line to .gitignore, or git add what may be sent" if git else "add a line to .launchignore"
-    raise UsageError(f"{listed_names(selection.exposed)} would be sent: {it} may hold secrets{git}", add)
-
-
 def describe_tree(tree: Tree) -> str:
     """Return `code 5f3a91c: 212 files, 1.8 MB`."""
     return f"code {tree.name}: {count(tree.files, 'file')}, {size(tree.bytes_in_all)}"
 
 
 def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
-    """Return `code 5f3a91c: 212 files, 1.8 MB (3 changed, 14 kB sent); left out: data/ 41 GB (git-ignored)`.
+    """Return `code 5f3a91c: 212 files, 1.8 MB (3 changed, 14 kB sent); left out: data/ (git-ignored)`.
 
     files: that some host lacked; none if files were only removed or renamed; sent_bytes: to all hosts together.
     """
@@ -72,7 +61,7 @@ def code_line(tree: Tree, files: int, sent_bytes: int) -> str:
 
 
 def plan_line(tree: Tree) -> str:
-    """Return `code 5f3a91c: 212 files, 1.8 MB; left out: data/ 41 GB (git-ignored)`, before anything is sent."""
+    """Return `code 5f3a91c: 212 files, 1.8 MB; left out: data/ (git-ignored)`, before anything is sent."""
     return f"{describe_tree(tree)}{_left_out_words(tree)}"
 
 
@@ -94,12 +83,6 @@ def progress_words(done_bytes: int, size_bytes: int, hosts: int) -> str:
     full = int(part * _BAR_CHARACTERS)
     bar = "#" * full + "." * (_BAR_CHARACTERS - full)
     return f"[{bar}] {part:4.0%} of {size(size_bytes)} of code sent to {count(hosts, 'host')}"
-
-
-def _describe_one(each: LeftOut) -> str:
-    if each.size_bytes is None or each.size_bytes < _WORTH_SAYING_BYTES:
-        return shown(each.name)
-    return f"{shown(each.name)} {'over ' if each.is_partial else ''}{size(each.size_bytes)}"
 
 
 def _split(selection: Selection) -> dict[str, int]:

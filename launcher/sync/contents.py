@@ -168,42 +168,37 @@ class Pieces:
         """Return the piece with these parts; raise UsageError if a file has changed."""
         async with self._making:  # whoever waits finds it made
             piece = self._kept.pop(parts, None)
-            while piece is None:
-                kept, opened = self._kept, self._open
-                made = await call_in_thread(lambda: self._make(parts, opened))  # noqa: B023 - it is awaited here
-                if kept is self._kept:  # else a file may have changed before it was read
-                    piece = made
-                    self._kept_bytes += len(made.message)
+            if piece is None:
+                piece = await call_in_thread(lambda: self._make(parts))
+                self._kept_bytes += len(piece.message)
             self._kept[parts] = piece
             while self._kept_bytes > _KEPT_BYTES:
                 self._kept_bytes -= len(self._kept.pop(next(iter(self._kept))).message)
         return piece
 
-    def forget(self) -> None:
-        """Close all files, and look at them again before any more is read: one may have changed since."""
-        opened = self._open
-        self._kept, self._open, self._kept_bytes = {}, {}, 0  # a thread may be reading from those of before
-        for file in [*opened.values()]:
+    def close(self) -> None:
+        """Close all files."""
+        for file in [*self._open.values()]:  # a thread may be reading from one
             file.close()
 
-    def _make(self, parts: Parts, opened: dict[int, BinaryIO]) -> Piece:
-        content = b"".join(self._read(*part, opened) for part in parts)
+    def _make(self, parts: Parts) -> Piece:
+        content = b"".join(self._read(*part) for part in parts)
         sample = content[:_SAMPLE_BYTES]
         is_packed = len(zlib.compress(sample, _LEVEL)) < _WORTH_IT * len(sample)
         payload = zlib.compress(content, _LEVEL) if is_packed else content
         header = {"type": PIECE, "is_packed": is_packed}
         return Piece(header, encode(PIECE, payload, is_packed=is_packed), len(payload))
 
-    def _read(self, index: int, begin: int, end: int, opened: dict[int, BinaryIO]) -> bytes:
+    def _read(self, index: int, begin: int, end: int) -> bytes:
         """Read a part; a file that became shorter is filled up, and so has another hash."""
         entry = self._entries[index]
-        file = opened.pop(index, None) or self._open_file(entry)
+        file = self._open.pop(index, None) or self._open_file(entry)
         file.seek(begin)
         data = file.read(end - begin).ljust(end - begin, b"\0")
         if entry.size > PIECE_BYTES:  # others want the rest of it; to open it hashes all of it
-            opened[index] = file
-            if len(opened) > _MOST_OPEN:
-                opened.pop(next(iter(opened))).close()
+            self._open[index] = file
+            if len(self._open) > _MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
         else:
             file.close()
         return data

@@ -1,13 +1,11 @@
 """What isn't sent by default: caches, secrets, virtual environments and version control.
 
-In a repository, what git tracks is sent nevertheless; a line of `.launchignore` overrides all of this.
+What git tracks is sent nevertheless, and a line of `.launchignore` overrides the names here.
 """
 
 from __future__ import annotations
 
-import os
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 # Why something isn't sent.
 IGNORED = "git-ignored"
@@ -19,10 +17,10 @@ STAYING = "logs"
 
 CACHES = (
     "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox",
-    "node_modules", "*.egg-info",
+    "node_modules", "*.egg-info", ".hg", ".svn",
 )  # fmt: skip
 SECRET_FILES = (".env", ".env.*", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk")
-VERSION_CONTROL = (".git", ".hg", ".svn")
+PATTERNS = (*SECRET_FILES, *(f"{name}/" for name in CACHES))  # as a .gitignore file would have them
 
 
 def classify(name: str) -> str | None:
@@ -31,8 +29,3 @@ def classify(name: str) -> str | None:
     if name.endswith("/") and any(fnmatchcase(last, pattern) for pattern in CACHES):
         return CACHE
     return SECRETS if any(fnmatchcase(last, pattern) for pattern in SECRET_FILES) else None
-
-
-def is_environment(folder: Path) -> bool:
-    """Tell whether a directory is a virtual environment, of venv or of conda."""
-    return os.path.lexists(folder / "pyvenv.cfg") or os.path.lexists(folder / "conda-meta")

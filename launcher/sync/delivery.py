@@ -47,7 +47,6 @@ def tree_fields(tree: Tree, *, is_check: bool = False) -> dict[str, Any]:
         "name": tree.folder_name,
         "sub": tree.inside,
         "links": [[link.name, link.target, link.may_make] for link in tree.links],
-        "optional": [link.name for link in tree.links if link.is_optional],
         "home": tree.home,
         "is_check": is_check,
     }
@@ -77,6 +76,7 @@ class Delivery:
         self._is_check = is_check
         self._nodes = [_Node() for _ in session.states]
         self._streams: list[asyncio.Task[None]] = []
+        self._pieces: list[Pieces] = []  # the last one is in use
         self._plans: dict[bytes, tuple[list[int], list[Parts]]] = {}  # by what a node lacks
         self._lacking: set[int] = set()
         self._sent_bytes = 0
@@ -102,8 +102,8 @@ class Delivery:
                 self._session.doing = ""
                 for stream in self._streams:
                     stream.cancel()
-                if self._plans:
-                    self._pieces.forget()
+                for pieces in self._pieces:
+                    pieces.close()
         return self._conclude()
 
     # ---- what the nodes say -------------------------------------------------------------------------------------
@@ -142,15 +142,12 @@ class Delivery:
     def _entries(self) -> list[listing.Entry]:
         return listing.decode(self._tree.listing)
 
-    @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces(self._entries, self._contents.open)
-
     async def _send_files(self, index: int, bits: bytes) -> None:
         """Send a node what it lacks, as fast as it takes that."""
         node = self._nodes[index]
-        if node.has_asked:  # what came was damaged, perhaps already here
-            self._pieces.forget()
+        if node.has_asked or not self._pieces:  # what came was damaged, perhaps already here: files are read again
+            self._pieces.append(Pieces(self._entries, self._contents.open))
+        pieces = self._pieces[-1]
         node.has_asked = True
         if bits not in self._plans:
             wanted = find_wanted(bits, self._entries)
@@ -162,7 +159,7 @@ class Delivery:
             while sum(node.in_transit) + messages.PIECE_BYTES > messages.TREE_WINDOW_BYTES:
                 node.has_taken.clear()
                 await node.has_taken.wait()
-            piece = await self._pieces.get(parts)
+            piece = await pieces.get(parts)
             if self._is_over(index):
                 return
             node.in_transit.append(piece.sent_bytes)
@@ -248,9 +245,6 @@ def _find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
         if link.name in fields["moved"]:
             text = f"can't make {link.target}, so {link.name}/ is ~{link.target.removeprefix(tree.home)} there"
             yield Finding((host,), text, f"for another directory, pass --link {link.name}=DIR", WARNING)
-        if link.name in fields["unmade"]:
-            text = f"can't make {link.target}, so {link.name}/ stays in this run's copy of the code"
-            yield Finding((host,), text, f"link another directory: --link {link.name}=DIR", WARNING)
 
 
 def _name_some(paths: Sequence[str], total: int = 0) -> str:

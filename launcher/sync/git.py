@@ -1,19 +1,15 @@
 """Ask git about one directory: which repository contains it, and which files git lists there.
 
-Where git has no answer because there is no repository, or no git, that is a value. Every other failure of git is an
-error, above all its refusal of a repository that belongs to another user (`safe.directory`): without git's answer
-`launch` would send what the repository ignores.
+That there is no repository is a value. Every other failure of git is an error, above all its refusal of a repository
+that belongs to another user (`safe.directory`): without git's answer `launch` would send what the repository ignores.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -30,19 +26,11 @@ COMMAND = (
 )  # fmt: skip
 
 _OUTSIDE = "not a git repository (or any"  # without the parenthesis it is a damaged repository
-_UNFETCHED = "from promisor remote"
 _NOT_FOUND = 127  # from env
 _NO_DEVELOPER_TOOLS = ("xcode-select:", "xcrun:")  # on a Mac /usr/bin/git is there even if git isn't
 _TRUST = re.compile(r"git config --global --add safe\.directory .+")
 _UNREAD = re.compile(r"warning: could not open directory '(.*)': (.+)")
 _MAX_LINE = 300  # characters of git's message
-
-
-class Absence(Enum):
-    """Why git can't say which files belong to a directory."""
-
-    NO_GIT = "git is not installed"
-    NO_REPOSITORY = "it is not in a git repository"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +41,16 @@ class Repository:
     prefix: str
 
 
-def find_repository(folder: Path) -> Repository | Absence:
-    """Return the repository to which a directory belongs; raise UsageError if git fails or refuses to answer.
+def find_repository(folder: Path) -> Repository | None:
+    """Return the repository to which a directory belongs, if any; raise UsageError if git fails or refuses to answer.
 
     A directory that the repository ignores doesn't belong to it: git would list none of its files.
     """
-    root = ask_git(folder, "rev-parse", "--show-toplevel")
-    if isinstance(root, Absence):
-        return root
-    prefix = ask_git(folder, "rev-parse", "--show-prefix")
-    if isinstance(prefix, Absence):
-        return prefix
+    root, prefix = (ask_git(folder, "rev-parse", word) for word in ("--show-toplevel", "--show-prefix"))
+    if root is None or prefix is None:
+        return None
     found = Repository(Path(root.removesuffix("\n")), prefix.removesuffix("\n").rstrip("/"))
-    if found.prefix:
-        done = _run(found.root, "check-ignore", "-q", "--", f"./{found.prefix}")
-        if done.returncode == 0:
-            return Absence.NO_REPOSITORY
-    return found
+    return None if found.prefix and is_ignored(found.root, found.prefix) else found
 
 
 def list_names(folder: Path, *words: str, is_complete: bool = True) -> list[str]:
@@ -78,24 +59,21 @@ def list_names(folder: Path, *words: str, is_complete: bool = True) -> list[str]
     is_complete: whether it is an error if git can't read a directory there.
     """
     output = ask_git(folder, *words, is_complete=is_complete)
-    if isinstance(output, Absence):
-        raise UsageError(f"{shown(folder)}: {output.value}")
+    if output is None:
+        raise UsageError(f"{shown(folder)}: it is not in a git repository any more")
     return output.split("\0")[:-1]
 
 
-def list_ignored(folder: Path, names: Sequence[str]) -> list[str]:
-    """Return which of these names git ignores, whether they exist or not; one of a directory ends with a slash."""
-    if not names:
-        return []
-    wanted = "".join(f"./{name}\0" for name in names)
-    done = _run(folder, "check-ignore", "-z", "--stdin", stdin=os.fsencode(wanted))
-    if done.returncode > 1 and len(names) > 1:  # a name below a submodule or a link is an error for all
-        return [each for name in names for each in list_ignored(folder, [name])]
-    return [name.removeprefix("./") for name in os.fsdecode(done.stdout).split("\0")[:-1]]
+def is_ignored(folder: Path, name: str) -> bool:
+    """Tell whether git ignores a name, whether it exists or not; that of a directory ends with a slash."""
+    return _run(folder, "check-ignore", "-q", "--", f"./{name}").returncode == 0
 
 
-def ask_git(folder: Path, *words: str, is_complete: bool = True) -> str | Absence:
-    """Run git in a directory and return what it prints, with bytes that are no UTF-8 as surrogates."""
+def ask_git(folder: Path, *words: str, is_complete: bool = True) -> str | None:
+    """Run git in a directory and return what it prints, with bytes that are no UTF-8 as surrogates.
+
+    None: there is no repository.
+    """
     done = _run(folder, *words)
     complaint = os.fsdecode(done.stderr).strip()
     if done.returncode == 0:
@@ -106,25 +84,21 @@ def ask_git(folder: Path, *words: str, is_complete: bool = True) -> str | Absenc
             )
         return os.fsdecode(done.stdout)
     if done.returncode == _NOT_FOUND or complaint.startswith(_NO_DEVELOPER_TOOLS):
-        return Absence.NO_GIT
+        raise UsageError("git isn't installed on this machine; it says which files --sync sends", "install git")
     if _OUTSIDE in complaint:
-        return Absence.NO_REPOSITORY
+        return None
     if "safe.directory" in complaint:
         trust = _TRUST.search(complaint)
         fix = trust[0] if trust else f"git config --global --add safe.directory {folder}"
         raise UsageError(f"git refuses {shown(folder)}: it belongs to another user", one_line(fix, _MAX_LINE))
     last = complaint.rpartition("\n")[2] or f"exit code {done.returncode}"
     command = next(word for word in words if not word.startswith("-"))
-    fetch = f"let git fetch what it lacks: git -C {shlex.quote(str(folder))} status"
-    raise UsageError(
-        f"{shown(folder)}: git {command} failed: {one_line(last, _MAX_LINE)}",
-        one_line(fetch, _MAX_LINE) if _UNFETCHED in complaint else "",
-    )
+    raise UsageError(f"{shown(folder)}: git {command} failed: {one_line(last, _MAX_LINE)}")
 
 
-def _run(folder: Path, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     argv = [*COMMAND, "-C", str(folder), *words]
     try:
-        return subprocess.run(argv, input=stdin, capture_output=True, check=False)
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:  # too many processes or too little memory, or patterns beyond what argv can have
         raise UsageError(f"can't start git: {error.strerror}") from None

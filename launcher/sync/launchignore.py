@@ -11,8 +11,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -23,7 +22,6 @@ NAME = ".launchignore"
 _MOST_BYTES = 1 << 20
 _UNTRAILED = re.compile(r"((?:[^\\]|\\.)*?) *", re.DOTALL)  # a space after a backslash belongs to the pattern
 _SPECIAL = re.compile(r"[\\*?\[\]]")
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def read_patterns(root: Path) -> tuple[str, ...]:
@@ -73,11 +71,18 @@ def seen_from_above(patterns: Sequence[str], prefix: str) -> tuple[str, ...]:
 
 
 def seen_from_inside(patterns: Sequence[str], folder: str) -> tuple[str, ...]:
-    """Return the patterns that can match something in a directory, as that directory has to write them.
+    """Return the patterns that hold in a repository below, as its root has to write them.
 
-    Those that match the directory itself are none of them: whether it is sent was decided above it.
+    Of those that begin at the directory above, that are those that name this one, without a wildcard.
     """
-    return tuple(line for pattern in patterns for line in _enter(pattern, folder.split("/")))
+    found = []
+    for sign, body in map(_split_sign, patterns):
+        below = body.removeprefix("/").removeprefix(f"{quote_path(folder)}/")
+        if not _is_anchored(body) or body.startswith("**/"):
+            found.append(sign + body)
+        elif below != body.removeprefix("/") and below:
+            found.append(f"{sign}/{below}")
+    return tuple(found)
 
 
 def _read_line(line: str) -> str:
@@ -94,31 +99,3 @@ def _split_sign(pattern: str) -> tuple[str, str]:
 
 def _is_anchored(body: str) -> bool:
     return "/" in body.rstrip("/")
-
-
-def _enter(pattern: str, names: Sequence[str]) -> Iterator[str]:
-    sign, body = _split_sign(pattern)
-    if not _is_anchored(body):
-        yield pattern
-        return
-    rests = [body.strip("/").split("/")]
-    for name in names:
-        rests = [left for rest in rests for left in _match_first(rest, name)]
-    end = "/" if body.endswith("/") else ""
-    yield from (f"{sign}/{'/'.join(rest)}{end}" for rest in rests if rest)
-
-
-def _match_first(parts: Sequence[str], name: str) -> Iterator[list[str]]:
-    """Yield what is left of a pattern after one name of a path; `**` matches any number of names."""
-    if not parts:
-        return
-    first, *rest = parts
-    if first == "**":
-        yield list(parts)
-        yield from _match_first(rest, name)
-    elif fnmatchcase(name, _ESCAPED.sub(_bracket, first).replace("[^", "[!")):
-        yield rest
-
-
-def _bracket(escaped: re.Match[str]) -> str:
-    return f"[{escaped[1]}]" if escaped[1] in "*?[" else escaped[1]

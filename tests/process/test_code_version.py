@@ -133,7 +133,7 @@ def test_a_patch_brings_back_what_differs(repository: Path, tmp_path: Path, monk
     for name in names:
         (repository / name).write_bytes(b"\0\xff" if name == "blob" else b"new\n")
     (repository / ".env").write_text("TOKEN=1")
-    (repository / "key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    (repository / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     (repository / "large").write_bytes(bytes(200))
     (repository / "link").symlink_to("/etc/passwd")
     os.mkfifo(repository / "fifo")
@@ -143,7 +143,7 @@ def test_a_patch_brings_back_what_differs(repository: Path, tmp_path: Path, monk
     patch = patch_of(repository)
     commit = git(repository, "rev-parse", "HEAD")
     notes = [line for line in patch.decode("utf-8", "replace").splitlines() if line.startswith("# ")]
-    missing = [f"# missing: {name}" for name in (".env", "key", "large", "link")]
+    missing = [f"# missing: {name}" for name in (".env", "id_rsa", "large", "link")]
     assert notes == [f"# differs from commit {commit}", *missing]
     (tmp_path / "patch").write_bytes(patch)
     git(repository, "worktree", "add", "--quiet", str(tmp_path / "copy"), commit)

@@ -399,7 +399,7 @@ def wanted(bits: bytes, *, needs_listing: bool = False) -> bytes:
 
 
 def placed(**fields: Any) -> bytes:
-    nothing: dict[str, list[str]] = {name: [] for name in ("wrong", "extras", "repaired", "empty", "moved", "unmade")}
+    nothing: dict[str, list[str]] = {name: [] for name in ("wrong", "extras", "repaired", "empty", "moved")}
     return encode(messages.PLACED, **{"path": "/x", "hash": "0" * 64, "wrong_count": 0, **nothing, **fields})
 
 
@@ -672,16 +672,6 @@ def test_a_tree_with_links_and_a_directory_of_its_own_goes_without_rest(
     assert len(list((nodes.cache("a") / "launch/trees").iterdir())) == 1
     assert clean(nodes, "a")[1:] == []
     assert list((nodes.cache("a") / "launch/trees").iterdir()) == []
-
-
-def test_a_link_that_a_host_can_t_make_is_a_warning_if_it_may_do_without(root: Path, nodes: CacheTransport) -> None:
-    write(root, SMALL)
-    link = Link("outputs", "/dev/null/outputs", may_make=True, is_optional=True)
-    found = send(root, nodes, "a", tree=replace(tree_of(root), links=(link,)))
-    assert found.texts == [
-        "a: can't make /dev/null/outputs, so outputs/ stays in this run's copy of the code\n"
-        "  fix: link another directory: --link outputs=DIR"
-    ]
 
 
 def test_what_was_changed_in_the_run_s_directory_is_told(root: Path, nodes: CacheTransport) -> None:

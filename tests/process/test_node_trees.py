@@ -59,7 +59,7 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     assert root == cache / "launch" / "trees" / f"test-{code.hash[:7]}" / "proj"
     assert answer | {"path": ""} == {
         "type": "placed", "path": "", "hash": code.hash, "wrong": [], "wrong_count": 0, "extras": [],
-        "repaired": [], "empty": [], "moved": [], "unmade": [],
+        "repaired": [], "empty": [], "moved": [],
     }  # fmt: skip
     assert read(root) == code.files
     assert [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o100] == ["run.sh"]
@@ -170,20 +170,17 @@ def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_pat
     talk.node.stop()
     talk.node.wait_until_gone()
     out, under = ["out", "/dev/null/out", True], ["under", "/dev/null/under", True]
-    without = Talk(start("without"), Code({"train.py": b"0"}), links=[out], optional=["out"])
-    assert not os.path.lexists(Path(without.deliver()) / "out")
-    assert without.node.find(messages.PLACED)[0]["unmade"] == ["out"]
-    fails = Talk(start("fails"), Code({"train.py": b"1"}), links=[out, under], optional=["out"])
-    text = "can't make /dev/null/under for under/: Not a directory; fix: pass --link under=DIR"
+    fails = Talk(start("fails"), Code({"train.py": b"1"}), links=[out, under])
+    text = "can't make /dev/null/out for out/: Not a directory; fix: pass --link out=DIR"
     assert fails.answer()["text"] == text
     # What can't be below a laptop's home directory is below that of the host.
     node = start("laptop", env={"HOME": str(tmp_path / "home")})
-    moved = Talk(node, Code({"train.py": b"2"}), links=[out, under], optional=["out"], home="/dev/null")
+    moved = Talk(node, Code({"train.py": b"2"}), links=[out, under], home="/dev/null")
     root = Path(moved.deliver())
     assert (root / "out").readlink() == tmp_path / "home" / "out"
     assert (root / "under").readlink() == tmp_path / "home" / "under"
     placed = moved.node.find(messages.PLACED)[0]
-    assert (placed["moved"], placed["empty"], placed["unmade"]) == (["out", "under"], ["out", "under"], [])
+    assert (placed["moved"], placed["empty"]) == (["out", "under"], ["out", "under"])
     again = Talk(start("again"), Code({"train.py": b""}), links=[["data", str(tmp_path / "missing"), False]])
     assert again.answer()["text"] == f"--link data={tmp_path}/missing: there is no {tmp_path}/missing"
     assert (live / "outputs" / "model.pt").exists() and (data / "corpus").exists()

@@ -33,7 +33,7 @@ Header = Dict[str, Any]
 
 
 _ROUNDS = messages.MOST_WANTED - 1  # of asking for files and writing them, after the listing
-_NAMED = ("wrong", "extras", "repaired", "empty", "moved", "unmade")  # lists of names in the answer
+_NAMED = ("wrong", "extras", "repaired", "empty", "moved")  # lists of names in the answer
 _MOST_LOCKS = 4
 _READ_BYTES = 1 << 18
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -93,7 +93,6 @@ class Worker:
         self._entries: list[Entry] = []
         self._made: dict[str, str] = {}  # directories of links by name
         self._moved: list[str] = []  # names of links to a directory below this node's home instead
-        self._unmade: list[str] = []  # names of links whose directories can't be made, and need not be
 
     def work(self) -> None:
         """Put the code in its place, answer, and remove what earlier runs have left; or only compare it."""
@@ -190,9 +189,6 @@ class Worker:
                 try:
                     target = self._made[name] = self._make(name, target)
                 except OSError as error:
-                    if name in self._wanted["optional"]:
-                        self._unmade.append(name)
-                        continue
                     text = "can't make %s for %s/: %s; fix: pass --link %s=DIR"
                     raise GivenUpError(text % (target, name, error.strerror, name)) from None
             elif not os.path.exists(target):
@@ -223,7 +219,7 @@ class Worker:
         """Answer, and leave the lock of the directory to the supervisor; changed: what was mended there."""
         repaired = [entry.path for entry in changed if entry not in wrong]
         empty = [name for name, target in self._made.items() if _is_empty(target)]
-        told = self._prove(place, wrong, repaired=repaired, empty=empty, moved=self._moved, unmade=self._unmade)
+        told = self._prove(place, wrong, repaired=repaired, empty=empty, moved=self._moved)
         message = messages.encode(messages.PLACED, **told)
         self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
 

@@ -16,17 +16,16 @@ from launcher.sync.code_messages import (
     place_lines,
     progress_words,
     refuse_large,
-    refuse_secrets,
 )
 from launcher.sync.default_exclusions import STAYING
-from launcher.sync.selection import LeftOut, Selection
+from launcher.sync.selection import Selection
 
-TREE = Tree("/proj", b"", "5f3a91c" + 57 * "0", 212, 1_800_000, left_out="data/ 41 GB (git-ignored)")
+TREE = Tree("/proj", b"", "5f3a91c" + 57 * "0", 212, 1_800_000, left_out="data/ (git-ignored)")
 IGNORED = "git-ignored"
 
 
-def selection_of(files: dict[str, int], *left_out: LeftOut) -> Selection:
-    return Selection(Path("/home/ann/proj"), tuple(files), tuple(files.values()), left_out, (), (), True)
+def selection_of(files: dict[str, int], **left_out: str) -> Selection:
+    return Selection(Path("/home/ann/proj"), tuple(files), tuple(files.values()), left_out, (), ())
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_a_tree(files: int, bytes_in_all: int, words: str) -> None:
 def test_what_was_sent(files: int, sent_bytes: int, words: str) -> None:
     """A listing is sent even if no file is, such as after a file was removed here."""
     assert code_line(TREE, files, sent_bytes) == (
-        f"code 5f3a91c: 212 files, 1.8 MB ({words}); left out: data/ 41 GB (git-ignored)"
+        f"code 5f3a91c: 212 files, 1.8 MB ({words}); left out: data/ (git-ignored)"
     )
     assert code_line(replace(TREE, left_out=""), files, sent_bytes) == f"code 5f3a91c: 212 files, 1.8 MB ({words})"
 
@@ -74,17 +73,15 @@ def test_progress(done: int, size: int, hosts: int, words: str) -> None:
     assert progress_words(done, size, hosts) == words
 
 
-def test_what_is_left_out_is_named_by_size_and_reason() -> None:
-    selection = selection_of(
-        {}, LeftOut(".venv/", "virtual environment", 4_000_000_000, True), LeftOut("tiny/", IGNORED, 9, False),
-        LeftOut("__pycache__/", "cache", 5_000_000_000, False), LeftOut("logs/", STAYING, 6_000_000_000, False),
-        LeftOut(".env", "secrets", 120, False), LeftOut("a\nb/", IGNORED, None, True),
-        LeftOut("data/", IGNORED, 41_000_000_000, False),
-    )  # fmt: skip
-    assert describe_left_out(selection) == (
-        "data/ 41 GB, tiny/, 'a\\nb/' (git-ignored); .venv/ over 4.0 GB (virtual environment); .env (secrets)"
+def test_what_is_left_out_is_named_by_reason() -> None:
+    left_out = {
+        "a.log": IGNORED, ".venv/": "virtual environment", "__pycache__/": "cache", "logs/": STAYING,
+        ".env": "secrets", "a\nb/": IGNORED, "data/": IGNORED,
+    }  # fmt: skip
+    assert describe_left_out(selection_of({}, **left_out)) == (
+        ".venv/ (virtual environment); 'a\\nb/', data/, a.log (git-ignored); .env (secrets)"
     )
-    many = selection_of({}, *(LeftOut(f"{letter}/", IGNORED, 0, False) for letter in "abcdefg"))
+    many = selection_of({}, **{f"{letter}/": IGNORED for letter in "abcdefg"})
     assert describe_left_out(many) == "a/, b/, c/, d/, e/ (git-ignored) and 2 more"
     assert describe_left_out(selection_of({})) == ""
 
@@ -110,15 +107,6 @@ def test_too_much_is_refused_with_what_is_largest(files: dict[str, int], limit: 
     with pytest.raises(UsageError) as caught:
         refuse_large(selection_of(files), limit)
     assert (str(caught.value), caught.value.fix) == (f"/home/ann/proj has {words}", FIX)
-
-
-def test_secrets_are_refused_by_name() -> None:
-    plain = replace(selection_of({}), exposed=("a.pem", "b", "c", "d"), is_repository=False)
-    with pytest.raises(UsageError) as caught:
-        refuse_secrets(plain)
-    assert str(caught.value) == "a.pem, b, c and 1 more would be sent: they may hold secrets"
-    assert caught.value.fix == "add a line to .launchignore"
-    refuse_secrets(replace(plain, exposed=()))
 
 
 @pytest.mark.parametrize(("files", "limit"), [({}, 0), ({"a": 0}, 0), ({"a": 60, "b": 40}, 100)])

@@ -72,16 +72,11 @@ def test_patterns_of_a_directory_as_the_one_above_writes_them(pattern: str, from
         ("/a/b/c", ["/c"]),
         ("!a/b/c/", ["!/c/"]),
         ("/a/c/c", []),
-        ("/?/[a-c]/x*y", ["/x*y"]),
-        ("/[!a]/b/x", []),
-        ("/[^a]/b/x", []),
-        ("/\\a/b/\\*", ["/\\*"]),
-        ("/\\*/b/x", []),
-        ("a/**", ["/**"]),
-        ("a/**/x", ["/**/x"]),
-        ("a/**/b/x", ["/**/b/x", "/x"]),
-        ("**/b/x", ["/**/b/x", "/x"]),
-        ("**/x/y", ["/**/x/y"]),
+        ("/a/b/x*y", ["/x*y"]),
+        ("a/**", []),
+        ("/?/b/x", []),  # a wildcard above means nothing inside
+        ("**/x/y", ["**/x/y"]),
+        ("!**/x", ["!**/x"]),
     ],
 )
 def test_patterns_as_a_directory_inside_writes_them(pattern: str, from_inside: list[str]) -> None:

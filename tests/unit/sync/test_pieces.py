@@ -96,7 +96,7 @@ def test_a_piece_is_made_once_for_all_nodes_that_want_it() -> None:
     small, large, other = source.files
     assert asyncio.run(read_all()) == [small + large, small + large, large + other]
     assert sorted(source.opened) == [0, 1, 2]
-    source.pieces.forget()
+    source.pieces.close()
     assert all(file.closed for file in source.open_files)
 
 
@@ -109,16 +109,6 @@ def test_pieces_that_nobody_uses_are_made_again_and_what_is_kept_is_bounded(monk
     assert source.opened == 2 * [0, 1, 2, 3]
     assert sum(not file.closed for file in source.open_files) == 2
     assert source.pieces._kept_bytes == sum(len(piece.message) for piece in source.pieces._kept.values()) <= 3 * MIB
-
-
-def test_a_piece_that_was_forgotten_is_read_again() -> None:
-    source = Source([b"old", bytes(MIB + 1)])
-    asyncio.run(source.read(0, 1))
-    source.files[0] = b"new"
-    assert asyncio.run(source.read(0, 1))[:3] == b"old"
-    source.pieces.forget()
-    assert asyncio.run(source.read(0, 1))[:3] == b"new"
-    assert source.opened == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("left", [0, 1, MIB, MIB + 1, MIB + 10])
