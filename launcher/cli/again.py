@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,10 @@ from launcher.cli.options.help import Command
 from launcher.cli.options.request import DRY_RUN, option
 from launcher.cli.options.sources import gather
 from launcher.errors import LauncherError, UsageError
+from launcher.hosts.ranges import shown
 
 if TYPE_CHECKING:
-    from launcher.cli.repetition import Typed
+    from launcher.cli.typed_command import Typed
     from launcher.runs.run_list import ListedRun, RemoteRun
 
 
@@ -32,62 +33,57 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     An OPTION of launch after RUN replaces that of the run, such as --restarts 10. If RUN didn't succeed, the built-in
     trainer continues from its checkpoints; a script finds RUN in the variable LAUNCH_AGAIN_OF.
     """
+    from launcher.cli import repetition
     from launcher.cli.command_group import launch
     from launcher.cli.command_table import COMMANDS
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import find_run, read_state
-    from launcher.cli.repetition import (
-        Repetition,
-        command_line,
-        drop_past,
-        override,
-        read_origin,
-        read_version,
-        resume,
-        typed_of,
-    )
-    from launcher.cli.typed_command import hide_typed
-    from launcher.runs.run_list import LISTING, PATCH, RunList
+    from launcher.cli.typed_command import hide_typed, load_command, parse_options
+    from launcher.runs.run_list import LISTING, RunList
 
     has_run = bool(words) and not words[0].startswith("-")
     found = find_run(words[0] if has_run else None)
     runs = RunList.of_user(os.environ)
-    origin = read_origin(runs, found.id)
-    typed = typed_of(origin)
+    origin = repetition.read_origin(runs, found.id)
+    typed = repetition.typed_of(origin)
     if typed.command not in COMMANDS:
-        raise UsageError(f"run {found.id} was a {typed.command}", f"run it again: {shlex.join(typed.line)}")
+        raise UsageError(f"run {found.id} was a {typed.command}", f"type it again: {typed.command}")
     row = read_state(found)
     if row.can_continue:
         text = f"run {found.id} has not ended: its controller died"
         raise UsageError(text, f"continue it with launch rejoin {found.id}, or end it with launch stop {found.id}")
     if row.may_live:
         said = f"may still run: {row.last_line}" if row.state == "unknown" else "still runs"
-        anyhow = f"start another one with {command_line(origin, typed.line)}"
+        anyhow = f"start another one with {repetition.command_line(origin, typed.line)}"
         raise UsageError(f"run {found.id} {said}", f"stop it with launch stop {found.id}, or {anyhow}")
     continues = row.state != "finished"
-    typed_command: click.Command = importlib.import_module(COMMANDS[typed.command][0]).command
-    timely = drop_past(typed, typed_command, origin)
-    was_limited, typed = timely != typed, override(timely, typed_command, words[has_run:])
-    if typed.lacks_secret:
+    given, others = parse_options(load_command(typed.command), words[has_run:])
+    if others:
+        raise UsageError(f"launch again takes a run and options, got {shown(others[0])}", "see launch again --help")
+    timely = repetition.drop_past(typed, origin)
+    was_limited, typed = timely != typed, repetition.override(timely, given)
+    if repetition.lacks_secret(typed):
         text = f"run {found.id} had a secret in its command line, which launch doesn't keep"
-        raise UsageError(text, f"run it with the secret instead of ***: {command_line(origin, hide_typed(typed.line))}")
+        line = repetition.command_line(origin, hide_typed(typed.line))
+        raise UsageError(text, f"pass it again, as in launch again {found.id} --notify CMD, or type: {line}")
     if continues:
-        typed = resume(typed, origin)
+        typed = repetition.resume(typed, origin)
     if dry_run:
-        typed = override(typed, typed_command, ["--dry-run"])
+        typed = replace(typed, options={**typed.options, "dry_run": True})
     listing = _find_code(runs.read_kept(found.id, LISTING), found.id, origin) if same_code else None
     _enter(origin["directory"], found.id, origin["launch_host"])
     state = f"was {row.state}" if row.state in ("killed", "stopped") else row.state
-    tell(f"launch: again run {found.id}, which {state}: {command_line(origin, hide_typed(typed.line))}")
+    line = repetition.command_line(origin, hide_typed(typed.line))
+    tell(f"launch: again run {found.id}, which {state}: {line}")
     if continues and origin.get("tree") is not None:
         _tell_written(found, typed)
     if was_limited:
         tell(f"launch: the time of --until in run {found.id} has passed, so this run starts without it")
     first = str(origin.get("first") or found.id)
-    version, patch = read_version(runs, found.id), runs.read_kept(found.id, PATCH) or b""
-    repetition = Repetition(found.id, first, origin, version, patch, continues, listing)
+    version = repetition.read_version(runs, found.id)
+    repeated = repetition.Repetition(found.id, first, origin, version, continues, listing)
     sys.argv[1:] = typed.line  # run.json and the trainer name what was typed
-    code: int = launch.main(typed.line, prog_name="launch", standalone_mode=False, obj=repetition)
+    code: int = launch.main(typed.line, prog_name="launch", standalone_mode=False, obj=repeated)
     return code
 
 
@@ -111,7 +107,7 @@ def _tell_written(found: ListedRun | RemoteRun, typed: Typed) -> None:
     except (LauncherError, click.exceptions.Exit):
         return  # its host is off
     roots = {root: names for root, *names in (result.written.values() if result is not None else ())}
-    linked = {word.partition("=")[0].rstrip("/") for group in typed.options for word in group}
+    linked = {text.partition("=")[0].rstrip("/") for text in typed.options.get("link", ())}
     names = [name for name in next(iter(roots.values()), []) if name.rstrip("/") not in linked]
     if not names:
         return

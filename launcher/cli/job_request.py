@@ -16,7 +16,6 @@ from launcher.cli.options.launcher_toml import find_source
 from launcher.cli.options.request import Request
 from launcher.cli.options.sources import is_on_command_line
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.typed_command import find_reach
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.activation import find_active_env
@@ -50,7 +49,6 @@ def read_job(request: Request, hosts: Sequence[Host]) -> Job:
         python=request.python,
         activation=read_activation(request),
         active_env=find_active_env(os.environ),
-        reach=tuple(find_reach()),
         env=forwarded(os.environ) | named_env,
         named_env=frozenset(named_env),
         master_addr=request.master_addr,

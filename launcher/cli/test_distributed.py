@@ -30,7 +30,6 @@ from launcher.cli.options.request import (
     Request,
 )
 from launcher.cli.options.sources import gather, is_on_command_line
-from launcher.cli.typed_command import find_reach
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
@@ -138,7 +137,6 @@ def make_job(request: Request, names: Sequence[str], *words: str) -> Job:
         python=request.python,
         activation=read_activation(request),
         active_env=find_active_env(os.environ),
-        reach=tuple(find_reach()),
         env=forwarded(os.environ),
         rendezvous_timeout_s=RENDEZVOUS_S,
         hang_timeout_s=math.inf,  # each rank limits its steps itself

@@ -101,7 +101,6 @@ class Job:
     activation: Activation = field(default_factory=Activation)
     own_python: str | None = None  # that runs `launch` where it was typed; None: the one that runs this process
     active_env: str | None = None  # the directory of the environment that is active where `launch` was typed
-    reach: tuple[str, ...] = ()  # options that choose the same hosts, SSH and Python for another command
     env: Mapping[str, str] = field(default_factory=dict)
     named_env: frozenset[str] = frozenset()  # those of `env` that the user named; a setup can't change them
     master_addr: str | None = None

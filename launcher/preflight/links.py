@@ -21,7 +21,6 @@ from launcher.wording import count
 _TIMES = 5  # times the usual round trip, and
 _LONGER_S = 0.010  # longer by this, which neither a switch nor a busy machine causes
 _LONG_S = 0.020  # no round trip within a site takes that long, even if all are alike
-_NAMES_HOSTS = {"--hosts", "--hostfile"}  # options that give test-distributed its hosts
 _MOST_NAMED = 4  # pairs that are named one by one
 _LOST = 3  # packets of one link; a queue that overflows once loses one or two
 _LOST_SHARE = 0.04
@@ -169,8 +168,5 @@ def _name_pairs(pairs: Mapping[_Pair, str], fix: str) -> Iterator[Finding]:
 
 
 def _measure(nodes: Sequence[CheckedHost]) -> str:
-    """Return the command that measures each pair; hosts that no option names come from a file or a Slurm job."""
-    words = nodes[0].job.reach
-    if _NAMES_HOSTS.isdisjoint(word.partition("=")[0] for word in words):
-        words = ("--hosts", fold_names([node.name for node in nodes]), *words)
-    return f"run `test-distributed 1 {shlex.join(words)}`"
+    """Return the command that measures each pair."""
+    return f"run `test-distributed 1 --hosts {shlex.quote(fold_names([node.name for node in nodes]))}`"

@@ -30,24 +30,22 @@ def test_a_failed_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     call(root, "singlenode", *options, "sh", "train.sh", "a b", code=3)
     first = (root / "logs/latest").readlink().name
 
-    (root / "launcher.toml").write_text("stop-timeout = 2\n")
     (root / "train.sh").write_text(f"{SCRIPT}# changed\n")
-    said = call(tmp_path, "again", code=2)
+    said = call(tmp_path, "again", "--notify", "true", code=2)
     assert "API_TOKEN is not set here" in said
     monkeypatch.setenv("API_TOKEN", "hunter")
     said = call(tmp_path, "again", code=2)
-    assert f"launch again {first} --notify CMD" in said
+    assert f"as in launch again {first} --notify CMD" in said
     said = call(tmp_path, "again", first, "--notify", "true", code=3)
     assert f"launch: again run {first}, which failed: cd {root} && launch singlenode" in said
     assert f"continues {first} in {root} with a b 6" in said
     assert f"; run {first} had commit" in said and f"launch fetch --code {first}" in said
-    assert f"launcher.toml has changed since run {first}: stop-timeout" in said
     assert json.loads((root / "logs/latest/run.json").read_text())["again_of"] == first
 
     second = (root / "logs/latest").readlink().name
     said = call(tmp_path, "again", "--env", "CODE=0", "--notify", "true")
     assert f"which failed: cd {root}" in said and f"continues {first} in" in said
-    assert f"the code is that of run {second}" in said and "has changed" not in said
+    assert f"; run {second} had commit" in said
     said = call(tmp_path, "again", "--notify", "true", "--dry-run")
     assert "which finished" in said and "LAUNCH_AGAIN_OF" not in said
     assert "hunter" not in "".join(path.read_text("utf-8", "replace") for path in root.glob("logs/*/run.json"))

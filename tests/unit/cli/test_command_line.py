@@ -458,7 +458,6 @@ def test_every_option_of_a_job_arrives(launch, jobs, monkeypatch):
         python="/p",
         activation=Activation(setup="lines"),
         active_env="/conda",
-        reach=("--hosts", "a,b", "--python", "/p", "--setup", "lines", "--connect-timeout", "2.5"),
         env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "4", "A": "1", "B": "file", "HOME": "/root"},
         named_env=frozenset(["NCCL_DEBUG", "A", "B", "HOME"]),
         master_addr="10.0.0.1",
@@ -507,7 +506,7 @@ def test_how_a_run_goes_about_its_job(launch, jobs, line, run_options):
 def test_what_stands_after_the_script_is_left_alone(launch, jobs, folder, line, program):
     assert launch(f"--hosts a --nproc 1 --cpu {line}")[0] == 7
     ((job, *_),) = jobs
-    assert job == Job(program, 1, cpu=True, workdir=str(folder), reach=("--hosts", "a"))
+    assert job == Job(program, 1, cpu=True, workdir=str(folder))
 
 
 def test_arguments_are_words_and_stay_words(launch, jobs):
@@ -759,23 +758,6 @@ def test_a_switch_that_is_turned_off_contradicts_nothing(launch, jobs):
     write_defaults('hosts = "a"\ngpus = 8\ncpu = false\nclaim-cpus = true\n')
     assert launch("--no-cpu --no-claim-cpus --no-survive-reboots t.py")[0] == 7
     assert (jobs[0][0].nproc, jobs[0][-1].claims_cpus) == (8, False)
-
-
-@pytest.mark.parametrize(
-    ("line", "reach"),
-    [
-        # test-distributed takes all but the hosts from launcher.toml, and of these the ones that the run has are named
-        ("--num-nodes 2 t.py", ""),
-        ("--hosts eve@a,b --ssh-config c -q --transport=ssh t.py", "--hosts eve@a,b --ssh-config c --transport=ssh"),
-        ("--num-nodes 1 --hosts a,b --python /p t.py", "--num-nodes 1 --hosts a,b --python /p"),
-        ("--hosts a --no-ask-password t.py", "--hosts a --no-ask-password"),
-    ],
-)
-def test_hosts_ssh_and_python_are_known_for_another_command(launch, jobs, folder, line, reach):
-    write_defaults('hostfile = "two"\npython = "/q"\n')
-    (folder / "c").write_text("")
-    assert launch(line)[0] == 7
-    assert jobs[0][0].reach == tuple(reach.split())
 
 
 @pytest.mark.parametrize(

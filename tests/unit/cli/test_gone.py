@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import main
-from launcher.cli.options.gone import GONE, renew
+from launcher.cli.options.gone import GONE
 from launcher.errors import EXIT_USAGE
 
 # What was typed, and what is offered instead.
@@ -70,19 +70,3 @@ def test_each_is_tried_and_documented(gone: str) -> None:
 def test_a_key_of_launcher_toml_that_is_gone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "launcher.toml").write_text('note = "x"\n')
     assert refuse("--hosts a t.py", capsys) == "launch: launcher.toml: no option 'note'; did you mean --name NAME?"
-
-
-@pytest.mark.parametrize(
-    ("kept", "now"),
-    [
-        (["--note", "a b"], ()),
-        (["--note=--x"], ()),
-        (["--sync-secrets"], ()),
-        (["--legacy"], ("--start=plain",)),
-        (["--colon", "slots"], ()),
-        (["--queue-timeout", "2h"], ("--queue=2h",)),
-        (["--name", "--note"], ("--name", "--note")),
-    ],
-)
-def test_a_kept_command_line_is_translated(kept: list[str], now: tuple[str, ...]) -> None:
-    assert renew(kept) == now

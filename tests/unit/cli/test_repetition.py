@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
@@ -16,11 +15,10 @@ from hypothesis import strategies as st
 from machines.repositories import make_repository
 
 from launcher.cli.command_group import launch
-from launcher.cli.command_table import COMMANDS
-from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.request import Request
-from launcher.cli.repetition import Typed, drop_past, keep_origin, override, read_typed, resume, typed_of
+from launcher.cli.repetition import drop_past, keep_origin, lacks_secret, override, resume, typed_of
 from launcher.cli.tree_request import read_tree
+from launcher.cli.typed_command import Typed, load_command, parse_options, read_typed
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
@@ -29,8 +27,7 @@ from launcher.runs.result import Result
 from launcher.runs.run_list import KEPT, ORIGIN, RunList
 from launcher.session.node_state import Census
 
-RUN: click.Command = importlib.import_module(COMMANDS["run"][0]).command
-DEMO: click.Command = importlib.import_module(COMMANDS["demo"][0]).command
+RUN = load_command("run")
 FREE = st.text(st.characters(codec="utf-8", exclude_characters="\0")).filter(lambda text: "***" not in text)
 OPTIONS = st.lists(
     st.sampled_from([
@@ -46,34 +43,31 @@ def parse(words: list[str]) -> click.Context:
 
 
 def read(words: list[str]) -> Typed:
-    context = parse(words)
-    return read_typed(RUN, context.meta[TYPED_WORDS], context.params["words"])
+    with parse(words):
+        return read_typed()
 
 
 def store(typed: Typed) -> Typed:
-    values = {name: getattr(typed, name) for name in ("command", "options", "words", "has_dashes", "notified")}
+    values = {name: getattr(typed, name) for name in ("command", "options", "words")}
     return typed_of(json.loads(json.dumps(values)))
 
 
 @given(OPTIONS, st.lists(FREE), st.booleans())
 def test_what_was_typed_comes_back(options: list[list[str]], args: list[str], has_script: bool) -> None:
-    """Once it was kept as JSON, too; --sync may get its directory in the same word."""
+    """Once it was kept as JSON, too."""
     script = ["train.py"] if has_script else ["--"]
     typed = [word for option in options for word in option] + script + args
     context, found = parse(typed), store(read(typed))
-    if found.lacks_secret:  # an argument looks like one
+    if lacks_secret(found):  # an argument looks like one
         return
-    line = found.line[found.line[:1] == ["run"] :]
-    assert parse(line).params == context.params
-    if ["--sync", "sub"] not in options:
-        assert line == ["--queue=" if word == "--queue" else word for word in typed]
+    assert parse(found.rest).params == context.params
 
 
 @pytest.mark.parametrize(
     ("typed", "kept", "lacks"),
     [
-        ("--notify 'curl hunter2' train.py", "train.py", False),
-        ("--notify=hunter2 --notify hunter2 -q train.py", "-q train.py", False),
+        ("--notify 'curl hunter2' train.py", "--notify '***' train.py", True),
+        ("--notify=hunter2 --notify hunter2 -q train.py", "--notify '***' -q train.py", True),
         ("--env API_TOKEN=hunter2 --env=B_TOKEN=hunter2 --env A=1 t.py", "--env API_TOKEN --env B_TOKEN --env A=1 t.py",
          False),
         ("--hosts a t.py --api-key hunter2", "--hosts a t.py --api-key '***'", True),
@@ -85,13 +79,22 @@ def test_no_secret_is_kept(typed: str, kept: str, lacks: bool) -> None:
     found = read(shlex.split(typed))
     assert "hunter2" not in repr(found)
     assert shlex.join(found.line) == kept
-    assert found.lacks_secret == lacks
-    assert found.notified == ("--notify" in typed)
+    assert lacks_secret(found) == lacks
 
 
-def test_a_script_that_is_called_like_a_command() -> None:
-    assert read(["--hosts", "a", "ps"]).line == ["--hosts", "a", "ps"]
-    assert read(["ps", "x"]).line == ["run", "ps", "x"]
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("--hosts a ps", "--hosts a -- ps"),
+        ("ps x", "-- ps x"),
+        ("--hosts=a -qv --no-detach t.py -- --hosts b", "--hosts a -q -v --no-detach t.py -- --hosts b"),
+        ("--name=-x -- t.py --dry-run", "--name=-x -- t.py --dry-run"),
+        ("--hosts a -- --lr 1", "--hosts a -- --lr 1"),
+        ("--sync t.py", "--sync= t.py"),
+    ],
+)
+def test_how_it_is_typed_again(typed: str, line: str) -> None:
+    assert shlex.join(read(shlex.split(typed)).line) == line
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_a_script_that_is_called_like_a_command() -> None:
     [
         ("--restarts 3 t.py", "--restarts 10", "--restarts 10 t.py"),
         ("--hosts a t.py --x", "-q --name a", "--hosts a -q --name a t.py --x"),
-        ("--hostfile h t.py", "--hosts=a", "--hosts=a t.py"),
+        ("--hostfile h t.py", "--hosts=a", "--hosts a t.py"),
         ("--gpus 8 t.py", "--nproc 2 --cpu", "--nproc 2 --cpu t.py"),
         ("--env A=1 --env B=2 t.py", "--env A=3 --env C=4", "--env B=2 --env A=3 --env C=4 t.py"),
         ("--notify x t.py", "--notify y", "--notify y t.py"),
@@ -107,7 +110,7 @@ def test_a_script_that_is_called_like_a_command() -> None:
         ("t.py", "--sync --restarts 3", "--sync= --restarts 3 t.py"),
         ("--sync= t.py", "--sync lib", "--sync=/here/lib t.py"),
         ("--hosts a t.py", "--hostfile h --log-dir=../l --env-file ~/e --ssh-config /c --python p",
-         "--hostfile /here/h --log-dir=/l --env-file '~/e' --ssh-config /c --python p t.py"),
+         "--hostfile /here/h --log-dir /l --env-file '~/e' --ssh-config /c --python p t.py"),
     ],
 )  # fmt: skip
 def test_options_instead_of_those_of_the_run(
@@ -115,22 +118,24 @@ def test_options_instead_of_those_of_the_run(
 ) -> None:
     (tmp_path / "here/lib").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
-    line = line.replace("=/l ", f"={tmp_path}/l ")
+    line = line.replace(" /l ", f" {tmp_path}/l ")
     line = line.replace("/here/", f"{tmp_path}/here/")
-    found = override(read(shlex.split(typed)), RUN, shlex.split(given))
-    assert (shlex.join(found.line), found.notified) == (line, False)
+    options, others = parse_options(RUN, shlex.split(given))
+    found = override(read(shlex.split(typed)), options)
+    assert (shlex.join(found.line), others) == (line, [])
 
 
 def test_an_option_that_the_command_lacks_is_refused_before_its_value_is_looked_at() -> None:
     with pytest.raises(click.NoSuchOption, match="--note"):
-        override(read(["t.py"]), RUN, ["--note", "x"])
-    with pytest.raises(click.NoSuchOption, match="--dry-run"):
-        override(Typed("demo", (), ()), DEMO, ["--dry-run"])
+        parse_options(RUN, ["--note", "x"])
+    for typed in (Typed("demo", {"dry_run": True}, ()), Typed("run", {"note": "x"}, ("t.py",))):
+        with pytest.raises(click.NoSuchOption, match=r"--(dry-run|note)"):
+            print(typed.line)
 
 
-def test_other_words_are_refused() -> None:
+def test_other_words_are_refused(sent: Path) -> None:
     with pytest.raises(UsageError, match=r"got 'other\.py'"):
-        override(read(["t.py"]), RUN, ["-q", "other.py"])
+        call("again", "-q", "other.py")
 
 
 @pytest.mark.parametrize(
@@ -162,11 +167,11 @@ def test_the_trainer_continues(typed: str, origin: dict[str, Any], line: str) ->
     ],
 )
 def test_a_time_that_has_passed_is_not_repeated(typed: str, until_at: object, line: str) -> None:
-    assert shlex.join(drop_past(read(shlex.split(typed)), RUN, {"until_at": until_at}).line) == line
+    assert shlex.join(drop_past(read(shlex.split(typed)), {"until_at": until_at}).line) == line
 
 
 def test_a_demo_starts_over() -> None:
-    typed = Typed("demo", (("--nodes", "3"),), ())
+    typed = Typed("demo", {"ssh_hosts": "3"}, ())
     assert resume(typed, {"is_trainer": True, "is_default": True, "save_dir": "outputs/R"}) == typed
 
 
@@ -224,7 +229,7 @@ def test_the_code_of_now_and_that_of_the_run(
 def test_again_after_the_time_of_the_run(sent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / ".local/state/launch/runs/20261120-091233" / ORIGIN
     origin = json.loads(kept.read_text())
-    kept.write_text(json.dumps({**origin, "options": [*origin["options"], ["--until", "18:00"]], "until_at": 1.0}))
+    kept.write_text(json.dumps({**origin, "options": {**origin["options"], "until": "18:00"}, "until_at": 1.0}))
     call("again", "--dry-run")
     said = capsys.readouterr().err
     assert "launch: the time of --until in run 20261120-091233 has passed, so this run starts without it\n" in said
@@ -236,7 +241,7 @@ def test_again_after_the_time_of_the_run(sent: Path, tmp_path: Path, capsys: pyt
 def test_a_secret_that_is_not_kept(sent: Path) -> None:
     runs = RunList.of_user(os.environ)
     origin = json.loads(read_bytes_of_first(sent))
-    secret = {**origin, "options": [*origin["options"], ["--setup", "export API_TOKEN=***"]]}
+    secret = {**origin, "options": {**origin["options"], "setup": "export API_TOKEN=***"}}
     runs.keep("20261120-091233", ORIGIN, json.dumps(secret).encode())
     with pytest.raises(UsageError, match="had a secret in its command line") as raised:
         call("again", "--venv", "export B_TOKEN=hunter2", "--dry-run")
@@ -247,7 +252,7 @@ def test_a_secret_that_is_not_kept(sent: Path) -> None:
 def test_the_code_of_a_run_that_would_not_be_sent(sent: Path) -> None:
     """Its --sync was in launcher.toml."""
     origin = json.loads(read_bytes_of_first(sent))
-    options = [group for group in origin["options"] if group != ["--sync="]]
+    options = {name: value for name, value in origin["options"].items() if name != "sync"}
     data = json.dumps({**origin, "options": options}).encode()
     RunList.of_user(os.environ).keep("20261120-091233", ORIGIN, data)
     with pytest.raises(UsageError, match="doesn't say sync any more"):
@@ -283,7 +288,18 @@ def read_bytes_of_first(sent: Path) -> bytes:
     return (sent.parent / ".local/state/launch/runs/20261120-091233/origin.json").read_bytes()
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"options": 3}', b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"options": 3}',
+        b'{"command": "run", "options": [["--hosts", "a"]], "words": []}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
 def test_an_origin_that_is_damaged(sent: Path, data: bytes) -> None:
     RunList.of_user(os.environ).keep("20261120-091233", ORIGIN, data)
     with pytest.raises(UsageError, match="isn't kept on this machine"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import json
 import math
@@ -21,8 +20,9 @@ from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option, Request
 from launcher.cli.options.sources import gather, make_request, settle
-from launcher.cli.repetition import read_typed, typed_of
+from launcher.cli.repetition import typed_of
 from launcher.cli.run import command as run_command
+from launcher.cli.typed_command import parse_options
 from launcher.job.job import Timeouts
 from launcher.transports.settings import TransportSettings
 
@@ -174,8 +174,8 @@ def test_an_option_comes_whole_from_each_source(
     if option.name not in ("env", "env_file", "fetch", "link", "stacks") and not option.is_flag:
         assert parse_run([part for word in words for part in word.split("=", 1)]) == request
     if not option.is_secret:
-        typed = read_typed(run_command, words, ())
-        kept = typed_of(json.loads(json.dumps(dataclasses.asdict(typed))))
+        options, _ = parse_options(run_command, words)
+        kept = typed_of(json.loads(json.dumps({"command": "run", "options": options, "words": []})))
         assert parse_run(kept.rest) == request
     if option.in_file:
         values = {flags[name]: SAMPLES[name][0] for name in names}

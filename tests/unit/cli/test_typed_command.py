@@ -18,7 +18,7 @@ from launcher.cli.typed_command import typed_options
         ("run", "--sync=launcher/here --sync-limit 5MB --link a=/b --link c=/d", None),
         ("run", "--queue 2h --no-detach -q -- train.py --lr 1", "--queue=2h --no-detach -q"),
         ("run", "--env A=1 --env=MY_TOKEN=x --env B train.py --env C", "--env A=1 --env MY_TOKEN --env B"),
-        ("run", "-qv --hosts a train.py", "-qv --hosts a"),
+        ("run", "-qv --hosts a train.py", "-q -v --hosts a"),
         ("logs", "20261120 --since 10m -f --controller=gpu1", "--since 10m -f"),
         ("wait", "--controller gpu1 -- base", ""),
     ],
