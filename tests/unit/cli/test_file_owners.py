@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main as cli
-from launcher.cli.find_run import fetch
+from launcher.cli.result_files import fetch_logs
 from launcher.cli.options.file_owners import Doubt, find_other_writer, refuse_strange_folder
 from launcher.errors import EXIT_USAGE, UsageError
 from launcher.runs.run_list import RemoteRun, Way
@@ -265,7 +265,7 @@ def test_a_log_directory_that_a_stranger_made(launch: Launch, folder: Path) -> N
     fix = "  fix: name another with --log-dir\n"
     assert launch("singlenode", "--nproc", "1", "--cpu", "train.py") == (EXIT_USAGE, "", said + fix)
     with pytest.raises(UsageError, match=r"^logs belongs to"):  # also for attach
-        fetch(RemoteRun("20261120-091233", Way("a")), Path("logs"), is_chosen=False)
+        fetch_logs(RemoteRun("20261120-091233", Way("a")), Path("logs"), is_chosen=False)
     assert [*(folder / "logs").iterdir()] == []
     (folder / "logs").rmdir()
     (folder / "logs").symlink_to(folder.parent)
