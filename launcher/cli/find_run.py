@@ -39,6 +39,7 @@ from launcher.runs.run_list import (
     ListedRun,
     RemoteRun,
     RunList,
+    Sighting,
     UnknownRunError,
     Way,
     choose_run,
@@ -122,7 +123,7 @@ def _list_there(controller: str, ssh_config: Path | None) -> list[RemoteRun]:
         raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
     with _asking(ways[0]) as launcher:
         rows, _ = _ask_rows(launcher)
-    return [RemoteRun(row.run, ways[0], row.name, row=None if row.may_live else row) for row in rows]
+    return [RemoteRun(row.run, ways[0], row.name, seen=Sighting(time.time(), row)) for row in rows]
 
 
 def run_there(found: RemoteRun, *more: str, is_of_a_run: bool = False) -> int:
@@ -337,11 +338,7 @@ def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> R
     rows, unread = answers.get(run.way, ([], 0))
     found = next((row for row in rows if row.run == run.id), None)
     if found is not None:
-        runs = RunList.of_user(os.environ)
-        if found.may_live:
-            runs.note_alive(run, found)
-        else:
-            runs.note_end(run, found)
+        RunList.of_user(os.environ).note_seen(run, found)
         return _complete(run, found, now)
     why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
     known = "; ".join(filter(None, [why, _describe_sighting(run, now)]))

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
     rows, unreached = read_rows(early) if hosts is None else read_rows_of(hosts, ssh_config, early)
     shown = choose(rows)
     if as_json:
-        click.echo(json.dumps([row.as_record() for row in shown], indent=2))
+        click.echo(json.dumps([asdict(row) for row in shown], indent=2))
     elif shown:
         _print_table(shown)
     elif not rows and not unreached:

@@ -41,6 +41,7 @@ from launcher.output.plain_messages import describe_error, tell
 from launcher.output.run_folder import RunRecord, create_record, reopen_record
 from launcher.output.style import Style
 from launcher.output.write_queue import STALLED_S
+from launcher.runs import host_history
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.kept_run import KeptRun
 from launcher.runs.logout import warn_of_lost_memory
@@ -98,9 +99,11 @@ def control(
             unit = _find_unit(request, runs.base / record.run_id)
             if unit is not None:
                 start_thread(partial(_warn_of_reboots, hub, console), "units", lambda error: None)
+            # What this machine knows of earlier runs, beside what the launch host does.
+            known = host_history.describe(runs, [each.name for each in hosts], time.time())
             run = RunRequest(
                 request.job, already_inside(request.hosts), lambda hosts, say: hub.open_transport(), record, console,
-                request.options, spares=already_inside(request.spares), incidents=request.incidents,
+                request.options, spares=already_inside(request.spares), incidents={**known, **request.incidents},
                 leave=partial(_leave, console, record, last_line, hub, kept, values, unit),
                 keep=kept.note if request.options.restarts else None,
                 can_reach=partial(_can_reach, hub),

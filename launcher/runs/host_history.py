@@ -1,24 +1,21 @@
-"""What went wrong with hosts in earlier runs, as the records of the runs that this machine lists say.
+"""What went wrong with hosts in earlier runs, as the records of the runs that this machine controlled say.
 
-Nobody is excluded for it, and a record that can't be read costs nothing but what it says. Of a run that another
-machine controls, what `launch ps` saw last is known here.
+Nobody is excluded for it, and a record that can't be read costs nothing but what it says.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime
 
 from launcher.errors import LauncherError
 from launcher.runs.run_json import INCIDENTS
-from launcher.runs.run_list import ORIGIN, ListedRun, RemoteRun, RunList
+from launcher.runs.run_list import ORIGIN, ListedRun, RunList
 from launcher.wording import count
 
-_HALF_LIFE_S = 7 * 86400.0  # of the blame for an incident
-_LEAST_BLAME = 0.2  # of what is still mentioned: one incident for about 16 days
+_MENTIONED_S = 16 * 86400.0  # after the last incident of a host
 _MOST_RUNS = 10  # of each host
 _MOST_ENTRIES = 100  # of the list, each of which takes 0.4 ms to read
 _MOST_BYTES = 3_000_000  # of records, which take 15 ms: of 9 runs on 128 hosts, or of more on fewer
@@ -41,10 +38,10 @@ def describe(runs: RunList, names: Collection[str], now: float) -> dict[str, str
             left_bytes -= len(record)
             if not left or left_bytes < 0:
                 break
-            used = _read_attempts(record, now) if isinstance(run, ListedRun) else _read_row(run, now)
+            used = _read_attempts(record, now)
             for name in used.keys() & left:
                 known[name].append(used[name])
-    return {name: _describe(found, now) for name, found in known.items() if _find_blame(found, now) >= _LEAST_BLAME}
+    return {name: words for name, found in known.items() if (words := _describe(found, now))}
 
 
 def _read_record(runs: RunList, run: ListedRun) -> bytes:
@@ -57,45 +54,25 @@ def _read_record(runs: RunList, run: ListedRun) -> bytes:
 
 def _read_attempts(record: bytes, now: float) -> dict[str, _Incidents]:
     """Return what went wrong with each host that a run has used; of what has another form, what came before it."""
-    hosts: set[str] = set()
-    blamed: list[tuple[str, str, float]] = []
+    incidents: dict[str, _Incidents] = {}
     # The form of all of it takes longer to check than its JSON to read.
     with suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         for attempt in json.loads(record)["attempts"]:
-            hosts.update(attempt["hosts"])
+            for host in attempt["hosts"]:
+                incidents.setdefault(host, {})
             at = datetime.fromisoformat(attempt["ended_at"]).timestamp()
-            blamed += ((host, what, at) for host, what in attempt["blamed"].items() if what in INCIDENTS)
-    return _join(hosts, blamed, now)
-
-
-def _read_row(run: RemoteRun, now: float) -> dict[str, _Incidents]:
-    """Return the same of a run elsewhere; its clock may be another one, so times count from the start of the run."""
-    row = run.row if run.row is not None or run.alive is None else run.alive.row
-    if row is None:
-        return {}
-    since = run.began_at + row.age_s
-    return _join(
-        run.hosts, [(each.host, each.what, max(run.began_at, since - each.ago_s)) for each in row.blamed or ()], now
-    )
-
-
-def _join(hosts: Collection[str], blamed: Iterable[tuple[str, str, float]], now: float) -> dict[str, _Incidents]:
-    incidents: dict[str, _Incidents] = {host: {} for host in hosts}
-    for host, what, at in blamed:
-        # A controller elsewhere may blame the hosts of its run alone, and a clock that was ahead would blame for years.
-        if host in incidents and at <= now + _DAY_S:
-            incidents[host][what] = at  # the last one, since attempts are in their order
+            for host, what in attempt["blamed"].items():
+                # A clock that was ahead would blame for years.
+                if host in incidents and what in INCIDENTS and at <= now + _DAY_S:
+                    incidents[host][what] = at  # the last one, since attempts are in their order
     return incidents
 
 
-def _find_blame(runs: Collection[_Incidents], now: float) -> float:
-    """Return the number of incidents, each of them worth half as much after every week."""
-    ages = [max(0.0, now - at) for incidents in runs for at in incidents.values()]
-    return math.fsum(0.5 ** (age / _HALF_LIFE_S) for age in ages)
-
-
 def _describe(runs: Collection[_Incidents], now: float) -> str:
+    """Return what happened to a host in the last of these runs, and when; empty if that is long ago."""
     times = sorted((at, what) for incidents in runs for what, at in incidents.items())
+    if not times or now - times[-1][0] > _MENTIONED_S:
+        return ""
     what = " or ".join(dict.fromkeys(what for _, what in times))
     which = "its last run" if len(runs) == 1 else f"{sum(map(bool, runs))} of its last {len(runs)} runs"
     return f"{what} in {which}, the last time {_ago(now - times[-1][0])}"

@@ -12,32 +12,30 @@ host takes the id in its own list before another machine controls the run under 
 share, the directory is both's.
 """
 
-from __future__ import annotations
-
+# The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import contextlib
 import errno
 import fcntl
 import json
-import math
 import os
 import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 from launcher.errors import LauncherError, UsageError
-from launcher.forms import load_json
+from launcher.forms import FormError, Within, load_json, reader_of
 from launcher.hosts.host import Host
 from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_durably, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_json import RunJson, read_run_json
-from launcher.runs.run_rows import RunRow, read_row
+from launcher.runs.run_rows import RunRow
 from launcher.runs.run_state import Doing, RunState, parse_state
 from launcher.runs.state_home import find_state, own_state
 
@@ -55,15 +53,14 @@ _ORDERS = "orders.json"  # for agents of hosts that come back
 KEPT, START = "kept", "start.py"  # the directory of launcher.runs.kept_run, and what takes the run up
 _STATE = "state.json"
 _MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
-_SEEN = "row.json"  # the row of a run elsewhere once it has ended
-_ALIVE = "alive.json"  # the last row of a run elsewhere that lived, and when it was seen
+_SEEN = "seen.json"  # the last row of a run elsewhere, and when that was
+_SEEN_BEFORE = ("row.json", "alive.json")  # of earlier versions; they are asked for again
 # What this machine keeps of a run that was started here: how it was typed, and its code.
 ORIGIN, CODE, LISTING, PATCH = "origin.json", "code.json", "code.listing", "code.patch"
 _END_BYTES = 256
 _LOOK_S = 0.5
 _IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
-_MOST_NUMBER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ class Controller:
     pid_namespace: str  # a container has its own, in which process ids mean something else
     pid: int
     stop_signal: int  # that it doesn't ignore
-    began_at: float  # wall-clock seconds
+    began_at: Annotated[float, Within(-1e11, 1e11)]  # wall-clock seconds
     machine_id: str = ""  # see machine-id(5)
     boot_id: str = ""  # of the kernel: it differs between machines, and after each start of one
 
@@ -168,7 +165,7 @@ class ListedRun:
         except OSError:
             return None
 
-    def look(self) -> ListedRun | None:
+    def look(self) -> "ListedRun | None":
         """Return what is true of it now; None: it was never started, and is listed no more."""
         if not self.place.exists():
             return None
@@ -234,10 +231,20 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """What `launch ps --json` said of a run that lived, and when, in wall-clock seconds of this machine."""
+class _Planted:
+    """What the file of a run elsewhere holds."""
 
-    at: float
+    way: Way
+    name: str | None = None
+    began_at: Annotated[float, Within(-1e11, 1e11)] = 0.0
+    hosts: tuple[Way, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What `launch ps --json` said of a run elsewhere, and when, in wall-clock seconds of this machine."""
+
+    at: Annotated[float, Within(0, 1e11)]
     row: RunRow
 
 
@@ -250,8 +257,17 @@ class RemoteRun:
     name: str | None = None
     began_at: float = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
     logins: tuple[Host, ...] = ()  # of its hosts and spares, as it was started; empty if it was started elsewhere
-    row: RunRow | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
-    alive: Sighting | None = None  # the last time that it was seen to live
+    seen: Sighting | None = None  # the last time
+
+    @property
+    def row(self) -> RunRow | None:
+        """What `launch ps --json` says of it, if it has ended and that was seen."""
+        return self.seen.row if self.seen is not None and not self.seen.row.may_live else None
+
+    @property
+    def alive(self) -> Sighting | None:
+        """The last time that it was seen, unless it has ended."""
+        return self.seen if self.row is None else None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -335,7 +351,7 @@ class RunList:
         self._token = token
 
     @staticmethod
-    def of_user(variables: Mapping[str, str]) -> RunList:
+    def of_user(variables: Mapping[str, str]) -> "RunList":
         """Return the list of this user on this machine; variables: the environment."""
         return RunList(find_state(variables) / "runs")
 
@@ -434,19 +450,14 @@ class RunList:
         """List a run whose id was taken; raise OSError if that can't be written."""
         with contextlib.suppress(LauncherError):
             self._prune()
-        hosts = [{"name": host.name, "user": host.user, "port": host.port, "enter": host.enter} for host in run.logins]
-        values = {"name": run.name, "began_at": run.began_at, "hosts": hosts, "way": asdict(run.way)}
-        replace_private(self.base / run.id / WAY, json.dumps(values))
+        hosts = tuple(Way(host.name, host.user, host.port, enter=host.enter) for host in run.logins)
+        planted = _Planted(run.way, run.name, run.began_at, hosts)
+        replace_private(self.base / run.id / WAY, json.dumps(asdict(planted)))
 
-    def note_end(self, run: RemoteRun, row: RunRow) -> None:
-        """Remember how a run ended; a full disk is no error."""
+    def note_seen(self, run: RemoteRun, row: RunRow) -> None:
+        """Remember how a run elsewhere ended, or that it lives when its host won't answer; a full disk is no error."""
         with contextlib.suppress(OSError):
-            replace_private(self.base / run.id / _SEEN, json.dumps(row.as_record()))
-
-    def note_alive(self, run: RemoteRun, row: RunRow) -> None:
-        """Remember that a run elsewhere lives, for the time when its host doesn't answer; a full disk is no error."""
-        with contextlib.suppress(OSError):
-            replace_private(self.base / run.id / _ALIVE, json.dumps({"at": time.time(), "row": row.as_record()}))
+            replace_private(self.base / run.id / _SEEN, json.dumps(asdict(Sighting(time.time(), row))))
 
     def keep(self, run_id: str, name: str, data: bytes) -> None:
         """Keep something of a run that was started here; a disk that can't be written is no error."""
@@ -466,7 +477,7 @@ class RunList:
             self._remove_remote(run_id)
 
     def _remove_remote(self, run_id: str) -> None:
-        for name in (WAY, _SEEN, _ALIVE, CLAIM, ORIGIN, CODE, LISTING, PATCH):
+        for name in (WAY, _SEEN, *_SEEN_BEFORE, CLAIM, ORIGIN, CODE, LISTING, PATCH):
             (self.base / run_id / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a controller uses the same directory
             (self.base / run_id).rmdir()
@@ -526,7 +537,6 @@ class RunList:
 
 
 AnyRunT = TypeVar("AnyRunT", bound=ListedRun | RemoteRun)
-_FormT = TypeVar("_FormT")
 
 
 class UnknownRunError(UsageError):
@@ -673,64 +683,30 @@ def _read_any(place: Path) -> ListedRun | RemoteRun | None:
 
 
 def _read_listed(place: Path) -> ListedRun | None:
-    try:
-        controller = _read_fields(Controller, _read_json(place / CONTROLLER))
-    except (OSError, ValueError, TypeError):  # it is being made, or is none of ours
-        return None
-    if not _is_well_formed(controller):
+    controller: Controller | None = _read_form(Controller, place / CONTROLLER)
+    if controller is None:  # it is being made, or is none of ours
         return None
     # Before its end is read, which is written before the lock is released.
     is_locked = run_owner.is_locked(str(place / LOCK), is_shared=False)
-    run = ListedRun(place, controller, is_locked, _read_end(place / _END))
+    run = ListedRun(place, controller, is_locked, _read_form(End, place / _END))
     return replace(run, is_alive=_find_life(run, is_locked=is_locked))
 
 
 def _read_remote(place: Path) -> RemoteRun | None:
-    try:
-        values = _read_json(place / WAY)
-        logins = tuple(replace(_read_fields(Host, each), source="launch ps") for each in values.get("hosts", ()))
-        seen, alive = _read_seen(place / _SEEN), _read_alive(place / _ALIVE)
-        run = _read_fields(RemoteRun, {
-            **values, "id": place.name, "way": _read_fields(Way, values["way"]), "logins": logins, "row": seen,
-            "alive": alive,
-        })  # fmt: skip
-        return run if math.isfinite(run.began_at) and isinstance(run.name, (str, type(None))) else None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-    ):  # it is being written, or none of ours
+    planted: _Planted | None = _read_form(_Planted, place / WAY)
+    if planted is None:  # it is being written, or is none of ours
         return None
+    logins = tuple(way.host for way in planted.hosts)
+    seen = _read_form(Sighting, place / _SEEN)
+    return RemoteRun(place.name, planted.way, planted.name, planted.began_at, logins, seen)
 
 
-def _read_seen(path: Path) -> RunRow | None:
+def _read_form(form: Any, path: Path) -> Any:
+    """Return what a file holds; None if it can't be that. A newer version may have written more."""
     try:
-        return read_row(_read_json(path))
-    except (OSError, ValueError):
+        return reader_of(form)(load_json(path.read_bytes()))
+    except (OSError, FormError):
         return None
-
-
-def _read_alive(path: Path) -> Sighting | None:
-    try:
-        found = _read_json(path)
-        at, row = float(found["at"]), read_row(found["row"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        return None
-    return Sighting(at, row) if row is not None and math.isfinite(at) else None
-
-
-def _is_well_formed(controller: Controller) -> bool:
-    texts = [
-        controller.run_id, controller.name or "", controller.folder, controller.host, controller.pid_namespace,
-        controller.machine_id, controller.boot_id,
-    ]  # fmt: skip
-    numbers = (controller.pid, controller.stop_signal, controller.began_at)
-    return all(isinstance(text, str) for text in texts) and all(
-        isinstance(number, (int, float)) and abs(number) < _MOST_NUMBER for number in numbers
-    )
 
 
 def _find_life(run: ListedRun, *, is_locked: bool | None) -> bool | None:
@@ -753,15 +729,3 @@ def _has_process(pid: int) -> bool:
     except (ProcessLookupError, PermissionError):  # the latter: the id was used again
         return False
     return True
-
-
-def _read_end(path: Path) -> End | None:
-    try:
-        return _read_fields(End, _read_json(path))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _read_fields(form: type[_FormT], found: Any) -> _FormT:
-    """Return a value of a dataclass; raise TypeError if a field is missing. A newer version may have written more."""
-    return form(**{field.name: found[field.name] for field in fields(form) if field.name in found})  # type: ignore[arg-type]

@@ -3,15 +3,13 @@
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from launcher.forms import AS_ROW, Count, FormError, Most, reader_of
+from launcher.forms import Count, FormError, reader_of
 from launcher.output.run_folder import is_run_id
-from launcher.runs.run_json import INCIDENTS, EndedAttempt, Incident, RunJson
+from launcher.runs.run_json import RunJson
 from launcher.runs.run_state import Activity, Doing, Seconds
 from launcher.wording import count
 
@@ -20,16 +18,6 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES = 8192
 _MOST_TEXT = 200
-_MOST_BLAMED = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Blamed:
-    """A host of a run, what went wrong with it, and how long ago."""
-
-    host: str
-    what: Incident
-    ago_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +46,12 @@ class RunRow:
     logs: str | None = None  # the directory of its logs, on that machine
     # whether its controller died, and `launch rejoin` can continue it; `null` if nobody can tell
     can_continue: bool | None = None
-    # what went wrong with which host in its attempts, and how many seconds ago: `["gpu2", "lost", 340.5]`; `null` if
-    # nobody can tell
-    blamed: Annotated[tuple[Annotated[Blamed, AS_ROW], ...], Most(_MOST_BLAMED)] | None = None
     last_line: str = ""  # the cause of its failure, or the last line of a rank
 
     @property
     def may_live(self) -> bool:
         """Whether the run may still live, or live again."""
         return self.state in ("starting", "running", "unknown") or bool(self.can_continue)
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it for --json."""
-        blamed = None if self.blamed is None else [[each.host, each.what, each.ago_s] for each in self.blamed]
-        return {**asdict(self), "blamed": blamed}
 
     def describe(self) -> str:
         """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`."""
@@ -83,7 +63,7 @@ class RunRow:
 
 
 def read_row(found: object) -> RunRow | None:
-    """Return the row that `as_record` gave on another machine; None if this can't be one."""
+    """Return the row that another machine gave with --json; None if this can't be one."""
     whole = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")  # half a character can't be printed
     try:
         row: RunRow = reader_of(RunRow)(json.loads(whole))
@@ -126,19 +106,8 @@ def _find_values(run: "ListedRun", record: RunJson, now: float) -> dict[str, Any
         "pid": run.controller.pid if run.is_alive else None,
         "logs": run.controller.folder,
         "can_continue": run.can_be_taken_up,
-        "blamed": [*_find_blamed(attempts, now)][-_MOST_BLAMED:],
         "last_line": find_last_line(run, record),
     }
-
-
-def _find_blamed(attempts: Sequence[EndedAttempt], now: float) -> Iterator[tuple[str, str, float]]:
-    """Yield each host to blame, with what and how long ago; another version may have other words."""
-    for attempt in attempts:
-        with contextlib.suppress(ValueError, OverflowError):
-            ago_s = now - datetime.fromisoformat(attempt.ended_at).timestamp()
-            for host, what in attempt.blamed.items():
-                if what in INCIDENTS:
-                    yield host, what, max(0.0, round(ago_s, 1))
 
 
 def describe_state(run: "ListedRun", record: RunJson) -> Any:

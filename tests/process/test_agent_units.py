@@ -203,7 +203,7 @@ def test_clean_ends_a_helper_whose_run_is_over(
     assert clean() == [alone, "launch: nothing is left behind on 1 host"]
     (run,) = runs.read_all()
     assert isinstance(run, RemoteRun)
-    runs.note_end(run, ENDED)
+    runs.note_seen(run, ENDED)
     left = f"  localhost: leftover boot unit of run {RUN}: {name}"
     assert clean("--dry-run") == [left, "launch: 1 boot unit would be removed"]
     assert (booted.poll(), kept(fleet, home)) == (None, [".py", ".service"])

@@ -209,8 +209,8 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     lives = {"run": "20261120-091233", "state": "running", "exit_code": None, "restarts": 0, "restarts_left": 2}
     ended, alive = read_row(row), read_row({**row, **lives})
     assert ended is not None and alive is not None
-    runs.note_end(RemoteRun("20261120-091234", Way("127.0.0.1")), ended)
-    runs.note_alive(RemoteRun("20261120-091233", Way("127.0.0.1")), alive)
+    runs.note_seen(RemoteRun("20261120-091234", Way("127.0.0.1")), ended)
+    runs.note_seen(RemoteRun("20261120-091233", Way("127.0.0.1")), alive)
     said = machine.call("stop", "base", code=69).stderr.splitlines()
     assert said[0].startswith("launch: 127.0.0.1: ")
     assert re.fullmatch(

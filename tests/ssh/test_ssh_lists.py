@@ -6,8 +6,7 @@ import json
 import os
 import re
 import time
-from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import click
@@ -21,7 +20,7 @@ from launcher.cli.result_files import fetch_asked
 from launcher.controller import remote_launcher
 from launcher.hosts.host import Host
 from launcher.runs.run_list import ORIGIN, RemoteRun, RunList, Way
-from launcher.runs.run_rows import Blamed, RunRow
+from launcher.runs.run_rows import RunRow
 
 ROW = RunRow(
     run="20261120-091233", name="base", state="failed", exit_code=7, attempts=1, age_s=1.0, nodes=(1,),
@@ -147,7 +146,7 @@ def test_a_sick_host_holds_up_no_row_of_others(
 def test_a_run_whose_end_was_seen_before_its_host_was_reinstalled(launch: Launch, runs: RunList) -> None:
     (run,) = runs.read_all()
     assert isinstance(run, RemoteRun)
-    runs.note_end(run, ROW)
+    runs.note_seen(run, ROW)
     says = f"{SAYS}; what launch ps saw last: failed, node1 rank 0: no data"
     assert call(launch, "wait", "base", code=7) == [says]
     assert call(launch, "logs", "base", code=2) == [says, f"  fix: {FORGET}"]
@@ -182,11 +181,15 @@ def test_hosts_that_can_t_be_asked_for_their_runs(launch: Launch) -> None:
     assert call(launch, *words, "node1", code=0) == ["launch: no run was controlled by node1 yet"]
 
 
-def test_a_host_that_was_lost_is_named_before_the_next_run(launch: Launch, runs: RunList) -> None:
+def test_a_host_that_was_lost_is_named_before_the_next_run(launch: Launch, tmp_path: Path) -> None:
     """And by `launch check`; each run counts, until its record is removed."""
-    (run,) = runs.read_all()
-    assert isinstance(run, RemoteRun)
-    runs.note_alive(run, replace(ROW, blamed=(Blamed("node2", "lost", 0.0),)))
+    runs = RunList(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
+    logs, ended_at = tmp_path / "earlier", datetime.now(timezone.utc) - timedelta(days=3)
+    logs.mkdir()
+    attempt = {"hosts": ["node1", "node2"], "ended_at": ended_at.isoformat(), "blamed": {"node2": "lost"}}
+    (logs / "run.json").write_text(json.dumps({"attempts": [attempt]}))
+    runs.begin("20261120-091233", None, logs).close(is_kept=True)
+    (run,) = runs.read()
     fix = "test it, or remove those runs with launch ps --forget RUN"
     done = launch.run(*shell("true"))
     warning = "  node2: lost in its last run, the last time 3 days ago"

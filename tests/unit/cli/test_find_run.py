@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any, get_args
 
 import pytest
@@ -17,7 +18,7 @@ ROW: dict[str, Any] = {
     "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0,
     "doing": None, "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 1.5,
     "nodes": [8, 8], "hosts": ["gpu1", None], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
-    "can_continue": False, "blamed": [["gpu2", "lost", 60.0]], "last_line": "step 1",
+    "can_continue": False, "last_line": "step 1",
 }  # fmt: skip
 
 
@@ -29,7 +30,7 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
     waits = {**ROW, "doing": WAITS}
     rows = [ROW, waits, {**ROW, "name": "base", "exit_code": 3, "nodes": [None], "pid": None, "logs": None}]
     found, unread = read_answer(json.dumps(rows).encode())
-    assert (json.loads(json.dumps([row.as_record() for row in found])), unread) == (rows, 0)
+    assert (json.loads(json.dumps([asdict(row) for row in found])), unread) == (rows, 0)
     assert [read_answer(data) for data in (b"", b"{}", b"7")] == [([], 0), ([], 1), ([], 1)]
 
 
@@ -41,9 +42,6 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
     {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1}, {"doing": "running"},
     {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "what": []}}, {"doing": {**WAITS, "what": {}}},
     {"doing": {**WAITS, "hosts": ["x" * 256]}}, {"doing": {**WAITS, "rebooting": [7]}},
-    {"blamed": {}}, {"blamed": [["gpu2", "lost"]]}, {"blamed": [[7, "lost", 1]]}, {"blamed": [["gpu2", "burns", 1]]},
-    {"blamed": [["gpu2", ["lost"], 1]]}, {"blamed": [["gpu2", "lost", math.nan]]}, {"blamed": ["gpu2"]},
-    {"blamed": [["gpu2", "lost", 1]] * 1001},
     {"doing": {**WAITS, "left_s": "soon"}}, {"doing": {**WAITS, "left_s": ""}},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
@@ -61,11 +59,11 @@ def test_texts_of_a_host_are_cleaned() -> None:
 
 def test_the_row_of_an_older_controller() -> None:
     """It doesn't tell what the run does now."""
-    fresh = ("doing", "restarts_without_progress", "restarts_left", "blamed")
+    fresh = ("doing", "restarts_without_progress", "restarts_left")
     old = {key: value for key, value in ROW.items() if key not in fresh}
     ((row,), unread) = read_answer(json.dumps([old]).encode())
-    assert (row.doing, row.restarts_left, row.blamed, unread) == (None, None, None, 0)
-    assert {key: json.loads(json.dumps(row.as_record()))[key] for key in old} == old
+    assert (row.doing, row.restarts_left, unread) == (None, None, 0)
+    assert {key: json.loads(json.dumps(asdict(row)))[key] for key in old} == old
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"[" * 10, b"text", b"[" * 100_000, b"9" * 5000])

@@ -6,7 +6,7 @@ import json
 import math
 import stat
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from machines.patience import DEADLINE_S
 from launcher.hosts.host import Host
 from launcher.runs import run_list
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, claim_place
-from launcher.runs.run_rows import Blamed, RunRow
+from launcher.runs.run_rows import RunRow
 
 AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
 ROW = RunRow(
     run="20261120-091233", state="finished", exit_code=0, attempts=1, age_s=1.5, nodes=(8, 8), hosts=("gpu1", "gpu2"),
-    launch_host="laptop", controller="gpu1", logs="/l", can_continue=False, blamed=(Blamed("gpu2", "lost", 60.0),),
+    launch_host="laptop", controller="gpu1", logs="/l", can_continue=False,
     last_line="step 1",
 )  # fmt: skip
 LOGINS = (Host("gpu1", "ann", 2222), Host("gpu2"))
@@ -58,7 +58,7 @@ def test_the_newest_comes_first_and_its_end_is_remembered(tmp_path: Path) -> Non
     runs = RunList(tmp_path)
     for number in range(3):
         add(runs, planted(f"run-{number}", 1.8e9 + number))
-    runs.note_end(planted("run-1"), ROW)
+    runs.note_seen(planted("run-1"), ROW)
     assert [(run.id, run.row) for run in read(runs)] == [
         ("run-2", None), ("run-1", ROW), ("run-0", None),
     ]  # fmt: skip
@@ -70,9 +70,9 @@ def test_when_a_run_was_seen_last(tmp_path: Path) -> None:
     row = replace(ROW, state="running")
     for content in (None, "", "[]", '{"at": Infinity, "row": {}}', json.dumps({"at": 1.8e9, "row": {"run": 3}})):
         if content is not None:
-            (tmp_path / "run-1" / "alive.json").write_text(content)
+            (tmp_path / "run-1" / "seen.json").write_text(content)
         assert read(runs)[0].alive is None
-    runs.note_alive(planted("run-1"), row)
+    runs.note_seen(planted("run-1"), row)
     alive = read(runs)[0].alive
     assert alive is not None and alive.row == row and 0 <= time.time() - alive.at < DEADLINE_S
     runs.discard("run-1")
@@ -84,8 +84,20 @@ def test_an_end_that_can_t_be_read_was_not_seen(tmp_path: Path, change: dict[str
     """So its host is asked again."""
     runs = RunList(tmp_path)
     add(runs, planted("run-1"))
-    (tmp_path / "run-1" / "row.json").write_text(json.dumps({**ROW.as_record(), **change}))
-    assert [run.row for run in read(runs)] == [None]
+    seen = {"at": 1.8e9, "row": {**asdict(ROW), **change}}
+    (tmp_path / "run-1" / "seen.json").write_text(json.dumps(seen))
+    assert [(run.row, run.alive) for run in read(runs)] == [(None, None)]
+
+
+def test_what_an_earlier_version_has_seen_is_removed_with_the_run(tmp_path: Path) -> None:
+    runs = RunList(tmp_path)
+    add(runs, planted("run-1"))
+    for name in ("row.json", "alive.json"):
+        (tmp_path / "run-1" / name).write_text(json.dumps(asdict(ROW)))
+    (run,) = read(runs)
+    assert run.seen is None, "its host is asked again"
+    runs.forget(run)
+    assert not (tmp_path / "run-1").exists()
 
 
 def test_what_a_newer_version_wrote_is_read(tmp_path: Path) -> None:
@@ -113,7 +125,7 @@ def test_runs_that_ended_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pyt
     runs = RunList(tmp_path)
     for name in ("ended", "running"):
         add(runs, planted(name))
-    runs.note_end(planted("ended"), ROW)
+    runs.note_seen(planted("ended"), ROW)
     monkeypatch.setattr(run_list, "KEPT_S", -1e12)
     add(runs, planted("soon"))
     assert {run.id for run in read(runs)} == {"ended", "running", "soon"}  # it was looked a moment ago

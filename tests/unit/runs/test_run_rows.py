@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_an_odd_run_json_costs_only_what_it_says(tmp_path: Path, change: dict[st
     run = ExampleRun().write(tmp_path)
     (run.folder / "run.json").write_text(json.dumps({**run.read_json(), **change}))
     row = make_row(run, 7.0)
-    assert read_row(json.loads(json.dumps(row.as_record()))) == row
+    assert read_row(json.loads(json.dumps(asdict(row)))) == row
     assert (row.run, row.state, row.exit_code, row.logs) == (run.id, "failed", 1, str(run.folder))
     assert {*run.read_record().all_hosts} <= {*ExampleRun().names}
 
