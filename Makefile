@@ -28,7 +28,7 @@ DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/installed  ## train on loopback SSH hosts of this machine
+demo: $(VENV)/installed  ## train on two hosts, each of which is this machine
 	$(IN_VENV) $(BIN)/launch demo $(DEMO_ARGS)
 
 test: $(VENV)/installed-dev debian  ## run all tests (PYTEST_ARGS, PYTEST_WORKERS)

@@ -1,4 +1,4 @@
-"""Make docs/run.svg: a real run on two loopback SSH hosts, as a terminal shows it.
+"""Make docs/run.svg: a real run on two hosts, each of which is this machine, as a terminal shows it.
 
 .venv/bin/python docs/picture.py
 """
@@ -17,8 +17,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
-
-from launcher.commands.demo_hosts import demo_hosts
 
 TRAINER = """\
 import sys
@@ -53,7 +51,9 @@ def record(folder: Path, home: Path) -> bytes:
     if pid == 0:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
         os.chdir(folder)
-        os.environ.update(HOME=str(home), TERM="xterm-256color")
+        # Each host stands for a machine of its own, as one that is logged in to at this address does.
+        login = "127.0.0.1 1 127.0.0.1 22"
+        os.environ.update(HOME=str(home), TERM="xterm-256color", SSH_CONNECTION=login)
         code = "from launcher.cli.main import main; main()"
         os.execv(sys.executable, [sys.executable, "-c", code, *COMMAND.split()[1:]])
     while True:
@@ -70,16 +70,19 @@ def record(folder: Path, home: Path) -> bytes:
 
 def main() -> None:
     """Write the picture beside this file."""
-    with demo_hosts(2, "gpu") as hosts, tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name:
         home, folder = Path(name) / "home", Path("/tmp/train")
-        (home / ".ssh").mkdir(parents=True)
-        (home / ".ssh" / "config").write_text(hosts.ssh_config.read_text())
+        home.mkdir()
+        (home / "ssh_config").write_text("Host gpu*\n  HostName 127.0.0.1\n  UserKnownHostsFile none\n")
         folder.mkdir(exist_ok=True)
+        (folder / "launcher.toml").write_text(f'ssh-config = "{home}/ssh_config"\n')
         (folder / "train.py").write_text(TRAINER)
         shown = record(folder, home)
     text = shown.decode().replace(sys.executable, "/opt/env/bin/python")  # wherever this checkout is
     lines = text.replace("\r\n", "\n").split("\n")
     lines = [line.rpartition("\x1b[K")[2] for line in lines]  # what the next one drew over
+    # What is said only because both hosts are this machine.
+    lines = [line for line in lines if "launcher.toml (" not in line and "is this machine" not in line]
     console = Console(record=True, width=COLUMNS, force_terminal=True, file=io.StringIO())
     console.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
     console.print(Text.from_ansi("\n".join(lines).strip("\n")))

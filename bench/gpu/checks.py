@@ -1,4 +1,4 @@
-"""`launch check`: its facts against torch's, two demo hosts, and a GPU that another run uses."""
+"""`launch check`: its facts against torch's, two hosts, and a GPU that another run uses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 from bench.gpu.hardware import Gpu
 from bench.gpu.part import NotRunError, Outcome, PartError, require
 from bench.gpu.trial import RANKS, Trial
-from launcher.commands.demo_hosts import demo_hosts
 from launcher.node.nvml import list_gpus
 from launcher.wording import count
 
@@ -31,12 +31,14 @@ esac
 
 @contextlib.contextmanager
 def on_hosts(count: int) -> Iterator[list[str]]:
-    """Yield the options that select demo hosts, which need neither sshd nor root nor a network."""
-    with demo_hosts(count) as hosts:
-        words = ["--ssh-config", str(hosts.ssh_config), "--hosts", ",".join(hosts.names), "--python", sys.executable]
-        words += ["--transport", "fabric"]  # in a Slurm job, it would be srun
-        # Containers find the driver through it, and a login has no such variable.
-        yield [*words, *(["--env", "LD_LIBRARY_PATH"] if "LD_LIBRARY_PATH" in os.environ else [])]
+    """Yield the options that select hosts, each of which is this machine: they need no sshd, no root and no network."""
+    with tempfile.TemporaryDirectory() as folder:
+        config, hostfile = Path(folder, "ssh_config"), Path(folder, "hosts")
+        config.write_text("Host node*\n  HostName 127.0.0.1\n  UserKnownHostsFile none\n")
+        hostfile.write_text("".join(f"node{number} addr=127.0.0.1\n" for number in range(1, count + 1)))
+        # In a Slurm job, the transport would be srun.
+        reach = ["--ssh-config", str(config), "--transport", "fabric", "--hostfile", str(hostfile)]
+        yield [*reach, "--python", sys.executable]
 
 
 def compare_facts(trial: Trial) -> Outcome:

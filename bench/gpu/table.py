@@ -120,7 +120,7 @@ PARTS = (
     ),
     Part(
         "shared-gpu",
-        "starts two ranks on one GPU, on two demo hosts",
+        "starts two ranks on one GPU, on two hosts",
         "`why:` says that both ranks use the same GPU; 0 processes left",
         explain_shared_gpu,
     ),

@@ -36,7 +36,7 @@ GROUPS = {
         "exec": ("launcher.cli.exec", "Run a plain command on every host."),
     },
     "Try": {
-        "demo": ("launcher.cli.demo", "Train on loopback SSH hosts of this machine."),
+        "demo": ("launcher.cli.demo", "Train on two hosts, each of which is this machine."),
     },
     "Also": {  # named in one line
         "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),

@@ -1,10 +1,10 @@
-"""launch demo: the built-in trainer on loopback SSH hosts of this machine."""
+"""launch demo: the built-in trainer on several hosts, each of which is this machine."""
 
 from __future__ import annotations
 
 import click
 
-from launcher.cli.host_choice import refuse_ranks_here
+from launcher.cli.host_choice import open_this_machine
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import OUTPUT, Option, Request
@@ -15,8 +15,8 @@ from launcher.cli.options.toml_files import current_directory
 @click.command("demo", cls=Command, params=[
     CONFIG,
     Option(
-        ["--nodes", "ssh_hosts"], metavar="N", type=click.IntRange(1, 16), default=2, show_default=True,
-        help="Number of SSH hosts.", heading="Processes",
+        ["--nodes"], metavar="N", type=click.IntRange(1, 16), default=2, show_default=True,
+        help="Number of hosts.", heading="Processes",
     ),
     Option(
         ["--nproc"], metavar="N", type=click.IntRange(1, 16), default=2, show_default=True,
@@ -25,32 +25,25 @@ from launcher.cli.options.toml_files import current_directory
     *OUTPUT,
 ])  # fmt: skip
 @gather
-def command(*, ssh_hosts: int, nproc: int, request: Request) -> int:
-    """Train on loopback SSH hosts of this machine, with nothing to set up.
+def command(*, nodes: int, nproc: int, request: Request) -> int:
+    """Train on several hosts, each of which is this machine, with nothing to set up.
 
-    A small SSH server runs during the demo. It needs no root, accepts only a key made for this run, listens only on
-    loopback, and stops at the end.
+    Each host's processes are started as in a real run, but without SSH.
     """
     import os
 
     from launcher.cli.runner import read_run_options, run_job
-    from launcher.commands.demo_hosts import demo_hosts
     from launcher.hosts.host import Host
     from launcher.job.activation import find_active_env
     from launcher.job.job import DEFAULT_PROGRAM, Job
-    from launcher.transports.settings import TransportSettings
-    from launcher.transports.ssh.fabric import FabricTransport
 
-    refuse_ranks_here()
-    with demo_hosts(ssh_hosts) as hosts:
-        click.echo(f"launch: {ssh_hosts} SSH hosts on loopback: {', '.join(hosts.names)}", err=True)
-        job = Job(
-            program=DEFAULT_PROGRAM,
-            nproc=nproc,
-            cpu=True,
-            workdir=str(current_directory()),
-            active_env=find_active_env(os.environ),
-        )
-        names = [Host(name, source="demo") for name in hosts.names]
-        settings = TransportSettings(ssh_config=hosts.ssh_config)
-        return run_job(job, names, lambda _, say: FabricTransport(settings), request, read_run_options(request))
+    open_transport = open_this_machine()
+    job = Job(
+        program=DEFAULT_PROGRAM,
+        nproc=nproc,
+        cpu=True,
+        workdir=str(current_directory()),
+        active_env=find_active_env(os.environ),
+    )
+    hosts = [Host(f"node{number}", address="127.0.0.1", source="demo") for number in range(1, nodes + 1)]
+    return run_job(job, hosts, open_transport, request, read_run_options(request))

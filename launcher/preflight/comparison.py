@@ -14,6 +14,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.facts import Checks, Network
 from launcher.job.plan import count_processes, used_gpus
 from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
+from launcher.preflight.network import is_reached_on_loopback
 from launcher.wording import count, listed
 
 _CLOCK_S = 2.0
@@ -56,7 +57,7 @@ def check_machines(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
         text = f"it is the same machine as {(rivals or others)[0].name}" if others else ""
         if text and node.host.is_spare:
             yield Finding((node.name,), f"{text}, so it can't be its spare", "name another machine as the spare")
-        elif others and all(map(_is_reached_on_loopback, [node, *others])):
+        elif others and all(is_reached_on_loopback(each.host, each.fact) for each in (node, *others)):
             pass
         elif rivals:
             fix = "name each machine once, or give each name other GPUs with --include"
@@ -70,11 +71,6 @@ def _shares_gpus(node: CheckedHost, other: CheckedHost) -> bool:
     """Tell whether both may use one GPU; a part of a GPU (MIG) has no index, so nobody knows."""
     ours, theirs = ({gpu.index for gpu in used_gpus(each.job, each.host, each.fact)} for each in (node, other))
     return node.job.wants_gpus and bool(node.fact.gpus) and not (ours and theirs and ours.isdisjoint(theirs))
-
-
-def _is_reached_on_loopback(node: CheckedHost) -> bool:
-    """Tell whether it stands for a host of its own, as those of `launch demo` do."""
-    return (node.fact.ssh_address or "").startswith("127.")
 
 
 def _compare(trait: _Trait, nodes: Sequence[CheckedHost]) -> Iterator[Finding]:

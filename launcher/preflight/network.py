@@ -135,6 +135,11 @@ def matches(setting: str, interface: str) -> bool:
     return is_named != setting.startswith("^")
 
 
+def is_reached_on_loopback(host: Host, fact: NodeFacts) -> bool:
+    """Tell whether it stands for a host of its own on this machine, as those of `launch demo` do."""
+    return (host.address or fact.ssh_address or "").startswith("127.")
+
+
 def find_unreachable_master(hosts: Sequence[Host], facts: Sequence[NodeFacts], master: str) -> list[Finding]:
     """Return a finding if node 0 is known only by a loopback address and other nodes are on other machines.
 
@@ -143,9 +148,7 @@ def find_unreachable_master(hosts: Sequence[Host], facts: Sequence[NodeFacts], m
     if len(hosts) < 2 or not master.startswith("127."):
         return []
     outside = [
-        host.name
-        for host, fact in zip(hosts[1:], facts[1:], strict=True)
-        if fact.ssh_address is None or not fact.ssh_address.startswith("127.")
+        host.name for host, fact in zip(hosts[1:], facts[1:], strict=True) if not is_reached_on_loopback(host, fact)
     ]
     if not outside:
         return []

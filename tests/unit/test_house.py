@@ -36,9 +36,9 @@ RANK_LEVELS = {name: level for level, names in enumerate(RANK_FLOORS) for name i
 
 # Who may import a library; a name stands for a module or for a whole package.
 LIBRARIES = {
-    "fabric": {"transports", "commands"},
-    "paramiko": {"transports", "commands"},
-    "cryptography": {"transports", "commands"},
+    "fabric": {"transports"},
+    "paramiko": {"transports"},
+    "cryptography": {"transports"},
     "torch": {"distributed", "exchange", "collectives", "trainer"},
     "click": {"cli"},
     "rich": {"cli"},

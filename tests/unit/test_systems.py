@@ -1,6 +1,6 @@
-"""What only Linux has: used where the nodes' code and the demo's hosts are, and nowhere else, since Macs launch too.
+"""What only Linux has: used where the nodes' code is, and nowhere else, since Macs launch too.
 
-Read from the source without running it; tests/process/test_launch_from_macos.py runs what it can of that.
+Read from the source without running it; tests/ssh/test_ssh_from_macos.py runs what it can of that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from machines.macos import missing_names
 
 ROOT = Path(__file__).parents[2]
-ON_LINUX = ("launcher/node/", "launcher/commands/demo_hosts.py")
+ON_LINUX = "launcher/node/"
 
 # Tables of this machine's own numbers: for those of a node they would be wrong on a Mac.
 OWN_NUMBERS = {"signal": {"Signals", "strsignal"}, "os": {"strerror"}, "errno": {"errorcode"}}
@@ -21,7 +21,6 @@ FILES = ("/proc/", "/sys/", "/dev/shm")
 PROGRAMS = {"free", "ip", "journalctl", "lscpu", "lsof", "nproc", "ps", "setsid", "ss", "systemctl", "timeout"}
 ALLOWED = {
     ("launcher/cli/find_run.py", "the program ps"): "it is launch ps",
-    ("launcher/cli/job_request.py", "the program nproc"): "it is the option --nproc",
     ("launcher/cli/options/request.py", "the program nproc"): "it is the option --nproc",
     ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
 }

@@ -66,7 +66,7 @@ def test_where_a_run_is_controlled_is_one_group(launch: Launch, name: str) -> No
 
 
 def test_numbers_show_no_range_of_click_s(launch: Launch) -> None:
-    assert "  --nodes N  Number of SSH hosts.  [default: 2]\n" in launch("help", "demo")[1]
+    assert "  --nodes N  Number of hosts.  [default: 2]\n" in launch("help", "demo")[1]
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "test-distributed"])

@@ -254,6 +254,8 @@ def test_two_names_of_one_machine(job, hosts, machines, findings):
 def test_hosts_on_loopback_are_meant_to_be_one_machine():
     every_fact = [facts(machine="a", ssh_address=address) for address in ("127.0.0.1", "127.0.0.2")]
     assert not [*check_machines(nodes_of(JOB, every_fact))]
+    demo = [Host(name, address="127.0.0.1") for name in ("node1", "node2")]
+    assert not [*check_machines([CheckedHost(JOB, host, facts(machine="a", ssh_address="10.0.0.1")) for host in demo])]
 
 
 def networks(*entries, over="eth0", **more):

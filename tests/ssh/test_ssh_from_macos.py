@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +20,7 @@ from machines.launches import PROGRAM
 from machines.macos import missing_names
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
-
-from launcher.commands.demo_hosts import DemoHosts, demo_hosts
+from ssh_hosts import SshHosts
 
 AS_ON_MACOS = Path(__file__).with_name("macos")
 # As long as those that macOS makes.
@@ -43,20 +42,19 @@ RANK = ("--cpu", "--nproc", "1", "--no-python", "sh", "-c", "echo $RANK; kill -U
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[DemoHosts]:
-    """Hosts of this process, so of Linux."""
-    with demo_hosts(2) as running:
-        yield running
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Have nothing in it but TMPDIR."""
+    (tmp_path / "mac" / TMPDIR).mkdir(parents=True)
+    return tmp_path / "mac"
 
 
 @pytest.fixture
-def from_macos(tmp_path: Path) -> Launch:
-    """Run a program of ours as on a Mac, in an empty folder."""
-    (tmp_path / TMPDIR).mkdir(parents=True)
+def from_macos(folder: Path) -> Launch:
+    """Run a program of ours as on a Mac."""
     missing = {module: sorted(names) for module, names in missing_names().items()}
-    paths = {"PYTHONPATH": str(AS_ON_MACOS), "TMPDIR": str(tmp_path / TMPDIR), "HOME": str(tmp_path)}
-    return partial(launch_in, tmp_path, {**paths, "MISSING_ON_MACOS": json.dumps(missing), "LC_CTYPE": "UTF-8"})
+    paths = {"PYTHONPATH": str(AS_ON_MACOS), "TMPDIR": str(folder / TMPDIR), "HOME": str(folder)}
+    return partial(launch_in, folder, {**paths, "MISSING_ON_MACOS": json.dumps(missing), "LC_CTYPE": "UTF-8"})
 
 
 def launch_in(folder: Path, env: Mapping[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
@@ -68,13 +66,15 @@ def launch_in(folder: Path, env: Mapping[str, str], *argv: str) -> subprocess.Co
 
 
 @pytest.fixture(scope="module")
-def from_linux(hosts: DemoHosts, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
+def from_linux(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
     """What RANK leads to where Linux launches it."""
-    return outcome(launch_in(tmp_path_factory.mktemp("linux"), {}, *reach(hosts, "fabric"), *RANK))
+    folder = tmp_path_factory.mktemp("linux")
+    return outcome(launch_in(folder, {}, *reach(hosts, folder, "fabric"), *RANK))
 
 
-def reach(hosts: DemoHosts, transport: str) -> list[str]:
-    return ["launch", "--transport", transport, "--ssh-config", str(hosts.ssh_config), "--hosts", "node1"]
+def reach(hosts: SshHosts, folder: Path, transport: str) -> list[str]:
+    config = hosts.write_config(folder / "ssh_config")
+    return ["launch", "--transport", transport, "--ssh-config", str(config), "--hosts", "node1"]
 
 
 def outcome(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
@@ -97,21 +97,21 @@ def test_every_module_of_the_launch_host_is_imported_and_a_node_s_signals_are_li
     ],
 )
 def test_what_would_run_ranks_on_the_mac_says_so_in_one_line(
-    from_macos: Launch, tmp_path: Path, argv: tuple[str, ...]
+    from_macos: Launch, folder: Path, argv: tuple[str, ...]
 ) -> None:
     done = from_macos(*argv)
     said = done.stderr.removeprefix("test-distributed: gloo on CPUs\n").replace("test-distributed:", "launch:")
     assert (done.returncode, done.stdout, said) == (2, "", LOCAL)
-    assert [path.name for path in tmp_path.iterdir()] == ["var"]
+    assert [path.name for path in folder.iterdir()] == ["var"]
 
 
 @pytest.mark.parametrize("transport", ["fabric", "ssh", "pdsh"])
 def test_a_run_on_linux_hosts_is_as_from_linux(
-    from_macos: Launch, from_linux: tuple[int, str, str], hosts: DemoHosts, transport: str
+    from_macos: Launch, from_linux: tuple[int, str, str], hosts: SshHosts, folder: Path, transport: str
 ) -> None:
     if shutil.which(transport) is None and transport != "fabric":
         pytest.skip(f"no {transport}: apt-get install {'openssh-client' if transport == 'ssh' else 'pdsh'}")
-    assert outcome(from_macos(*reach(hosts, transport), *RANK)) == from_linux
+    assert outcome(from_macos(*reach(hosts, folder, transport), *RANK)) == from_linux
     assert from_linux[0] == 138
     assert "killed by SIGUSR1" in from_linux[2]
 
