@@ -106,7 +106,6 @@ class HostFailureKind(str, Enum):
     HOST_KEY_UNKNOWN = "host key unknown"
     HOST_KEY_CHANGED = "host key changed"
     HOST_KEY_REVOKED = "host key revoked"
-    HOST_KEY_UNRECORDED = "host key unrecorded"  # it is new and accepted, but known_hosts can't be written
     KEY_ENCRYPTED = "key encrypted"  # the user's key needs a passphrase that wasn't given
     LOGIN_REFUSED = "login refused"
     SSH = "ssh"  # anything else, in the words of the SSH client

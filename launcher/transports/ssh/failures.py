@@ -9,19 +9,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import SSH_PORT
-from launcher.transports.ssh.known_hosts import lacks_newline
 
-# An agent would not sign with a key: its user said no, or the smart card was removed.
-WOULD_NOT_SIGN = ", which would not sign"
-SECOND_PASSWORD = "pass --ask-password with --transport fabric: the key was accepted, and a password is wanted as well"
-SECOND_KEY = (
-    "add another key to an agent or ssh_config: one was accepted, and its sshd wants more (AuthenticationMethods)"
-)
-LET_IT_SIGN = "confirm when the agent asks, or insert its smart card"
 # A host that is booting: first nothing answers, then the machine refuses, and at last sshd answers.
 _BOOTING = (
     HostFailureKind.REFUSED,
@@ -133,39 +124,29 @@ class Destination:
         fix = "don't connect; ask whoever revoked it for the new key"
         return self._says(HostFailureKind.HOST_KEY_REVOKED, f"its host key is revoked by {by}", fix)
 
-    def key_unknown(self, fingerprint: str = "") -> HostFailure:
-        said = f"its host key is not known{fingerprint and f': {fingerprint}'}"
+    def key_unknown(self) -> HostFailure:
+        said = "its host key is not known"
         if self.known_file is None:  # there is none, or it isn't clear which
             fix = "name one file with UserKnownHostsFile in ssh_config, then log in once by hand and accept the key"
             return self._says(HostFailureKind.HOST_KEY_UNKNOWN, said, fix)
         port = f"-p {self.port} " if self.port != 22 else ""
         file = shlex.quote(self.known_file)
-        # If the file's last line has no newline, the new line would be appended to it, and its key would be lost.
-        end = f"echo >> {file}; " if lacks_newline(Path(self.known_file)) else ""
         rename = f" | sed {shlex.quote(f's/^[^ #]*/{self.alias}/')}" if self.alias else ""
         return self._says(
             HostFailureKind.HOST_KEY_UNKNOWN,
             said,
-            f"check it and add it: {end}ssh-keyscan {port}{self.host}{rename} >> {file}"
+            f"check it and add it: ssh-keyscan {port}{self.host}{rename} >> {file}"
             "; or trust new keys: StrictHostKeyChecking accept-new in ssh_config",
-        )
-
-    def key_unrecorded(self, reason: str) -> HostFailure:
-        """Return the failure to save its new key, which was accepted; reason: which file can't be written, and why."""
-        return self._says(
-            HostFailureKind.HOST_KEY_UNRECORDED,
-            f"its new host key can't be recorded: {reason}",
-            "make that file writable, or name another one with UserKnownHostsFile",
         )
 
     def key_encrypted(self) -> HostFailure:
         fix = "add the key to an agent with ssh-add first"
         return self._says(HostFailureKind.KEY_ENCRYPTED, "its key has a passphrase", fix)
 
-    def incompatible(self, why: str) -> HostFailure:
-        """Return the failure of a host whose sshd has no algorithm in common with paramiko."""
-        text = f"launch's built-in SSH client can't talk to its sshd: {why}"
-        return self._says(HostFailureKind.SSH, text, "use --transport ssh, if ssh can")
+    def takes_ssh(self, what: str) -> HostFailure:
+        """Return the failure of a host whose login needs something that only ssh can do, where ssh can't be used."""
+        fix = "install openssh-client if it isn't there, and omit --ask-password, which ssh can't be given"
+        return self._says(HostFailureKind.SSH, f"{what} takes ssh", fix)
 
     def login_refused(self, tried: Sequence[str], fix: str = "") -> HostFailure:
         """Return the failure of a host that refused everything; fix: how to log in, if not by copying a key there."""

@@ -29,7 +29,6 @@ from launcher.transports.ssh.openssh_config import (
     OPTIONS,
     HostConfig,
     HostConfigs,
-    keep_known_keys,
     later_options,
     login_args,
     read_seconds,
@@ -106,13 +105,12 @@ class OpenSSHTransport:
     name = "ssh"
 
     def __init__(
-        self, settings: TransportSettings, answers: HostConfigs | None = None, queues: LoginQueues | None = None, *,
-        may_ask: bool = True,
-    ) -> None:  # fmt: skip
+        self, settings: TransportSettings, answers: HostConfigs | None = None, *, may_ask: bool = True
+    ) -> None:
         """Find ssh; raise UsageError if it or a named file is missing.
 
-        answers: of `ssh -G`, as far as it was asked; queues: in which others wait as well; may_ask: the ssh to a jump
-        host, which gets no option, may ask the user in a window.
+        answers: of `ssh -G`, as far as it was asked; may_ask: the ssh to a jump host, which gets no option, may ask
+        the user in a window.
         """
         check_config_file(settings.ssh_config)
         ssh = shutil.which("ssh")
@@ -129,7 +127,7 @@ class OpenSSHTransport:
         if settings.is_unattended:
             self._env = {name: value for name, value in settings.variables.items() if name not in _PROMPTS}
         self._this_machine = ThisMachine(settings)
-        self._queues = queues or LoginQueues()
+        self._queues = LoginQueues()
         self.answers = answers or HostConfigs(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         weakref.finalize(self, _end_connecting, self._connecting)  # when `launch` ends, at the latest
@@ -145,14 +143,14 @@ class OpenSSHTransport:
         channel = self._this_machine.open(host, command, answer.place, answer.settings, is_direct=answer.is_direct)
         if channel is not None:
             return channel
-        jump_hosts = self.answers.of_jumps(answer)  # raises for a ProxyJump loop, which ssh would follow for ever
-        keep_known_keys(answer, jump_hosts)
+        self.answers.of_jumps(answer)  # raises for a ProxyJump loop, which ssh would follow for ever
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
-        limit_s = own_limit_s or timeout_s
-        queue = self._queues[answer.first_sshd]
-        argv = [*self._argv(answer), *args, command]
         return keep_trying(
-            host.name, queue, lambda try_s: self._log_in(argv, answer, try_s), limit_s, may_boot=self._may_boot
+            host.name,
+            self._queues[answer.first_sshd],
+            lambda try_s: self.log_in(answer, args, command, try_s),
+            own_limit_s or timeout_s,
+            may_boot=self._may_boot,
         )
 
     def open_shared(self, answer: HostConfig, args: Sequence[str], command: str, socket_path: str) -> Channel:
@@ -178,9 +176,11 @@ class OpenSSHTransport:
         settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         return [self._ssh, *(["-F", str(self._ssh_config)] if self._ssh_config else []), *settings]
 
-    def _log_in(self, argv: list[str], answer: HostConfig, timeout_s: float) -> OpenSSHChannel:
+    def log_in(self, answer: HostConfig, args: Sequence[str], command: str, timeout_s: float) -> OpenSSHChannel:
+        """Log in once and start `command`; raise LoginError. answer: what `ssh -G` prints for these arguments."""
+        ssh, *options = self._argv(answer)
         limit = f"ConnectTimeout={max(1, int(timeout_s))}"
-        process = start_process([argv[0], "-o", limit, *argv[1:]], self._env)
+        process = start_process([ssh, "-o", limit, *options, *args, command], self._env)
         self._connecting.add(process)
         try:
             login, said = _await_login(process, answer, timeout_s + _MARGIN_S)

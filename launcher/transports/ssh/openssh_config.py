@@ -11,7 +11,6 @@ import pwd
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.known_hosts import end_last_line, find_files, find_unclear
+from launcher.transports.ssh.known_hosts import find_files, find_unclear
 
 _TIMEOUT_S = 10
 _AT_ONCE = 8  # processes of ssh: more take no less time
@@ -33,11 +32,8 @@ _APPLE_OPTION = "Bad configuration option: usekeychain"  # not in another OpenSS
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
-_TOKEN = re.compile(r"%(.?)")
 
 
-# Values of StrictHostKeyChecking with which ssh adds no new key; "ask" too, since in batch mode it can't ask anybody.
-_RECORDS_NO_KEY = ("yes", "true", "ask")
 # Options that every ssh of a run gets, whatever ssh_config sets: some settings suit only logins by hand.
 # A host could log in elsewhere with a forwarded agent's keys for as long as the run lasts, or watch the screen.
 _FORWARDED = {"ForwardAgent": "no", "ForwardX11": "no", "ClearAllForwardings": "yes", "Tunnel": "no"}
@@ -85,57 +81,19 @@ class HostConfig:
     @property
     def key_files(self) -> list[str]:
         """Return the private keys that exist; `ssh -G` also prints default ones that don't."""
-        return [path for path in self._expanded("identityfile") if is_file(Path(path).expanduser())]
+        return [path for path in self.options.get("identityfile", ()) if is_file(Path(path).expanduser())]
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return each option's first value, `none` included; of keys, all files."""
         found: dict[str, Any] = {name: values[0] for name, values in self.options.items()}
-        keys = {"identityfile": self._expanded("identityfile")} if "identityfile" in found else {}
-        return {**found, **keys}
-
-    @property
-    def proxy_command(self) -> str | None:
-        """Return the ProxyCommand with its tokens replaced, a shell's line; None without one."""
-        return next(iter(self._expanded("proxycommand")), None)
-
-    @property
-    def has_odd_tokens(self) -> bool:
-        """Tell whether a ProxyCommand, or the path of a key, has tokens that only ssh itself expands, such as %C."""
-        values = (value for name in ("proxycommand", "identityfile") for value in self.options.get(name, ()))
-        return any(token not in _token_values(self.place) for value in values for token in _TOKEN.findall(value))
-
-    def _expanded(self, name: str) -> list[str]:
-        """Return the values of an option; of one with tokens like %h each is replaced as ssh does, if it is known."""
-        values = [value for value in self.options.get(name, ()) if value != "none"]
-        if not any("%" in value for value in values):
-            return values
-        known = _token_values(self.place)
-        return [_TOKEN.sub(lambda found: known.get(found[1], found[0]), value) for value in values]
+        keys = [path for path in self.options.get("identityfile", ()) if path != "none"]
+        return {**found, "identityfile": keys} if "identityfile" in found else found
 
     @property
     def is_agent_limited(self) -> bool:
         """Tell whether ssh tries only the keys that ssh_config names, and no other key of the agent."""
         return self.option("identitiesonly") == "yes"
-
-    @property
-    def may_record_key(self) -> bool:
-        """Tell whether ssh may add a key to known_hosts; with CheckHostIP it also adds a known host's new address."""
-        is_strict = (self.option("stricthostkeychecking") or "ask") in _RECORDS_NO_KEY
-        return not is_strict or self.option("checkhostip") == "yes"
-
-
-def _token_values(place: Destination) -> dict[str, str]:
-    name = socket.gethostname()
-    values = {
-        "%": "%", "h": place.host.lower(), "k": place.alias.lower() if place.alias else place.name, "n": place.name,
-        "p": str(place.port), "r": place.user, "i": str(os.getuid()), "l": name, "L": name.partition(".")[0],
-    }  # fmt: skip
-    try:
-        entry = pwd.getpwuid(os.getuid())
-    except KeyError:  # a user id without a name, as in some containers
-        return values
-    return {**values, "d": entry.pw_dir, "u": entry.pw_name}
 
 
 def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
@@ -279,13 +237,6 @@ class HostConfigs:
             jump_hosts = [self.of(jump, _jump_args(jump)) for jump in jumps] + jump_hosts
             jumps = jump_hosts[0].jumps
         return jump_hosts
-
-
-def keep_known_keys(answer: HostConfig, jump_hosts: Iterable[HostConfig]) -> None:
-    """End the last line of each known_hosts file to which a login may add a key: ssh would append to that line."""
-    recording = [each for each in (answer, *jump_hosts) if each.may_record_key]
-    for known_file in {each.place.known_file for each in recording} - {None}:
-        end_last_line(Path(str(known_file)))
 
 
 def jump_circle(name: str, jump: str) -> UsageError:

@@ -13,10 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import HostFailure
-from launcher.transports.ssh.failures import LET_IT_SIGN, SECOND_KEY, SECOND_PASSWORD, WOULD_NOT_SIGN, Destination
+from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.known_hosts import fingerprint
 from launcher.transports.ssh.openssh_config import HostConfig
 
+# An agent would not sign with a key: its user said no, or the smart card was removed.
+WOULD_NOT_SIGN = ", which would not sign"
+SECOND_PASSWORD = "pass --ask-password with --transport fabric: the key was accepted, and a password is wanted as well"
+SECOND_KEY = (
+    "add another key to an agent or ssh_config: one was accepted, and its sshd wants more (AuthenticationMethods)"
+)
+ONLY_PASSWORD = "pass --ask-password with --transport fabric: it wants a password"
+LET_IT_SIGN = "confirm when the agent asks, or insert its smart card"
 _KEYGEN_TIMEOUT_S = 5
 _LINE_LENGTH = 200
 
@@ -28,6 +36,7 @@ _RESOLVE = re.compile(r"^ssh: Could not resolve hostname (\S+): ", re.MULTILINE)
 _FORWARD = re.compile(r"^channel \d+: open failed: (.*?)\r?$", re.MULTILINE)
 _DENIED = re.compile(r"^(?:(?P<user>\S+)@(?P<host>\S+): Permission denied|.*Too many authentication failures)", re.M)
 _PARTLY = re.compile(r"^Authenticated .*with partial success", re.MULTILINE)
+_NO_KEYS = re.compile(r": Permission denied \((?!.*publickey).*(?:password|keyboard-interactive)")
 _WANTS_WORDS = re.compile(r": Permission denied \(.*(?:password|keyboard-interactive)")
 _UNREAD_KEY = re.compile(r'^Load key "(.+)": (.*?)\r?$', re.MULTILINE)
 _UNSIGNED = re.compile(r'^sign_and_send_pubkey: signing failed for \S+ "(.*)" from agent: ', re.MULTILINE)
@@ -186,6 +195,8 @@ def _login_hint(text: str, blamed: HostConfig) -> str:
             return f"chmod 600 {shlex.quote(path)}"
     if _PARTLY.search(text):
         return SECOND_PASSWORD if _WANTS_WORDS.search(text) else SECOND_KEY
+    if _NO_KEYS.search(text):
+        return ONLY_PASSWORD
     return LET_IT_SIGN if _UNSIGNED.search(text) else ""
 
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.concurrency import start_thread
-from launcher.errors import HostFailure, HostFailureKind, LauncherError, UsageError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import SSH_PORT, Host
 from launcher.transports.base import Channel, TransportError
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.openssh import OpenSSHTransport
-from launcher.transports.ssh.openssh_config import keep_known_keys, login_args
+from launcher.transports.ssh.openssh_config import login_args
 from launcher.transports.ssh.pdsh_command import Call, Pdsh, find_pdsh, own_options
 from launcher.transports.ssh.pdsh_output import PdshOutput, whole_lines
 from launcher.transports.ssh.this_machine import ThisMachine, is_this_machine
@@ -75,7 +75,6 @@ class PdshTransport:
         with self._lock:
             if self._masters is None:
                 hosts = list(self._hosts.values())
-                self._keep_known_keys(hosts)
                 try:
                     call = self._pdsh.log_in(hosts, timeout_s)
                 except OSError as error:
@@ -85,14 +84,6 @@ class PdshTransport:
                 weakref.finalize(self, call.end)  # a run opens a transport for each attempt
                 self._masters = Masters(call, [*self._hosts], timeout_s + _MARGIN_S + _LOGIN_S * len(hosts))
             return self._masters
-
-    def _keep_known_keys(self, hosts: Sequence[Host]) -> None:
-        """End the last lines of known_hosts files, to which ssh may append; each host may have a file of its own."""
-        self._answers.ask_all([(host.name, self._pdsh.login_args(host)) for host in hosts])
-        for host in hosts:
-            with contextlib.suppress(UsageError):  # ssh itself reports it too
-                answer = self._answers.of(host.name, self._pdsh.login_args(host))
-                keep_known_keys(answer, self._answers.of_jumps(answer))
 
     def _is_here(self, host: Host, options: Sequence[str]) -> bool:
         """Tell whether a host is this machine; `ssh -G` is run only for hosts whose names lead to this machine."""

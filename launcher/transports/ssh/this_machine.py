@@ -6,13 +6,13 @@ so this machine's own host keys are compared with those that known_hosts has for
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import getpass
 import math
 import re
 import socket
-from collections.abc import Iterator, Mapping
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,12 @@ from launcher.transports.base import Channel
 from launcher.transports.process_channel import LocalTransport
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.known_hosts import AUTHORITY, REVOKED, find_files, find_unclear, read
+from launcher.transports.ssh.known_hosts import find_files, find_unclear
+from launcher.transports.ssh.openssh_config import is_file
 
 _FOLDER = Path("/etc/ssh")
+_AUTHORITY, _REVOKED = "@cert-authority", "@revoked"
+_KEYGEN_TIMEOUT_S = 10
 # A line of sshd_config, if the user may read that file: some systems show it to root alone.
 _NAMED_FILE = re.compile(r'^[ \t]*hostkey[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
 
@@ -103,6 +106,7 @@ _BY_COMMAND = Objection(
     "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
 )
 _CLEAR = "write its absolute path in ssh_config, without spaces, % and ${}"
+_NO_KEYGEN = Objection("only ssh-keygen can tell whether known_hosts has its key", "install openssh-client")
 _BY_AUTHORITY = Objection("only a login can check what @cert-authority in known_hosts says of it")
 _OTHER_KEY = Objection("known_hosts has a different host key for it")
 _NO_KEY = Objection(
@@ -120,24 +124,35 @@ def find_objection(place: Destination, settings: Mapping[str, str]) -> Objection
         return _BY_COMMAND
     if unclear := find_unclear(settings):
         return Objection(f"{unclear} may have a different host key for it", _CLEAR)
-    lines = [line for path in find_files(settings) for line in read(path).about(place.known_name)]
-    revoked = {line.blob for line in lines if line.marker == REVOKED}
-    known = {line.blob for line in lines if line.marker is None} - revoked
+    try:
+        lines = [*_find_lines(place.known_name, find_files(settings))]
+    except OSError:
+        return _NO_KEYGEN
+    revoked = {key for marker, key in lines if marker == _REVOKED}
+    known = {key for marker, key in lines if not marker} - revoked
     shown = set(_read_own())
-    if known & shown or all(line.marker == REVOKED for line in lines):
+    if known & shown or all(marker == _REVOKED for marker, _ in lines):
         return None
-    if any(line.marker == AUTHORITY for line in lines):
+    if any(marker == _AUTHORITY for marker, _ in lines):
         return _BY_AUTHORITY
     return _OTHER_KEY if shown else _NO_KEY
 
 
-def _read_own() -> Iterator[bytes]:
+def _find_lines(name: str, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Yield marker and key of each line about a name, as ssh-keygen finds them; raise OSError if there is none."""
+    for path in filter(is_file, files):
+        argv = ["ssh-keygen", "-F", name, "-f", str(path)]
+        found = subprocess.run(argv, capture_output=True, timeout=_KEYGEN_TIMEOUT_S, check=False).stdout
+        for words in map(str.split, found.decode("utf-8", "replace").splitlines()):
+            marker = words.pop(0) if words[0].startswith("@") else ""
+            if words[0] != "#":  # its own words about the line that follows
+                yield marker, words[2]
+
+
+def _read_own() -> Iterator[str]:
     """Yield this machine's host keys: sshd's default ones and sshd_config's."""
     for path in _find_files():
-        words = _text(path).split()
-        with contextlib.suppress(ValueError):
-            if len(words) > 1:
-                yield base64.b64decode(words[1], validate=True)
+        yield from _text(path).split()[1:2]
 
 
 def _find_files() -> Iterator[Path]:

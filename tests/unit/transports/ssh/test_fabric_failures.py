@@ -1,18 +1,21 @@
-"""What Fabric and paramiko raise where a host can't be reached, and what we make of it."""
+"""What Fabric and paramiko raise where a host can't be reached: what is reported, and what ssh is tried for."""
 
 from __future__ import annotations
 
 import errno
 import os
 
+import paramiko
 import pytest
-from paramiko.ssh_exception import NoValidConnectionsError
+from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from launcher.errors import HostFailureKind
-from launcher.transports.ssh.fabric_failures import classify
+from launcher.transports.ssh.fabric_failures import TakesSsh, classify
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.openssh_config import HostConfig
+from launcher.transports.ssh.host_keys import NeedsSsh, UnknownHostKey
+from launcher.transports.ssh.identities import LoginRefused
 
+PLACE = Destination("10.0.0.2", "10.0.0.2", 22, "ann")
 REFUSED = HostFailureKind.REFUSED, "10.0.0.2 port 22 refuses the connection"
 SILENT = HostFailureKind.TIMED_OUT, "10.0.0.2 port 22 does not answer"
 NO_ROUTE = HostFailureKind.NO_ROUTE, "no route to 10.0.0.2 port 22"
@@ -38,5 +41,36 @@ def of_all_addresses(number: int) -> Exception:
     ],
 )
 def test_errors_of_the_network(error: Exception, found: tuple[HostFailureKind, str]) -> None:
-    failure = classify(error, HostConfig(Destination("10.0.0.2", "10.0.0.2", 22, "ann"), {}))
-    assert (failure.kind, failure.text) == found
+    found_error = classify(error, PLACE, None, None)
+    assert (found_error.failure.kind, found_error.failure.text) == found
+    assert not isinstance(found_error, TakesSsh)
+
+
+def test_a_server_that_does_not_speak_ssh() -> None:
+    found = classify(paramiko.SSHException("Error reading SSH protocol banner"), PLACE, "220 mail", "gate")
+    assert (found.failure.kind, found.jump_host) == (HostFailureKind.NO_SSH, "gate")
+    assert not isinstance(found, TakesSsh)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        (LoginRefused(["id"], has_typed=False), HostFailureKind.LOGIN_REFUSED, "a login that fabric's keys don't open"),
+        (LoginRefused(["id"], has_typed=True), HostFailureKind.LOGIN_REFUSED, None),
+        (NeedsSsh("BindAddress"), HostFailureKind.SSH, "BindAddress"),
+        (
+            UnknownHostKey("no key"),
+            HostFailureKind.HOST_KEY_UNKNOWN,
+            "a host key that fabric doesn't find in known_hosts",
+        ),
+        (IncompatiblePeer("no kex"), HostFailureKind.SSH, "fabric fails (IncompatiblePeer: no kex)"),
+        (EOFError("x"), HostFailureKind.LOST, "fabric fails (EOFError: x)"),
+        (paramiko.SSHException("key cannot sign"), HostFailureKind.SSH, "fabric fails (SSHException: key cannot sign)"),
+        (paramiko.AuthenticationException("Authentication timeout."), HostFailureKind.SLOW_LOGIN, None),
+        (OSError(errno.EMFILE, "Too many open files"), HostFailureKind.SSH, None),
+    ],
+)
+def test_what_ssh_is_tried_for(error: Exception, kind: HostFailureKind, reason: str | None) -> None:
+    """For nothing of the network or this machine, and for no secret that ssh can't be given."""
+    found = classify(error, PLACE, None, None)
+    assert (found.failure.kind, found.reason if isinstance(found, TakesSsh) else None) == (kind, reason)

@@ -129,17 +129,9 @@ def settings_of(read: Read, text: str) -> HostConfig:
 
 
 @needs_ssh
-def test_tokens_are_replaced(read: Read) -> None:
-    text = "ProxyCommand nc -u %r %h %p %%\nIdentityFile /k_%h\nIdentityFile ~/k\n"
-    found = settings_of(read, text)
-    assert found.proxy_command == "nc -u eve e1 2222 %"
-    assert found.settings["identityfile"] == ["/k_e1", "~/k"]
-
-
-@needs_ssh
 def test_what_is_none_is_not_set(read: Read) -> None:
     found = settings_of(read, "ProxyCommand none\nCertificateFile none\nHostKeyAlias none\nConnectTimeout none\n")
-    assert (found.proxy_command, found.place.alias, found.option("connecttimeout")) == (None, None, None)
+    assert (found.option("proxycommand"), found.place.alias, found.option("connecttimeout")) == (None, None, None)
     assert found.is_direct
 
 
