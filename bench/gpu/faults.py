@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 
@@ -54,8 +53,7 @@ def show_kernel_stack(trial: Trial) -> Outcome:
     seconds = time.monotonic() - began_at
     done = running.stop()
     line = done.require(r"^ +(.*ranks\.py:\d+ in wait_for_kernel)", STOPPED)[1].rpartition("/")[2]
-    source = re.search(r"by (\S+)", (trial.run_folder / "stacks-1.txt").read_text())
-    return Outcome(f"{seconds:.1f} s", f"{line}, by {source[1] if source else '?'}; {done.find(NONE_LEFT)[0]}")
+    return Outcome(f"{seconds:.1f} s", f"{line}; {done.find(NONE_LEFT)[0]}")
 
 
 def explain_shared_gpu(trial: Trial) -> Outcome:

@@ -22,9 +22,8 @@ _MAX_LINES = 20_000  # read per rank: the event loop reads them, and every host'
 _MAX_LINE = 1000  # a longer line isn't a frame of a running program; another machine sent it
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) .*")
-# py-spy: `    A.step (train.py:88)`; faulthandler: `  File "train.py", line 88 in step`; both innermost first.
-_PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.*?)(?::(?P<line>\d{1,9}))?\)$")
-_FAULTHANDLER_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)$')
+# Of faulthandler: `  File "train.py", line 88 in step`, innermost first.
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)$')
 _LIBRARIES = re.compile(r".*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/")
 # Wrappers of torch that appear between any two calls and show nothing.
@@ -48,11 +47,6 @@ class Frame:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         return f"{where} in {self.function}"
 
-    @property
-    def key(self) -> tuple[str, int | None, str]:
-        """What makes two frames equal: py-spy says `A.step` where faulthandler says `step`."""
-        return self.file, self.line, self.function.rpartition(".")[2]
-
 
 @dataclass(frozen=True, slots=True)
 class Stack:
@@ -74,12 +68,11 @@ class Stack:
         Innermost frames of the standard library don't count: at which line of a wait a rank is, is chance.
         """
         start = next((place for place, frame in enumerate(self.frames) if not frame.is_standard), 0)
-        frames = tuple(frame.key for frame in self.frames[start:])
-        return frames, self.state, self.wchan, self.reason, self.is_silent
+        return self.frames[start:], self.state, self.wchan, self.reason, self.is_silent
 
     @property
     def is_telling(self) -> bool:
-        """Whether it shows where the rank is, or that it is stuck; others, as without py-spy, are never odd."""
+        """Whether it shows where the rank is, or that it is stuck; others, as with --no-stacks, are never odd."""
         return bool(self.frames) or self.is_in_trouble
 
     @property
@@ -90,7 +83,7 @@ class Stack:
     @property
     def is_making_group(self) -> bool:
         """Whether it makes a process group of some ranks, and may wait for others in perform_nocolor_split."""
-        return any((frame.file, frame.key[-1]) == _MAKES_GROUP for frame in self.frames)
+        return any((frame.file, frame.function) == _MAKES_GROUP for frame in self.frames)
 
     @property
     def is_waiting(self) -> bool:
@@ -158,7 +151,7 @@ class FoldedStacks:
 
 
 def parse_stack(text: str, cwd: str = "") -> tuple[Frame, ...]:
-    """Parse what py-spy or faulthandler wrote: the main thread's frames, innermost first; cwd: the rank's."""
+    """Parse what faulthandler wrote: the main thread's frames, innermost first; cwd: the rank's."""
     threads: list[tuple[str, list[Frame]]] = []
     lines = text.splitlines()
     if len(lines) > _MAX_LINES:  # the main thread is the first or the last one
@@ -169,7 +162,7 @@ def parse_stack(text: str, cwd: str = "") -> tuple[Frame, ...]:
             continue
         if len(line) > _MAX_LINE:
             continue
-        found = _PY_SPY_FRAME.match(line) or _FAULTHANDLER_FRAME.match(line)
+        found = _FRAME.match(line)
         if found is not None and threads:
             number = found["line"]
             threads[-1][1].append(_frame(found["file"], int(number) if (number or "?").isdigit() else None,

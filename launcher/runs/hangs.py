@@ -28,7 +28,7 @@ from launcher.session.session import Session
 from launcher.wording import count, duration, span
 
 KEEP_S = 2.0  # for the file with the full text; its disk may hang
-ANSWER_S = 5.0  # a node needs up to 4 s where py-spy and then the rank itself are slow
+ANSWER_S = 5.0  # a node needs up to 3 s
 LEAST_S = 360.0  # learned: so that a checkpoint or an evaluation of five minutes raises no alarm
 GAPS = 10  # times the longest gap so far
 _LOOK_S = 60.0  # while it is being learned
@@ -82,11 +82,8 @@ class StackTaker:
                 self._timer.cancel()
                 self._timer = None
 
-    def take(self, *, is_announced: bool = False, is_gentle: bool = False) -> asyncio.Future[FoldedStacks | None]:
-        """Ask, and show the answers that come within 5 s; None if there is no rank to ask.
-
-        is_gentle: only look at the ranks from outside; a signal may interrupt a system call.
-        """
+    def take(self, *, is_announced: bool = False) -> asyncio.Future[FoldedStacks | None]:
+        """Ask, and show the answers that come within 5 s; None if there is no rank to ask."""
         if self._result is not None and not self._result.done():
             return self._result  # one is on its way
         loop = asyncio.get_running_loop()
@@ -100,7 +97,7 @@ class StackTaker:
         self._answers = {}
         if not is_announced:
             self._session.say(f"launch: taking the stacks of {count(len(self._wanted), 'rank')}")
-        self._session.send_to_all(messages.STACKS, number=self._number, is_gentle=is_gentle)
+        self._session.send_to_all(messages.STACKS, number=self._number)
         self._timer = loop.call_later(ANSWER_S, self._finish)
         return self._result
 
@@ -191,7 +188,7 @@ def _full_text(node: NodePlan, local_rank: int, answer: Event | None) -> str:
     if answer is None or not answer.fields["content"]:
         return "\n".join([head, *stack_lines(_stack(node, local_rank, answer)), "", ""])
     text = answer.fields["content"].decode("utf-8", "replace")
-    return f"{head}, pid {answer.fields['pid']}, by {answer.fields['source']}\n{text}\n"
+    return f"{head}, pid {answer.fields['pid']}\n{text}\n"
 
 
 class HangWatch:
@@ -228,7 +225,7 @@ class HangWatch:
             heard_at = await self._await_silence()
             silent_s = self._limit_s()
             self._session.say(f"launch: no output for {_words(silent_s)}, taking the stacks of all ranks")
-            folded = await self._stacks.take(is_announced=True, is_gentle=self._is_only_told)
+            folded = await self._stacks.take(is_announced=True)
             if self._heard_at() != heard_at:
                 self._session.say("launch: there is output again, so the run continues")
             elif self._is_only_told:

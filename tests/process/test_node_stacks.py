@@ -1,11 +1,9 @@
-"""Stacks of living ranks: by py-spy, by a signal to a rank that is ready for it, and never to one that is not."""
+"""Stacks of living ranks: by a signal to a rank that is ready for it, and never to one that is not."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import resource
-import shutil
 import signal
 import sys
 import textwrap
@@ -27,12 +25,9 @@ from node_process import (
 
 from launcher.diagnosis.stacks import parse_stack
 from launcher.node import messages
-from launcher.node.processes import faulthandler_stacks
+from launcher.node.processes import stacks
 from launcher.node.programs.entry import SIGNAL
 
-PY_SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-NO_PY_SPY = "py-spy not found (fix: run pip install py-spy)"
-SYSTEM = "/usr/bin:/bin"
 NO_OPTION = "the run was started with --no-stacks"
 
 HANGS = """
@@ -81,20 +76,17 @@ TELLS_SITE = """
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
-    """Return our Python, called by a name that has no py-spy beside it."""
     return link_python(tmp_path, sys.executable)
 
 
 @pytest.fixture
 def node(nodes: Nodes) -> Node:
-    """Return a node on whose PATH there is no py-spy."""
     return start_node(nodes)
 
 
-def start_node(nodes: Nodes, path: str = SYSTEM, python: str = sys.executable, **env: str) -> Node:
-    """Start a node with this PATH and, for its ranks, these variables; python: what runs the supervisor."""
-    assert shutil.which("py-spy", path=SYSTEM) is None
-    node = nodes.start(env={"PATH": path}, python=python)
+def start_node(nodes: Nodes, python: str = sys.executable, **env: str) -> Node:
+    """Start a node with these variables for its ranks; python: what runs the supervisor."""
+    node = nodes.start(python=python)
     node.prepare(env=env)
     return node
 
@@ -111,29 +103,14 @@ def program(python: str, code: str, *args: str) -> list[str]:
 
 
 def ask(node: Node, number: int, count: int = 1) -> list[Message]:
-    """Return what the ranks answer, by local rank; ask again if a py-spy did not get its turn in time."""
-    for again in itertools.count(number, 1000):
-        node.send(messages.STACKS, number=again)
-        node.wait_until(lambda again=again: len(node.find(messages.STACK, number=again)) == count, f"{count} stacks")
-        found = sorted(node.find(messages.STACK, number=again), key=lambda message: message["local_rank"])
-        if not any("it took over" in (answer["reason"] or "") for answer in found) or again > 5000:
-            break
-    return found
+    """Return what the ranks answer, by local rank."""
+    node.send(messages.STACKS, number=number)
+    node.wait_until(lambda: len(node.find(messages.STACK, number=number)) == count, f"{count} stacks")
+    return sorted(node.find(messages.STACK, number=number), key=lambda message: message["local_rank"])
 
 
 def calls(answer: Message) -> list[str]:
     return [frame.function for frame in parse_stack(answer["text"])]
-
-
-def write_py_spy(folder: Path, script: str) -> str:
-    path = folder / "tools" / "py-spy"
-    path.parent.mkdir()
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return f"{path.parent}:{SYSTEM}"
-
-
-# ---- faulthandler ---------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_writes_its_own_stack_as_often_as_it_is_asked(nodes: Nodes, any_python: str, tmp_path: Path) -> None:
@@ -142,7 +119,7 @@ def test_a_rank_writes_its_own_stack_as_often_as_it_is_asked(nodes: Nodes, any_p
     node.start_ready(argv, argv, with_stacks=True)
     for number in (1, 2, 3):
         for rank, answer in enumerate(ask(node, number, count=2)):
-            assert (answer["pid"], answer["source"], answer["reason"]) == (node.pid_of(rank), "faulthandler", None)
+            assert (answer["pid"], answer["reason"]) == (node.pid_of(rank), None)
             assert calls(answer) == CALLS
             assert answer["text"].count("most recent call first") == 1  # of this time alone
     assert all(map(is_alive, node.told_pids))
@@ -152,19 +129,19 @@ def test_a_rank_writes_its_own_stack_as_often_as_it_is_asked(nodes: Nodes, any_p
 def test_a_rank_that_holds_the_gil_in_c_is_seen(node: Node, python: str) -> None:
     node.start_ready(program(python, HANGS_IN_C), with_stacks=True)
     (answer,) = ask(node, 1)
-    assert (answer["source"], calls(answer)) == ("faulthandler", CALLS)
+    assert calls(answer) == CALLS
     assert is_alive(node.pid_of(0))
 
 
 def test_ranks_of_torchrun_are_ready_as_well(nodes: Nodes, python: str, tmp_path: Path) -> None:
     """Under the stand-in for torch, which is found by the PYTHONPATH that ours goes in front of."""
-    node = nodes.start(env={"PATH": SYSTEM})
+    node = nodes.start()
     node.import_torchrun(python, PYTHONPATH=str(STAND_IN))
     (tmp_path / "train.py").write_text(textwrap.dedent(HANGS))
     node.start_torchrun([str(tmp_path / "train.py")], with_stacks=True)
     for rank in (0, 1):
         node.wait_for_output("ready", rank)
-    assert [(answer["source"], calls(answer)) for answer in ask(node, 1, count=2)] == [("faulthandler", CALLS)] * 2
+    assert [calls(answer) for answer in ask(node, 1, count=2)] == [CALLS] * 2
 
 
 @pytest.mark.parametrize("before", ["", "import os; del os.memfd_create"], ids=["in memory", "on a disk"])
@@ -172,7 +149,7 @@ def test_no_python_leaves_a_file(node: Node, python: str, before: str) -> None:
     """A run may start very many; -S, since a test comes before our sitecustomize in no other way."""
     node.start_ready([python, "-S", "-c", f"{before}\nimport sitecustomize{textwrap.dedent(HANGS)}"], with_stacks=True)
     (answer,) = ask(node, 1)
-    assert (answer["source"], calls(answer)) == ("faulthandler", CALLS)
+    assert calls(answer) == CALLS
     (folder,) = node.folder.glob("stacks-*")
     assert [path.name for path in folder.iterdir() if path.name != "__pycache__"] == ["sitecustomize.py"]
 
@@ -181,7 +158,7 @@ def test_a_python_below_a_shell_is_found(node: Node, python: str) -> None:
     script = '"$@" & sleep 300 & wait'
     node.start_ready(shell(script, *program(python, HANGS)), with_stacks=True)
     (answer,) = ask(node, 1)
-    assert (answer["source"], calls(answer)) == ("faulthandler", CALLS)
+    assert calls(answer) == CALLS
     assert answer["pid"] == node.told_pids[0] != node.pid_of(0)
 
 
@@ -204,7 +181,7 @@ WRITES_SLOWLY = """
 def test_a_stack_is_read_once_it_is_complete(node: Node, python: str) -> None:
     node.start_ready(program(python, WRITES_SLOWLY % SIGNAL), with_stacks=True)
     (answer,) = ask(node, 1)
-    assert (answer["source"], calls(answer)) == ("faulthandler", ["inner", "outer"])
+    assert calls(answer) == ["inner", "outer"]
 
 
 # ---- the user's own sitecustomize -----------------------------------------------------------------------------------
@@ -226,7 +203,7 @@ def test_the_users_sitecustomize_runs(
     node.start_ready(argv, with_stacks=True)
     # As if nothing of ours were there: the variable goes on to children, sys.path shows the user's folders alone.
     node.wait_for_output(f"['{folder}'] []\n{told}\n")
-    assert ask(node, 1)[0]["source"] == "faulthandler"
+    assert ask(node, 1)[0]["text"]
 
 
 def test_an_error_in_the_users_sitecustomize_is_told_as_always(nodes: Nodes, any_python: str, tmp_path: Path) -> None:
@@ -265,8 +242,8 @@ def test_a_rank_that_is_not_ready_is_never_signalled(
     code = f"{before.format(SIGNAL)}\n{textwrap.dedent(HANGS)}"
     node.start_ready([python, *options, "-c", code], with_stacks=with_stacks)
     (answer,) = ask(node, 1)
-    assert (answer["source"], answer["text"]) == (None, "")
-    assert answer["reason"].startswith(f"{NO_PY_SPY}, and {obstacle.format(SIGNAL)}")
+    assert answer["text"] == ""
+    assert answer["reason"].startswith(obstacle.format(SIGNAL))
     assert is_alive(node.pid_of(0))
     assert not node.find(messages.EXIT)
 
@@ -284,7 +261,7 @@ def test_a_rank_that_blocks_the_signal_goes_on(node: Node, python: str) -> None:
     code = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [{SIGNAL}])\n{textwrap.dedent(HANGS)}"
     node.start_ready([python, "-c", code], with_stacks=True)
     (answer,) = ask(node, 1)
-    assert answer["reason"] == f"{NO_PY_SPY}, and it did not respond to signal {SIGNAL} in 2 s"
+    assert answer["reason"] == f"it did not respond to signal {SIGNAL} in 2 s"
     assert is_alive(node.pid_of(0))
 
 
@@ -294,25 +271,20 @@ def test_a_stopped_rank_is_told_and_not_signalled(node: Node, python: str) -> No
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: read_state(pid) == "T")
     (answer,) = ask(node, 1)
-    assert (answer["state"], answer["reason"]) == ("T", f"{NO_PY_SPY}, and a suspended process can't write its stack")
+    assert (answer["state"], answer["reason"]) == ("T", "a suspended process can't write its stack")
     os.kill(pid, signal.SIGCONT)
     assert calls(ask(node, 2)[0]) == CALLS
 
 
-def test_a_rank_that_the_kernel_holds_is_told_at_once(nodes: Nodes, python: str, tmp_path: Path) -> None:
-    """Before another one, of which a py-spy that hangs is asked."""
-    called = tmp_path / "called"
-    node = start_node(nodes, write_py_spy(tmp_path, f'echo "$@" >>{called}; exec sleep 300'))
+def test_a_rank_that_the_kernel_holds_is_told_and_not_signalled(node: Node, python: str, tmp_path: Path) -> None:
     node.start_ready(program(python, HANGS_IN_THE_KERNEL, str(tmp_path)), program(python, HANGS), with_stacks=True)
     pid = node.pid_of(0)
     wait_until(lambda: read_state(pid) == "D")
-    node.send(messages.STACKS, number=1)
-    answer = node.wait_for(messages.STACK)
-    assert answer["local_rank"] == 0
-    wait_until(lambda: called.exists() and str(node.pid_of(1)) in called.read_text().split())
-    assert str(pid) not in called.read_text().split()
+    answer, other = ask(node, 1, count=2)
     assert (answer["state"], answer["text"], answer["reason"]) == ("D", "", "it is blocked in the kernel")
     assert answer["wchan"] is None or answer["wchan"].isidentifier()
+    assert calls(other) == CALLS
+    assert int(read_status(pid, "ShdPnd"), 16) == 0
 
 
 def test_a_rank_that_has_ended_is_not_asked(node: Node, python: str) -> None:
@@ -321,93 +293,15 @@ def test_a_rank_that_has_ended_is_not_asked(node: Node, python: str) -> None:
     assert [answer["local_rank"] for answer in ask(node, 1)] == [0]
 
 
-# ---- py-spy ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(PY_SPY is None, reason="no py-spy: pip install py-spy")
-def test_py_spy_needs_no_option_and_reads_a_stopped_rank(nodes: Nodes, python: str) -> None:
-    assert PY_SPY is not None
-    node = start_node(nodes, f"{Path(PY_SPY).parent}:{SYSTEM}")
-    node.start_ready(program(python, HANGS), program(python, HANGS_IN_C))
-    stopped = node.pid_of(1)
-    os.kill(stopped, signal.SIGSTOP)
-    wait_until(lambda: read_state(stopped) == "T")
-    answers = ask(node, 1, count=2)
-    denied = f"py-spy can't read it (permission denied), and {NO_OPTION}"
-    found = [(answer["source"], answer["state"], calls(answer), answer["reason"]) for answer in answers]
-    if answers[0]["reason"] == denied:  # by Yama, or by the container that the tests run in: then that is what is told
-        assert found == [(None, None, [], denied), (None, "T", [], denied)]
-    else:
-        assert found == [("py-spy", None, CALLS, None), ("py-spy", "T", CALLS, None)]
-    assert read_state(stopped) == "T"
-    assert all(map(is_alive, node.told_pids))
-
-
-def test_a_py_spy_beside_the_python_goes_first(node: Node, python: str) -> None:
-    path = Path(python).with_name("py-spy")
-    path.write_text("#!/bin/sh\nprintf 'Process 1: x\\n\\nThread 1 (idle): \"MainThread\"\\n    f (a.py:1)\\n'")
-    path.chmod(0o755)
-    node.start_ready(program(python, HANGS))
-    (answer,) = ask(node, 1)
-    assert (answer["source"], calls(answer)) == ("py-spy", ["f"])
-
-
-DENIED = 'echo "Permission Denied: Try running again with elevated permissions" >&2; exit 1'
-BROKEN = "echo 'Error: Failed to find a thread' >&2; exit 1"
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"), [(DENIED, "permission denied"), (BROKEN, "Failed to find a thread")], ids=["denied", "broken"]
-)
-@pytest.mark.parametrize("with_stacks", [True, False], ids=["", "--no-stacks"])
-def test_where_py_spy_fails_the_rank_is_asked(
-    nodes: Nodes, python: str, tmp_path: Path, script: str, reason: str, with_stacks: bool
-) -> None:
-    node = start_node(nodes, write_py_spy(tmp_path, script))
-    node.start_ready(program(python, HANGS), with_stacks=with_stacks)
-    (answer,) = ask(node, 1)
-    if with_stacks:
-        assert (answer["source"], calls(answer), answer["reason"]) == ("faulthandler", CALLS, None)
-    else:
-        assert answer["reason"] == f"py-spy can't read it ({reason}), and {NO_OPTION}"
-
-
-def test_a_py_spy_that_hangs_is_killed_and_stalls_nobody(nodes: Nodes, python: str, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    node = start_node(nodes, write_py_spy(tmp_path, f"echo $$ >{told}; exec sleep 300"))
-    node.start_ready(program(python, HANGS), with_stacks=True)
-    node.send(messages.STACKS, number=1)
-    node.send(messages.ROUTE, master="127.0.0.1")
-    assert calls(node.wait_for(messages.STACK)) == CALLS
-    answers = (messages.ROUTED, messages.STACK)
-    assert tuple(said["type"] for said in node.messages if said["type"] in answers) == answers
-    wait_until(lambda: told.exists() and told.read_text().endswith("\n"))
-    node.wait_until(lambda: not is_alive(int(told.read_text())))
-
-
 MIB = 1 << 20
-
-
-def test_a_py_spy_that_prints_without_end_costs_no_memory(nodes: Nodes, python: str, tmp_path: Path) -> None:
-    script = "printf 'Process 1: x\\n\\nThread 1 (idle): \"MainThread\"\\n    f (a.py:1)\\n\\n'; exec cat /dev/zero"
-    node = start_node(nodes, write_py_spy(tmp_path, script))
-    node.start_ready(program(python, HANGS))
-    before = peak_bytes(node)
-    (answer,) = ask(node, 1)
-    assert (answer["source"], answer["size"]) == ("py-spy", messages.MAX_STACK_BYTES)
-    assert peak_bytes(node) - before < 20 * MIB
-
-
-def peak_bytes(node: Node) -> int:
-    return int(read_status(node.supervisor, "VmHWM").split()[0]) << 10
 
 
 def test_a_file_that_a_rank_has_filled_is_read_in_part(tmp_path: Path) -> None:
     path = tmp_path / "stack.1"
     with path.open("wb") as file:
         file.truncate(5 * MIB)
-    assert len(faulthandler_stacks.read_from(str(path), 0)) == messages.MAX_STACK_BYTES
-    assert len(faulthandler_stacks.read_from(str(path), 5 * MIB - 7)) == 7
+    assert len(stacks.read_from(str(path), 0)) == messages.MAX_STACK_BYTES
+    assert len(stacks.read_from(str(path), 5 * MIB - 7)) == 7
 
 
 # ---- a machine on which something has run out -----------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_a_run_in_a_scripts_background_shows_its_stacks(launch: Launch) -> None:
     assert done.exit_code == 0
     assert done.words[2:] == [*BLOCK, "launch: finished in N s, 4 ranks succeeded, 0 processes left on 2 hosts"]
     text = (done.logs / "stacks-1.txt").read_text()
-    heads = [f"==== node{1 + number // 2} rank {number}, pid {running.pid_of(number)}, by " for number in range(4)]
+    heads = [f"==== node{1 + number // 2} rank {number}, pid {running.pid_of(number)}\n" for number in range(4)]
     assert [head for head in heads if head in text] == heads
 
 

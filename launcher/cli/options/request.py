@@ -468,7 +468,7 @@ class Request:
     )
     stacks: bool = _option(
         "--stacks/--no-stacks", default=True, show_default=True,
-        help="Let Ctrl-\\ use faulthandler where py-spy is missing or not permitted.",
+        help="Let ranks write their stacks: at Ctrl-\\, and in a hang.",
         heading="Stopping and restarts", in_file=True, is_rare=True,
     )
 

@@ -10,7 +10,7 @@ from launcher.node import messages
 from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
 from launcher.node.loop import Loop
-from launcher.node.processes import faulthandler_stacks, numa, proc, shim, stacks
+from launcher.node.processes import numa, proc, shim, stacks
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.processes.warm import WarmPython
@@ -69,7 +69,7 @@ class RankStart:
                 file.write(payload)
         self._enter_code(header)
         if header.get("with_stacks"):
-            self._stacks_folder = faulthandler_stacks.arm(self._ending.folder, self.env)
+            self._stacks_folder = stacks.arm(self._ending.folder, self.env)
         self._owned.global_ranks = {each["rank"]: each["env"].get("RANK") for each in header.get("processes", ())}
         if any(gpu is not None for gpu in header.get("near_gpus") or ()):
             self._ranks.bind = numa.Binding(header["near_gpus"], self._responder.gpus).bind
@@ -155,11 +155,10 @@ class RankStart:
         """Answer a STACKS."""
         if self._ending.has_begun:
             return
-        folder = "" if header.get("is_gentle") and self._stacks_folder else self._stacks_folder
         starter = self._owned.find_starter()
         suspended = starter.pid if starter is not None and starter.state in proc.SUSPENDED else None
         stacks.send_stacks(
-            self._loop, self._send_queue, header["number"], self._owned.ranks, self.env, folder, suspended
+            self._loop, self._send_queue, header["number"], self._owned.ranks, self._stacks_folder, suspended
         )
 
     def look_for_save(self, header: dict[str, Any], _: bytes) -> None:
