@@ -35,7 +35,6 @@ class Gpu:
     memory_mib: int | None  # its memory
     driver: str  # the version of its driver
     free_mib: int | None = None  # memory that is free
-    is_persistent: bool | None = None  # whether the driver stays loaded while the GPU is unused
     compute_mode: str = ""  # its compute mode, as nvidia-smi prints it
     ecc_errors: int | None = None  # uncorrectable memory errors since the driver was loaded
     processes: Annotated[tuple[GpuProcess, ...], Most(MOST_VALUES)] = ()
@@ -213,7 +212,6 @@ class Checks:
     # one SHA-256 over the paths and contents of the other Python files next to and below the script; `null`: not
     # compared
     code_hash: str | None = None
-    code_is_complete: bool = True  # whether all of these files could be read in time
     networks: Annotated[tuple[Network, ...], Most(4096)] = ()
     infiniband: Annotated[tuple[str, ...], Most(256)] = ()  # active InfiniBand ports
     xids: Annotated[tuple[Xid, ...], Most(1024)] = ()
@@ -265,7 +263,6 @@ class Probes:
 
     tried: tuple[Probe, ...] = ()
     reverse_dns_s: float | None = None  # how long it took to look up the name of an address
-    own_address: str | None = None  # the address that its own name resolves to; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +318,6 @@ class NodeFacts:
     packages: Annotated[Mapping[_Name, _Name] | None, Most(5000), SentAs("search.packages")] = None
     # the directories of editable packages, by name
     editables: Annotated[Mapping[_Name, str], Most(5000), SentAs("search.editables")] = field(default_factory=dict)
-    # whether all of its packages could be listed in time
-    packages_are_complete: Annotated[bool, SentAs("search.packages_are_complete")] = True
     # Pythons that were rejected, each as `[Python, why]`
     pythons_tried: Annotated[tuple[tuple[str, str], ...], Most(64), SentAs("search.tried")] = ()
     route: Annotated[Route | None, NOT_SENT] = None  # its route to node 0
@@ -330,9 +325,6 @@ class NodeFacts:
     probes: Annotated[Probes | None, NOT_SENT] = None  # the results of connecting to other hosts
     tree: Annotated[str | None, NOT_SENT] = None  # the directory of the code that `--sync` has sent; `null` without it
     python_path: str = ""  # `PYTHONPATH` on the host before `launch` changed it; empty without `--sync`
-    # the beginning of the SHA-256 of each of these files, by path; only if the hosts' files differ, from one host of
-    # each `code_hash`
-    code_files: Annotated[Mapping[str, str] | None, NOT_SENT] = None
     # whether it sees the directory in which node 0 saves; `null` in `launch check`, which has none
     sees_checkpoints: Annotated[bool | None, NOT_SENT] = None
 

@@ -97,7 +97,6 @@ class Supervisor:
             messages.ROUTE: lambda header, _: self._responder.find_route(header),
             messages.PROBE: lambda header, _: self._responder.probe(header),
             messages.SHARE: self._share,
-            messages.LIST_CODE: lambda header, _: self._responder.list_code(header),
             messages.CLAIM: self._claim,
             messages.WARM: self._starting.warm_up,
             messages.START: self._start,

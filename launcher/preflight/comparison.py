@@ -13,7 +13,7 @@ from typing import TypeVar
 from launcher.hosts.ranges import fold_names
 from launcher.job.facts import Checks, Network
 from launcher.job.plan import count_processes, used_gpus
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
+from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.preflight.network import is_reached_on_loopback
 from launcher.wording import count, listed
 
@@ -121,11 +121,9 @@ def _compare_releases(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     near = "install the same one everywhere: results may differ"
     yield from found or _compare(_Trait("torch ", _torch, WARNING, near), nodes)
     apart = "install the same one everywhere: pickles and wheels may be incompatible"
-    found = list(_compare(_Trait("python ", lambda node: _release(_python(node)), WARNING, apart), nodes))
-    yield from found or _compare(_Trait("python ", _python, NOTE, ""), nodes)
+    yield from _compare(_Trait("python ", lambda node: _release(_python(node)), WARNING, apart), nodes)
     found = list(_compare(_Trait("numpy ", lambda node: _major(_numpy(node)), PROBLEM, apart), nodes))
-    found = found or list(_compare(_Trait("numpy ", lambda node: _release(_numpy(node)), WARNING, near), nodes))
-    yield from found or _compare(_Trait("numpy ", _numpy, NOTE, ""), nodes)
+    yield from found or _compare(_Trait("numpy ", lambda node: _release(_numpy(node)), WARNING, near), nodes)
 
 
 def _torch(node: CheckedHost) -> str | None:
@@ -167,8 +165,17 @@ def _script(node: CheckedHost) -> str | None:
     return found and found[:6]
 
 
+def _code(node: CheckedHost) -> str | None:
+    found = node.fact.checks.code_hash if node.fact.checks else None
+    return found and found[:6]
+
+
 _TRAITS = (
     _Trait("the script's hash is ", _script, PROBLEM, "copy the same script to all hosts"),
+    _Trait(
+        "the hash of its Python files is ", _code, WARNING,
+        "copy the same code to all hosts (rsync -rcni lists the files that differ), or pass --sync",
+    ),
     _Trait("", _of_gpus(_count_gpus), WARNING, _EQUAL_GPUS),
     _Trait(
         "", _of_gpus(lambda node: node.fact.typical_gpu.name), WARNING, "leave out the slower ones: they slow down all"
@@ -179,12 +186,10 @@ _TRAITS = (
         "NCCL ", _of_gpus(lambda node: node.fact.nccl_version), PROBLEM,
         "install the same one everywhere: NCCL refuses to start with different ones",
     ),
-    _Trait("its Python is ", lambda node: node.fact.python, NOTE, ""),
     _Trait(
         "", _of_gpus(_of_checks(lambda checks: "InfiniBand" if checks.infiniband else "no InfiniBand")), WARNING,
         "run ibstat there: NCCL falls back to TCP on all hosts",
     ),
-    _Trait("", lambda node: f"{node.fact.cpu_count} CPUs", NOTE, ""),
 )  # fmt: skip
 
 

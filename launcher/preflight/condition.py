@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from launcher.job.facts import Checks
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
+from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.wording import count
 
 _SMALL_SHM_MIB = 1024  # docker's default is 64 MB
@@ -63,18 +63,11 @@ def _check_memlock(node: CheckedHost, checks: Checks) -> Iterator[Finding]:
 
 
 def _check_runs(checks: Checks) -> _Found:
-    """Find leftover processes of earlier runs, by run; a run in progress is only a note."""
+    """Find leftover processes of earlier runs, by run."""
     left: dict[str, list[int]] = {}
-    going_on: dict[str, None] = {}
     for run in checks.runs:
-        if run.is_owned:
-            going_on[run.run_id] = None
-        else:
+        if not run.is_owned:
             left.setdefault(run.run_id, []).append(run.pid)
-    for run_id in islice(going_on, _FEW_RUNS):
-        yield NOTE, f"run {run_id} is in progress there", ""
-    if len(going_on) > _FEW_RUNS:
-        yield NOTE, f"{count(len(going_on) - _FEW_RUNS, 'more run')} in progress there", ""
     for run_id, pids in islice(left.items(), _FEW_RUNS):
         named = ", ".join(map(str, pids[:3])) + (", ..." if len(pids) > 3 else "")
         yield WARNING, f"{count(len(pids), 'leftover process')} of run {run_id} (pid {named})", _CLEAN
@@ -99,8 +92,3 @@ def _check_names(node: CheckedHost) -> _Found:
     if node.fact.has_slow_dns:
         text = f"a reverse DNS look-up takes {probes.reverse_dns_s:.1f} s or more"
         yield WARNING, text, "correct /etc/resolv.conf, or list the hosts in /etc/hosts (this run sets RES_OPTIONS)"
-    if probes.own_address == "":
-        yield NOTE, "its own host name can't be resolved: harmless, since launch names the interfaces", ""
-    elif probes.own_address and probes.own_address.startswith("127.") and not node.fact.is_on_loopback:
-        text = f"its own host name resolves to {probes.own_address}: harmless here"
-        yield NOTE, text, "before you run torchrun by hand, which would hang, correct /etc/hosts"

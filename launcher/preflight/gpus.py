@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launcher.diagnosis.signatures import HARDWARE_XIDS, explain_lines
 from launcher.job.facts import Checks, Gpu, GpuProcess
 from launcher.job.plan import count_processes, used_gpus, visible_gpus
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity, on_cpus
+from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity, on_cpus
 from launcher.wording import count, listed
 
 _FULL = 0.5  # of a GPU's memory: with more in use a training run is bound to fail
@@ -41,9 +41,6 @@ def check(node: CheckedHost) -> Iterator[Finding]:
     for gpu_address, numbers in _hardware_faults(node, node.fact.checks, gpus).items():
         text = f"the GPU at PCI {gpu_address} had Xid {listed(numbers)} in the last day"
         yield Finding((node.name,), text, "reset it, reboot, or leave it out: it's a hardware or driver fault", WARNING)
-    if any(gpu.is_persistent is False for gpu in gpus):
-        text = "persistence mode is off, so the first use of a GPU takes seconds"
-        yield Finding((node.name,), text, "start nvidia-persistenced, or run nvidia-smi -pm 1", NOTE)
 
 
 def find_busy(node: CheckedHost) -> list[Finding]:

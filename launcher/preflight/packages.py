@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.hosts.ranges import fold_names
 from launcher.preflight.comparison import group_hosts, has_majority, list_values
-from launcher.preflight.findings import NOTE, WARNING, CheckedHost, Finding
+from launcher.preflight.findings import WARNING, CheckedHost, Finding
 from launcher.wording import count
 
 # pip, setuptools and wheel install packages, and a virtual environment made by another tool or at another time has
 # others of them; ranks import none. What ranks need of the launcher comes from the launch host.
-_OURS = "ssh-torch-launcher"
-_IGNORED = {"pip", "setuptools", "wheel", _OURS}
+_IGNORED = {"pip", "setuptools", "wheel", "ssh-torch-launcher"}
 _COMPARED = ("torch", "numpy")
 _NCCL = "nvidia-nccl-cu"
 _FEW = 3  # packages that are named
@@ -32,13 +31,7 @@ def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
 
     So of two hosts neither is blamed.
     """
-    yield from _name_editables(nodes)
-    if len(nodes) < 2:
-        return
-    for node in nodes:
-        if not node.fact.packages_are_complete:
-            yield Finding((node.name,), "its packages are not compared: listing them took too long", "", NOTE)
-    known = [node for node in nodes if node.fact.packages is not None and node.fact.packages_are_complete]
+    known = [node for node in nodes if node.fact.packages is not None]
     if all(node.fact.packages == known[0].fact.packages for node in known):
         return  # as usual, even on hundreds of hosts
     apart: dict[str, list[str]] = {}
@@ -81,8 +74,8 @@ def tabulate(nodes: Sequence[CheckedHost]) -> list[str]:
     lines += [f"  {name:<{width}}  {every[name][known[0].name]}" for name in every if name not in set(differing)]
     heading = f"{count(len(every), 'package')} on {count(len(known), 'host')}"
     heading += f", {len(differing)} not the same on all:" if differing else ":"
-    partial = [node.name for node in nodes if not node.fact.packages_are_complete]
-    more = [f"  not all could be listed in time on {fold_names(partial)}"] if partial else []
+    silent = [node.name for node in nodes if node.fact.packages is None]
+    more = [f"  they could not be listed in time on {fold_names(silent)}"] if silent else []
     return [heading, *more, *lines]
 
 
@@ -104,17 +97,6 @@ def _describe(name: str, version: str | None, common: str | None, others: str) -
     if not common:
         return f"{name} {version} (missing on {others})"
     return f"{name} {version} ({others.removeprefix('the ')} {common})"
-
-
-def _name_editables(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
-    """Yield the editable packages that are not in the code that is sent."""
-    for node in nodes:
-        tree, root = node.job.tree, node.fact.tree
-        if tree is not None and root is not None:
-            others = {name: path for name, path in node.fact.editables.items() if name != _OURS}
-            found = [f"{name} in {path}" for name, path in others.items() if tree.move(path, root) is None]
-            if found:
-                yield Finding((node.name,), f"editable packages that aren't sent: {', '.join(found)}", "", NOTE)
 
 
 def _fold(hosts: tuple[str, ...], words: Sequence[str], whom: str) -> Finding:

@@ -11,7 +11,7 @@ from launcher.job.job import ProgramKind
 from launcher.job.plan import count_processes, count_visible
 from launcher.job.variables import VISIBLE_DEVICES
 from launcher.node import messages
-from launcher.preflight.findings import NOTE, WARNING, CheckedHost, Finding, on_cpus
+from launcher.preflight.findings import WARNING, CheckedHost, Finding, on_cpus
 from launcher.wording import count
 
 
@@ -158,15 +158,16 @@ def _check_route(node: CheckedHost) -> _Found:
 def find_passed_over(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield why ranks don't run in the environment that is active where `launch` was typed.
 
-    If no host has that environment, as with a Mac's, the finding is only a note.
+    If no host has that environment, as with a Mac's, nobody expects it.
     """
     reasons = [_find_reason(node) for node in nodes]
-    severity = NOTE if set(reasons) == {messages.NO_PROGRAM} else WARNING
+    if set(reasons) == {messages.NO_PROGRAM}:
+        return
     for node, reason in zip(nodes, reasons, strict=True):
         if reason is not None and node.fact.python is not None:
             why = _WORDS.get(reason, "has a Python that doesn't start")
             text = f"this terminal's environment {node.job.active_env} {why}, so ranks use {node.fact.python}"
-            yield Finding((node.name,), text, "choose another with --venv, --conda or --python", severity)
+            yield Finding((node.name,), text, "choose another with --venv, --conda or --python", WARNING)
 
 
 def _find_reason(node: CheckedHost) -> str | None:

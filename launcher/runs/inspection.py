@@ -1,5 +1,4 @@
-"""All that the nodes are asked before a run: facts, the route to node 0, whether they reach each other, and which files
-differ.
+"""All that the nodes are asked before a run: facts, the route to node 0, and whether they reach each other.
 
 It uses the connections that will start the job, while torchrun is imported there, so it costs no time.
 A host that fails is left out from then on; the answers of the others still count.
@@ -20,7 +19,6 @@ from launcher.job.facts import LinkQuality, NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device, used_gpus, warm_fields
 from launcher.node import messages
-from launcher.preflight import code
 from launcher.preflight.checks import find_all, find_busy, find_problems, warn_of_checkpoints, warn_of_incidents
 from launcher.preflight.claims import ClaimOrder, find_claimed
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
@@ -97,7 +95,6 @@ class Inspector:
                 await self._find_routes(master, has_master=has_master)
                 if self._with_checks and len(self._facts) > 1:
                     await self._probe(master)
-                    await self._list_code()
                     if self._checkpoints is not None:
                         await self._share(self._checkpoints)
         # Slurm says whose GPUs they are.
@@ -206,7 +203,7 @@ class Inspector:
                     for probe, error, link in answers
                     if probe.host not in lost
                 )
-                found = Probes(tried, state.probed["reverse_dns_s"], state.probed["own_address"])
+                found = Probes(tried, state.probed["reverse_dns_s"])
                 self._facts[index] = replace(self._facts[index], probes=found)
 
     async def _claim(self) -> list[Finding]:
@@ -246,20 +243,6 @@ class Inspector:
             folder, name = posixpath.split(program.target)
             return {"folder": folder, "script": name}
         return {"folder": "", "script": None} if is_compared and program.kind is ProgramKind.MODULE else None
-
-    async def _list_code(self) -> None:
-        """Ask hosts whose code differs for the hash of each file."""
-        states = self._session.states
-        question: dict[str, Any] = {"workdir": self.job.workdir, "code": self._find_code()}
-        hashes = {index: fact.checks.code_hash for index, fact in self._facts.items() if fact.checks}
-        asked = code.choose_asked({index: found for index, found in hashes.items() if found is not None})
-        for index in asked:
-            self._session.send(index, messages.LIST_CODE, **question)
-        await self._session.pump(lambda: all(states[index].code or states[index].failure for index in asked))
-        for index in asked:
-            answer = states[index].code
-            if answer is not None and answer["files"] is not None:
-                self._facts[index] = replace(self._facts[index], code_files=dict(answer["files"]))
 
     async def _share(self, folder: str) -> None:
         """Ask all hosts about the directory in which the ranks save, and compare it with that of node 0."""

@@ -85,7 +85,6 @@ class NodeState:
     asked_at: float = 0.0  # for its route, wall-clock here
     probed: Mapping[str, Any] | None = None
     shared: Mapping[str, Any] | None = None  # what tells which directory it has for the checkpoints
-    code: Mapping[str, Any] | None = None  # hashes of its Python files
     claimed: Mapping[str, Any] | None = None  # its last answer to CLAIM
     started: set[int] = field(default_factory=set)
     exits: dict[int, Event] = field(default_factory=dict)
@@ -176,9 +175,6 @@ class NodeState:
     def _take_shared(self, event: Event) -> None:
         self.shared = event.fields
 
-    def _take_code(self, event: Event) -> None:
-        self.code = event.fields
-
     def _take_claimed(self, event: Event) -> None:
         self.claimed = event.fields
         if event.fields["waits"]:
@@ -231,7 +227,6 @@ _HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
     messages.ROUTED: NodeState._take_routed,
     messages.PROBED: NodeState._take_probed,
     messages.SHARED: NodeState._take_shared,
-    messages.CODE: NodeState._take_code,
     messages.CLAIMED: NodeState._take_claimed,
     messages.SAMPLED: NodeState._take_sampled,
     messages.STARTED: NodeState._take_started,

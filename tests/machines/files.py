@@ -62,15 +62,13 @@ FAKE_NVIDIA_SMI = """\
 processes() {{ sed "s/^/GPU-/" {folder}/gpu-processes 2>/dev/null; }}
 used() {{ sed -n "s/^$1, .*, //p" {folder}/gpu-processes 2>/dev/null | grep . || echo 0; }}
 case "$1" in
---query-gpu=index,name,memory.total,driver_version,uuid,memory.free,persistence_mode,compute_mode,*,pci.*) {answer};;
+--query-gpu=index,name,memory.total,driver_version,uuid,memory.free,compute_mode,*,pci.*) {answer};;
 --query-compute-apps=gpu_uuid,pid,used_memory) processes;;
 *) exit 2;;
 esac
 """
 _FAKE_FREE = "$((81559 - $(used $index)))"
-_FAKE_LINE = (
-    f"$index, Fake GPU, 81559, {{driver}}, GPU-$index, {_FAKE_FREE}, Enabled, Default, 0, 00000000:0$index:00.0"
-)
+_FAKE_LINE = f"$index, Fake GPU, 81559, {{driver}}, GPU-$index, {_FAKE_FREE}, Default, 0, 00000000:0$index:00.0"
 _FAKE_TABLE = f'for index in $(seq 0 $(({{count}} - 1))); do echo "{_FAKE_LINE}"; done'
 FAKE_ANSWERS = {
     "works": _FAKE_TABLE,

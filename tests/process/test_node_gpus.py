@@ -22,7 +22,7 @@ from launcher.node.processes import proc
 from launcher.session.node_state import read_facts
 
 QUERY = "index,name,memory.total,driver_version"
-LINE = "0, NVIDIA H200, 143771, 580.159, GPU-8932f937, 143000, Enabled, Default, 0, 00000000:3B:00.0"
+LINE = "0, NVIDIA H200, 143771, 580.159, GPU-8932f937, 143000, Default, 0, 00000000:3B:00.0"
 SECOND = LINE.replace("0, NVIDIA", "1, NVIDIA").replace("GPU-8932f937", "GPU-0a1b2c3d")
 NO_PROCESS = 1 << 22  # beyond every pid_max
 
@@ -80,7 +80,7 @@ def query() -> tuple[list[Gpu], str | None]:
 
 
 H200 = Gpu(
-    0, "NVIDIA H200", 143771, "580.159", 143000, True, "Default", 0, uuid="GPU-8932f937", bus_id="00000000:3B:00.0"
+    0, "NVIDIA H200", 143771, "580.159", 143000, "Default", 0, uuid="GPU-8932f937", bus_id="00000000:3B:00.0"
 )  # fmt: skip
 
 
@@ -144,12 +144,12 @@ def test_a_process_that_has_no_gpu_open_is_another_one_s_number(
     ("line", "gpu"),
     [
         (LINE, H200),
-        ("0, GB10, [N/A], 580.95, GPU-1, [N/A], [N/A], [N/A], [N/A], [N/A]",
+        ("0, GB10, [N/A], 580.95, GPU-1, [N/A], [N/A], [N/A], [N/A]",
          Gpu(0, "GB10", None, "580.95", compute_mode="[N/A]", uuid="GPU-1", bus_id="[N/A]")),
-        ("0, A30, 24576, 535.1, GPU-1, 24000, Disabled, Exclusive_Process, 12, 00000001:00:00.0",
-         Gpu(0, "A30", 24576, "535.1", 24000, False, "Exclusive_Process", 12, uuid="GPU-1", bus_id="00000001:00:00.0")),
-        ("3, A30, 24576, 535.1, GPU-1, [Insufficient Permissions], Enabled, Default, [Not Supported], 00000000:C3:00.0",
-         Gpu(3, "A30", 24576, "535.1", None, True, "Default", None, uuid="GPU-1", bus_id="00000000:C3:00.0")),
+        ("0, A30, 24576, 535.1, GPU-1, 24000, Exclusive_Process, 12, 00000001:00:00.0",
+         Gpu(0, "A30", 24576, "535.1", 24000, "Exclusive_Process", 12, uuid="GPU-1", bus_id="00000001:00:00.0")),
+        ("3, A30, 24576, 535.1, GPU-1, [Insufficient Permissions], Default, [Not Supported], 00000000:C3:00.0",
+         Gpu(3, "A30", 24576, "535.1", None, "Default", None, uuid="GPU-1", bus_id="00000000:C3:00.0")),
     ],
 )  # fmt: skip
 def test_a_line_of_the_table(fake: Callable[[str, str], None], line: str, gpu: Gpu) -> None:

@@ -196,11 +196,10 @@ def test_a_peer_without_a_name_is_looked_up_quickly_or_told() -> None:
 
 def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network.socket, "getnameinfo", hang)
-    monkeypatch.setattr(network.socket, "gethostbyname", hang)
     monkeypatch.setattr(responder, "DNS_TIMEOUT_S", 0.2)
     with listening(network.TOKEN) as port:
         answer = probe_here((HERE, port), peer=HERE)
-    assert (answer["errors"], answer["reverse_dns_s"], answer["own_address"]) == ([None], 0.2, None)
+    assert (answer["errors"], answer["reverse_dns_s"]) == ([None], 0.2)
 
 
 # ---- a node's listeners ---------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ FIRST, SECOND, *_ = [*sorted(os.sched_getaffinity(0)), -1, -1]
 pytestmark = pytest.mark.skipif(SECOND < 0, reason="needs two CPUs")
 SMI = """#!/bin/sh
 case "$1" in --query-gpu=*)
-    echo '0, H100, 81559, 580.1, GPU-{name}-0, 81000, Enabled, Default, 0, 00000000:3B:00.0, Disabled, 30, Disabled'
-    echo '1, H100, 81559, 580.1, GPU-{name}-1, 81000, Enabled, Default, 0, 00010000:5E:00.0, Disabled, 30, Disabled';;
+    echo '0, H100, 81559, 580.1, GPU-{name}-0, 81000, Default, 0, 00000000:3B:00.0, Disabled, 30, Disabled'
+    echo '1, H100, 81559, 580.1, GPU-{name}-1, 81000, Default, 0, 00010000:5E:00.0, Disabled, 30, Disabled';;
 esac
 """
 ADDRESSES = ("00000000:3B:00.0", "00010000:5E:00.0")

@@ -8,9 +8,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from node_process import STAND_IN, Message, Node, Nodes
+from node_process import STAND_IN, Message, Nodes
 
 from launcher.node import messages
 from launcher.session.node_state import read_facts
@@ -45,7 +44,7 @@ def find_packages(nodes: Nodes, tmp_path: Path, *sites: Path, **wanted: object) 
         node = nodes.start()
         node.prepare(facts=True, pythons=[str(tmp_path / "python")], env={"PYTHONPATH": paths}, **asked)
         facts = node.wait_for(messages.FACTS)
-        if facts["search"].get("packages_are_complete", True):
+        if facts["search"].get("packages", {}) is not None:
             break
     return facts
 
@@ -62,10 +61,8 @@ def test_packages_are_named_after_their_directories(nodes: Nodes, tmp_path: Path
     install(tmp_path / "elsewhere", "other-1.0.dist-info")  # on the path, but nothing is installed there
     facts = read_facts(find_packages(nodes, tmp_path, first, second, tmp_path / "elsewhere"), "")
     assert facts.torch_version == "2.13.0+stand.in"
-    assert (facts.packages, facts.packages_are_complete) == (
-        {"foo-bar-baz": "1.2", "typing-extensions": "4.15.0", "pyyaml": "6.0.1", "six": "1.16.0"},
-        True,
-    )
+    found = {"foo-bar-baz": "1.2", "typing-extensions": "4.15.0", "pyyaml": "6.0.1", "six": "1.16.0"}
+    assert facts.packages == found
 
 
 def test_an_editable_package_has_a_commit(nodes: Nodes, tmp_path: Path) -> None:
@@ -106,9 +103,7 @@ def test_a_commit_of_git_itself_is_found(nodes: Nodes, tmp_path: Path) -> None:
 def test_more_packages_than_any_python_has(nodes: Nodes, tmp_path: Path) -> None:
     install(tmp_path / "site-packages", *(f"p{number}-1.dist-info" for number in range(5001)))
     facts = read_facts(find_packages(nodes, tmp_path, tmp_path / "site-packages"), "")
-    assert facts.packages is not None
-    assert len(facts.packages) <= 5000
-    assert not facts.packages_are_complete
+    assert facts.packages is None
 
 
 def test_packages_are_listed_for_the_checks_only(nodes: Nodes, tmp_path: Path) -> None:
@@ -121,29 +116,19 @@ def test_packages_are_listed_for_the_checks_only(nodes: Nodes, tmp_path: Path) -
 # ---- code -----------------------------------------------------------------------------------------------------------
 
 
-def ask_code(nodes: Nodes, workdir: Path, folder: str = "", script: str | None = "train.py") -> tuple[Node, Message]:
-    code = {"folder": folder, "script": script}
+def ask_code(nodes: Nodes, workdir: Path, folder: str = "") -> str | None:
+    code = {"folder": folder, "script": "train.py"}
     for _ in range(TRIES):
         node = nodes.start()
         node.prepare(facts=True, pythons=[], gpus=False, checks=True, workdir=str(workdir), code=code)
-        checks = node.wait_for(messages.FACTS)["checks"]
-        if checks["code_is_complete"]:
+        found: str | None = node.wait_for(messages.FACTS)["checks"]["code_hash"]
+        if found is not None:
             break
-    return node, checks
+    return found
 
 
-def list_code(node: Node, workdir: Path, folder: str = "", script: str | None = "train.py") -> Any:
-    for number in range(1, TRIES + 1):
-        node.send(messages.LIST_CODE, workdir=str(workdir), code={"folder": folder, "script": script})
-        node.wait_until(lambda number=number: len(node.find(messages.CODE)) == number, "the list")
-        files = node.find(messages.CODE)[-1]["files"]
-        if files is not None:
-            break
-    return files
-
-
-def short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_what_a_run_may_import_is_hashed(nodes: Nodes, tmp_path: Path) -> None:
@@ -158,32 +143,26 @@ def test_what_a_run_may_import_is_hashed(nodes: Nodes, tmp_path: Path) -> None:
     (root / "loop.py").symlink_to("loop.py")
     (root / "link.py").symlink_to("notes.txt")
     os.mkfifo(root / "fifo.py")
-    node, checks = ask_code(nodes, tmp_path, "repo/src")
-    assert checks["code_is_complete"] is True
-    found = ("lib/data.py", "lib/train.py", "läuft.py", "model.py")
-    assert list_code(node, tmp_path, "repo/src") == sorted(
-        [*([path, short_hash(path)] for path in found), ["link.py", short_hash("notes.txt")]]
-    )
+    found = ask_code(nodes, tmp_path, "repo/src")
+    texts = {path: path for path in ("lib/data.py", "lib/train.py", "läuft.py", "model.py")} | {"link.py": "notes.txt"}
+    assert found == hash_text("".join(f"{path}\0{hash_text(texts[path])}\n" for path in sorted(texts)))
     write(root / "notes.txt", "other")
-    _, changed = ask_code(nodes, tmp_path, "repo/src")
+    changed = ask_code(nodes, tmp_path, "repo/src")
     write(root / "notes.txt", "notes.txt")
     write(root / "train.py", "other")  # has a hash of its own
-    _, again = ask_code(nodes, tmp_path, str(root))
-    assert changed["code_hash"] != checks["code_hash"] == again["code_hash"]
+    assert changed not in (None, found)
+    assert ask_code(nodes, tmp_path, str(root)) == found
 
 
 def test_more_files_than_are_compared(nodes: Nodes, tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     for number in range(2001):
         (tmp_path / "many" / f"{number}.py").touch()
-    node, checks = ask_code(nodes, tmp_path)
-    assert (checks["code_hash"], checks["code_is_complete"]) == (None, False)
-    assert list_code(node, tmp_path) is None
+    assert ask_code(nodes, tmp_path) is None
 
 
 def test_a_place_that_can_not_be_read(nodes: Nodes, tmp_path: Path) -> None:
-    _, checks = ask_code(nodes, tmp_path, "missing")
-    assert (checks["code_hash"], checks["code_is_complete"]) == (None, True)
+    assert ask_code(nodes, tmp_path, "missing") is None
 
 
 def test_code_that_is_not_asked_for_has_no_hash(nodes: Nodes, tmp_path: Path) -> None:

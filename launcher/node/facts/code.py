@@ -1,4 +1,4 @@
-"""The Python files beside and below the script on this node, as hashes: hosts with other code compute other numbers.
+"""The Python files beside and below the script on this node, as one hash: hosts with other code compute other numbers.
 
 Only what a run is likely to import counts. The script itself has a hash of its own, so it is left out here.
 """
@@ -16,34 +16,23 @@ Place = Dict[str, Any]
 
 MOST_FILES = 2000
 TIMEOUT_S = 0.6  # of the process that reads them; on a file system that responds it takes less
-UNKNOWN: dict[str, Any] = {"code_hash": None, "code_is_complete": False}
-_MOST_LETTERS = 300  # of a path: 2,000 of them must fit into a message
-_HASH_LETTERS = 16  # of a file's hash in a message
+UNKNOWN: dict[str, Any] = {"code_hash": None}
 _SKIPPED = ("__pycache__", "node_modules", "site-packages")
 
 
 def sum_up(place: Place) -> dict[str, Any]:
-    """Return one hash over the paths and contents of all files, and whether all were read.
+    """Return one hash over the paths and contents of all files; None if they are too many, or without the directory.
 
-    place: `folder`, and `script`: its name in that directory, or None. Without the directory there is no hash.
+    place: `folder`, and `script`: its name in that directory, or None.
     """
     try:
         found = _hash_files(place)
     except OSError:
-        return {"code_hash": None, "code_is_complete": True}
+        found = None
     if found is None:
         return UNKNOWN
     sums = "".join("%s\0%s\n" % each for each in found)
-    return {"code_hash": hashlib.sha256(os.fsencode(sums)).hexdigest(), "code_is_complete": True}
-
-
-def list_files(place: Place) -> dict[str, Any]:
-    """Return path and hash of each file, or None for all of them if there are too many."""
-    try:
-        found = _hash_files(place)
-    except OSError:
-        found = None
-    return {"files": found and [[path, content[:_HASH_LETTERS]] for path, content in found]}
+    return {"code_hash": hashlib.sha256(os.fsencode(sums)).hexdigest()}
 
 
 def _hash_files(place: Place) -> list[tuple[str, str]] | None:
@@ -52,7 +41,7 @@ def _hash_files(place: Place) -> list[tuple[str, str]] | None:
     for path in _find_files(root):
         if path != place["script"]:
             found.append(path)
-        if len(found) > MOST_FILES or len(path) > _MOST_LETTERS:
+        if len(found) > MOST_FILES:
             return None
     return [(path, hash_file(os.path.join(root, path)) or "-") for path in sorted(found)]
 

@@ -20,11 +20,11 @@ TOOL_TIMEOUT_S = 5
 LOADING_TIMEOUT_S = 60
 DRIVER = "/proc/driver/nvidia"  # there while the driver is loaded
 _FIELDS = (
-    "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "persistence_mode", "compute_mode",
+    "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "compute_mode",
     "ecc.errors.uncorrected.volatile.total", "pci.bus_id", "display_active", "temperature.gpu", "mig.mode.current",
 )  # fmt: skip
 # An old nvidia-smi refuses a query with a field that it doesn't know: before 450 that of MIG, so it is asked for fewer.
-_FEWER = (len(_FIELDS), 10, 4)
+_FEWER = (len(_FIELDS), 9, 4)
 _LOST = ("[GPU is lost]", "[GPU requires reset]")
 _UNKNOWN_ERROR = "[Unknown Error]"  # some GPUs that are well answer so for a fan
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
@@ -122,7 +122,6 @@ def _parse_gpu(line: str) -> dict[str, Any] | None:
         "driver": values["driver_version"],
         "uuid": "" if uuid.startswith("[") else uuid,
         "free_mib": _number(values.get("memory.free", "")),
-        "is_persistent": {"Enabled": True, "Disabled": False}.get(values.get("persistence_mode", "")),
         "compute_mode": values.get("compute_mode", ""),
         "ecc_errors": _number(values.get("ecc.errors.uncorrected.volatile.total", "")),
         "processes": [],
@@ -242,7 +241,6 @@ def _amd_gpu(index: int, card: dict[str, Any]) -> dict[str, Any]:
         "driver": str(card.get("driver version", "")),
         "uuid": "",
         "free_mib": total - used if total is not None and used is not None else None,
-        "is_persistent": None,
         "compute_mode": "",
         "ecc_errors": None,
         "processes": [],

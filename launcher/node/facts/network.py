@@ -202,14 +202,6 @@ def time_look_up(peer: str | None) -> float | None:
     return time.monotonic() - began_at
 
 
-def find_own_address() -> str | None:
-    """Return the address that this machine's name has for itself."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except (OSError, UnicodeError):
-        return None
-
-
 def try_target(address: str, port: int, *, is_measured: bool) -> tuple[str | None, Link | None]:
     """Connect; return an error or None, and a link or None."""
     deadline = time.monotonic() + CONNECT_TIMEOUT_S

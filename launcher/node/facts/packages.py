@@ -15,7 +15,7 @@ from launcher.node.system import read_text
 
 MOST_PACKAGES = 5000
 TIMEOUT_S = 0.6  # of the process that lists them; on a file system that responds it takes less
-UNKNOWN: dict[str, Any] = {"packages": None, "editables": {}, "packages_are_complete": False}
+UNKNOWN: dict[str, Any] = {"packages": None, "editables": {}}
 _MOST_LETTERS = 100  # of a name or a version; PyPI's longest name has 80
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")  # pip renames what it is removing to ~name
 _EGG_INFO = re.compile(r"(-py\d[^-]*)?\.egg-info$")
@@ -23,7 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def list_packages(paths: list[str]) -> dict[str, Any]:
-    """Return the version of each package by its normalized name, where editable ones are, and whether these are all.
+    """Return the version of each package by its normalized name, and where editable ones are.
 
     paths: directories of sys.path, in its order; Python imports the first of two versions. A version ends with
     ` (editable, a1b2c3d)` if the package is imported from a directory that is at this commit.
@@ -40,12 +40,12 @@ def list_packages(paths: list[str]) -> dict[str, Any]:
             if name is None or name in found:
                 continue
             if len(found) >= MOST_PACKAGES:
-                return {"packages": found, "editables": editables, "packages_are_complete": False}
+                return UNKNOWN
             source = _find_source(os.path.join(folder, entry)) if entry.endswith(".dist-info") else None
             found[name] = version if source is None else "%s (%s)" % (version, _describe(source))
             if source is not None:
                 editables[name] = source
-    return {"packages": found, "editables": editables, "packages_are_complete": True}
+    return {"packages": found, "editables": editables}
 
 
 def _split(entry: str) -> tuple[str | None, str]:

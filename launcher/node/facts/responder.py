@@ -194,15 +194,6 @@ class Responder:
         """What this node has reported of its GPUs."""
         return (self._gpus or {}).get("gpus") or []
 
-    def list_code(self, header: dict[str, Any]) -> None:
-        """Answer a LIST_CODE with path and hash of each file; None: they could not all be read."""
-        self._ask(
-            lambda: code.list_files(_find_code(header)),
-            code.TIMEOUT_S,
-            {"files": None},
-            lambda found: self._send_queue.send(messages.CODE, **found),
-        )
-
     def _send_facts(self) -> None:
         if None not in (self._facts, self._gpus, self._python, self._code) and not self._is_over:
             assert self._facts is not None and self._gpus is not None and self._code is not None  # checked above
@@ -321,17 +312,16 @@ class Responder:
             for host, port, is_measured in header["targets"]
         ]
         questions.append((partial(network.time_look_up, header.get("peer")), DNS_TIMEOUT_S, DNS_TIMEOUT_S))
-        questions.append((network.find_own_address, DNS_TIMEOUT_S, None))
         answers: dict[int, Any] = {}
 
         def keep(place: int, answer: Any) -> None:
             answers[place] = answer
             if len(answers) < len(questions):
                 return
-            *reached, reverse_dns_s, own_address = (answers[place] for place in range(len(questions)))
+            *reached, reverse_dns_s = (answers[place] for place in range(len(questions)))
             self._send_queue.send(
                 messages.PROBED, errors=[error for error, _ in reached], links=[link for _, link in reached],
-                reverse_dns_s=reverse_dns_s, own_address=own_address,
+                reverse_dns_s=reverse_dns_s,
             )  # fmt: skip
 
         for place, (find, timeout_s, default) in enumerate(questions):

@@ -154,14 +154,6 @@ def found(*gpus, job=JOB, host=None):
                 "fix: reset it, or leave it out with --exclude: results may be wrong",
             ],
         ),
-        (
-            [gpu(index, is_persistent=False) for index in range(8)],
-            [
-                "note: gpu1: persistence mode is off, so the first use of a GPU takes seconds; "
-                "fix: start nvidia-persistenced, or run nvidia-smi -pm 1"
-            ],
-        ),
-        ([gpu(is_persistent=None)], []),
         ([gpu(memory_mib=None)], []),
     ],
 )

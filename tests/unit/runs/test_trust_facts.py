@@ -30,13 +30,12 @@ from launcher.session.node_state import read_facts, read_route
 
 PROCESS = {"pid": 4411, "memory_mib": 80000, "owner": "ann", "name": "python", "mark": "20261120-091233.ab12.0"}
 GPU = {
-    "index": 0, "name": "H200", "memory_mib": 143771, "driver": "580.159", "free_mib": 60000, "is_persistent": False,
+    "index": 0, "name": "H200", "memory_mib": 143771, "driver": "580.159", "free_mib": 60000,
     "compute_mode": "Exclusive_Process", "ecc_errors": 1, "processes": [PROCESS], "bus_id": "00000000:3B:00.0",
 }  # fmt: skip
 CHECKS = {
     "memory_mib": 515000, "memory_free_mib": 480, "shm_mib": 64, "memlock_kib": 64, "open_files": 1024,
     "disks": {"/data": 10}, "script_hash": "5f3a91", "infiniband": ["mlx5_0:1"], "code_hash": "c0de",
-    "code_is_complete": True,
     "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": 1000}],
     "xids": [{"gpu": "0000:3b:00", "number": 79}],
     "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
@@ -49,7 +48,7 @@ MESSAGE: dict[str, Any] = {
     "script_found": True, "gpus": [GPU, GPU | {"index": 1}], "gpu_error": "ECC", "checks": CHECKS,
     "search": {"python": "/usr/bin/python3", "version": "3.11", "torch": "2.13.0", "cuda": "12.8", "hip": None,
                "nccl": "2.27.5", "numpy": "2.3.1", "candidate": "python3", "tried": [["/opt/python", "not there"]],
-               "packages": {"tqdm": "4.67.1"}, "packages_are_complete": True},
+               "packages": {"tqdm": "4.67.1"}},
     "setup": {"failure": {"step": "--setup", "reason": "exit code 1", "lines": ["a", "b"]}, "names": ["A"],
               "conda": "/opt/conda"},
 }  # fmt: skip
@@ -224,7 +223,7 @@ def test_packages_that_no_machine_has_are_refused() -> None:
         read_facts(put(MESSAGE, ("search", "packages"), packages | {"one": "more"}), "/tmp/x")
 
 
-@pytest.mark.parametrize("name", ["route", "probes", "tree", "code_files", "sees_checkpoints", "claimed_gpus"])
+@pytest.mark.parametrize("name", ["route", "probes", "tree", "sees_checkpoints", "claimed_gpus"])
 def test_what_launch_finds_out_itself_is_not_taken_from_a_node(name: str) -> None:
     lied = read(MESSAGE | {name: "/etc", "folder": "/etc"})
     assert lied is not None

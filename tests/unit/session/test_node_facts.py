@@ -24,7 +24,7 @@ from launcher.session.node_state import read_facts, read_route
 
 def gpu(index: int, **more: object) -> dict[str, object]:
     known = {"name": "H200", "memory_mib": 143771, "driver": "580.159", "uuid": "GPU-1", "free_mib": None}
-    known |= {"is_persistent": True, "compute_mode": "Default", "ecc_errors": 0, "processes": []}
+    known |= {"compute_mode": "Default", "ecc_errors": 0, "processes": []}
     known |= {"bus_id": "00000000:3B:00.0"}
     return {"index": index, **known, **more}
 
@@ -59,7 +59,7 @@ MESSAGE = {
             free_mib=21000,
             processes=[{"pid": 4411, "memory_mib": None, "owner": "ann", "name": "python", "mark": None}],
         ),
-        gpu(1, memory_mib=None, is_persistent=None, ecc_errors=None),
+        gpu(1, memory_mib=None, ecc_errors=None),
     ],
     "gpu_error": None,
     "search": {
@@ -71,7 +71,6 @@ MESSAGE = {
         "nccl": "2.27.5",
         "numpy": "2.3.1",
         "packages": {"numpy": "2.3.1", "mine": "1.0 (editable, a1b2c3d)"},
-        "packages_are_complete": False,
         "candidate": "python3",
         "tried": [["/opt/python", "not there"]],
     },
@@ -96,7 +95,6 @@ def test_a_message_becomes_facts():
                 143771,
                 "580.159",
                 21000,
-                True,
                 "Default",
                 0,
                 (GpuProcess(4411, None, "ann", "python"),),
@@ -108,7 +106,6 @@ def test_a_message_becomes_facts():
                 "H200",
                 None,
                 "580.159",
-                None,
                 None,
                 "Default",
                 None,
@@ -125,14 +122,12 @@ def test_a_message_becomes_facts():
         nccl_version="2.27.5",
         numpy_version="2.3.1",
         packages={"numpy": "2.3.1", "mine": "1.0 (editable, a1b2c3d)"},
-        packages_are_complete=False,
         pythons_tried=(("/opt/python", "not there"),),
     )
 
 
 def test_what_the_checks_ask_for():
-    code = {"code_hash": "c0de", "code_is_complete": False}
-    checks = read_facts({**MESSAGE, "checks": CHECKS | code}, "/tmp/run").checks
+    checks = read_facts({**MESSAGE, "checks": CHECKS | {"code_hash": "c0de"}}, "/tmp/run").checks
     assert checks == Checks(
         memory_mib=515000,
         memory_free_mib=480000,
@@ -142,7 +137,6 @@ def test_what_the_checks_ask_for():
         disks={"/data": 100, "/tmp": None},
         script_hash="5f3a91",
         code_hash="c0de",
-        code_is_complete=False,
         networks=(Network("eth1", "10.0.0.0/24", None),),
         infiniband=("mlx5_0:1",),
         xids=(Xid("0000:3b:00", 79),),
@@ -185,7 +179,7 @@ def test_a_node_without_python_gpu_or_ssh():
         ("gpus", [{"index": 0}]),
         ("gpus", [gpu("x")]),
         ("gpus", [gpu(0, memory_mib="80 GB")]),
-        ("gpus", [gpu(0, is_persistent=1)]),
+        ("gpus", [gpu(0, has_display=1)]),
         ("gpus", [gpu(0, processes=[{"name": "python"}])]),
         ("checks", {**CHECKS, "disks": []}),
         ("checks", {**CHECKS, "shm_mib": True}),
