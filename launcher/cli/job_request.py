@@ -29,7 +29,6 @@ from launcher.job.job import (
     Program,
     ProgramKind,
 )
-from launcher.job.slurm_allocation import read_allocation, refuse_gpus
 from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
 
 
@@ -156,9 +155,6 @@ def read_size(request: Request, hosts: Sequence[Host]) -> int | None:
     if gpus is not None and nproc is not None and nproc != gpus:
         raise UsageError(f"--gpus {gpus} and --nproc {nproc} differ", "pass one of them: each GPU gets one process")
     size = nproc if nproc is not None else gpus
-    allocation = read_allocation(os.environ)
-    if gpus is not None and allocation is not None:
-        refuse_gpus(gpus, hosts, allocation)
     for host in hosts:
         name = "--nproc" if nproc is not None else "--gpus"
         is_overruled = host.gpus is None and is_on_command_line(name[2:])

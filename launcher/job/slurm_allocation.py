@@ -6,13 +6,13 @@ The environment is passed in as a mapping, so nothing here does I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import expand_names, fold_names, split_list
-from launcher.wording import count, listed
+from launcher.wording import count
 
 # Steps that are shells and no tasks (batch, interactive, extern): Slurm counts them down from 0xffffffff (slurm.h).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -28,11 +28,10 @@ _SLURM_NAMES = ("SLURM", "SRUN_", "PMI_", "PMI2_", "PMIX_")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The nodes, CPUs and GPUs that a Slurm job has; None or empty: unknown from its variables."""
+    """The nodes and GPUs that a Slurm job has; None: unknown from its variables."""
 
     job_id: str
     nodes: tuple[str, ...]  # in Slurm's order
-    cpus_per_node: tuple[int, ...] = ()
     gpus_per_node: int | None = None
 
     @property
@@ -44,11 +43,8 @@ class Allocation:
         return tuple(Host(node, source=self.name) for node in self.nodes)
 
     def describe(self) -> str:
-        """Return the job, its nodes and their sizes in one line."""
-        sizes = {count(cpus, "CPU") for cpus in self.cpus_per_node}
-        each = sorted(sizes) if len(sizes) == 1 else []
-        each += [count(self.gpus_per_node, "GPU")] if self.gpus_per_node else []
-        words = f", {listed(each)} on each" if each else ""
+        """Return the job, its nodes and their GPUs in one line."""
+        words = f", {count(self.gpus_per_node, 'GPU')} on each" if self.gpus_per_node else ""
         return f"{self.name}: {count(len(self.nodes), 'node')}, {fold_names(self.nodes)}{words}"
 
 
@@ -62,7 +58,6 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(
         job_id=job_id,
         nodes=nodes,
-        cpus_per_node=_read_repeated(environ, "SLURM_JOB_CPUS_PER_NODE"),
         gpus_per_node=_read_gpus(environ, len(nodes)),
     )
 
@@ -91,14 +86,6 @@ def refuse_tasks(environ: Mapping[str, str]) -> None:
             f"srun has started launch {tasks} times, and each would start its own run",
             "start it once, without srun: it reaches every node of the job by itself",
         )
-
-
-def refuse_gpus(gpus: int, hosts: Sequence[Host], allocation: Allocation) -> None:
-    """Raise UsageError if more GPUs per host are requested than Slurm gives; often only the nodes know."""
-    given = allocation.gpus_per_node
-    if given is not None and gpus > given and all(host.source == allocation.name for host in hosts):
-        there = f"{count(given, 'GPU')} on each node"
-        raise UsageError(f"--gpus {gpus}: {allocation.name} has {there}", "ask Slurm for more, or lower --gpus")
 
 
 def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:

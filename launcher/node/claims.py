@@ -154,7 +154,6 @@ class Held:
         self.sockets: Dict[Name, socket.socket] = {}
         self.lost_reserve_s = 0.0  # how long they stay reserved if the launcher is lost
         self._loop: Optional[Loop] = None
-        self._on_request: Callable[[int, Words], object] = lambda uid, request: None
         self._callers: List[socket.socket] = []  # the oldest first
 
     @property
@@ -202,9 +201,9 @@ class Held:
             self.release((part, number))
             number -= 1
 
-    def serve(self, loop: Loop, on_request: Callable[[int, Words], object] = lambda uid, request: None) -> None:
-        """Answer callers; on_request: gets the user and the words of each."""
-        self._loop, self._on_request = loop, on_request
+    def serve(self, loop: Loop) -> None:
+        """Answer callers."""
+        self._loop = loop
         for name in self.sockets:
             self._listen(name)
 
@@ -238,7 +237,6 @@ class Held:
             return
         if rights and self.words["is_reserved"]:
             self.release(name)
-        self._on_request(uid, request)
 
     def _close(self, sock: socket.socket) -> None:
         if self._loop is not None:
@@ -358,7 +356,7 @@ def _call(name: Name, data: bytes) -> Iterable[_Answer]:
 
 
 class ClaimHolder:
-    """Claims GPUs of this node for an attempt of a run, or waits for them in the queue, and hears who shares them."""
+    """Claims GPUs of this node for an attempt of a run, or waits for them in the queue."""
 
     def __init__(self, loop: Loop, send_queue: SendQueue) -> None:
         self._loop = loop
@@ -370,8 +368,7 @@ class ClaimHolder:
         self._words: Words = {}  # what it says of the run
         self._numbers: Dict[str, int] = {}  # of the GPUs, by key
         self._shown: Optional[List[Any]] = None  # what the launcher knows of its turn
-        self._told: Optional[Set[Tuple[Optional[int], str]]] = None  # whom it knows; None: nothing is claimed yet
-        self._users: Dict[int, str] = {}  # their names, as far as they are known
+        self._users: Dict[int, str] = {}  # names of others, as far as they are known
         self._is_over = False
         self._look: Optional[_Look] = None
         self._timer: Optional[Timer] = None
@@ -404,12 +401,12 @@ class ClaimHolder:
         if own is None or not own.parts <= parts:
             self._end_own()
             own = self._own = Held(self._words)
-            own.serve(self._loop, self._hear)
+            own.serve(self._loop)
         own.words, own.lost_reserve_s = self._words, self._header.get("lost_reserve_s", 0.0)
         numbers = range(_SHARES if self._header["shares"] else 1)
         for part in sorted(parts - own.parts):  # all runs in one order: of those that want the same GPUs one gets them
             any(own.bind((part, number)) for number in numbers)
-        request = dict(self._words, takes=_identify(self._words))
+        request = {"takes": _identify(self._words)}
         self._ask(self._list_names(), request, lambda answers: self._decide(answers, tries, was_here=was_here))
 
     def _decide(self, answers: Sequence[_Answer], tries: int, *, was_here: bool) -> None:
@@ -425,12 +422,10 @@ class ClaimHolder:
             rivals = [claim for claim in rivals if not claim.is_waiting]
         if was_here and header["continues"]:  # who shares its GPUs with it came after it
             rivals = [claim for claim in rivals if not claim.said.get("is_shared")]
-        if not rivals or header["shares"]:
-            self._told = {(claim.uid, claim.run) for claim in rivals}
-        elif tries and not all(claim.run for claim in rivals):
-            self._later(_SOON_S, lambda: self._claim(tries - 1, was_here=was_here))
-            return
-        else:
+        if rivals and not header["shares"]:
+            if tries and not all(claim.run for claim in rivals):
+                self._later(_SOON_S, lambda: self._claim(tries - 1, was_here=was_here))
+                return
             self._end_own()
         taken = {part for claim in claims for part in claim.parts} if rivals else ()
         self._send(rivals, taken=[self._numbers[part] for part in taken if part in self._numbers])
@@ -485,20 +480,6 @@ class ClaimHolder:
             self._shown = shown
             self._send(rivals)
         self._later(_TURN_S, self._turn)
-
-    def _hear(self, uid: int, request: Words) -> None:
-        """Tell the launcher of a run that shares its GPUs."""
-        if self._own is None or self._told is None:
-            return
-        claim = replace(read_claim(uid, request, (), is_waiting=True), is_waiting=False)
-        shares = claim.said.get("is_shared") and claim.parts & self._own.parts
-        if shares and (uid, claim.run) not in self._told and len(self._told) < messages.MAX_NEIGHBOURS:
-            self._told.add((uid, claim.run))
-
-            def send() -> None:
-                self._send_queue.send(messages.NEIGHBOUR, claim=claim.as_fields(self._numbers, self._users))
-
-            self._name_users([claim], send)
 
     # ---- means ------------------------------------------------------------------------------------------------------
 
@@ -580,7 +561,7 @@ class ClaimHolder:
     def _end_own(self, reserve_s: float = 0.0) -> None:
         if self._own is not None:
             self._own.end(reserve_s)
-        self._own = self._told = None
+        self._own = None
 
     def end(self, reserve_s: float | None) -> None:
         """End the claim, at once or after that time; None: the launcher is lost, and has said before what follows."""
@@ -596,7 +577,7 @@ class ClaimHolder:
     def reserve(self) -> None:
         """Keep the claim for the next attempt, until `end`."""
         assert self._own is not None  # it has descriptors
-        self._is_over, self._told = True, None
+        self._is_over = True
         self._forget()
         self._own.words["is_reserved"] = True
 

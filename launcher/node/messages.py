@@ -24,7 +24,6 @@ _MOST_NAME_BYTES = 255 - len(".%s" % PART)  # of which every file system takes 2
 MAX_ADDRESSES = 4096  # of one node
 MAX_CLAIMED_GPUS = 1024  # of one box
 MAX_CLAIMS = 256  # of one box, in one answer
-MAX_NEIGHBOURS = 20  # that a run is told of, on one host
 MAX_SAMPLED_GPUS = 64  # of one host
 BEATS_PER_SILENCE = 2.5  # heartbeats in the time after which the other side counts as dead: two may be lost
 
@@ -61,7 +60,6 @@ PLACED = "placed"  # the code is in the run's directory
 UNPLACED = "unplaced"  # it can't be
 PRUNED = "pruned"  # the code of runs that have ended was removed
 CLAIMED = "claimed"  # the answer to CLAIM: which claims are in its way; in the queue, whenever these change
-NEIGHBOUR = "neighbour"  # another run has started on claimed GPUs of this one
 COLD = "cold"  # why no Python that has imported torch starts the ranks
 STARTED = "started"
 OUTPUT = "output"

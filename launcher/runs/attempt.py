@@ -17,7 +17,6 @@ from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.flight_recorder import find_unsafe
 from launcher.errors import EXIT_SIGNAL_BASE, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
-from launcher.hosts.ranges import fold_numbers
 from launcher.job.activation import candidate_pythons
 from launcher.job.job import ProgramKind
 from launcher.job.plan import (
@@ -314,7 +313,6 @@ class Attempt:
             self._stacks.allowed(self._plan),
             session.subscribe(messages.STARTED, self._take_started),
             session.subscribe(messages.COLD, self._say_cold),
-            session.subscribe(messages.NEIGHBOUR, self._say_neighbour),
             self._samples.taken() if self._samples is not None else contextlib.nullcontext(),
             HangWatch(session, self._plan, self._outputs, self._stacks, self._job) as watch,
         ):
@@ -351,12 +349,6 @@ class Attempt:
             at = [self._began_at, steps.connected_at, steps.checked_at, steps.started_at]
             seconds = [after - before for before, after in pairwise(each for each in at if each is not None)]
             self._say(f"launch: {report.start_line(self._job, *seconds, is_cold=self._is_cold)}")
-
-    def _say_neighbour(self, event: Event) -> None:
-        claim, host = event.fields["claim"], self.session.hosts[event.index].name
-        name = f" ({claim.name})" if claim.name else ""
-        gpus = f" GPU {fold_numbers(claim.gpus)}" if claim.gpus else ""
-        self._say(f"launch: {host}{gpus}: {claim.user}'s run {claim.run}{name} uses them, too (--share)")
 
     def _say_cold(self, event: Event) -> None:
         self._is_cold = True

@@ -66,7 +66,6 @@ _ROWS: Mapping[str, _Row] = {
     messages.CLAIMED: _Row({"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None,
                             "waits": bool, "taken": Annotated[list[Count], Most(messages.MAX_CLAIMED_GPUS)]},
                            messages.CLAIM),
-    messages.NEIGHBOUR: _Row({"claim": BoxClaim}),
     messages.COLD: _Row({"reason": str}, messages.START),
     messages.STARTED: _Row({"local_rank": LocalRank, "pid": Count}),
     messages.OUTPUT: _Row({"local_rank": LocalRank | None, "stream": Literal[1, 2]},
@@ -176,7 +175,6 @@ class AllowedMessages:
             self._asked[messages.FACTS] += bool(header.get("facts"))
             self._asked.update(_OF_TREE if header.get("tree") else {})
         elif kind == messages.CLAIM:
-            self._asked[messages.NEIGHBOUR] = messages.MAX_NEIGHBOURS
             self._asked[messages.CLAIMED] += _MANY if header.get("waits") else 0
         elif kind == messages.SAMPLE:
             self._asked[messages.SAMPLED] = _MANY

@@ -509,8 +509,8 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tm
     assert launch("looked", *looks, *words, "true", command="run").wait() == 70, said("looked")
     assert launch("looked on", "--share", *looks, *words, "true", command="run").wait() == 0, said("looked on")
     assert "would break" not in said("looked on") and "1 warning" in said("looked on"), said("looked on")
-    sharing = launch("sharing", "--share", *words, "until [ -e go ]; do sleep 0.05; done")
-    assert wait_until(lambda: "uses them, too (--share)\n" in said("first")), said("first") + said("sharing")
+    sharing = launch("sharing", "--share", *words, "echo ready; until [ -e go ]; do sleep 0.05; done")
+    assert wait_until(lambda: said("sharing").count("ready") == 2), said("sharing")
     # The second failure, which is another one, is followed by a pause, in which nothing of the run is alive.
     (tmp_path / "first" / "go").touch()
     assert wait_until(lambda: "restarting in 5 s" in said("first")), said("first")

@@ -108,7 +108,7 @@ def test_a_copy_that_is_submitted_in_scripts_slurm_runs_in_the_checkout(slurm: S
         "0:0",
         [
             f"scripts: this run starts in {checkout}",
-            f"launch: hosts of Slurm job {job_id}: 2 nodes, node[1-2], {CPUS} CPUs and 1 GPU on each",
+            f"launch: hosts of Slurm job {job_id}: 2 nodes, node[1-2], 1 GPU on each",
         ],
     )
     trainer = f"launcher.trainer --config '{folder}/../../config/fsdp.yaml' --lr '1 2'"

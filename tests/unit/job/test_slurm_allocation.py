@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.hosts.host import Host
 from launcher.job.slurm_allocation import (
     Allocation,
     count_tasks,
     read_allocation,
-    refuse_gpus,
     refuse_tasks,
     srun_environment,
 )
@@ -48,7 +46,6 @@ def test_all_that_the_variables_say():
     assert read_allocation(SALLOC) == Allocation(
         job_id="4",
         nodes=("node1", "node2"),
-        cpus_per_node=(8, 8),
         gpus_per_node=2,
     )
 
@@ -107,16 +104,6 @@ def test_a_node_list_that_is_none_names_its_variable():
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("8", (8,)), ("8(x2)", (8, 8)), ("8(x2),4", (8, 8, 4)), ("3,1", (3, 1)), ("", ()), ("8x2", ()), ("2(x)", ())],
-)
-def test_sizes_per_node(text, numbers):
-    allocation = read_allocation({**JOB, "SLURM_JOB_CPUS_PER_NODE": text})
-    assert allocation is not None
-    assert allocation.cpus_per_node == numbers
-
-
-@pytest.mark.parametrize(
     ("environ", "gpus"),
     [
         ({}, None),
@@ -142,9 +129,8 @@ def test_gpus_per_node(environ, gpus):
     ("allocation", "line"),
     [
         (TWO, "Slurm job 7: 2 nodes, n[1-2]"),
-        (Allocation("7", ("n1",), (1,), 1), "Slurm job 7: 1 node, n1, 1 CPU and 1 GPU on each"),
-        (Allocation("7", ("a", "b"), (8, 8), 4), "Slurm job 7: 2 nodes, a,b, 8 CPUs and 4 GPUs on each"),
-        (Allocation("7", ("n1", "n2"), (8, 4)), "Slurm job 7: 2 nodes, n[1-2]"),
+        (Allocation("7", ("n1",), 1), "Slurm job 7: 1 node, n1, 1 GPU on each"),
+        (Allocation("7", ("a", "b"), 4), "Slurm job 7: 2 nodes, a,b, 4 GPUs on each"),
     ],
 )  # fmt: skip
 def test_an_allocation_in_one_line(allocation, line):
@@ -179,18 +165,6 @@ def test_several_tasks_are_refused():
     refuse_tasks({**TASK, "SLURM_STEP_NUM_TASKS": "1"})
     with pytest.raises(UsageError, match=r"^srun has started launch 8 times, and each would start its own run$"):
         refuse_tasks(TASK)
-
-
-# ---- what is asked of it
-
-
-def test_more_gpus_than_slurm_gives():
-    given = Allocation("7", ("n1",), gpus_per_node=2)
-    refuse_gpus(2, given.hosts(), given)
-    refuse_gpus(8, [Host("elsewhere")], given)
-    refuse_gpus(8, TWO.hosts(), TWO)
-    with pytest.raises(UsageError, match=r"^--gpus 3: Slurm job 7 has 2 GPUs on each node$"):
-        refuse_gpus(3, given.hosts(), given)
 
 
 def test_srun_gets_the_job_and_none_of_its_options():
