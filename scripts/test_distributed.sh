@@ -4,7 +4,7 @@
 # Tests whether N processes can train together: on this machine, or N on each host that you name:
 #
 #   scripts/test_distributed.sh           # one process per GPU of this machine, or 2 on CPUs
-#   scripts/test_distributed.sh 8 --hosts gpu1,gpu2 --plot pairs.svg
+#   scripts/test_distributed.sh 8 --hosts gpu1,gpu2
 #
 # Runs `test-distributed` from this checkout's .venv (made by `make demo`), or else the installed one.
 # Exit code 0: every check passed. All options: scripts/test_distributed.sh --help

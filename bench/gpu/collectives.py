@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from bench.gpu.checks import on_hosts
 from bench.gpu.part import Outcome, require
 from bench.gpu.trial import TEST_DISTRIBUTED, Trial
 
@@ -36,10 +35,10 @@ def judge_results(results: Mapping[str, Any], summary: str, backend: str) -> Out
 
 
 def test_under_load(trial: Trial) -> Outcome:
-    """Let `launch check` put all GPUs of this machine under load, or two processes on CPUs."""
-    with on_hosts(1) as words:
-        load = ["--gpus-under-load", "10s" if trial.on_gpu else "2s", "--json"]
-        done = trial.launch("check", *words, *trial.ranks(trial.gpus or 2), *load)
+    """Let `test-distributed` put all GPUs of this machine under load, or two processes on CPUs."""
+    words = [str(trial.gpus or 2), "--max-size", "1", "--json", *([] if trial.on_gpu else ["--cpu"])]
+    words += ["--gpus-under-load", "10s" if trial.on_gpu else "2s"]
+    done = trial.start([*TEST_DISTRIBUTED, *words]).finish()
     require(done.exit_code in (0, 70), f"exit code {done.exit_code}: {done.cause}")
     return judge_loads(json.loads(done.output.splitlines()[-1]), on_gpu=trial.on_gpu)
 

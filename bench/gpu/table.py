@@ -94,7 +94,7 @@ PARTS = (
     ),
     Part(
         "load",
-        "runs `launch check --gpus-under-load 10s` on all GPUs of the machine",
+        "runs `test-distributed N --gpus-under-load 10s` on all GPUs of the machine",
         "each GPU has all speeds and sensors; the figure is the median in fp16",
         test_under_load,
         limit_s=90,

@@ -116,7 +116,6 @@ class CheckOptions(FreeOptions, total=False):
     env: str | Sequence[str] | Mapping[str, str | int | float | None] | None
     env_file: Files
     gpus: int | Literal["auto"] | None
-    gpus_under_load: Time
     link: Texts
     master_addr: Text
     master_port: Number

@@ -18,7 +18,6 @@ from launcher.cli.options.request import (
     AS_JSON,
     HOSTS,
     JOB,
-    LOAD,
     MASTER_ADDR,
     REACH,
     SYNC,
@@ -42,7 +41,6 @@ _SENDS = "Send the code in DIR and check it there.  [default DIR: the repository
         ["--packages", "with_packages"], is_flag=True, heading="Checks", is_common=True,
         help="List the packages of each host's Python, those that differ first.",
     ),
-    LOAD.but(help="Load all GPUs for T, such as 10s, and name the slow ones.", is_common=True),
     AS_JSON.but(help="Print all facts and findings as one JSON object.", is_common=True),
     WORDS,
 ])  # fmt: skip
@@ -73,12 +71,7 @@ def command(*, with_packages: bool, request: Request) -> int:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
         runs = RunList.of_user(os.environ)
         incidents = host_history.describe(runs, [host.name for host in hosts], time.time())
-        inspection = await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
-        if not request.gpus_under_load_s:
-            return inspection
-        from launcher.runs.load_test import add_load_test
-
-        return await add_load_test(inspection, job, hosts, open_transport, request.gpus_under_load_s, console.say)
+        return await check.check(job, session, candidate_pythons(job, sys.executable), incidents, contents)
 
     def report(inspection: Inspection) -> int:
         if request.as_json:

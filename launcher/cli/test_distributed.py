@@ -17,7 +17,6 @@ from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import (
     ACTIVATION,
     CPU,
-    FILE,
     HOSTS,
     LOAD,
     MOST_MIB,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from launcher.runs.run_request import Opener
 
 RENDEZVOUS_S = 30
+RESULTS = Path("files", "node_0", "results.json")  # of rank 0, in the directory of a run's logs
 
 
 @click.command(
@@ -51,10 +51,6 @@ RENDEZVOUS_S = 30
         LOAD.but(help="Load all GPUs for T, and name the slow ones.  [default: 10s, on CPUs 1s]", heading="Test"),
         STEP_TIMEOUT,
         *OUTPUT,
-        Option(
-            ["--plot"], metavar="FILE", type=FILE, heading="Test",
-            help="Plot the pairs of hosts in FILE, an .svg.",
-        ),
     ],
 )  # fmt: skip
 @gather
@@ -65,7 +61,6 @@ def command(*, request: Request) -> int:
     each pair too. If ranks fail, search for the hosts that cause it.
     """
     hosts, open_transport = choose_hosts(request)
-    refuse_plot(request.plot, hosts)
     backend = "gloo on CPUs" if request.cpu else "NCCL on GPUs, or gloo on CPUs if no host has GPUs"
     click.echo(f"test-distributed: {backend}", err=True)
     return run_tests(request, hosts, open_transport)
@@ -86,20 +81,8 @@ def choose_hosts(request: Request) -> tuple[tuple[Host, ...], Opener]:
     return hosts, choose_opener(request.reach, hosts, python=request.python)
 
 
-def refuse_plot(path: Path | None, hosts: Sequence[Host]) -> None:
-    """Raise UsageError, before anything runs, for a picture that couldn't be drawn at the end."""
-    from launcher.commands.pairs import refuse_picture
-    from launcher.errors import UsageError
-
-    if path is None:
-        return
-    refuse_picture(path)
-    if len(hosts) < 2:
-        raise UsageError("--plot draws pairs of hosts, but there is only one host", "name several with --hosts")
-
-
 def run_tests(request: Request, hosts: Sequence[Host], open_transport: Opener) -> int:
-    """Run on all hosts, find those that fail, draw the measurements, and return the exit code of the run."""
+    """Run on all hosts, find those that fail, print what is slow, and return the exit code."""
     from launcher.cli import runner
 
     words = ["--max-size", str(request.max_size)] if request.max_size else []
@@ -110,8 +93,6 @@ def run_tests(request: Request, hosts: Sequence[Host], open_transport: Opener) -
     if is_to_bisect(result) and len(hosts) > 1:
         make_part = partial(make_job, request)
         print_culprits(make_part, hosts, open_transport, folder / "bisection", as_json=request.as_json)
-    if request.plot is not None:
-        draw(folder / "files" / "node_0" / "results.json", request.plot, len(hosts))
     if result.exit_code == 0 and request.gpus_under_load_s != 0:
         return print_loads(folder, hosts, as_json=request.as_json)
     return result.exit_code
@@ -198,13 +179,16 @@ def print_loads(folder: Path, hosts: Sequence[Host], *, as_json: bool) -> int:
     """Print what the devices did under load; return the exit code, which is that of a check if one is far too slow."""
     import json
 
-    from launcher.errors import EXIT_PREFLIGHT
+    from launcher.errors import EXIT_PREFLIGHT, LauncherError
     from launcher.output.console import dated
     from launcher.preflight import load
     from launcher.preflight.findings import NOTE, PROBLEM
-    from launcher.runs.load_test import read_loads
 
-    loads, names = read_loads(folder, len(hosts)), [host.name for host in hosts]
+    path, names = folder / RESULTS, [host.name for host in hosts]
+    try:
+        loads = load.read_loads(path.read_bytes(), len(hosts))
+    except (OSError, ValueError) as error:
+        raise LauncherError(f"{path}: can't be read: {error!r}") from None
     findings = load.check(loads, names)
     if as_json:
         said = {"findings": [finding.as_record() for finding in findings], "loads": load.as_records(loads, names)}
@@ -213,19 +197,3 @@ def print_loads(folder: Path, hosts: Sequence[Host], *, as_json: bool) -> int:
         label = "" if finding.severity is NOTE else f"{finding.severity.value}: "
         click.echo(f"{label}{finding.one_line}")
     return EXIT_PREFLIGHT if any(finding.severity is PROBLEM for finding in findings) else 0
-
-
-def draw(results: Path, picture: Path, hosts: int) -> None:
-    """Draw the results that rank 0 wrote, if the run got that far; a missing picture doesn't fail the run."""
-    from launcher.commands.pairs import draw_pairs, read_pairs
-    from launcher.errors import LauncherError
-
-    if not results.exists():
-        click.echo("test-distributed: no plot: the run ended before it measured the pairs of hosts", err=True)
-        return
-    try:
-        draw_pairs(read_pairs(results, hosts), picture)
-    except (LauncherError, OSError) as error:
-        click.echo(f"test-distributed: no plot: {error}", err=True)
-        return
-    click.echo(f"test-distributed: plot written to {picture}", err=True)

@@ -66,15 +66,15 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--names", type=lambda text: text.split(","), default=[], help="hosts in rank order: a,b")
     parser.add_argument("--max-size", type=int, metavar="MIB", help="largest size in the bandwidth table")
     parser.add_argument("--load", type=float, metavar="S", help="seconds under load (default: 10, on CPUs 1)")
-    parser.add_argument("--only", choices=("checks", "load"), help="run the checks only, or only measure under load")
+    parser.add_argument("--only-checks", action="store_true", help="measure nothing")
     parser.add_argument("--timeout", type=float, default=STEP_S, metavar="S", help="seconds per step (default: 20)")
     return parser.parse_args(argv)
 
 
 def run(options: argparse.Namespace) -> int:
     """Join the other ranks, then run each part in turn; return the exit code, which is the same on all ranks."""
-    if options.only != "load":  # DDP's first model imports it, and on a slow disk that takes longer than a step may
-        importlib.import_module("torch._dynamo")
+    # DDP's first model imports it, and on a slow disk that takes longer than a step may.
+    importlib.import_module("torch._dynamo")
     began_at = time.monotonic()
     join_s = limit_joining("cuda" if torch.cuda.is_available() else "cpu", options.timeout)
     with time_limit("joining the other ranks", join_s + SLACK_S):
@@ -85,9 +85,9 @@ def run(options: argparse.Namespace) -> int:
         hosts = find_hosts(world, options.names)
     initialised_s = time.monotonic() - began_at
     say(world, f"initialized in {initialised_s:.1f} s ({count_words(world.world_size, len(hosts.names))})")
-    checks = run_checks(world, watch) if options.only != "load" else []
+    checks = run_checks(world, watch)
     speeds, pairs, loads = [], [], []
-    if options.only is None and world.world_size > 1:
+    if not options.only_checks and world.world_size > 1:
         say(world, HEADING)
         right = [check.name for check in checks if check.dtype == "fp32" and check.result == OK]
         for speed in measure_bandwidth(world, watch, right, options.max_size):
@@ -96,12 +96,11 @@ def run(options: argparse.Namespace) -> int:
         pairs = measure_pairs(world, watch, hosts)
         say(world, *describe_pairs(hosts.names, pairs), *describe_outliers(hosts.names, pairs))
     load_s = LOAD_S[world.device.type] if options.load is None else options.load
-    if options.only != "checks" and load_s:  # `launch` compares the devices, since it knows what they are called
+    if not options.only_checks and load_s:  # `launch` compares the devices, since it knows what they are called
         say(world, f"loading all {'GPUs' if world.device.type == 'cuda' else 'CPUs'} for {load_s:g} s")
         loads = measure_load(world, watch, hosts, load_s)
     passed = not any(check.result == WRONG for check in checks)  # a skipped check isn't wrong
-    if checks:
-        say(world, summarize(checks, world, len(hosts.names)))
+    say(world, summarize(checks, world, len(hosts.names)))
     folder = os.environ.get("LAUNCH_FILES")  # the files there are copied to the launch host
     if world.is_main and folder:
         results = {

@@ -12,7 +12,6 @@ from launcher.hosts.unreachable import fold_failures
 from launcher.job.job import Job
 from launcher.preflight import packages
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost
-from launcher.preflight.load import as_records
 from launcher.preflight.summary import common_traits
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.session.session import Session
@@ -122,7 +121,6 @@ def as_record(job: Job, inspection: Inspection) -> dict[str, Any]:
         "exit_code": exit_code(inspection),
         "on_all": common_traits(job, inspection.facts),
         "findings": [finding.as_record() for finding in inspection.findings],
-        "loads": as_records(inspection.loads, [host.name for host in inspection.hosts]),
         "unreachable": [asdict(failure) for failure in inspection.failures],
         "hosts": {host.name: asdict(fact) for host, fact in zip(inspection.hosts, inspection.facts, strict=True)},
     }

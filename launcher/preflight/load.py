@@ -8,12 +8,9 @@ from dataclasses import asdict, dataclass
 from statistics import median_high
 from typing import Annotated, Any
 
-from launcher.forms import Count, Most, Within
-from launcher.hosts.ranges import fold_numbers
+from launcher.forms import Count, FormError, Most, Within, load_json, reader_of
 from launcher.job.facts import FAULTS, describe_reasons
-from launcher.job.plan import used_gpus
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, CheckedHost, Finding, Severity
-from launcher.preflight.gpus import hidden_mib, users_of
+from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Severity
 from launcher.wording import count
 
 # Than the median: a warning, a problem. Healthy GPUs of a model differ by some 3 % (standard deviation).
@@ -113,16 +110,16 @@ def check(loads: Sequence[MeasuredLoad], hosts: Sequence[str]) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.severity.rank) + notes
 
 
-def find_users(nodes: Sequence[CheckedHost]) -> list[Finding]:
-    """Return a finding for each host on which other processes use the GPUs that would be put under load."""
-    found = []
-    for node in nodes:
-        gpus = used_gpus(node.job, node.host, node.fact)
-        used = [gpu.index for gpu in gpus if users_of(gpu) or hidden_mib(gpu)]
-        if used:
-            text = f"not tested under load: other processes use GPU {fold_numbers(used)}"
-            found.append(Finding((node.name,), text, "choose free GPUs with --include", WARNING))
-    return found
+def read_loads(results: bytes, hosts: int) -> tuple[MeasuredLoad, ...]:
+    """Return what rank 0 of a run on so many hosts has sent; raise FormError if it is malformed."""
+    try:
+        found = load_json(results)["loads"]
+    except (KeyError, TypeError) as error:
+        raise FormError(f"no measurements: {error!r}") from None
+    loads: tuple[MeasuredLoad, ...] = reader_of(tuple[MeasuredLoad, ...])(found)
+    if any(each.node >= hosts for each in loads):
+        raise FormError(f"more than {count(hosts, 'host')}")
+    return loads
 
 
 def as_records(loads: Sequence[MeasuredLoad], hosts: Sequence[str]) -> list[dict[str, Any]]:

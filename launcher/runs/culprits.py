@@ -33,7 +33,7 @@ from launcher.wording import span
 
 SIDE_BY_SIDE = 32  # concurrent runs; each has its own connections
 # By now torch is in every host's memory, so healthy hosts are quick.
-SHORT = ("--only", "checks", "--timeout", "10")
+SHORT = ("--only-checks", "--timeout", "10")
 RENDEZVOUS_S = 15
 STOP_S = 2.0  # a test has nothing to save
 SEARCH_S = 600.0  # between two attempts: a run is to go on

@@ -22,7 +22,6 @@ from launcher.node import messages
 from launcher.preflight.checks import find_all, find_busy, find_problems, warn_of_checkpoints, warn_of_incidents
 from launcher.preflight.claims import ClaimOrder, find_claimed
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
-from launcher.preflight.load import MeasuredLoad
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.preflight.shared_directory import is_shared
 from launcher.session.node_state import NodeState
@@ -43,7 +42,6 @@ class Inspection:
     failures: tuple[HostFailure, ...]  # of the hosts that didn't respond
     seconds: float
     claimed: tuple[Finding, ...] = ()  # of these findings, what others have claimed or use: a run can wait for that
-    loads: tuple[MeasuredLoad, ...] = ()  # what their devices did under load
 
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""

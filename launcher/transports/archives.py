@@ -23,7 +23,7 @@ _NODE = ("launcher/__init__.py", "launcher/node/")
 # What a controller doesn't need, or can't have: SSH clients and pages that need other packages.
 _STAYING = tuple(
     f"launcher/{name}" for name in (
-        "api/", "commands/pairs.py",
+        "api/",
         "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/timeline.py",
         *(f"transports/ssh/{name}" for name in (
             "fabric", "host_keys.py", "identities.py", "packet_limits.py", "pdsh",

@@ -1,4 +1,4 @@
-"""test-distributed on hosts with networks of their own: pairs and their picture, and the search for who fails."""
+"""test-distributed on hosts with networks of their own: pairs, a slow host, and the search for who fails."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from cluster_launch import Launch
 from machines.cluster import Cluster
 from machines.patience import DEADLINE_S
+from machines.slowness import slowed_process
 
 from launcher.cli.test_distributed import print_culprits
 from launcher.hosts.hostfiles import parse_hosts
@@ -40,12 +41,11 @@ for _ in peers[:own]:
 BACKENDS = "test-distributed: NCCL on GPUs, or gloo on CPUs if no host has GPUs"
 
 
-def test_two_hosts_and_their_picture(launch: Launch, cluster: Cluster) -> None:
-    done = launch.test(1, "--max-size", "1", "--plot", "pairs.svg", hosts="node[1-2]").finish()
+def test_two_hosts(launch: Launch, cluster: Cluster) -> None:
+    done = launch.test(1, "--max-size", "1", hosts="node[1-2]").finish()
     assert done.exit_code == 0, done
     assert done.words[0] == BACKENDS
     assert "launch: 2 hosts without GPUs, so the run uses CPUs" in done.words
-    assert done.words[-1] == "test-distributed: plot written to pairs.svg"
     assert re.fullmatch(r"\[node1:0\] initialized in \d+\.\d s \(2 ranks on 2 hosts\)", done.lines[0])
     pair, load, passed = [line for line in done.lines if line.startswith("[")][-3:]
     assert re.fullmatch(r"\[node1:0\] node1 <-> node2   latency \S+ [mu]s, \S+ [MG]B/s", pair)
@@ -56,11 +56,22 @@ def test_two_hosts_and_their_picture(launch: Launch, cluster: Cluster) -> None:
     results = json.loads((done.logs / "files" / "node_0" / "results.json").read_text())
     assert results["hosts"] == ["node1", "node2"]
     assert [(pair["first"], pair["second"]) for pair in results["pairs"]] == [(0, 1)]
-    assert (launch.folder / "pairs.svg").read_text("utf-8").startswith("<svg ")
     for number, node in zip((1, 2), done.record["plan"]["nodes"], strict=True):
         argv = node["argv"]
         assert argv[argv.index("--local-addr") + 1] == cluster[f"node{number}"].address
         assert argv[argv.index("--master-addr") + 1] == cluster["node1"].address
+
+
+def test_a_slow_host_is_named(launch: Launch, cluster: Cluster) -> None:
+    one_thread = ("--setup", "export OMP_NUM_THREADS=1")  # or they would wait for each other
+    running = launch.test(1, "--max-size", "1", "--gpus-under-load", "3s", *one_thread, hosts="node[1-3]")
+    running.wait_for("loading all CPUs")
+    (rank,) = [each for each in cluster.ranks() if each.host == "node2" and "collectives" in each.command]
+    with slowed_process(rank.pid, 0.05):
+        done = running.finish()
+    assert done.exit_code == 0, done
+    (slow,) = [line for line in done.lines if "below the median" in line]
+    assert re.match(r"warning: node2: rank 1: \S+ GFLOP/s in fp32, \d+ % below the median \S+ of 3 x ", slow)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def join(**options):
     before.update(sys.modules)
     return world
 init, distributed.init, before = distributed.init, join, set()
-code = main(["--only", "checks"])
+code = main(["--only-checks"])
 print(sorted(name for name in set(sys.modules) - before if name.startswith("torch._")))
 distributed.leave(code)
 """

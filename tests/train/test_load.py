@@ -16,20 +16,18 @@ from machines.slowness import slowed_process
 from launcher.collectives import load
 from launcher.forms import reader_of
 from launcher.node.processes import numa
-from launcher.preflight.load import Sensors, check
-from launcher.runs.load_test import RESULTS, read_loads
+from launcher.preflight.load import Sensors, check, read_loads
 
 
 def test_a_slowed_rank_is_named(starter: Any) -> None:
     """It gets a twentieth of its time, and so does less than the others in the same time."""
-    results = starter.folder / RESULTS
-    results.parent.mkdir(parents=True)
-    words = ["-m", "launcher.collectives", "--only", "load", "--load", "2"]
+    results = starter.folder / "results.json"
+    words = ["-m", "launcher.collectives", "--max-size", "1", "--load", "2"]
     ranks = starter.start_ranks(3, lambda _: words, {"LAUNCH_FILES": str(results.parent)})
     ranks[0].wait_for("loading all CPUs for 2 s")
     with slowed_process(ranks[1].process.pid, 0.05):
         assert [rank.wait() for rank in ranks] == [0, 0, 0], ranks[1].stderr
-    loads = read_loads(starter.folder, 1)
+    loads = read_loads(results.read_bytes(), 1)
     assert [(measured.rank, measured.node, measured.dtype) for measured in loads] == [(n, 0, "fp32") for n in range(3)]
     slow, *_ = check(loads, ["n1"])
     assert slow.text.startswith("rank 1: "), loads

@@ -115,7 +115,7 @@ def test_a_rank_without_a_gpu_and_one_with_do_not_wait_for_each_other(starter: A
 
 
 def test_test_distributed_checks_gpus(starter: Any) -> None:
-    ranks = starter.start_ranks(2, lambda rank: ["-c", ON_GPU + TEST_DISTRIBUTED, "--only", "checks"])
+    ranks = starter.start_ranks(2, lambda rank: ["-c", ON_GPU + TEST_DISTRIBUTED, "--only-checks"])
     assert [(rank.wait(), rank.stderr) for rank in ranks] == [(0, "")] * 2
     assert re.search(r"\nDDP step +ok\n.*14 checks passed.*nccl", ranks[0].stdout)
 

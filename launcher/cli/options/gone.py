@@ -7,6 +7,8 @@ GONE = {
     "--note": "--name NAME",
     "--sync-secrets": "git add for what may be sent",
     "--accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",
+    "check --gpus-under-load": "test-distributed N --hosts LIST",
+    "test-distributed --plot": "results.json among the logs, with all pairs of hosts",
     "check --verbose": "launch check, whose first line names what launcher.toml sets",
     "hosts --to": "--json",
     "hosts --forget": "launch ps --forget RUN",

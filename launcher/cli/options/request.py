@@ -584,7 +584,7 @@ class Request:
         heading="Output", in_file=True,
     )
 
-    # What test-distributed tests; `check` takes one of these, too.
+    # What test-distributed tests.
     processes: int = 1  # on each host
     max_size: int | None = None  # MiB
     gpus_under_load_s: float | None = _option(
@@ -594,7 +594,6 @@ class Request:
         "--timeout", metavar="T", type=_Duration(1),
         help="Maximum time for a step; joining gets more.  [default: 20s]", heading="Test", is_rare=True,
     )
-    plot: Path | None = None  # the picture to draw
 
     # Of `launch sbatch` only; all others are passed to the `launch` in the script.
     nodes: int = _option(

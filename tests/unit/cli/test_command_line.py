@@ -593,34 +593,6 @@ def test_collectives_over_pdsh(launch, jobs, monkeypatch):
     assert jobs == []
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (
-            "--hosts a,b --plot p.png",
-            "launch: --plot: must be an .svg file, got 'p.png'\n  fix: name one; a browser shows and prints it\n",
-        ),
-        ("--hosts a,b --plot no/p.svg", "launch: --plot: there is no directory 'no'\n"),
-        (
-            "--plot p.svg",
-            "launch: --plot draws pairs of hosts, but there is only one host\n  fix: name several with --hosts\n",
-        ),
-    ],
-)
-def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(launch, jobs, words, text):
-    assert launch(f"2 {words}", entry=cli.main_test_distributed) == (EXIT_USAGE, "", text)
-    assert jobs == []
-
-
-def test_a_run_without_results_gives_no_picture(launch, jobs, folder):
-    code, _, err = launch("2 --cpu --hosts a,b --plot p.svg", entry=cli.main_test_distributed)
-    assert (code, err.splitlines()[1:]) == (
-        7,
-        ["test-distributed: no plot: the run ended before it measured the pairs of hosts"],
-    )
-    assert not (folder / "p.svg").exists()
-
-
 def test_ctrl_c_before_the_run_is_no_traceback(launch, monkeypatch):
     def interrupt(**_):
         raise KeyboardInterrupt

@@ -155,8 +155,8 @@ def test_the_default_is_the_shell_of_the_user(
 
 
 def test_the_other_program_completes() -> None:
-    items = ShellComplete(other_program.command, {}, "test-distributed", "").get_completions(["2"], "--plo")
-    assert [item.value for item in items] == ["--plot"]
+    items = ShellComplete(other_program.command, {}, "test-distributed", "").get_completions(["2"], "--max-s")
+    assert [item.value for item in items] == ["--max-size"]
 
 
 def _print(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, str]:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.test_distributed import print_loads
+from launcher.cli.test_distributed import RESULTS, print_loads
 from launcher.errors import EXIT_PREFLIGHT, LauncherError
 from launcher.hosts.host import Host
 from launcher.preflight.load import MeasuredLoad, Sensors
-from launcher.runs.load_test import RESULTS
 
 HOSTS = [Host("gpu1"), Host("gpu2")]
 WELL = MeasuredLoad(0, 0, "H100", "bf16", 453e12, 2.7e12, 55e9, 54e9, Sensors(0))

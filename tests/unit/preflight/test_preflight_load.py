@@ -7,11 +7,10 @@ from dataclasses import asdict, replace
 from statistics import NormalDist
 
 import pytest
-from machines.example_facts import JOB, ON_CPUS, facts, nodes_of, told
+from machines.example_facts import told
 
 from launcher.forms import FormError, reader_of
-from launcher.job.facts import Gpu, GpuProcess
-from launcher.preflight.load import MeasuredLoad, Sensors, as_records, check, find_users
+from launcher.preflight.load import MeasuredLoad, Sensors, as_records, check
 
 HOSTS = ["gpu1", "gpu2"]
 WELL = MeasuredLoad(0, 0, "H100", "bf16", 453e12, 2.71e12, 55.1e9, 54e9, Sensors(0, 60, 62, 1980, 690))
@@ -138,16 +137,6 @@ def test_the_slower_one_of_two() -> None:
 def test_cpus_share_cores_so_they_are_only_warned_of(flops: float, finding: str | None) -> None:
     loads = [replace(ON_CPU, rank=rank) for rank in range(2)] + [replace(ON_CPU, rank=2, node=1, flops=flops)]
     assert findings(loads) == ([finding] if finding else [])
-
-
-def test_others_use_the_gpus() -> None:
-    process, full = GpuProcess(4411), {"memory_mib": 81559, "driver": "580"}
-    busy = [Gpu(0, "H100", processes=(process,), **full), Gpu(1, "H100", **full), Gpu(2, "H100", free_mib=9000, **full)]
-    nodes = nodes_of(JOB, [facts(gpus=busy), facts()])
-    assert told(find_users(nodes)) == [
-        "warning: gpu1: not tested under load: other processes use GPU 0,2; fix: choose free GPUs with --include"
-    ]
-    assert find_users(nodes_of(ON_CPUS, [facts(gpus=busy)])) == []
 
 
 def test_what_rank_0_sends_is_read() -> None:
