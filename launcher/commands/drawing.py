@@ -62,15 +62,13 @@ class Chart:
     bottom: float = HEIGHT - _BOTTOM
 
 
-def draw_plot(plot: Plot, x: TimeRange, gaps: Sequence[tuple[float, float]], zone: tzinfo | None) -> Chart:
-    """Return a plot laid out, its lines interrupted by gaps; x: all of the axis; zone: None for one of steps."""
+def draw_plot(plot: Plot, x: TimeRange, gaps: Sequence[tuple[float, float]], zone: tzinfo) -> Chart:
+    """Return a plot laid out, its lines interrupted by gaps; x: all of the axis."""
     values = [value for _, *each in plot.bins for value in each]
     values += [value for line in plot.lines for _, value in line.points]
     low, high = _find_range(min(values), max(values))
     y_steps = find_steps(low, high, _MOST_Y_TICKS)
     left = max(len(show_number(value)) for value in y_steps) * _LETTER + 8
-    x_steps = find_steps(x.begin, x.end, _MOST_X_TICKS, least=1.0) if zone is None else []
-    x_ticks = find_times(x, zone) if zone is not None else [(step, show_number(step)) for step in x_steps]
     x_scale = (WIDTH - _RIGHT - left) / max(x.end - x.begin, 1.0)
     y_scale = (HEIGHT - _BOTTOM - _TOP) / (high - low)
 
@@ -98,7 +96,7 @@ def draw_plot(plot: Plot, x: TimeRange, gaps: Sequence[tuple[float, float]], zon
     return Chart(
         f"{plot.title}: {count(len(plot.bins), 'point')} from {begin} to {end}", left, shapes,
         [(place(begin), (end - begin) * x_scale) for begin, end in gaps],
-        [(place(at), text) for at, text in x_ticks],
+        [(place(at), text) for at, text in find_times(x, zone)],
         [(_TOP + (high - value) * y_scale, show_number(value)) for value in y_steps],
     )  # fmt: skip
 
@@ -112,11 +110,11 @@ def _find_range(low: float, high: float) -> tuple[float, float]:
     return 0.0 if 0 <= low < 0.4 * high else low - margin, high + margin
 
 
-def find_steps(low: float, high: float, most: int, least: float = 0.0) -> list[float]:
+def find_steps(low: float, high: float, most: int) -> list[float]:
     """Return round numbers between two others, in equal steps."""
-    span = max(high - low, least)
+    span = high - low
     power = 10.0 ** math.floor(math.log10(span / most))
-    step = max(least, next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if span <= power * factor * most))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if span <= power * factor * most)
     first = math.ceil(low / step)
     return [number * step for number in range(first, first + most + 1) if low <= number * step <= high]
 

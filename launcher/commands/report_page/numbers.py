@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable
 from datetime import datetime
 
-from launcher.commands.report_page.plot import Bin, Plot, TimeRange, find_extremes
+from launcher.commands.report_page.plot import Plot, TimeRange, find_extremes
 from launcher.output.log_reader import LogLine
 
 _LEAST_VALUES = 3
@@ -29,30 +29,21 @@ _NAMED_NUMBER = re.compile(
 )
 
 
-# A step of the training: `step 100`, `global_step=100`, `Iteration [100/5000]`.
-_STEP = re.compile(
-    r"""(?<![^\W_])(?:step|iter|iteration)['"]?[ \t]{0,3}[=: \[][ \t]{0,3}(?P<step>\d{1,3}(?:,\d{3})+|\d{1,15})""",
-    re.IGNORECASE,
-)
-
-
 class _Values:
-    """The values of one name, by time; 24 bytes each."""
+    """The values of one name, by time; 16 bytes each."""
 
-    __slots__ = ("first_odd_at", "odd", "steps", "times", "values")
+    __slots__ = ("first_odd_at", "odd", "times", "values")
 
     def __init__(self) -> None:
         self.times = array("d")
         self.values = array("d")
-        self.steps = array("d")  # -1.0: none in that line
         self.odd = 0  # how many are NaN, infinite or larger than any plot shows
         self.first_odd_at = 0.0
 
-    def add(self, at: float, value: float, step: float) -> None:
+    def add(self, at: float, value: float) -> None:
         if abs(value) < _MOST_VALUE:
             self.times.append(at)
             self.values.append(value)
-            self.steps.append(step)
             return
         self.odd += 1
         self.first_odd_at = self.first_odd_at or at
@@ -60,13 +51,6 @@ class _Values:
     @property
     def is_worth_a_plot(self) -> bool:
         return len(self.values) >= _LEAST_VALUES and (min(self.values) < max(self.values) or self.odd > 0)
-
-    def reduce_by_step(self) -> tuple[Bin, ...]:
-        """Return the values by step instead of time; empty if the lines have none, or if the steps are the values."""
-        if self.steps == self.values or max(self.steps) <= max(0.0, min(self.steps)):
-            return ()
-        steps = TimeRange(min(step for step in self.steps if step >= 0), max(self.steps))
-        return steps.reduce(zip(self.steps, self.values, strict=True), find_extremes)
 
 
 def find_numbers(lines: Iterable[LogLine], utc_offset: str, times: TimeRange) -> list[Plot]:
@@ -76,14 +60,13 @@ def find_numbers(lines: Iterable[LogLine], utc_offset: str, times: TimeRange) ->
         if not line.stamp:
             continue
         at, text = 0.0, line.text[:_MOST_LETTERS].decode("utf-8", "replace")
-        step = float(found_step["step"].replace(",", "")) if (found_step := _STEP.search(text)) else -1.0
         for match in _NAMED_NUMBER.finditer(text):
             unit = (match["unit"] or "").rstrip("/0123456789")
             title = f"{match['name']} ({unit})" if unit else match["name"]
             if title not in found and len(found) == _MOST_NAMES:
                 continue
             at = at or datetime.fromisoformat(line.stamp + utc_offset).timestamp()
-            found.setdefault(title, _Values()).add(at, float(match["number"].replace(",", "")), step)
+            found.setdefault(title, _Values()).add(at, float(match["number"].replace(",", "")))
     frequent = sorted(found.items(), key=lambda item: -len(item[1].values))
     worth = [(title, values) for title, values in frequent if values.is_worth_a_plot][:_MOST_PLOTS]
     return [
@@ -91,7 +74,6 @@ def find_numbers(lines: Iterable[LogLine], utc_offset: str, times: TimeRange) ->
             title,
             times.reduce(zip(each.times, each.values, strict=True), find_extremes),
             note=_describe(each, utc_offset),
-            by_step=each.reduce_by_step(),
         )
         for title, each in worth
     ]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from importlib import resources
 from itertools import pairwise
@@ -21,14 +20,12 @@ from markupsafe import Markup
 from launcher import __version__
 from launcher.commands.drawing import Chart, draw_plot, render
 from launcher.commands.report_page.contents import Contents
-from launcher.commands.report_page.plot import Bin, Plot, TimeRange, show_number
+from launcher.commands.report_page.plot import Plot, show_number
 from launcher.commands.report_page.timeline import lay_out_attempts, read_attempts, show_time
 from launcher.hosts.ranges import fold_names
 from launcher.runs.run_json import RunJson, UsedHost
 from launcher.wording import count, duration
 
-_MOST_ROWS = 24  # of the numbers of a plot
-_MOST_LINES_TO_PASTE = 64
 _HEADLINES = {
     "finished": "The run has succeeded.", "stopped": "The run was stopped.", "running": "The run hasn't ended.",
     "starting": "The run hasn't started yet.", "unknown": "Only the machine that controls the run knows how it is.",
@@ -68,14 +65,15 @@ def write_page(contents: Contents) -> str:
         findings=[f"{show_time(each.at, zone)} {each.place}: {each.text}" for each in contents.findings],
         attempts=lay_out_attempts(attempts, contents.times, zone),
         sections=[
-            _Section(heading, [_lay_out(plot, contents.times, gaps, zone) for plot in plots if plot.bins])
+            _Section(heading, [
+                _Figure(plot, show_number(plot.bins[-1][2]), draw_plot(plot, contents.times, gaps, zone))
+                for plot in plots if plot.bins
+            ])
             for heading, plots in sections.items() if plots
         ],
         hosts=_compare_hosts(record.hosts),
         warnings=record.warnings,
         code=[(name, value) for name, value in _find_code(record) if value],
-        by_hand=[f"# {each.host}\n{each.command}" for each in record.by_hand],
-        most_by_hand=_MOST_LINES_TO_PASTE,
         version=__version__,
         made_at=show_time(contents.made_at, zone),
     )  # fmt: skip
@@ -115,54 +113,15 @@ def _find_left(record: RunJson) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A plot by time and, if its lines say the step, by step, with some of its numbers."""
-
     plot: Plot
     last: str
     chart: Chart
-    steps: Chart | None
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Section:
     heading: str
     figures: Sequence[_Figure]
-
-    @property
-    def has_steps(self) -> bool:
-        return any(figure.steps for figure in self.figures)
-
-
-def _lay_out(plot: Plot, times: TimeRange, gaps: Sequence[tuple[float, float]], zone: tzinfo) -> _Figure:
-    steps = None
-    if plot.by_step:
-        axis = TimeRange(plot.by_step[0][0], plot.by_step[-1][0])
-        steps = draw_plot(replace(plot, bins=plot.by_step, lines=()), axis, (), None)
-    last = len(plot.bins) - 1
-    rows = min(len(plot.bins), _MOST_ROWS)
-    chosen = [plot.bins[round(row * last / max(1, rows - 1))] for row in range(rows)]
-    return _Figure(
-        plot,
-        show_number(plot.bins[-1][2]),
-        draw_plot(plot, times, gaps, zone),
-        steps,
-        ("time", "lowest", "middle", "highest", *(line.name for line in plot.lines)),
-        [_write_row(each, plot, zone) for each in chosen],
-    )
-
-
-def _write_row(bin_: Bin, plot: Plot, zone: tzinfo) -> list[str]:
-    at, *values = bin_
-    values += [value for line in plot.lines for value in _find_value(line.points, at)]
-    return [show_time(at, zone), *map(show_number, values)]
-
-
-def _find_value(points: Sequence[tuple[float, float]], at: float) -> list[float]:
-    """Return the last of these values until a time."""
-    place = bisect([each for each, _ in points], at)
-    return [points[max(0, place - 1)][1]] if points else []
 
 
 # ---- hosts, code -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ class Plot:
     bins: Annotated[tuple[Bin, ...], Most(MOST_BINS)]
     lines: Annotated[tuple[Line, ...], Most(MOST_LINES)] = ()
     note: str = ""  # what the band is, or what can't be drawn
-    by_step: Annotated[tuple[Bin, ...], Most(MOST_BINS)] = ()  # the same with training steps instead of seconds
 
 
 @dataclass(frozen=True, slots=True)
