@@ -20,7 +20,7 @@ import click
 from launcher.cli.error_lines import tell
 from launcher.cli.options.request import FILE, Option, Place
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.typed_command import Typed, load_command, read_typed
+from launcher.cli.typed_command import Typed, load_command, parse_options, read_typed
 from launcher.clock import wall_clock
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
@@ -151,11 +151,15 @@ def _read_json(runs: RunList, run_id: str, name: str) -> dict[str, Any]:
 
 
 def typed_of(origin: Mapping[str, Any]) -> Typed:
-    """Return a kept command line; raise LookupError, TypeError or ValueError if it is damaged, or too old."""
-    if not isinstance(origin["options"], dict):
-        raise TypeError("an earlier version kept words")
-    options = {str(name): _read_value(value) for name, value in origin["options"].items()}
-    return Typed(str(origin["command"]), options, tuple(map(str, origin["words"])))
+    """Return a kept command line; raise LookupError, TypeError or ValueError if it is damaged.
+
+    Raise click.UsageError if it has an option that is gone.
+    """
+    command, options = str(origin["command"]), origin["options"]
+    if isinstance(options, list):  # of version 0.2: the words of each option
+        options, _ = parse_options(load_command(command), [str(word) for group in options for word in group])
+    options = {str(name): _read_value(value) for name, value in options.items()}
+    return Typed(command, options, tuple(map(str, origin["words"])))
 
 
 def _read_value(value: Any) -> Any:

@@ -58,6 +58,7 @@ from launcher.wording import count, duration
 
 _LOST_RESERVE_S = 120.0  # for an attempt that another controller, or this one after a cut, makes
 ALL_RUN_S = 10.0  # most of what fails at once has failed by then
+SILENT_RECHECK_S = 0.5
 LOOK_S = 2.5  # a node gives up on a hung file system after 2 s
 
 
@@ -357,8 +358,11 @@ class Attempt:
             self._say(f"launch: {host}: its ranks import torch themselves: {event.fields['reason']}")
 
     def _note_all_running(self) -> None:
-        """Leave the terminal once all ranks have run for a while."""
-        self._carried.leave(self._request.leave, ALL_RUN)
+        """Leave the terminal once all ranks have run for a while, and no host is silent: it is heard again, or lost."""
+        if self.session.is_silent():
+            self._running_timer = asyncio.get_running_loop().call_later(SILENT_RECHECK_S, self._note_all_running)
+        else:
+            self._carried.leave(self._request.leave, ALL_RUN)
 
     def _known_cause(self, number: int) -> Cause | None:
         """Return why the run had failed before a signal came, or None."""

@@ -209,6 +209,12 @@ class Session:
                 self._show_progress()
         return True
 
+    def is_silent(self) -> bool:
+        """Tell whether a host may be gone, though its time is not up: it has missed a heartbeat."""
+        missed_s = self.settings.timeouts.silence_s / 2  # a bit more than from one heartbeat to the next
+        now = time.monotonic()
+        return any(not each.is_over and now - each.heard_at > missed_s for each in self._pool.connections)
+
     def noise(self, index: int) -> str:
         """Return what a node's login shell and supervisor printed on stderr."""
         return self._pool.connections[index].noise_text()

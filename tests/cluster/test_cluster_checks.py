@@ -122,7 +122,7 @@ def test_a_busy_gpu_refuses_the_run_unless_it_is_told_to_go_on(launch: Launch, c
 @pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no /dev/net/tun: modprobe tun")
 def test_a_host_that_stands_apart(launch: Launch, cluster: Cluster) -> None:
     """First by its round trip, then by what it loses; a connect whose first packets are lost is no failure."""
-    fix = f"fix: run `test-distributed 1 --ssh-config {cluster.ssh_config} --hosts 'node[1-3]'`"
+    fix = "fix: run `test-distributed 1 --hosts 'node[1-3]'`"
     cluster["node3"].sicken_wire(delay_s=0.2)
     done = launch.check(*ON_CPUS)
     assert (done.exit_code, [re.sub(r"\d+(\.\d)? ms", "N ms", line) for line in done.table]) == (

@@ -63,6 +63,15 @@ def test_what_was_typed_comes_back(options: list[list[str]], args: list[str], ha
     assert parse(found.rest).params == context.params
 
 
+def test_a_run_of_version_0_2_is_read() -> None:
+    """It kept the words of each option, as they were typed."""
+    options = [["--hosts", "a,b"], ["--gpus=2"], ["--env", "A=1"], ["--env", "B=2"], ["-q"], ["--no-sync"]]
+    found = typed_of({"command": "run", "options": options, "words": ["train.py", "--lr", "1"], "has_dashes": False})
+    assert shlex.join(found.line) == "--hosts a,b --gpus 2 --env A=1 --env B=2 -q --no-sync train.py --lr 1"
+    with pytest.raises(click.NoSuchOption):
+        typed_of({"command": "run", "options": [["--note", "x"]], "words": []})
+
+
 @pytest.mark.parametrize(
     ("typed", "kept", "lacks"),
     [
