@@ -78,7 +78,6 @@ class LaunchOptions(SinglenodeOptions, total=False):
     num_nodes: Number
     spares: Number
     ssh_config: File
-    survive_reboots: Switch
     sync: bool | str | os.PathLike[str] | None
     sync_limit: Size
     transport: Literal["srun", "fabric", "ssh", "pdsh"] | None

@@ -49,9 +49,6 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     if typed.command not in COMMANDS:
         raise UsageError(f"run {found.id} was a {typed.command}", f"type it again: {typed.command}")
     row = read_state(found)
-    if row.can_continue:
-        text = f"run {found.id} has not ended: its controller died"
-        raise UsageError(text, f"continue it with launch rejoin {found.id}, or end it with launch stop {found.id}")
     if row.may_live:
         said = f"may still run: {row.last_line}" if row.state == "unknown" else "still runs"
         anyhow = f"start another one with {repetition.command_line(origin, typed.line)}"

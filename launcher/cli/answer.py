@@ -77,10 +77,6 @@ def answer(run: ListedRun, question: str, streams: OutputStreams) -> int:
         from launcher.commands.top import print_now
 
         return print_now(run)
-    if question == "controller":
-        from launcher.runs.kept_run import start_controller
-
-        return start_controller(run, streams)
     from launcher.commands import run_answers
 
     if question == "stacks":

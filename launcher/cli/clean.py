@@ -32,17 +32,15 @@ if TYPE_CHECKING:
 def command(*, code: bool, request: Request) -> int:
     """List, stop and remove leftovers of your earlier runs on the hosts.
 
-    Leftovers are processes of a run whose helper on the host is gone, directories of runs that are over, for example
-    on a host that lost power, and boot units (--survive-reboots) of runs that aren't active on the host. An active run
-    is named and left alone, and other users' runs are never touched. Jobs that a run submitted (sbatch, at) aren't part
-    of it and are kept. In a Slurm job, its hosts are the default.
+    Leftovers are processes of a run whose helper on the host is gone, and directories of runs that are over, for
+    example on a host that lost power. An active run is named and left alone, and other users' runs are never touched.
+    Jobs that a run submitted (sbatch, at) aren't part of it and are kept. In a Slurm job, its hosts are the default.
     """
     from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.commands.clean import clean, clean_code
     from launcher.job.variables import parse_settings
     from launcher.output.console import Console
     from launcher.output.output_streams import find_streams
-    from launcher.runs.run_list import ListedRun, RunList
 
     hosts, is_dry = read_hosts(request), request.dry_run
     variables = parse_settings(request.env, os.environ)
@@ -52,10 +50,7 @@ def command(*, code: bool, request: Request) -> int:
     if code:
         act, report = partial(clean_code, is_dry=is_dry), partial(_report_code, console, is_dry=is_dry)
         return hold_session(hosts, open_transport, settings, console, act, report)
-    runs = RunList.of_user(os.environ).read_all()
-    kept = {run.id for run in runs if isinstance(run, ListedRun) and run.can_be_taken_up}
-    ended = {run.id for run in runs if run.is_alive is False} - kept
-    stop, tell = partial(clean, say=console.say, is_dry=is_dry, ended=ended), partial(_report, console, is_dry=is_dry)
+    stop, tell = partial(clean, say=console.say, is_dry=is_dry), partial(_report, console, is_dry=is_dry)
     return hold_session(hosts, open_transport, settings, console, stop, tell)
 
 

@@ -281,18 +281,7 @@ def _describe_unreached(run: RemoteRun) -> str:
     return (
         f"launch: only {host} knows whether run {run.id} continues{f'; {seen}' if seen else ''}\n"
         f"  fix: try again when {host} responds; if it has died, all hosts stop the run after --silence"
-        f"{_describe_return(run)}"
     )
-
-
-def _describe_return(run: RemoteRun) -> str:
-    """Return what to do once the dead controller host of a run is back; empty if that run has no restarts."""
-    row = run.alive.row if run.alive is not None else None
-    left, used = (row.restarts_left, row.restarts or 0) if row is not None else (None, 0)
-    if left is not None and not left + used:
-        return ""
-    if_any = "" if left is not None or used else " if it has --restarts"
-    return f", and launch rejoin {run.id} continues it once {run.way.name} is back{if_any}"
 
 
 def read_record(run: ListedRun | RemoteRun, *, may_ask: bool = True) -> RunJson:

@@ -139,23 +139,6 @@ def choose_controller(request: Request, hosts: Sequence[Host], spares: Sequence[
     return known.get(name_key(named[0].name), named[0])
 
 
-def may_survive_reboots(request: Request, controller: Host | None) -> bool:
-    """Return whether the hosts are to rejoin the run after a reboot; raise UsageError if that is typed and can't be."""
-    is_inside = controller is not None and bool(controller.enter)
-    if not request.survive_reboots or (controller is not None and request.restarts and not is_inside):
-        return request.survive_reboots
-    if is_on_command_line("survive_reboots"):
-        if is_inside:
-            text = "--survive-reboots and --enter are both given: at a boot, nothing enters a container"
-            raise UsageError(text, "omit one of them")
-        if not request.restarts:
-            fix = "add --restarts N, or omit --survive-reboots"
-            raise UsageError("--survive-reboots works only with --restarts", fix)
-        fix = "omit --controller here, or --survive-reboots"
-        raise UsageError("--survive-reboots works only for a run that one of its hosts controls", fix)
-    return False  # a file has it for runs that need it
-
-
 def choose_opener(
     settings: TransportSettings, hosts: Sequence[Host], *, python: str | None, may_ask: bool = True
 ) -> Opener:

@@ -113,8 +113,6 @@ def _forget(word: str) -> int:
 
     found = find_run(word)
     row = read_state(found)
-    if row.can_continue:
-        raise UsageError(f"run {found.id} has not ended: its controller died", f"launch stop {found.id}")
     if row.state in ("starting", "running"):
         raise UsageError(f"run {found.id} is {row.state}", f"launch stop {found.id}")
     if row.state == "unknown":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-from launcher.cli.find_run import ask_value, carry_out, controller_options, find_run, unreadable
+from launcher.cli.find_run import ask_value, controller_options, find_run, unreadable
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.sources import gather
@@ -22,8 +21,6 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names, shown
 from launcher.hosts.unreachable import failure_lines
 from launcher.runs.run_list import ListedRun, RemoteRun, Way
-
-_DIAL_S = 6.0  # agents that were cut off dial again every 5 s
 
 Outcome = tuple[str, HostFailure | None]  # of a host: its name, and why it has not rejoined the run
 
@@ -36,13 +33,13 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     """Let hosts that RUN has lost rejoin it, such as after a reboot.  [default: the newest run]
 
     RUN must have been started with --detach and --restarts. launch logs in to each host that RUN misses, and starts
-    its helper there. RUN continues by itself once it has its hosts. If its controller host has rebooted, launch starts
-    the controller again first.
+    its helper there. RUN continues by itself once it has its hosts. If its controller host has rebooted, RUN has ended:
+    launch again RUN runs it again.
     """
     from launcher.cli.error_lines import tell
 
     found = find_run(run, controller, ssh_config)
-    outcomes = rejoin(found, may_ask=True, takes_up=True)
+    outcomes = rejoin(found, may_ask=True)
     back = [name for name, failure in outcomes if failure is None]
     failures = [failure for _, failure in outcomes if failure is not None]
     if not outcomes:
@@ -54,29 +51,22 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     return EXIT_UNREACHABLE if failures else 0
 
 
-def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool, takes_up: bool = False) -> list[Outcome]:
+def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool) -> list[Outcome]:
     """Start the agent of each host that a run misses, and return what became of that, host by host.
 
-    Raise LauncherError if the run has no controller that lives, or can't have a host back. may_ask: for passwords;
-    takes_up: start another controller if that of the run died.
+    Raise LauncherError if the run has no controller that lives, or can't have a host back. may_ask: for passwords.
     """
     from launcher.cli.host_choice import choose_opener
     from launcher.controller.agent_start import start_again
     from launcher.session.settings import loader_pythons
     from launcher.transports.settings import TransportSettings
 
-    ask = partial(_ask, found, may_ask=may_ask)
-    answer = ask()
+    answer = _ask(found, may_ask=may_ask)
     if answer["exit_code"] is not None:
         raise UsageError(f"run {found.id} has ended", "see launch ps for those that run")
-    if not answer["is_alive"] and takes_up:
-        code = carry_out(found, "controller")
-        if code:
-            raise click.exceptions.Exit(code)  # it has said why
-        time.sleep(_DIAL_S)
-        answer = ask()
     if not answer["is_alive"]:
-        raise UsageError(f"the controller of run {found.id} died", f"launch rejoin {found.id}")
+        text = f"run {found.id} has ended: its launch was killed, or its controller host has rebooted"
+        raise UsageError(text, f"run it again with launch again {found.id}")
     if answer["missing"] and not answer["orders"]:
         text = f"run {found.id} was started without --detach and --restarts, and can't have a lost host back"
         raise UsageError(text, f"launch stop {found.id}")

@@ -72,7 +72,7 @@ def run_planted(
     control = Control(
         replace(name_continued(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(request), "git": version and asdict(version)}, credentials, proposed_id, request.quiet,
-        request.as_json, request.notify, controller.name, request.survive_reboots,
+        request.as_json, request.notify, controller.name,
         host_history.describe(runs, [host.name for host in everyone], time.time()),
     )  # fmt: skip
     streams = find_streams(os.environ)

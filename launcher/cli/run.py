@@ -12,7 +12,6 @@ from launcher.cli.host_choice import (
     choose_controller,
     choose_way,
     make_opener,
-    may_survive_reboots,
     read_lineup,
     refuse_spares,
 )
@@ -36,7 +35,6 @@ from launcher.cli.options.request import (
     REACH,
     RESTARTS,
     SPARES,
-    SURVIVE_REBOOTS,
     SYNC,
     WORDS,
     Request,
@@ -52,7 +50,7 @@ from launcher.job.job import Job
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES,
     DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *CLAIMS, *OUTPUT, DETACH,
-    CONTROLLER, SURVIVE_REBOOTS, NOTIFY, FETCH, WORDS,
+    CONTROLLER, NOTIFY, FETCH, WORDS,
 ])  # fmt: skip
 @gather
 def command(*, request: Request) -> int:
@@ -89,7 +87,6 @@ def command(*, request: Request) -> int:
 
     run_options = replace(read_run_options(request), num_nodes=request.num_nodes)
     controller = choose_controller(request, hosts, spares)
-    request = replace(request, survive_reboots=may_survive_reboots(request, controller))
     if controller is not None and not request.dry_run:
         from launcher.cli.remote_detachment import run_planted
 

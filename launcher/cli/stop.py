@@ -19,7 +19,6 @@ from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, is_running
 from launcher.errors import UsageError
 from launcher.output.log_reader import LOOK_S
-from launcher.runs.kept_run import KeptRun, start_controller
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList
 from launcher.runs.run_state import Activity
 
@@ -75,8 +74,6 @@ def stop(run: ListedRun, *, is_now: bool) -> int:
     that has ended, unless it was stopped, as by another `launch stop` that was typed at the same time.
     """
     has_ended = run.is_alive is False
-    if has_ended and run.end is None and run.is_kept:
-        return _stop_without_controller(run, is_now=is_now)
     if has_ended and (run.end is None or not run.end.is_stopped):
         raise UsageError(f"run {run.id} has ended", "see launch ps for those that run")
     if not has_ended and not run.is_here:
@@ -119,16 +116,3 @@ def _is_stopping(run: ListedRun) -> bool:
     """Return whether the controller of a run has written down that it stops the ranks."""
     state = run.read_state()
     return state is not None and state.what is Activity.STOPPING
-
-
-def _stop_without_controller(run: ListedRun, *, is_now: bool) -> int:
-    """Let nothing take up a run whose controller died, and let its agents wait for it no longer."""
-    run.mark_stop()
-    with contextlib.suppress(UsageError):  # another one was quicker
-        start_controller(run, own_streams())  # which sees the mark
-    now = run.look()
-    if now is None or not now.is_alive:
-        KeptRun(run.place).remove()
-        return 0
-    os.kill(now.controller.pid, now.controller.stop_signal)  # it was taken up a moment before
-    return stop(now, is_now=is_now)

@@ -1,19 +1,18 @@
-"""Stop what earlier runs left behind: processes with a run's mark but without a supervisor, directories, boot units.
+"""Stop what earlier runs left behind: processes with a run's mark but without a supervisor, and directories.
 
-A run's directory is left behind if nothing could remove it: its host lost power, or all its keepers were killed. A boot
-unit is, if what it starts is not running: that would remove it. With --code, remove the code that runs of this user
-have left instead.
+A run's directory is left behind if nothing could remove it: its host lost power, or all its keepers were killed. With
+--code, remove the code that runs of this user have left instead.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
-from launcher.job.facts import BootUnit, Checks, RunFolder, RunProcess
+from launcher.job.facts import Checks, RunFolder, RunProcess
 from launcher.node import messages
 from launcher.session.connection import Event
 from launcher.session.node_state import Census
@@ -21,7 +20,7 @@ from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.wording import count, size
 
-_MOST_NAMED = 100  # runs, directories or boot units of one host
+_MOST_NAMED = 100  # runs or directories of one host
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,7 @@ class Cleaning:
     failures: Sequence[HostFailure]
     census: Census
     folders: Sequence[tuple[str, RunFolder]] = ()  # with its host
-    kept: Sequence[tuple[str, str, str]] = ()  # host, path or name, and reason of each that could not be removed
-    units: Sequence[tuple[str, BootUnit]] = ()  # with its host; those that nothing removes by itself
+    kept: Sequence[tuple[str, str, str]] = ()  # host, path and reason of each that could not be removed
 
     @property
     def left_behind(self) -> list[tuple[str, RunProcess]]:
@@ -55,21 +53,20 @@ class Cleaning:
         return EXIT_FAILED if self.kept or any(self.census.left.values()) else 0
 
 
-async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool, ended: Collection[str] = ()) -> Cleaning:
-    """List what is left on all hosts, and stop it unless `is_dry`; ended: runs whose helpers wait for nobody.
+async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -> Cleaning:
+    """List what is left on all hosts, and stop it unless `is_dry`.
 
     At a signal before that, report which hosts have failed so far, and raise Interrupted.
     """
     with session.catch_signals():
         try:
-            await _find(session, ended)
+            session.open(facts=True, gpus=False, pythons=[], checks=True, planted=True)
+            await session.pump(lambda: all(state.facts or state.failure for state in session.states))
             found = [(host, process) for host, checks in _checked(session) for process in checks.runs]
             folders = [(host, folder) for host, checks in _checked(session) for folder in checks.folders]
             planted = [(host, process) for host, checks in _checked(session) for process in checks.planted]
-            units = [(host, unit) for host, checks in _checked(session) for unit in checks.units]
-            for line in [*found_lines(found), *folder_lines(folders), *planted_lines(planted), *unit_lines(units)]:
+            for line in [*found_lines(found), *folder_lines(folders), *planted_lines(planted)]:
                 say(line)
-            units = [(host, unit) for host, unit in units if not unit.is_running]
             adopted = False
             if not is_dry:
                 adopted = _adopt(session)
@@ -81,18 +78,8 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool, e
             await session.stop_all(timeout_s=0)
             raise
         census = await session.stop_all(session.settings.timeouts.stop_timeout_s if adopted else 0)
-    removed = [*((host, folder.path) for host, folder in folders), *((host, unit.name) for host, unit in units)]
-    return Cleaning(found, session.failures(), census, folders, () if is_dry else _kept(session, removed), units)
-
-
-async def _find(session: Session, ended: Collection[str]) -> None:
-    session.open(facts=True, gpus=False, pythons=[], checks=True, planted=True)
-    await session.pump(lambda: all(state.facts or state.failure for state in session.states))
-    for state in session.states:
-        if state.facts is not None and state.facts.checks is not None:
-            checks = state.facts.checks
-            units = [replace(unit, is_running=unit.is_running and unit.run_id not in ended) for unit in checks.units]
-            state.facts = replace(state.facts, checks=replace(checks, units=tuple(units)))
+    kept = () if is_dry else _kept(session, [(host, folder.path) for host, folder in folders])
+    return Cleaning(found, session.failures(), census, folders, kept)
 
 
 def _checked(session: Session) -> Iterator[tuple[str, Checks]]:
@@ -109,15 +96,14 @@ def _adopt(session: Session) -> bool:
         runs = checks.runs if checks is not None else ()
         marks = sorted({run.mark for run in runs if not run.is_owned})
         folders = [folder.path for folder in checks.folders] if checks is not None else []
-        units = [unit.name for unit in checks.units if not unit.is_running] if checks is not None else []
-        if marks or folders or units:
+        if marks or folders:
             has_processes = has_processes or bool(marks)
-            session.send(index, messages.ADOPT, marks=marks, folders=folders, units=units)
+            session.send(index, messages.ADOPT, marks=marks, folders=folders)
     return has_processes
 
 
 def _kept(session: Session, removed: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Return host, path or name, and reason of each of these that is still there, or whose state is unknown."""
+    """Return host, path and reason of each of these that is still there, or whose state is unknown."""
     reasons = {
         host.name: dict(state.census.get("folders") or []) if state.census is not None else None
         for host, state in zip(session.hosts, session.states, strict=True)
@@ -167,15 +153,6 @@ def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
     return lines
 
 
-def unit_lines(units: Sequence[tuple[str, BootUnit]]) -> list[str]:
-    """Return a line for each boot unit on each host."""
-    rows = []
-    for host, unit in units:
-        state = " (left alone: the run removes it)" if unit.is_running else f": {unit.name}"
-        rows.append((host, f"{'' if unit.is_running else 'leftover '}boot unit of run {unit.run_id}{state}"))
-    return _limit(rows, "boot unit")
-
-
 def _name_some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
@@ -194,24 +171,19 @@ def _limit(rows: Sequence[tuple[str, str]], noun: str) -> list[str]:
 
 def verdict(done: Cleaning, *, is_dry: bool) -> str:
     """Return what became of everything found, in one line; of the counts that are 0, only what is left now."""
-    processes, folders, units = len(done.left_behind), len(done.folders), len(done.units)
-    if not processes and not folders and not units:
+    processes, folders = len(done.left_behind), len(done.folders)
+    if not processes and not folders:
         return f"nothing is left behind on {count(len(done.census.left), 'host')}"
     if is_dry:
         return _listed(
             (processes, "process", "{} would be stopped"),
             (folders, "directory", "{} would be removed"),
-            (units, "boot unit", "{} would be removed"),
         )
-    names = {unit.name for _, unit in done.units}
-    kept_units = sum(name in names for _, name, _ in done.kept)
-    kept_folders = len(done.kept) - kept_units
+    kept = len(done.kept)
     ends = _listed(
         (done.ended, "process", "stopped {}"),
-        (folders - kept_folders, "directory", "removed {}"),
-        (kept_folders, "directory", "{} could not be removed"),
-        (units - kept_units, "boot unit", "removed {}"),
-        (kept_units, "boot unit", "{} could not be removed"),
+        (folders - kept, "directory", "removed {}"),
+        (kept, "directory", "{} could not be removed"),
     )
     return ", ".join(filter(None, [ends, done.census.describe()]))
 
@@ -221,7 +193,7 @@ def _listed(*parts: tuple[int, str, str]) -> str:
 
 
 def kept_lines(kept: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Return a line for each directory or boot unit that could not be removed."""
+    """Return a line for each directory that could not be removed."""
     return [f"  {host}: {path} is still there: {reason}" for host, path, reason in kept]
 
 

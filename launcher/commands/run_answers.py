@@ -78,10 +78,8 @@ def conclude(run: ListedRun, streams: OutputStreams, *, prints: bool) -> int:
         tell(f"launch: run {run.id} was never started; its launch has said why", streams)
         return EXIT_FAILED
     if now.end is None:
-        why = "its launch was killed, and its hosts end it within --silence"
-        if now.can_be_taken_up:
-            why = f"its controller died\n  fix: launch rejoin {now.id} continues it, and launch stop {now.id} ends it"
-        tell(f"launch: run {now.id} has no result: {why}", streams)
+        tell(f"launch: run {now.id} has no result: {now.death}, and its hosts end it within --silence", streams)
+        tell(f"  fix: launch again {now.id} runs it again", streams)
         return EXIT_SIGNAL_BASE + signal.SIGKILL
     if prints:
         for line in _find_end(now):

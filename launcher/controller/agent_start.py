@@ -21,7 +21,6 @@ from launcher.transports.bootstrap import LoadedPython, hanging_up, open_python
 from launcher.transports.entering_failures import describe_no_input
 
 REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
-SURVIVING_S = 86400.0  # the same with --survive-reboots: the host of the controller may be the one that reboots
 _DIALLING_S = 10.0  # for an agent to reach a controller that listens, and a while for one whose host is busy
 _ERROR_BYTES = 4096
 
@@ -41,20 +40,13 @@ def make_order(
         "run": run_id, "index": index, "token": request.credentials.tokens[index],
         "addresses": [[address, port] for address in dict.fromkeys(found)][:_MOST_ADDRESSES],
         "fingerprint": request.credentials.fingerprint, "silence_s": timeouts.silence_s,
-        "redial_s": find_redial(request), "connect_timeout_s": timeouts.connect_timeout_s, "is_after_go": False,
-        "machine": "", "survives": request.survives_reboots,
+        "redial_s": REDIAL_S if request.options.restarts else 0.0, "connect_timeout_s": timeouts.connect_timeout_s,
+        "is_after_go": False, "machine": "",
     }  # fmt: skip
 
 
 def _login(host: Host) -> tuple[object, ...]:
     return host.name, host.user, host.port, host.enter
-
-
-def find_redial(request: Control) -> float:
-    """Return for how many seconds an agent that was cut off dials."""
-    if not request.options.restarts:
-        return 0.0
-    return SURVIVING_S if request.survives_reboots else REDIAL_S
 
 
 def open_agent(transport: Transport, host: Host, pythons: Sequence[str], timeout_s: float) -> LoadedPython:

@@ -58,7 +58,6 @@ class Control:
     as_json: bool = False
     notify: str | None = None
     host: str = ""  # the name of the controlling host, as the launch host has it
-    survives_reboots: bool = False  # each host starts what it has of the run after a boot
     incidents: Mapping[str, str] = field(default_factory=dict)  # what went wrong with hosts in earlier runs, in words
 
 

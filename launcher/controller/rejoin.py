@@ -106,9 +106,7 @@ def watch_agents(
         say=say,
     )  # fmt: skip
     if request.options.restarts:
-        machines = hub.recall_machines({each["name"]: each["machine"] for each in entry.read_orders()})
-        starts = [describe_start(host, order) for host, order in zip(hosts, orders, strict=True)]
-        entry.note_orders([{**start, "machine": machines[start["name"]]} for start in starts])
+        entry.note_orders([describe_start(host, order) for host, order in zip(hosts, orders, strict=True)])
     start_thread(partial(rejoining.serve, is_changed, entry.note_missing), "agents", lambda error: None)
 
 
@@ -145,15 +143,13 @@ class Rejoining:
         self._returns: list[Return] = []  # that were not mentioned yet
         self._window = threading.Semaphore(_LOGINS_AT_ONCE)
 
-    def serve(
-        self, is_changed: threading.Event, note_missing: Callable[[Sequence[str], Sequence[str]], object]
-    ) -> None:
+    def serve(self, is_changed: threading.Event, note_missing: Callable[[Sequence[str]], object]) -> None:
         """Work until this process ends; is_changed: set when an agent comes or goes.
 
-        note_missing: gets the hosts whose agent is missing, and those that reboot, whenever that may have changed.
+        note_missing: gets the hosts whose agent is missing, whenever that may have changed.
         """
         while True:
-            note_missing(self._hub.missing(), self._hub.find_rebooting())
+            note_missing(self._hub.missing())
             self._mention()
             wait_s = self._try_missing(is_changed)
             is_changed.wait(wait_s)

@@ -75,17 +75,6 @@ class RunFolder:
     files: Count = 0  # how many files its ranks left in it
 
 
-@dataclass(frozen=True, slots=True)
-class BootUnit:
-    """What a node starts after a boot for a run, a unit of systemd or a line of a crontab."""
-
-    name: str  # its name
-    # the run of a boot unit; `checks.units` is always empty: only `launch clean` asks for the units of
-    # `--survive-reboots`
-    run_id: Annotated[str, SentAs("run")]
-    is_running: bool  # whether what it starts runs, so that the run still needs it
-
-
 Moment = Annotated[float, Within(0, 1e11)]  # seconds since 1970; a text in --json
 
 
@@ -220,7 +209,6 @@ class Checks:
     # controllers, agents and what waits for its code, each as `[pid, name]`; always empty: only `launch clean` asks for
     # them
     planted: tuple[tuple[Count, str], ...] = ()
-    units: tuple[BootUnit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

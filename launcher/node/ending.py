@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from typing import Any, Callable, Generator, List
 
-from launcher.node import boot_units, messages
+from launcher.node import messages
 from launcher.node.loop import Loop, Timer
 from launcher.node.processes import proc, run_folders, run_owner, stop_steps, workers
 from launcher.node.processes.ranks import Ranks
@@ -17,7 +18,7 @@ from launcher.node.send_queue import SendQueue
 StopSteps = Generator[float, None, List[proc.Process]]
 
 
-REMOVAL_TIMEOUT_S = 60.0  # for directories and boot units of earlier runs
+REMOVAL_TIMEOUT_S = 60.0  # for directories of earlier runs
 MOST_ERRORS = 20  # of callbacks, while the run is being stopped
 
 
@@ -56,7 +57,7 @@ class Ending:
         self._timer: Timer | None = None
         self._errors = 0
         # What is left of earlier runs, to be removed at the end, too; None: that wasn't asked for.
-        self._leftovers: tuple[list[str], list[str]] | None = None
+        self._leftovers: list[str] | None = None
         self._lost_folder: str | None = None  # of another supervisor that lost its launcher; this one stops its run
         self._lost_keepers: list[proc.Process] = []  # that supervisor and its guardian; of a cleaner, suspended ones
 
@@ -80,11 +81,11 @@ class Ending:
     def adopt(self, header: dict[str, Any], _: bytes) -> None:
         """Count the leftover processes of earlier runs as this run's, so that the next STOP stops them too.
 
-        After that, the directories of these runs, and boot units, are removed.
+        After that, the directories of these runs are removed.
         """
         self._owned.marks.update(header["marks"])
         self._owned.born = 0
-        self._leftovers = header.get("folders", []), header.get("units", [])
+        self._leftovers = header.get("folders", [])
         for folder in header.get("folders", []):
             self.take_over(None, run_owner.read_keepers(folder))
 
@@ -146,16 +147,8 @@ class Ending:
         if self._leftovers is None:
             self._report(left, {})
             return
-        folders, units = self._leftovers
-
-        def remove() -> list[list[str]]:
-            remaining = run_folders.remove_folders(folders)
-            if units:
-                reasons = [[name, boot_units.end(name)] for name in units]
-                remaining += [[name, reason] for name, reason in reasons if reason]
-            return remaining
-
-        late = [[name, "it could not be removed in %g s" % REMOVAL_TIMEOUT_S] for name in [*folders, *units]]
+        remove = partial(run_folders.remove_folders, self._leftovers)
+        late = [[name, "it could not be removed in %g s" % REMOVAL_TIMEOUT_S] for name in self._leftovers]
         self._loop.ask(remove, REMOVAL_TIMEOUT_S, late, lambda found: self._report(left, {"folders": found}))
 
     def _report(self, left: list[proc.Process], fields: dict[str, Any]) -> None:

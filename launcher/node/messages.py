@@ -84,8 +84,7 @@ ELSEWHERE = "elsewhere"  # this is another machine than the one that is meant
 WELCOME = "welcome"
 GONE = "gone"  # it isn't needed any more; final
 GO = "go"
-KEPT = "kept"  # another controller may take the run up, on the same port
-NOTIFY = "notify"  # a command, the payload, to run if no controller can be reached for too long; "": another agent does
+NOTIFY = "notify"  # a command, the payload, to run if the controller is gone; "": another agent does
 OPEN = "open"
 DATA = "data"
 # Both ways: how many bytes of a channel were read, so that more may be sent. A supervisor says it of each PIECE.
@@ -96,8 +95,6 @@ END = "end"
 # agent -> controller, besides HELLO, EXIT and BEAT
 OUT = "out"
 ERR = "err"
-UNIT = "unit"  # whether it will be started again after a boot of its host, and why not
-LEAVING = "leaving"  # its host shuts down
 
 # launch host -> controller, besides GO
 SIGNAL = "signal"  # that the user has sent with the keyboard

@@ -127,14 +127,6 @@ class RunRecord:
         files = self.folder / "files"
         return files / f"restart_{self.attempt}" if self.attempt else files
 
-    def find_last_output(self) -> float:
-        """Return when a rank wrote something last, in wall-clock seconds; 0 if none did."""
-        times = [0.0]
-        for path in self.folder.glob("node_*.log"):
-            with contextlib.suppress(OSError):
-                times.append(path.stat().st_mtime)
-        return max(times)
-
     @property
     def has_begun(self) -> bool:
         """Whether the run was started, so that its directory stays."""
@@ -241,35 +233,6 @@ def create_record(
             record.complain(record.folder, error)
         return record
     raise UsageError(f"{base / now.strftime('%Y%m%d-%H%M%S')}: 99 runs started in one second")
-
-
-def reopen_record(
-    folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any], *, has_live: bool, host: str
-) -> RunRecord:
-    """Return the record of a run that another process has begun, to continue it; the parameters are as for a new one.
-
-    What that process wrote last may be cut off: then its line ends here. Without a run.json that can be read, the
-    values are `known`; the next attempt adds most others.
-    """
-    try:
-        found = json.loads((folder / "run.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        found = {}
-    values = found if isinstance(found, dict) else {}
-    record = RunRecord(folder, run_id, complain, {**known, **values}, has_live=has_live, host=host)
-    for path in folder.glob("*.log"):
-        with contextlib.suppress(OSError):
-            _end_line(path)
-    record.transcript.begin()
-    return record
-
-
-def _end_line(path: Path) -> None:
-    with path.open("r+b") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
 
 
 def _leave_out_of_git(folder: Path) -> None:

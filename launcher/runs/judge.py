@@ -341,15 +341,6 @@ def judge_result(result: Result, hosts: Collection[str]) -> Ending:
     )
 
 
-def judge_interruption(result: Result) -> Ending:
-    """Return what it means that an attempt has ended with its controller; only what its ranks wrote until then counts.
-
-    No host is to blame: that of the controller is back.
-    """
-    has_output, has_progress = result.output_s is not None, (result.output_s or 0.0) > PROGRESS_S
-    return Ending(Outcome.CONTROLLER, has_trained=has_output, has_progress=has_progress)
-
-
 def judge_refusal(error: LauncherError, hosts: Collection[str], here: Collection[str] = ()) -> Ending:
     """Return what it means that a later attempt could not start; here: which of these hosts are this machine."""
     refused = Ending(Outcome.ERROR, is_refused=True)

@@ -24,14 +24,9 @@ def find_lost_host_wait(job: Job, states: Sequence[NodeState], now: float) -> fl
 
     now: wall-clock seconds. A node that is not known to be lost may have heard from this machine until now.
     """
-    window_s = find_fence(job)
+    window_s = job.timeouts.silence_s + job.timeouts.stop_timeout_s + LOST_HOST_SLACK_S
     unasked = [state.lost_at or now for state in states if state.may_run and state.census is None]
     return max((0.0, *(heard_at + window_s - now for heard_at in unasked)))
-
-
-def find_fence(job: Job) -> float:
-    """Return for how many seconds ranks may still be alive, and save, on a node that hears nothing any more."""
-    return job.timeouts.silence_s + job.timeouts.stop_timeout_s + LOST_HOST_SLACK_S
 
 
 FREED_S = 50.0  # the longest that the GPUs are waited for, as NVIDIA's ft_launcher does

@@ -34,7 +34,6 @@ class Outcome(Enum):
     NETWORK = "network"  # all hosts were lost at once, or this machine was suspended
     DISK = "disk"  # a disk is full
     PORT = "port"  # another program took the port of node 0
-    CONTROLLER = "controller"  # the process that drove the run died, and another one has taken the run up
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,5 +232,4 @@ def describe(ending: Ending) -> str:
         Outcome.NETWORK: "the network of this machine failed",
         Outcome.DISK: f"a disk of {hosts} is full",
         Outcome.PORT: "another program took the port",
-        Outcome.CONTROLLER: "its controller died",
     }[ending.outcome]

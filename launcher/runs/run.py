@@ -12,7 +12,7 @@ from functools import partial
 
 from launcher.clock import boottime, iso_time, wall_clock
 from launcher.diagnosis.failure import FailureKind
-from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, HostsUnreachable, LauncherError
+from launcher.errors import EXIT_SIGNAL_BASE, HostsUnreachable, LauncherError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import OnHang
@@ -24,8 +24,8 @@ from launcher.preflight.claims import GpusClaimedError
 from launcher.runs import report
 from launcher.runs.attempt import Attempt, CarriedOver, make_claim_order
 from launcher.runs.hosts_and_spares import HostsAndSpares
-from launcher.runs.judge import find_incidents, judge_interruption, judge_refusal, judge_result
-from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError, find_fence
+from launcher.runs.judge import find_incidents, judge_refusal, judge_result
+from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError
 from launcher.runs.policy import (
     MOST_PORTS,
     Ending,
@@ -43,7 +43,6 @@ from launcher.runs.result import Result
 from launcher.runs.run_json import EndedAttempt
 from launcher.runs.run_request import QUEUED, RunRequest
 from launcher.runs.run_state import Activity, RestartCount
-from launcher.runs.standing import Standing
 from launcher.runs.state_keeper import StateKeeper
 from launcher.session.connection import Connection
 from launcher.session.node_state import Census
@@ -55,10 +54,6 @@ from launcher.wording import age, count, span
 _RESERVE_SLACK_S = 60.0  # for the next attempt to connect and check
 _TIME_LOOK_S = 60.0  # at the clock: a suspended machine delays a timer
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
-
-
-class RunLeftError(Exception):
-    """Nothing of the run is alive, and it hasn't ended: another controller will take it up."""
 
 
 class Run:
@@ -78,13 +73,14 @@ class Run:
         self._say = request.console.say
         self._options = request.options
         self._signals: asyncio.Queue[int] = asyncio.Queue()
-        standing = request.standing or _begin(request)
-        self._began_at = self._attempt_began_at = standing.began_at
-        self._hosts = standing.hosts
-        self._carried = standing.carried
-        self._endings = [*standing.endings]
-        self._attempts = [*standing.attempts]  # for run.json
-        self._idle_controllers = standing.idle_controllers
+        self._began_at = wall_clock()
+        self._hosts = HostsAndSpares(request.hosts[: self._options.num_nodes], request.spares, self._options.min_nodes)
+        others = request.hosts[len(self._hosts.hosts) :]
+        self._carried = CarriedOver(
+            incidents=request.incidents, until=self._options.until_at, others=tuple(others)
+        )  # fmt: skip
+        self._endings: list[Ending] = []
+        self._attempts: list[EndedAttempt] = []  # for run.json
         self._idle: list[Connection] = []  # to hosts that wait for what becomes of the claim
         self._timer: asyncio.TimerHandle | None = None  # for the time limit
         self._time_limit: str | None = None  # that has been reached
@@ -117,13 +113,8 @@ class Run:
 
     async def _repeat(self) -> Result:
         self._state.count(self._count_restarts(follows=True))
-        if self._request.standing is not None:
-            result = await self._take_up(self._request.standing)
-            if result is not None:
-                return result
         while True:
-            began_at = self._attempt_began_at = wall_clock()
-            self._keep(began_at)
+            began_at = wall_clock()
             refusal: LauncherError | None = None
             try:
                 result = await self._attempt()
@@ -157,7 +148,6 @@ class Run:
         self._note_attempt(began_at, result, refusal, ending, decision)
         if isinstance(decision, Stop):
             return await self._conclude_failure(await self._hang_up(result), decision)
-        self._keep()
         self._say_restart(result, decision)
         begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
         if self._request.notify is not None and not result.has_lost_port and not waits_for_hosts(ending):
@@ -168,7 +158,6 @@ class Run:
                 await self._pause(result.lost_host_wait_s)
                 decision = await self._search(decision)
             self._replace_hosts(result, decision)
-            self._keep()
             self._note_pause(result, ending, begins_at - boottime())
             await self._pause_for(ending, begins_at)
         except Interrupted as interruption:
@@ -182,7 +171,6 @@ class Run:
         for_s = self._options.for_s
         if for_s is not None and self._carried.until is None:
             self._carried.until = wall_clock() + for_s
-            self._keep(self._attempt_began_at)
             self._look_at_clock()
 
     def _look_at_clock(self) -> None:
@@ -205,45 +193,6 @@ class Run:
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-    # ---- a controller that died ---------------------------------------------------------------------------------
-
-    def _keep(self, attempt_began_at: float | None = None) -> None:
-        """Let whoever keeps it know where the run stands."""
-        if attempt_began_at is not None:
-            self._idle_controllers = 0
-        if self._request.keep is not None:
-            standing = Standing(
-                self._began_at, self._hosts, self._endings, self._attempts, self._carried, attempt_began_at,
-                self._idle_controllers,
-            )  # fmt: skip
-            self._request.keep(standing)
-
-    async def _take_up(self, standing: Standing) -> Result | None:
-        """Wait until nothing is alive that an earlier controller has started; return how the run ended, if it did.
-
-        An attempt that was under way has ended with its controller.
-        """
-        self._idle_controllers += 1
-        fence_s = find_fence(self._request.job)
-        self._state.plan()  # of earlier attempts there is one
-        if standing.attempt_began_at is None:
-            self._keep()
-            self._say(f"launch: continuing in {span(round(fence_s))}, when nothing can be alive any more", Style.STRONG)
-            self._state.pause(fence_s)
-            try:
-                await self._pause(fence_s)
-            except Interrupted as interruption:
-                nothing = Result(EXIT_UNREACHABLE, 0.0, Census({}, {}))
-                return await self._conclude_stop(nothing, interruption.number)
-            return None
-        heard_at = self._record.find_last_output()
-        output_s = heard_at - standing.attempt_began_at if heard_at > standing.attempt_began_at else None
-        result = Result(
-            EXIT_UNREACHABLE, output_s or 0.0, Census({}, {}), error="its controller died", output_s=output_s,
-            lost_host_wait_s=fence_s,
-        )  # fmt: skip
-        return await self._follow(standing.attempt_began_at, result, judge_interruption(result))
 
     # ---- one attempt --------------------------------------------------------------------------------------------
 
@@ -361,7 +310,6 @@ class Run:
             await self._pause(AGAIN_S)
         self._hosts = HostsAndSpares(chosen, self._hosts.spares, options.min_nodes)
         self._carried.others = ()
-        self._keep(self._attempt_began_at)
         await self._pause(0.0)  # or while the session was
         waited = age(time.monotonic() - began_at)
         self._say(f"launch: its turn on {fold_names(host.name for host in chosen)} after {waited} in the queue")
@@ -499,8 +447,6 @@ class Run:
         self, began_at: float, result: Result, refusal: LauncherError | None, ending: Ending | None,
         decision: Restart | Stop | None,
     ) -> None:  # fmt: skip
-        is_over = ending is not None and ending.outcome is Outcome.CONTROLLER  # for long, perhaps
-        ended_at = began_at + result.seconds if is_over else wall_clock()
         here = [host for host in self._hosts.hosts if host.name in self._carried.here]
         has_one_other = bool(here) and len(self._hosts.hosts) - len(here) == 1
         self._attempts.append(
@@ -510,7 +456,7 @@ class Run:
                 master_port=None if result.master_port is None else int(result.master_port),
                 began_at=iso_time(began_at),
                 steps=result.steps.describe(),
-                ended_at=iso_time(ended_at),
+                ended_at=iso_time(wall_clock()),
                 outcome="succeeded" if ending is None else ending.outcome.value,
                 progress=ending is not None and ending.has_progress,
                 then=None if decision is None else decision.why,
@@ -587,12 +533,6 @@ class Run:
         return await self._conclude(result, report.failed_words(result, run_id))
 
     async def _conclude_stop(self, result: Result, number: int) -> Result:
-        find_successor = self._request.find_successor if number == signal.SIGTERM else None
-        successor = await asyncio.to_thread(find_successor) if find_successor is not None else ""
-        if successor:
-            self._say(f"launch: this host shuts down; {successor} continues the run after that")
-            await self._close_disk()
-            raise RunLeftError
         code = EXIT_SIGNAL_BASE + number
         stopped = Result(code, result.seconds, result.census, interrupted_by=number, time_limit=self._time_limit)
         return await self._conclude(stopped, report.stopped_words(stopped, self._elapsed_s()))
@@ -629,14 +569,6 @@ class Run:
             await asyncio.to_thread(self._request.notify, "end", result)
             await asyncio.to_thread(self._home_disk.wait, STALLED_S)  # it may have said something
         return result
-
-
-def _begin(request: RunRequest) -> Standing:
-    """Return where a run stands before its first attempt."""
-    hosts = HostsAndSpares(request.hosts[: request.options.num_nodes], request.spares, request.options.min_nodes)
-    others = request.hosts[len(hosts.hosts) :]
-    carried = CarriedOver(incidents=request.incidents, until=request.options.until_at, others=tuple(others))
-    return Standing(wall_clock(), hosts, (), (), carried, None)
 
 
 def _ignore(*args: object) -> None:

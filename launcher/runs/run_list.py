@@ -50,7 +50,6 @@ CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before t
 LOCK = "lock"  # the file that the process which controls a run keeps locked
 _END, _STOP, _AGENTS = "end.json", "stop", "agents.json"
 _ORDERS = "orders.json"  # for agents of hosts that come back
-KEPT, START = "kept", "start.py"  # the directory of launcher.runs.kept_run, and what takes the run up
 _STATE = "state.json"
 _MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
 _SEEN = "seen.json"  # the last row of a run elsewhere, and when that was
@@ -58,7 +57,6 @@ _SEEN_BEFORE = ("row.json", "alive.json")  # of earlier versions; they are asked
 # What this machine keeps of a run that was started here: how it was typed, and its code.
 ORIGIN, CODE, LISTING, PATCH = "origin.json", "code.json", "code.listing", "code.patch"
 _END_BYTES = 256
-_LOOK_S = 0.5
 _IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
 
@@ -129,19 +127,12 @@ class ListedRun:
         return all(getattr(self.controller, name) == here[name] for name in ("host", "pid_namespace", "boot_id"))
 
     @property
-    def is_kept(self) -> bool:
-        """Whether another controller could take it up, if this one died."""
-        return (self.place / KEPT / START).exists()
-
-    @property
-    def can_be_taken_up(self) -> bool:
-        """Whether its controller died, and another one can take it up."""
-        return self.is_alive is False and self.end is None and self.is_kept and not self.is_being_stopped
-
-    @property
-    def is_being_stopped(self) -> bool:
-        """Whether its stop was asked for."""
-        return _read_stop(self.place)
+    def death(self) -> str:
+        """What ended the process that controlled it, in words; empty if it lives, or has ended the run."""
+        if self.is_alive is not False or self.end is not None:
+            return ""
+        is_same_boot = self.controller.boot_id == _describe_machine()["boot_id"]
+        return "its launch was killed" if is_same_boot else f"{self.controller.host} has rebooted"
 
     def read_record(self) -> RunJson:
         """Return its run.json; without a value before the start of its ranks, and if its logs were removed."""
@@ -171,19 +162,18 @@ class ListedRun:
             return None
         return _read_listed(self.place) or self  # a file system that fails for a moment says nothing
 
-    def read_missing(self, *, are_rebooting: bool = False) -> list[str]:
-        """Return the hosts whose agent is not connected to the controller now, or the ones of these that reboot."""
+    def read_missing(self) -> list[str]:
+        """Return the hosts whose agent is not connected to the controller now."""
         try:
-            found = _read_json(self.place / _AGENTS)
-            names = found["rebooting" if are_rebooting else "missing"]
-        except (OSError, ValueError, TypeError, KeyError):
+            names = _read_json(self.place / _AGENTS)
+        except (OSError, ValueError):
             return []
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     def read_doing(self, now: float) -> Doing | None:
         """Return what `launch ps` says of what it does now; None if read_state does; now: in wall-clock seconds."""
         state = self.read_state()
-        return state.as_doing(now, self.read_missing(are_rebooting=True)) if state is not None else None
+        return state.as_doing(now) if state is not None else None
 
     def read_orders(self) -> list[dict[str, Any]]:
         """Return what starts the agents of the hosts that are missing now; empty if none may be started again."""
@@ -204,7 +194,6 @@ class ListedRun:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             was_stopped = os.pread(fd, 1, 0) == _IS_STOPPED
             os.pwrite(fd, _IS_STOPPED, 0)
-            os.fsync(fd)  # nothing may take the run up after a power cut
         except OSError:
             return False
         finally:
@@ -288,11 +277,6 @@ class RunListEntry:
         self._lock = lock
         self.error = error  # why the run is not listed
 
-    @property
-    def is_being_stopped(self) -> bool:
-        """Whether the stop of the run was asked for."""
-        return self._place is not None and _read_stop(self._place)
-
     def end(self, result: Result) -> None:
         """Write down how the run ended."""
         if self._place is not None:
@@ -302,11 +286,11 @@ class RunListEntry:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def note_missing(self, hosts: Sequence[str], rebooting: Sequence[str]) -> None:
-        """Write down which hosts' agents are not connected, and which of these hosts are known to reboot."""
+    def note_missing(self, hosts: Sequence[str]) -> None:
+        """Write down which hosts' agents are not connected."""
         if self._place is not None:
             with contextlib.suppress(OSError):
-                replace_private(self._place / _AGENTS, json.dumps({"missing": hosts, "rebooting": rebooting}))
+                replace_private(self._place / _AGENTS, json.dumps(hosts))
 
     def note_state(self, state: RunState) -> None:
         """Write down what the run does now; on a full disk, at least remove what it did before."""
@@ -316,10 +300,6 @@ class RunListEntry:
             except OSError:
                 with contextlib.suppress(OSError):
                     (self._place / _STATE).unlink()
-
-    def read_orders(self) -> list[dict[str, Any]]:
-        """Return what an earlier controller of the run has written with note_orders."""
-        return _read_orders(self._place) if self._place is not None else []
 
     def note_orders(self, orders: Sequence[Mapping[str, Any]]) -> None:
         """Write down what starts the agent of each host again; secrets are among that."""
@@ -397,37 +377,6 @@ class RunList:
             self.release(run_id)
             return RunListEntry(None, None, error)
         return RunListEntry(place, lock)
-
-    def resume(self, run_id: str) -> tuple[ListedRun, RunListEntry]:
-        """Make this process the controller of a run whose controller died; return the run, and its entry.
-
-        Raise LauncherError if another process controls it, or if nothing can show that none does.
-        """
-        place = self.base / run_id
-        lock = open(place / LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
-        try:
-            _take_lock(lock)
-            run = _read_listed(place)
-            if run is None:
-                raise UsageError(f"{place / CONTROLLER} is damaged", "start the run again")
-            here = _describe_machine()
-            if any(getattr(run.controller, name) != here[name] for name in ("host", "machine_id")):
-                raise UsageError(f"only {run.controller.host} can take run {run_id} up", "use launch there")
-            controller = replace(
-                run.controller, pid=os.getpid(), stop_signal=_find_stop_signal(), pid_namespace=here["pid_namespace"],
-                boot_id=here["boot_id"],
-            )  # fmt: skip
-            replace_durably(place / CONTROLLER, json.dumps(asdict(controller)).encode())
-        except OSError as error:
-            lock.close()
-            if isinstance(error, BlockingIOError):
-                raise UsageError(f"run {run_id} is controlled by another process", "see launch ps") from None
-            text = f"can't take run {run_id} up: {error.filename or place / LOCK}: {error.strerror}"
-            raise LauncherError(text, "free space there") from None
-        except LauncherError:
-            lock.close()
-            raise
-        return run, RunListEntry(place, lock)
 
     def take_id(self, now: datetime, token: str) -> str:
         """Take an id for a run that another machine will control; raise OSError if that can't be written.
@@ -530,7 +479,7 @@ class RunList:
                 total += _measure(run.folder) if is_owned else 0
                 paths = (run.place, run.place / _END, *run.folder.glob("*.log"))  # one that was killed has no end
                 is_old = min((_age(path) for path in paths if path.exists()), default=0.0) > KEPT_S
-                is_much = is_owned and total > KEPT_BYTES and not run.can_be_taken_up
+                is_much = is_owned and total > KEPT_BYTES
                 if run.is_alive is False and (is_old or is_much):
                     for folder in (run.folder, run.place) if is_owned else (run.place,):
                         shutil.rmtree(folder, ignore_errors=True)
@@ -607,29 +556,9 @@ def claim_place(base: Path, run_id: str, token: str = "") -> bool:
     return True
 
 
-def _take_lock(lock: IO[str]) -> None:
-    """Lock a file; raise BlockingIOError if another process has it for longer than a look takes, which locks it too."""
-    deadline = time.monotonic() + _LOOK_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.01)
-
-
 def _read_json(path: Path) -> Any:
     """Return what a file holds; raise OSError or ValueError."""
     return load_json(path.read_bytes())
-
-
-def _read_stop(place: Path) -> bool:
-    try:
-        return (place / _STOP).read_bytes()[:1] == _IS_STOPPED
-    except OSError:
-        return False
 
 
 def _read_orders(place: Path) -> list[dict[str, Any]]:

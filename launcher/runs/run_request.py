@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
     from launcher.runs.bisection import Verdict
     from launcher.runs.result import Result
     from launcher.runs.run_state import RunState
-    from launcher.runs.standing import Standing
     from launcher.sync.contents import Contents
     from launcher.transports.base import Transport
 
@@ -66,6 +65,3 @@ class RunRequest:
     note_state: Callable[[RunState], object] | None = None  # writes down what the run does now; called in a thread
     is_listed: bool = False  # so that other commands find it
     contents: Contents | None = None  # of the job's tree, if it has one
-    keep: Callable[[Standing], object] | None = None  # called in the event loop whenever the run stands elsewhere
-    find_successor: Callable[[], str] | None = None  # after a SIGTERM: what takes the run up after a boot; "": nothing
-    standing: Standing | None = None  # where it stood when its controller died; None: it begins

@@ -44,14 +44,12 @@ class RunRow:
     controller: str = ""  # the machine that controls it
     pid: Count | None = None  # the process that controls it; `null` once that has ended
     logs: str | None = None  # the directory of its logs, on that machine
-    # whether its controller died, and `launch rejoin` can continue it; `null` if nobody can tell
-    can_continue: bool | None = None
     last_line: str = ""  # the cause of its failure, or the last line of a rank
 
     @property
     def may_live(self) -> bool:
-        """Whether the run may still live, or live again."""
-        return self.state in ("starting", "running", "unknown") or bool(self.can_continue)
+        """Whether the run may still live."""
+        return self.state in ("starting", "running", "unknown")
 
     def describe(self) -> str:
         """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`."""
@@ -105,7 +103,6 @@ def _find_values(run: "ListedRun", record: RunJson, now: float) -> dict[str, Any
         "controller": run.controller.host,
         "pid": run.controller.pid if run.is_alive else None,
         "logs": run.controller.folder,
-        "can_continue": run.can_be_taken_up,
         "last_line": find_last_line(run, record),
     }
 
@@ -122,9 +119,9 @@ def describe_state(run: "ListedRun", record: RunJson) -> Any:
 
 
 def find_last_line(run: "ListedRun", record: RunJson) -> str:
-    """Return the cause of a run that failed, or else the last line that one of its ranks wrote."""
-    if run.can_be_taken_up:
-        return f"launch rejoin {run.id} continues it: its controller died"
+    """Return what ended a run that has no result, the cause of a failure, or else the last line of a rank."""
+    if run.death:
+        return f"{run.death}; launch again {run.id} runs it again"
     result = None if run.is_alive else record.result
     cause = result.cause if result is not None else None
     if result is not None and cause is None and result.error:

@@ -7,14 +7,14 @@ elsewhere are the seconds since then. Nothing here does I/O.
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Annotated
 
 from launcher.forms import Count, FormError, Most, Within, load_json, reader_of
 from launcher.hosts.ranges import fold_names
-from launcher.wording import age, count, listed, ordinal
+from launcher.wording import age, count, ordinal
 
 _MOST_NAMES = 30  # characters; more hosts than that are counted
 _MOST_S = float((1 << 32) - 1)
@@ -48,21 +48,15 @@ class Doing:
     for_s: Seconds  # for how many seconds
     restart: Count  # the number of the restart that runs or follows; 0 for the first attempt
     hosts: Names = ()  # the hosts that a waiting run waits for
-    rebooting: Names = ()  # the ones of these that are known to reboot
     left_s: Seconds | None = None  # the seconds that are left of a pause; `null` else
     place: Count = 0  # of a run that is `queued`: 1 if no other run waits before it
     behind: Name = ""  # the run right before it, or the one that has what it waits for: `ann's nightly`
     odd: Names = ()  # of a `running` run: the GPUs and hosts that stand out
 
     def __str__(self) -> str:
-        """Return `running`, `waiting for g2 (rebooting, 4 min)`, `paused 20 s before restart 3` and the like."""
+        """Return `running`, `waiting for g2 (4 min)`, `paused 20 s before restart 3` and the like."""
         if self.what is Activity.WAITING and self.hosts:
-            parts = [
-                ("rebooting, ", [name for name in self.hosts if name in self.rebooting]),
-                ("", [name for name in self.hosts if name not in self.rebooting]),
-            ]
-            waited = _passed(self.for_s)
-            return "waiting for " + listed(f"{fold_briefly(names)} ({word}{waited})" for word, names in parts if names)
+            return f"waiting for {fold_briefly(self.hosts)} ({_passed(self.for_s)})"
         if self.what is Activity.PAUSED and self.left_s is not None:
             return f"paused {_passed(self.left_s)} before restart {self.restart}"
         if self.what is Activity.QUEUED:
@@ -110,14 +104,13 @@ class RunState:
         """Return it for the file."""
         return json.dumps(asdict(self))
 
-    def as_doing(self, now: float, rebooting: Collection[str] = ()) -> Doing:
-        """Return it for a row of `launch ps`; now: in wall-clock seconds; rebooting: hosts known to reboot."""
+    def as_doing(self, now: float) -> Doing:
+        """Return it for a row of `launch ps`; now: in wall-clock seconds."""
         return Doing(
             self.what,
             _round(now - min(self.hosts.values(), default=self.since)),
             self.restarts.used,
             tuple(self.hosts),
-            tuple(name for name in self.hosts if name in rebooting),
             None if self.until is None else _round(self.until - now),
             self.place,
             self.behind,

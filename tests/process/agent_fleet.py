@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from machines.channels import read_all
@@ -23,7 +22,7 @@ from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.transports import bootstrap
 from launcher.transports.agents.credentials import Credentials, make_credentials
-from launcher.transports.agents.hub import Hub
+from launcher.transports.agents.hub import Hub, Notice
 from launcher.transports.archives import pack_node
 from launcher.transports.base import STDERR, STDOUT
 from launcher.transports.process_channel import LocalTransport
@@ -75,22 +74,23 @@ class Planted:
 class Fleet:
     """One hub, and agents for some of its hosts."""
 
-    def __init__(self, *names: str, silence_s: float = NEVER_S) -> None:
+    def __init__(self, *names: str, silence_s: float = NEVER_S, notice: Notice | None = None) -> None:
         self.mark = secrets.token_hex(8)
         self.credentials = make_credentials(len(names))
         self.names = names
         self.changes = 0
         self._silence_s = silence_s
+        self._notice = notice
         self.planted: list[Planted] = []
-        self.state = tempfile.TemporaryDirectory()  # where agents have their locks
+        self.state = tempfile.TemporaryDirectory()  # no agent uses that of the user
         self._hubs: list[Hub] = []
         self.hub, self.port = self.open_hub()
 
-    def open_hub(self, port: int = 0, generation: int = 1) -> tuple[Hub, int]:
-        """Return a hub and its port; one after the first is that of a controller that takes the run up."""
+    def open_hub(self, port: int = 0) -> tuple[Hub, int]:
+        """Return a hub and its port."""
         hub = Hub(
-            RUN, self.names, self.credentials, silence_s=self._silence_s, on_change=self._count, generation=generation,
-            may_rejoin=True,
+            RUN, self.names, self.credentials, silence_s=self._silence_s, on_change=self._count, may_rejoin=True,
+            notice=self._notice,
         )  # fmt: skip
         self._hubs.append(hub)
         return hub, hub.listen([port])
@@ -115,7 +115,6 @@ class Fleet:
             "connect_timeout_s": NEVER_S,
             "is_after_go": False,
             "machine": "",
-            "survives": False,
         }
         added = {MARK: self.mark, "XDG_STATE_HOME": self.state.name}
         before = {key: os.environ.get(key) for key in added}
@@ -138,10 +137,6 @@ class Fleet:
     def pids(self) -> list[int]:
         """Return the living agents, and all that they have started."""
         return [*find_marked(self.mark, MARK)]
-
-    def locks(self) -> list[Path]:
-        """Return the files of the agents' locks."""
-        return [*Path(self.state.name, "launch", "agents").glob("*.lock")]
 
     def close(self) -> None:
         """Close the hubs and all logins; then nothing may be left."""

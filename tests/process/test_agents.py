@@ -24,7 +24,7 @@ from agent_fleet import RUN, Fleet, MakeFleet, Wire
 from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
 from machines.ports import free_port
-from node_process import WAITS, find_marked, is_alive, parent_of, shell, wait_until
+from node_process import WAITS, find_marked, is_alive, shell, wait_until
 
 from launcher.errors import HostFailureKind
 from launcher.hosts.host import Host
@@ -46,8 +46,8 @@ def make_fleet() -> Iterator[MakeFleet]:
     """Make hubs with agents; each must leave nothing."""
     with ExitStack() as ends:
 
-        def make(*names: str, silence_s: float = NEVER_S) -> Fleet:
-            fleet = Fleet(*(names or ("n1",)), silence_s=silence_s)
+        def make(*names: str, silence_s: float = NEVER_S, notice: Notice | None = None) -> Fleet:
+            fleet = Fleet(*(names or ("n1",)), silence_s=silence_s, notice=notice)
             ends.callback(fleet.close)
             return fleet
 
@@ -317,7 +317,7 @@ def test_an_agent_that_misbehaves(make_fleet: MakeFleet, message: bytes, text: s
     hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "boot_id": "", "machine": ""}
     with make_client(fleet.port) as sock:
         sock.sendall(messages.encode("hello", **hello))
-        assert sock.recv(4096) == messages.encode("welcome", generation=1)
+        assert sock.recv(4096) == messages.encode("welcome")
         channel = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
         assert sock.recv(4096) == messages.encode("open", channel=1, attempt=1, command="cat")
         with contextlib.suppress(OSError):  # the hub may hang up before it has read all of it
@@ -450,48 +450,6 @@ def test_after_go_the_login_may_end(fleet: Fleet) -> None:
     assert read_line(channel) == b"on\n"
 
 
-def test_an_agent_that_is_killed_is_started_again(fleet: Fleet) -> None:
-    """Twice, and also the last one ends with the controller."""
-    agents = set()
-    for _ in range(2):
-        transport = fleet.hub.open_transport()
-        lost = transport.open(A, "echo $PPID; cat", DEADLINE_S)
-        other = transport.open(B, "cat", DEADLINE_S)
-        agents.add(agent := int(read_line(lost)))
-        os.kill(agent, signal.SIGKILL)
-        assert fail_of(lost) == (HostFailureKind.CONNECTION, "the connection to its agent was lost")
-        other.write(b"on\n")
-        assert read_line(other) == b"on\n"
-    assert len(agents) == 2
-    assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
-
-
-def test_an_agent_whose_host_shuts_down(
-    make_fleet: MakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """It says so, and nothing starts it again; without a shutdown, one that gets SIGTERM is started again."""
-    says = tmp_path / "systemctl"
-    says.write_text("#!/bin/sh\necho running\n")
-    says.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    fleet = make_fleet("n1", "n2")
-    fleet.start()
-    agents = []
-    for answer in ("running", "stopping"):
-        says.write_text(f"#!/bin/sh\necho {answer}\n")
-        lost = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
-        agents.append(int(read_line(lost)))
-        os.kill(agents[-1], signal.SIGTERM)
-        assert fail_of(lost) == (HostFailureKind.CONNECTION, "the connection to its agent was lost")
-        assert fleet.hub.find_rebooting() == (["n1"] if answer == "stopping" else [])
-    assert len({*agents}) == 2
-    wait_until(lambda: len(find_agents(fleet)) == 1)  # that of n2
-    assert fleet.hub.missing() == ["n1"]
-    fleet.plant("n1", is_after_go=True)  # as a boot would
-    assert fleet.hub.wait_for_all(DEADLINE_S) == []
-    assert fleet.hub.find_rebooting() == []
-
-
 def test_an_agent_that_is_killed_loses_its_host_alone(make_fleet: MakeFleet) -> None:
     """Without restarts it is not needed again."""
     fleet = make_fleet("n1", "n2")
@@ -538,7 +496,7 @@ def test_an_agent_whose_connection_is_cut_hangs_up_and_comes_back(
         {STDOUT: b"", STDERR: b"launch: attempt 1 is over, attempt 2 has begun\n"},
         126,
     )
-    wait_until(lambda: set(fleet.pids()) == {agent, parent_of(agent)})
+    wait_until(lambda: fleet.pids() == [agent])
 
 
 def test_an_agent_that_may_not_come_back_ends(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
@@ -569,17 +527,14 @@ def test_an_agent_that_was_cut_off_hears_of_the_end(wire: Callable[[int], Wire],
 
 
 def test_an_agent_that_comes_again_replaces_the_older_one(fleet: Fleet) -> None:
+    """As where no socket can show that there is one; the older one dials again, too."""
     older = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
-    for lock in fleet.locks():  # as on a file system without locks
-        lock.unlink()
-    newer = fleet.plant("n1", redial_s=0)
-    assert fail_of(older) == (HostFailureKind.CONNECTION, "its agent has connected again")
-    assert newer.read_answer()["type"] == "dialled"
-    assert newer.wait_for_end() == 0
-    wait_until(
-        lambda: len(fleet.pids()) == 4
-    )  # the older one came again too, and the other one may not; each with its parent
-    assert fleet.hub.wait_for_all(DEADLINE_S) == []
+    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "boot_id": "", "machine": ""}
+    with make_client(fleet.port) as sock:
+        sock.sendall(messages.encode("hello", **hello))
+        assert fail_of(older) == (HostFailureKind.CONNECTION, "its agent has connected again")
+        assert read_to_end(sock) == messages.encode("welcome") + messages.encode("go")
+    assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
 
 
 def test_a_second_agent_of_a_run_ends_at_once(fleet: Fleet) -> None:
@@ -590,14 +545,10 @@ def test_a_second_agent_of_a_run_ends_at_once(fleet: Fleet) -> None:
     assert second.wait_for_end() == 0
     holds.write(b"on\n")
     assert read_line(holds) == b"on\n"
-    assert [path.stat().st_mode & 0o777 for path in fleet.locks()] == [0o600] * 2
     os.kill(agent, signal.SIGKILL)
     fail_of(holds)
-    assert fleet.plant("n1", is_after_go=True).read_answer() == {"type": "present"}, "its parent starts it again"
+    assert fleet.plant("n1", is_after_go=True).read_answer()["type"] == "dialled"
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
-    fleet.hub.close(DEADLINE_S)
-    wait_until(lambda: not fleet.pids())
-    assert not fleet.locks()
 
 
 def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
@@ -605,12 +556,8 @@ def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
     fleet = make_fleet("n1", "n2")
     fleet.start()
     first = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
-    agent = int(read_line(first))
-    parent = parent_of(agent)
-    os.kill(parent, signal.SIGKILL)
-    os.kill(agent, signal.SIGKILL)
+    os.kill(int(read_line(first)), signal.SIGKILL)
     fail_of(first)
-    wait_until(lambda: not is_alive(parent) and not is_alive(agent))  # each has the lock
     assert fleet.hub.missing() == ["n1"]
     (absence,) = fleet.hub.find_absences()
     assert (absence.host, absence.address) == ("n1", "127.0.0.1")
@@ -624,10 +571,7 @@ def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
     assert [(found.host, found.has_rebooted) for found in fleet.hub.take_returns()] == [("n1", False)]
     assert fleet.hub.take_returns() == fleet.hub.find_absences() == []
-    second = fleet.hub.open_transport().open(A, "echo $PPID; cat", DEADLINE_S)
-    os.kill(int(read_line(second)), signal.SIGKILL)
-    fail_of(second)
-    assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0), "it has a parent, too"
+    assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
 
 
 def test_an_agent_after_go_may_come_before_its_controller(make_fleet: MakeFleet) -> None:
@@ -636,37 +580,11 @@ def test_an_agent_after_go_may_come_before_its_controller(make_fleet: MakeFleet)
     port = free_port()
     planted = fleet.plant("n1", [("127.0.0.1", port)], connect_timeout_s=0.0, is_after_go=True)
     planted.channel.close()
-    wait_until(lambda: find_agents(fleet))
+    wait_until(fleet.pids)
     hub, _ = fleet.open_hub(port)
     hub.go()
     assert hub.wait_for_all(DEADLINE_S) == []
     assert run(hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
-
-
-def test_an_agent_refuses_a_controller_that_was_replaced(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
-    way = wire(fleet.port)
-    planted = fleet.plant("n1", [("127.0.0.1", way.port)])
-    fleet.hub.wait_for_all(DEADLINE_S)
-    fleet.hub.go()
-    assert (planted.read_answer()["type"], planted.wait_for_end()) == ("dialled", 0)
-    newer, way.target = fleet.open_hub(generation=2)
-    newer.go()
-    machines = fleet.hub.recall_machines({})
-    assert machines["n1"].startswith(socket.gethostname())
-    assert newer.recall_machines(machines) == machines
-    wait_until(lambda: [(absence.host, absence.address) for absence in newer.find_absences()] == [("n1", "")])
-    assert newer.find_absences()[0].machine == machines["n1"]
-    way.cut()
-    assert newer.wait_for_all(DEADLINE_S) == []
-    assert run(newer.open_transport(), A, "true")[1] == 0  # it has heard which controller that is
-    newer_port, way.target = way.target, fleet.port
-    way.cut()
-    wait_until(lambda: fleet.hub.take_returns())
-    wait_until(lambda: fleet.hub.missing() == ["n1"])
-    way.target = newer_port
-    assert newer.wait_for_all(DEADLINE_S) == []
-    fleet.hub.close(leave_s=0)
 
 
 def test_a_frozen_agent_is_dropped_and_hangs_up_when_it_thaws(make_fleet: MakeFleet) -> None:
@@ -699,10 +617,10 @@ def test_one_agent_tells_that_the_controller_is_gone(
 
     def stall(silence_s: float) -> tuple[Fleet, Path]:
         said = tmp_path / f"said {silence_s}"
-        fleet = make_fleet("n1", "n2", "n3", silence_s=silence_s)
+        notice = Notice(f'echo "$LAUNCH_CAUSE" >>"{said}"', {"LAUNCH_CAUSE": "gone"}, "n1")
+        fleet = make_fleet("n1", "n2", "n3", silence_s=silence_s, notice=notice)
         way = wire(fleet.port)
         fleet.start(addresses=[("127.0.0.1", way.port)], redial_s=5 * silence_s)
-        fleet.hub.keep(Notice(f'echo "$LAUNCH_CAUSE" >>"{said}"', {"LAUNCH_CAUSE": "gone"}, "n1"))
         for _ in range(2):
             transport = fleet.hub.open_transport()
             assert [run(transport, Host(name), "echo on")[1] for name in fleet.names] == [0, 0, 0]
@@ -730,28 +648,18 @@ def test_heartbeats_keep_the_connection(make_fleet: MakeFleet) -> None:
     long_enough(attempt, 0.6)
 
 
-def test_a_controller_that_is_gone_is_waited_for_until_it_is_too_late(make_fleet: MakeFleet) -> None:
-    """For an agent, the end of its controller is a connection that is lost, and a port that refuses."""
-    fleet = make_fleet()
-    planted = fleet.plant("n1", redial_s=slowed(0.3))
-    fleet.hub.wait_for_all(DEADLINE_S)
-    fleet.hub.go()
-    planted.read_answer()
-    planted.wait_for_end()
-    wait_until(lambda: find_agents(fleet))  # the login may end before its guardian has started it
-    (agent,) = find_agents(fleet)
-    os.kill(agent, signal.SIGSTOP)
-    fleet.hub.close(leave_s=0)
-    os.kill(agent, signal.SIGCONT)
+def test_a_controller_whose_port_refuses_is_gone(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    """The agents don't wait, and one of them tells."""
+    said = tmp_path / "said"
+    fleet = make_fleet("n1", "n2", notice=Notice(f'echo "$LAUNCH_CAUSE" >>"{said}"', {"LAUNCH_CAUSE": "gone"}, "n1"))
+    way = Wire(fleet.port)
+    fleet.start(addresses=[("127.0.0.1", way.port)], redial_s=NEVER_S)
+    holds = fleet.hub.open_transport().open(B, "echo $PPID; cat", DEADLINE_S)
+    read_line(holds)
+    way.cut()
+    way.close()
     wait_until(lambda: not fleet.pids())
-
-
-def find_agents(fleet: Fleet) -> list[int]:
-    pids, found = fleet.pids(), []
-    for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            found += [pid] if parent_of(pid) in pids else []
-    return found
+    assert said.read_text() == "gone\n"
 
 
 def list_sockets() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from machines.patience import DEADLINE_S, NEVER_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S
 from node_process import (
     IGNORES,
     WAITS,
@@ -187,60 +186,6 @@ def test_only_what_was_adopted_is_ended(nodes: Nodes, spawn: Callable[..., subpr
     assert cleaner.stop() == []
     assert adopted.wait(DEADLINE_S) == -signal.SIGKILL
     assert [is_alive(pid) for pid in (other.pid, bare.pid, *live.told_pids)] == [True, True, True]
-
-
-def test_boot_units_are_named_and_removed_unless_their_run_is_active(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agents = tmp_path / "launch" / "agents"
-    agents.mkdir(parents=True)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    left, active = "20261120-091233.ab12cd34.0", "20261121-091233.ab12cd34.controller"
-    for name in (left, active):
-        (agents / f"{name}.py").write_text(f"# {os.uname().nodename}: made by launch\n")
-    with (agents / f"{active}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        cleaner = nodes.start()
-        cleaner.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True)
-        assert cleaner.wait_for(messages.FACTS)["checks"]["units"] == [
-            {"name": left, "run": "20261120-091233", "is_running": False},
-            {"name": active, "run": "20261121-091233", "is_running": True},
-        ]
-        cleaner.send(messages.ADOPT, marks=[], units=[left])
-        cleaner.send(messages.STOP, timeout_s=0)
-        assert cleaner.wait_for(messages.CENSUS)["folders"] == []
-    assert sorted(path.name for path in agents.glob("*.py")) == [f"{active}.py"]
-
-
-def test_a_boot_unit_that_takes_long_to_remove_costs_no_heartbeat(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where another program holds the lock of the crontab; otherwise the host would be reported as silent."""
-    agents = tmp_path / "launch" / "agents"
-    agents.mkdir(parents=True)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    name = "20261120-091233.ab12cd34.0"
-    (agents / f"{name}.py").write_text(f"# {os.uname().nodename}: made by launch\n")
-    cleaner = nodes.start()
-    cleaner.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True, silence_s=min(slowed(3.0), 9.0))
-
-    def has_come(kind: str, least: int) -> bool:
-        cleaner.send(messages.BEAT)
-        return len(cleaner.find(kind)) >= least
-
-    cleaner.wait_until(lambda: has_come(messages.FACTS, 1))
-    with (agents / "crontab.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        cleaner.send(messages.ADOPT, marks=[], units=[name])
-        cleaner.send(messages.STOP, timeout_s=0)
-        before = len(cleaner.find(messages.BEAT))  # three come in the time of silence; the lock is waited for 10 s
-        cleaner.wait_until(lambda: has_come(messages.BEAT, before + 2))
-        assert not cleaner.find(messages.CENSUS)
-        cleaner.send(messages.STOP, timeout_s=0)  # a second Ctrl-C changes nothing any more
-    assert cleaner.wait_for(messages.CENSUS)["folders"] == []
-    assert not [*agents.glob("*.py")]
 
 
 @pytest.mark.parametrize(

@@ -160,15 +160,13 @@ def _may_import(module: Module, name: str) -> bool:
     if other == "node":
         on_a_node = (
             "launcher.node.facts.network",
-            "launcher.node.boot_units",
-            "launcher.node.logind",
             "launcher.node.processes.proc",
         )
         is_on_a_node = mine == "controller" and name.startswith(on_a_node)
         shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
         is_of_trees = mine == "sync" and name.startswith(shared)
         is_of_results = mine == "commands" and name.startswith("launcher.node.file_sender")
-        of_itself = ("agents.notice", "facts.machine", "own_folders", "processes.run_owner", "logind")
+        of_itself = ("agents.notice", "facts.machine", "own_folders", "processes.run_owner")
         is_one_itself = mine == "runs" and name.startswith(tuple(f"launcher.node.{each}" for each in of_itself))
         shared_by_all = ("archive", "clock", "loading", "messages")
         is_shared = name.startswith(tuple(f"launcher.node.{each}" for each in shared_by_all))

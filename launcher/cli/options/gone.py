@@ -33,6 +33,7 @@ GONE = {
     },
     "sbatch --directive": "launch sbatch ... | sbatch OPTIONS",
     "--queue-timeout": "--queue 2h",
+    "--survive-reboots": "launch again RUN, after a reboot of its controller host",
 }
 
 

@@ -568,12 +568,6 @@ class Request:
         help="With --detach, the controller host (here: this machine).  [default: the last spare, or node 0]",
         heading="Background", in_file=True, needs="detach", is_rare=True,
     )
-    survive_reboots: bool = _option(  # let each host start what it has of the run after a boot
-        "--survive-reboots", is_flag=True,
-        help="With --detach and --restarts, let each host rejoin the run by itself after a reboot.",
-        heading="Background", in_file=True, needs="detach",
-        is_rare=True,
-    )
     notify: str | None = _option(  # a command for when the run ends or is started again
         "--notify", metavar="CMD", help="Run CMD in a shell when the run ends, restarts or waits long.",
         heading="Background", in_file=True, is_secret=True, is_rare=True,
@@ -629,7 +623,7 @@ def _options(names: str) -> tuple[Option, ...]:
 SSH_CONFIG, ENTER, CPU, WORKDIR, PYTHON, ENV = _options("ssh_config enter cpu workdir python env")
 MASTER_ADDR, DRY_RUN, CHECK, NO_CHECK, STEP_TIMEOUT = _options("master_addr dry_run check no_check timeout")
 LOAD, AS_JSON, DETACH, CONTROLLER = _options("gpus_under_load as_json detach controller")
-SURVIVE_REBOOTS, NOTIFY, FETCH = _options("survive_reboots notify fetch")
+NOTIFY, FETCH = _options("notify fetch")
 HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
 HOSTS = _options("hosts hostfile include exclude num_nodes")
 # What has no effect on a transport without SSH.
@@ -661,7 +655,7 @@ OPTIONS = {
     option.name: option
     for option in (
         SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK,
-        *CLAIMS, *OUTPUT, DETACH, CONTROLLER, SURVIVE_REBOOTS, NOTIFY, FETCH, *BATCH,
+        *CLAIMS, *OUTPUT, DETACH, CONTROLLER, NOTIFY, FETCH, *BATCH,
     )
 }  # fmt: skip
 NAME_HOSTS = ("hosts", "hostfile")

@@ -3,11 +3,11 @@
 It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
 
     stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
-                       is_after_go, machine, survives}
+                       is_after_go, machine}
     stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
     to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
-                       took {channel, bytes}    unit {why}    leaving    beat
-    from controller    welcome {generation}    gone    go    kept    notify {variables} + command
+                       took {channel, bytes}    beat
+    from controller    welcome    gone    go    notify {variables} + command
                        open {channel, attempt, command}    data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
 
@@ -15,25 +15,21 @@ Before `go` it ends with its login, since nothing was started. At `go` it leaves
 0, and a fork with a session of its own continues. From then on it depends on the controller alone. One that is started
 for a run that has its `go` (is_after_go), as after a reboot of its host, leaves at once; its answer follows.
 
-If it may dial again (redial_s), that fork is only its parent, which starts it again if it is killed. The new one has
-nothing in its hands, as after a lost connection: what the old one had started has lost its pipes, and ends by itself.
-
-If its host shuts down, it says so (`leaving`), and ends until the next boot.
-
-If it `survives` reboots, its host starts it again after a boot (agent_unit), or it says why that can't be: `unit`.
+A connection that is lost ends what was started through it. The agent dials again for `redial_s`; a controller whose
+port refuses is gone, and its run with it.
 """
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import select
 import signal
+import socket
 from functools import partial
 from typing import Any, Callable, Iterator, NoReturn, Optional, Tuple
 
-from launcher.node import boot_units, clock, logind, messages, system
-from launcher.node.agents.agent_unit import AgentUnit, name_agent, restore_login
+from launcher.node import clock, messages, system
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
 from launcher.node.agents.notice import run_notice
@@ -44,7 +40,6 @@ Wanted = Tuple[int, int, Callable[[], object]]
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES = 64 << 10
-_MOST_STARTS = 10  # of an agent that is killed again and again
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 5.0  # between two dials
 
 
@@ -69,7 +64,6 @@ class Lifecycle:
         self._give_up_at: Optional[float] = now + first_s
         self._pauses = 0  # since it was last connected
         self._attempt = 0  # the highest that was seen
-        self.generation = 0  # the highest of a controller that was seen
 
     def begin_dial(self, now: float) -> None:
         """Note that all addresses are being tried. The next dial follows even if some of them don't respond."""
@@ -85,28 +79,14 @@ class Lifecycle:
         """Note that the controller was found, which may still refuse this agent."""
         self.dial_at = None
 
-    def connect(self, generation: int) -> bool:
-        """Note that a controller has accepted this agent; return False if another one has taken the run up since.
-
-        generation: how many controllers the run has had with this one.
-        """
-        if generation < self.generation:
-            return False
-        if generation > self.generation:
-            self._attempt = 0  # it counts its attempts anew
-        self.generation = generation
+    def connect(self) -> None:
+        """Note that the controller has accepted this agent."""
         self._pauses = 0
         self._give_up_at = None
-        return True
-
-    @property
-    def may_redial(self) -> bool:
-        """Tell whether a lost connection doesn't end it."""
-        return self._redial_s > 0
 
     def disconnect(self, now: float) -> None:
         """Note that the connection is lost."""
-        if not self.has_started or not self.may_redial:
+        if not self.has_started or not self._redial_s:
             self.end(1)
         elif self.exit_code is None:
             self._give_up_at = now + self._redial_s
@@ -122,11 +102,15 @@ class Lifecycle:
             self.exit_code = exit_code
             self.dial_at = self._give_up_at = None
 
+    def give_up(self) -> None:
+        """End, since no controller can be reached."""
+        self.has_given_up = self.exit_code is None
+        self.end(1)
+
     def check_time(self, now: float) -> None:
         """End if no connection was made in time."""
         if self._give_up_at is not None and now >= self._give_up_at:
-            self.has_given_up = True
-            self.end(1)
+            self.give_up()
 
     def wake_at(self) -> Optional[float]:
         """Return when `check_time` or a dial is due next; None: never."""
@@ -151,43 +135,31 @@ class Agent:
     by itself. The agent exits only when no process that it has started is left.
     """
 
-    def __init__(
-        self, nonce: str, plant: dict[str, Any], lock: boot_units.Lock, unit: Optional[AgentUnit], known: str = "",
-        generation: int = 0, *, is_again: bool = False, is_task: bool = False,
-    ) -> None:  # fmt: skip
-        """Begin to catch signals; plant: the first message.
-
-        known, generation: where a killed agent was connected, and to which controller. is_again: this one replaces it,
-        or one that has ended with its host. is_task: Slurm's step lasts as long as this process.
-        """
+    def __init__(self, nonce: str, plant: dict[str, Any], *, is_task: bool = False) -> None:
+        """Begin to catch signals; plant: the first message; is_task: Slurm's step lasts as long as this process."""
         self._nonce = nonce
-        self._unit = unit
         self._plant = plant
-        self._lock = lock
         self._silence_s: float = plant["silence_s"]
-        has_started = is_again or plant["is_after_go"]
-        first_s = plant.get("boot_s", plant["redial_s"]) if has_started else plant["connect_timeout_s"]
-        self._lifecycle = Lifecycle(first_s, plant["redial_s"], clock.boottime(), is_after_go=has_started)
-        self._lifecycle.generation = generation
+        is_after_go: bool = plant["is_after_go"]
+        first_s = plant["redial_s"] if is_after_go else plant["connect_timeout_s"]
+        self._lifecycle = Lifecycle(first_s, plant["redial_s"], clock.boottime(), is_after_go=is_after_go)
         addresses = [(str(host), int(port)) for host, port in plant["addresses"]]
-        self._dials = Dials(addresses, plant["fingerprint"], known)
+        self._dials = Dials(addresses, plant["fingerprint"])
         self._children = Children(dict(os.environ), self._send)
         self._link: Optional[ControllerLink] = None
         self._notice: Optional[Tuple[bytes, dict[str, Any]]] = None  # of --notify, if this agent is to run it
-        self._has_answered = is_again
+        self._has_answered = False
         self._is_task = is_task
         self._wake_read, wake_write = os.pipe()
         for fd in (self._wake_read, wake_write):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
-        # SIGTERM has an effect only once it is read.
-        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, *proc.NOTICES):
+        # Slurm signals every process of a step: the supervisors act on it, and a task carries their last messages.
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, *proc.NOTICES, *[signal.SIGTERM] * is_task):
             signal.signal(number, lambda number, frame: None)
-        if plant["is_after_go"] and not is_again:
+        if is_after_go:
             self._leave_login()
-        elif is_again:
-            self._install_unit()
 
     def run(self) -> int:
         """Serve until the agent may exit; return its exit code."""
@@ -203,14 +175,10 @@ class Agent:
             for fd, _ in ready:
                 callbacks[fd]()
             self._flush()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is read no more
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
         if self._notice is not None and self._lifecycle.has_given_up:
             command, variables = self._notice
             run_notice(command, {**os.environ, **{name: str(value) for name, value in variables.items()}})
-        if self._unit is not None and self._lifecycle.has_started:
-            self._unit.remove()
-        self._lock.release()
         return self._lifecycle.exit_code or 0
 
     def _is_done(self) -> bool:
@@ -222,8 +190,6 @@ class Agent:
         yield self._wake_read, select.POLLIN, self._take_signals
         if not self._lifecycle.has_started and self._lifecycle.exit_code is None:
             yield _STDIN, select.POLLIN, self._read_login
-        if self._unit is not None and self._unit.fd >= 0:
-            yield self._unit.fd, select.POLLIN, self._take_unit
         for dial in self._dials.pending:
             yield dial.fileno(), dial.events, partial(self._advance, dial)
         if self._link is not None:
@@ -245,7 +211,7 @@ class Agent:
             self._lose_link("no heartbeat for %g s" % self._silence_s)
         self._dials.expire(now)
         if self._dials.is_refused():
-            self._lifecycle.end(1)
+            self._lifecycle.give_up()
         self._lifecycle.check_time(now)
         if self._lifecycle.dial_at is not None and now >= self._lifecycle.dial_at:
             self._lifecycle.begin_dial(now)
@@ -288,39 +254,7 @@ class Agent:
         os.setsid()
         os.chdir("/")
         _drop(_STDIN, _STDERR, *([_STDOUT] if self._has_answered else []))
-        if self._lifecycle.may_redial:
-            self.leave_guardian()
         self._lifecycle.start()
-        self._install_unit()
-
-    def leave_guardian(self) -> None:
-        """Let this process be the agent's parent, and continue in a fork; at first it holds no more than its link."""
-        known = self._link.name if self._link is not None else ""
-        for number in range(_MOST_STARTS):
-            try:
-                pid = os.fork()
-            except OSError:  # no process is left
-                if number:
-                    os._exit(1)
-                return
-            if not pid and number:
-                proc.name_process("launch-agent")
-                generation = self._lifecycle.generation
-                again = Agent(self._nonce, self._plant, self._lock, self._unit, known, generation, is_again=True)
-                os._exit(again.run())
-            if not pid:
-                return
-            if not number:
-                proc.name_process("launch-guardian")
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                _drop(_STDOUT)
-                if self._link is not None:
-                    self._link.close()
-            _, status = os.waitpid(pid, 0)
-            if not os.WIFSIGNALED(status):
-                break
-        os._exit(0)
 
     # ---- the connection -------------------------------------------------------------------------------------------
 
@@ -336,8 +270,7 @@ class Agent:
         if link is not self._link:  # it was lost a moment ago
             return
         for header, payload in link.receive():
-            if link is self._link:  # not that of a controller that was replaced
-                self._obey(link, header, payload)
+            self._obey(link, header, payload)
         if link.is_lost:
             self._lose_link("it closed the connection")
 
@@ -375,15 +308,12 @@ class Agent:
             self._open(header["channel"], header["attempt"], header["command"])
         elif kind == messages.SHUT:
             self._children.shut(header["channel"])
-        elif kind == messages.WELCOME and not self._lifecycle.connect(header["generation"]):
-            self._lose_link("its controller was replaced")
         elif kind == messages.WELCOME:
+            self._lifecycle.connect()
             link.is_welcome = True
             self._answer(messages.DIALLED, address=link.name)
         elif kind == messages.GO and not self._lifecycle.has_started:
             self._leave_login()
-        elif kind == messages.KEPT:
-            self._dials.is_kept = True
         elif kind == messages.NOTIFY:
             self._notice = (payload, header["variables"]) if payload else None
         elif kind == messages.GONE:
@@ -403,30 +333,8 @@ class Agent:
             self._children.refuse(channel, why)
 
     def _take_signals(self) -> None:
-        numbers = os.read(self._wake_read, 4096)
+        os.read(self._wake_read, 4096)
         self._children.reap()
-        # Slurm signals every process of a step: the supervisors act on it, and a task carries their last messages.
-        if signal.SIGTERM in numbers and not self._is_task:
-            self._terminate()
-
-    def _terminate(self) -> None:
-        """End at once; if this host shuts down, say so before, and let the parent start nothing in its last seconds."""
-        if logind.is_shutting_down():
-            self._send(messages.LEAVING)
-            self._flush()
-            os._exit(0)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    # ---- the boot unit --------------------------------------------------------------------------------------------
-
-    def _install_unit(self) -> None:
-        if self._unit is not None:
-            self._unit.install()
-
-    def _take_unit(self) -> None:
-        assert self._unit is not None  # its descriptor is ready
-        self._send(messages.UNIT, why=self._unit.take_answer())
 
 
 def _tell(kind: str, nonce: str, **fields: Any) -> None:
@@ -476,26 +384,23 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     if plant["machine"] not in ("", _describe_machine()):
         _tell(messages.ELSEWHERE, nonce, name=os.uname().nodename)
         os._exit(1)
-    lock = boot_units.take_lock(name_agent(plant))
+    lock = _take_lock(plant)
     if lock is None:
         _tell(messages.PRESENT, nonce)
         os._exit(0)
-    unit = AgentUnit(plant) if plant["survives"] else None
-    os._exit(Agent(nonce, plant, lock, unit).run())
+    os._exit(Agent(nonce, plant).run())
 
 
-def main_after_boot(text: str) -> NoReturn:
-    """Serve the controller of an agent that its host ended; text: what AgentUnit has kept. Never returns."""
-    proc.name_process("launch-agent")
-    order = json.loads(text)
-    restore_login(order)
-    _drop(_STDIN, _STDOUT, _STDERR)
-    os.chdir("/")
-    plant = order["plant"]
-    lock = boot_units.take_lock(name_agent(plant))
-    if lock is None:
-        os._exit(0)
-    # The process that the boot has started stays, as the parent: with its end, systemd would end all others.
-    agent = Agent("", plant, lock, AgentUnit(plant, is_installed=True), is_again=True)
-    agent.leave_guardian()
-    os._exit(agent.run())
+def _take_lock(plant: dict[str, Any]) -> Optional[socket.socket]:
+    """Return what one agent of an order can hold at a time, until its process is gone; None: another one has it.
+
+    That is an abstract socket, as of a claim. Two runs from two launch hosts may have one id; their certificates, of
+    which `fingerprint` is the hash, differ. Without such sockets, the newer agent takes the place of the older one.
+    """
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind("\0launch-agent-%s.%s.%d" % (plant["run"], plant["fingerprint"][:8], plant["index"]))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+    return lock

@@ -36,15 +36,11 @@ class Dials:
     but TLS's own handshake. Neither its dates nor names count, so clocks and addresses may be wrong.
     """
 
-    def __init__(self, addresses: list[tuple[str, int]], fingerprint: str, known: str = "") -> None:
-        """addresses: numeric ones with their ports, since a resolver may hang; fingerprint: SHA-256 in hex.
-
-        known: the name of one that was connected.
-        """
+    def __init__(self, addresses: list[tuple[str, int]], fingerprint: str) -> None:
+        """addresses: numeric ones with their ports, since a resolver may hang; fingerprint: SHA-256 in hex."""
         self.pending: list[Dial] = []
-        self._known = known  # the address that was connected last
+        self._known = ""  # the address that was connected last
         self._refusals = 0  # by that address, since then
-        self.is_kept = False  # another controller may listen there after a while
         self._faults: dict[str, str] = {}  # by address: what went wrong there last
         self._addresses = addresses
         self._fingerprint = fingerprint
@@ -92,7 +88,7 @@ class Dials:
 
     def is_refused(self) -> bool:
         """Tell whether nobody listens any more where the controller was."""
-        return self._refusals >= MOST_REFUSALS and not self.is_kept
+        return self._refusals >= MOST_REFUSALS
 
     def describe_faults(self) -> str:
         """Return what went wrong at each address, in one line."""

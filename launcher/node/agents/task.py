@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-from launcher.node import boot_units
 from launcher.node.agents.agent import Agent, read_plant
 from launcher.node.processes import proc
 
@@ -34,4 +33,4 @@ def main(nonce: str, wait_s: int) -> NoReturn:
         del os.environ[name]
     own = {"index": plant["indexes"][task], "addresses": [[address, plant["port"]]]}
     plant = {**plant, **own, "redial_s": 0.0, "is_after_go": False}
-    os._exit(Agent(nonce, plant, boot_units.Lock(), None, is_task=True).run())
+    os._exit(Agent(nonce, plant, is_task=True).run())

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any
 
-from launcher.node import boot_units, messages
+from launcher.node import messages
 from launcher.node.facts import gpus, leftovers, machine, network, slurm
 from launcher.node.processes import run_folders
 
@@ -57,16 +57,7 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "runs": runs,
         "folders": run_folders.find_folders(runs),
         "planted": leftovers.find_planted() if wanted.get("planted") else [],
-        "units": _find_units() if wanted.get("planted") else [],
     }
-
-
-def _find_units() -> list[dict[str, Any]]:
-    """Return the boot units of this node: name, run, and whether what each would start is running."""
-    return [
-        {"name": name, "run": name.partition(".")[0], "is_running": boot_units.is_running(name)}
-        for name in boot_units.find()
-    ]
 
 
 def _launcher_ends() -> dict[str, str | None]:

@@ -13,7 +13,7 @@ from launcher.node import clock, system
 from launcher.node.processes import proc, run_folders, run_owner, workers
 
 _LOADER = b'"~launch '  # part of the command line of every program that launch sends
-_PLANTED = ("launch", "launch-agent", "launch-guardian")  # what such a program may call itself
+_PLANTED = ("launch", "launch-agent")  # what such a program may call itself
 START_S = 2.0  # from the login of any command until its code has come
 
 

@@ -12,13 +12,11 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from launcher.clock import boottime
 from launcher.concurrency import start_task, start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError
-from launcher.escapes import one_line
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.open_files import allow_open_files
@@ -33,7 +31,6 @@ OWN_FILES = 64
 FILES_PER_HOST = 8  # its connection, its log, and more while it starts
 MOST_STRANGERS = 64  # besides the agents, which may dial all at once; TLS takes 300 KiB for each
 RETURN_S = 6.0  # for agents that were cut off to dial again, which they do every 5 s, and to hear that it is over
-_MOST_REASON = 300  # characters of what a host says
 LEAVE_S = 10.0  # for agents to leave, once their processes have ended
 
 
@@ -64,7 +61,6 @@ class _Seen:
     machine: str = ""
     address: str = ""
     lost_at: float | None = None  # of launcher.clock.boottime
-    is_rebooting: bool = False  # its host has said that it shuts down
     tried: str = ""  # from where it could not be started again, and why
 
 
@@ -83,22 +79,20 @@ class Hub:
     One thread runs an event loop with all connections, and never waits for a caller: what a channel holds is bounded by
     its window. The public methods may be called in any other thread. `_changed` guards `_links`, and is notified of
     every change; `_links` holds at most one link for each agent, one that was admitted and isn't lost. `_changed` also
-    guards `_seen`, `_returns` and `_units`. Only the hub's thread uses `_absent`.
+    guards `_seen` and `_returns`. Only the hub's thread uses `_absent`.
 
     If the loop fails, which it should not, all connections are lost and the hub is as good as closed.
     """
 
     def __init__(
         self, run_id: str, names: Sequence[str], credentials: Credentials, *, silence_s: float,
-        on_change: Callable[[], object], generation: int = 1, may_rejoin: bool = False,
+        on_change: Callable[[], object], may_rejoin: bool = False, notice: Notice | None = None,
     ) -> None:  # fmt: skip
         """names: of the hosts, by the index of their agent; on_change: called in the hub's thread, must not block.
 
-        generation: how many controllers the run has had with this one; agents that know a later one refuse it.
-        may_rejoin: a host that is missing is waited for.
+        may_rejoin: a host that is missing is waited for; notice: one agent runs it if this controller is gone.
         """
         self.run_id = run_id
-        self._generation = generation
         self._may_rejoin = may_rejoin
         self._indexes = {name: index for index, name in enumerate(names)}
         self._names = tuple(names)
@@ -107,14 +101,11 @@ class Hub:
         self._on_change = on_change
         self._changed = threading.Condition()
         self._links: dict[int, AgentLink] = {}
-        # Agents that were cut off, and may dial again: from a controller that died all were.
-        self._absent = {*range(len(names))} if generation > 1 else set()
+        self._absent: set[int] = set()  # agents that were cut off, and may dial again
         self._seen = [_Seen() for _ in names]
         self._returns: list[Return] = []
-        self._units: dict[int, str] = {}  # why an agent will not be started after a boot of its host, or ""
         self._has_started = False
-        self._is_kept = generation > 1
-        self._notice: Notice | None = None
+        self._notice = notice
         self._noticed: int | None = None  # the agent that has it
         self._is_closing = False
         self._attempts = itertools.count(1)
@@ -165,12 +156,6 @@ class Hub:
         with self._changed:
             return [name for name, index in self._indexes.items() if index not in self._links]
 
-    def find_rebooting(self) -> list[str]:
-        """Return the hosts of these that have shut down."""
-        with self._changed:
-            return [name for name, index in self._indexes.items()
-                    if index not in self._links and self._seen[index].is_rebooting]  # fmt: skip
-
     def find_absences(self) -> list[Absence]:
         """Return the hosts whose agent is not connected since GO, or since it was lost."""
         now = boottime()
@@ -187,14 +172,6 @@ class Hub:
             found, self._returns = self._returns, []
         return found
 
-    def recall_machines(self, known: Mapping[str, str]) -> dict[str, str]:
-        """Note what an earlier controller has seen of the hosts' machines; return all that is known of them now."""
-        with self._changed:
-            for name, machine in known.items():
-                seen = self._seen[self._indexes[name]]
-                seen.machine = seen.machine or machine
-            return {name: seen.machine for name, seen in zip(self._names, self._seen, strict=True)}
-
     def note_try(self, name: str, failure: str) -> None:
         """Note from where, and why, the agent of a host that is missing could not be started again."""
         with self._changed:
@@ -206,22 +183,9 @@ class Hub:
             self._changed.wait_for(lambda: len(self._links) == len(self._names) or self._is_closing, timeout_s)
         return self.missing()
 
-    def wait_for_units(self, timeout_s: float) -> dict[str, str]:
-        """Block until all agents have said whether their host will start them after a boot; return who won't, and why.
-
-        An agent that has said nothing in time, such as that of a host which is lost, is left out.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._units) == len(self._names) or self._is_closing, timeout_s)
-            return {self._names[index]: why for index, why in sorted(self._units.items()) if why}
-
     def go(self) -> None:
         """Let all agents start processes, also those that connect later."""
         self._call(self._go)
-
-    def keep(self, notice: Notice | None = None) -> None:
-        """Let all agents wait for another controller if this one dies; one of them runs the notice if none comes."""
-        self._call(partial(self._keep, notice))
 
     def open_transport(self) -> AgentTransport:
         """Begin a new attempt: agents that have heard of it start nothing for an earlier one any more."""
@@ -280,8 +244,7 @@ class Hub:
         # What asyncio reports here is the failure of a connection, perhaps a stranger's; `connection_lost` follows.
         self._loop.set_exception_handler(lambda loop, context: None)
         agent_listener = AgentListener(
-            listener, context, lambda: AgentLink(self._admit, self._lose, self._note_unit, self._note_leaving),
-            self._most_strangers,
+            listener, context, lambda: AgentLink(self._admit, self._lose), self._most_strangers
         )  # fmt: skip
         self._agent_listener = agent_listener
         tasks = [self._start(agent_listener.accept()), self._start(self._beat())]
@@ -339,11 +302,9 @@ class Hub:
             self._links[index] = link
             self._note_arrival(index, arrived)
             self._changed.notify_all()
-        link.send(messages.WELCOME, generation=self._generation)
+        link.send(messages.WELCOME)
         if self._has_started:
             link.send(messages.GO)
-        if self._is_kept:
-            link.send(messages.KEPT)
         if self._notice is not None:  # another agent has it since this one was lost
             link.send(messages.NOTIFY, variables={})
         self._give_notice()
@@ -369,37 +330,20 @@ class Hub:
         self._left.set()
         self._on_change()
 
-    def _note_unit(self, link: AgentLink, header: Header) -> None:
-        with self._changed:
-            self._units[link.index] = one_line(str(header["why"]), _MOST_REASON)
-            self._changed.notify_all()
-
-    def _note_leaving(self, link: AgentLink) -> None:
-        with self._changed:
-            self._seen[link.index].is_rebooting = True
-
     def _forget(self, index: int) -> None:
         self._absent.discard(index)
         self._left.set()
 
     def _go(self) -> None:
         self._has_started = True
-        with self._changed:
-            for index, seen in enumerate(self._seen):  # an earlier controller has said GO to these agents
-                if index not in self._links and seen.lost_at is None:
-                    seen.lost_at = boottime()
         for link in self._links.values():
             link.send(messages.GO)
-
-    def _keep(self, notice: Notice | None) -> None:
-        self._is_kept, self._notice = True, notice
-        for link in self._links.values():
-            link.send(messages.KEPT)
         self._give_notice()
 
     def _give_notice(self) -> None:
         """Let one agent have the notice: the lowest one, but not that of this machine, which may be what fails."""
-        if self._notice is None or self._noticed in self._links or self._end.is_set():
+        is_early = not self._has_started or self._end.is_set()
+        if self._notice is None or self._noticed in self._links or is_early:
             return
         own = self._indexes.get(self._notice.own)
         self._noticed = min((index for index in self._links if index != own), default=None)

@@ -33,21 +33,12 @@ class AgentLink(asyncio.Protocol):
     added, and no thread waits.
     """
 
-    def __init__(
-        self, on_hello: Callable[[AgentLink, Header], bool], on_lost: Callable[[AgentLink], object],
-        on_unit: Callable[[AgentLink, Header], object] = lambda link, header: None,
-        on_leaving: Callable[[AgentLink], object] = lambda link: None,
-    ) -> None:  # fmt: skip
-        """on_hello: returns whether the connection is an agent's; on_lost: called once, unless it was a stranger's.
-
-        on_unit: called when the agent says whether its host will start it after a boot; on_leaving: that it shuts down.
-        """
+    def __init__(self, on_hello: Callable[[AgentLink, Header], bool], on_lost: Callable[[AgentLink], object]) -> None:
+        """on_hello: returns whether the connection is an agent's; on_lost: called once, unless it was a stranger's."""
         self.host: str | None = None  # None for a stranger
         self.index = -1
         self._on_hello = on_hello
         self._on_lost = on_lost
-        self._on_unit = on_unit
-        self._on_leaving = on_leaving
         self._loop = asyncio.get_running_loop()
         self.is_proven: asyncio.Future[bool] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -161,10 +152,6 @@ class AgentLink(asyncio.Protocol):
             channel = self._channels.get(header["channel"])
             if channel is not None:
                 channel.deliver(_STREAMS[kind], payload)
-        elif kind == messages.UNIT:
-            self._on_unit(self, header)
-        elif kind == messages.LEAVING:
-            self._on_leaving(self)
         elif kind == messages.TOOK:
             self._note_taken(header["channel"], header["bytes"])
         elif kind == messages.EXIT:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import click
 import pytest
 
-from launcher.cli.host_choice import choose_controller, may_survive_reboots
-from launcher.cli.options.request import SURVIVE_REBOOTS, Request
+from launcher.cli.host_choice import choose_controller
+from launcher.cli.options.request import Request
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 
@@ -50,30 +48,3 @@ def test_two_controllers_are_refused() -> None:
     with pytest.raises(UsageError) as raised:
         choose("gpu1,gpu2")
     assert raised.value.message == "--controller names 2 hosts"
-
-
-@pytest.mark.parametrize(("words", "controller", "restarts", "message"), [
-    (["--survive-reboots"], HOSTS[0], 1, ""),
-    (["--survive-reboots"], HOSTS[0], 0, "--survive-reboots works only with --restarts"),
-    (["--survive-reboots"], replace(HOSTS[0], enter="env"), 1,
-     "--survive-reboots and --enter are both given: at a boot, nothing enters a container"),
-    (["--survive-reboots"], None, 1, "--survive-reboots works only for a run that one of its hosts controls"),
-    ([], HOSTS[0], 1, ""),
-])  # fmt: skip
-def test_surviving_reboots(words: list[str], controller: Host | None, restarts: int, message: str) -> None:
-    command = click.Command("run", params=[SURVIVE_REBOOTS])
-    with command.make_context("run", list(words)) as context:
-        request = Request(detach=True, restarts=restarts, **context.params)
-        if message:
-            with pytest.raises(UsageError, match=f"^{message}$"):
-                may_survive_reboots(request, controller)
-        else:
-            assert may_survive_reboots(request, controller) == bool(words)
-
-
-@pytest.mark.parametrize(("controller", "restarts"), [(None, 1), (HOSTS[0], 0)])
-def test_surviving_reboots_in_a_file_is_for_runs_that_need_it(controller: Host | None, restarts: int) -> None:
-    command = click.Command("run", params=[SURVIVE_REBOOTS])
-    with command.make_context("run", [], default_map={"survive_reboots": True}) as context:
-        request = Request(detach=True, restarts=restarts, **context.params)
-        assert not may_survive_reboots(request, controller)

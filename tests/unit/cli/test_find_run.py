@@ -18,11 +18,11 @@ ROW: dict[str, Any] = {
     "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0,
     "doing": None, "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 1.5,
     "nodes": [8, 8], "hosts": ["gpu1", None], "launch_host": "laptop", "controller": "gpu1", "pid": 7, "logs": "/l",
-    "can_continue": False, "last_line": "step 1",
+    "last_line": "step 1",
 }  # fmt: skip
 
 
-WAITS = {"what": "waiting", "for_s": 240.0, "left_s": None, "restart": 3, "hosts": ["g2"], "rebooting": []}
+WAITS = {"what": "waiting", "for_s": 240.0, "left_s": None, "restart": 3, "hosts": ["g2"]}
 WAITS |= {"place": 0, "behind": "", "odd": []}
 
 
@@ -39,9 +39,9 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
     {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"hosts": [1]},
     {"age_s": math.inf},
     {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": "1"}, {"pid": 0.5},
-    {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"can_continue": 1}, {"doing": "running"},
+    {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"doing": "running"},
     {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "what": []}}, {"doing": {**WAITS, "what": {}}},
-    {"doing": {**WAITS, "hosts": ["x" * 256]}}, {"doing": {**WAITS, "rebooting": [7]}},
+    {"doing": {**WAITS, "hosts": ["x" * 256]}},
     {"doing": {**WAITS, "left_s": "soon"}}, {"doing": {**WAITS, "left_s": ""}},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
@@ -76,4 +76,3 @@ def test_which_runs_may_live() -> None:
     states = get_args(RunRow.__annotations__["state"])
     living = [state for state in states if RunRow(run=str(ROW["run"]), state=state).may_live]
     assert living == ["starting", "running", "unknown"]
-    assert RunRow(run=str(ROW["run"]), state="killed", can_continue=True).may_live

@@ -35,6 +35,7 @@ TYPED = {
     "run --hosts a --legacy t.py": "--start plain",
     "check --hosts a --verbose": "launch check, whose first line names what launcher.toml sets",
     "run --hosts a --note x t.py": "--name NAME",
+    "run --hosts a --detach --survive-reboots t.py": "launch again RUN, after a reboot of its controller host",
 }
 PAGE = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node.code.listing import hash_listing
 from launcher.runs.result import Result
-from launcher.runs.run_list import KEPT, ORIGIN, RunList
+from launcher.runs.run_list import ORIGIN, RunList
+from launcher.runs.run_rows import make_row
 from launcher.session.node_state import Census
 
 RUN = load_command("run")
@@ -279,18 +281,22 @@ def test_a_run_that_may_live_is_not_started_again(sent: Path) -> None:
         entry.close(is_kept=False)
 
 
-def test_a_run_whose_controller_died_has_not_ended(sent: Path) -> None:
-    entry = RunList.of_user(os.environ).begin("20261120-101500", None, sent / "logs")
-    place = RunList.of_user(os.environ).base / "20261120-101500"
-    (place / KEPT).mkdir()
-    (place / KEPT / "start.py").touch()
+def test_a_run_whose_controller_died_is_started_again(sent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its host has rebooted since; launch ps says so."""
+    runs = RunList.of_user(os.environ)
+    entry = runs.begin("20261120-101500", None, sent / "logs")
     entry.close(is_kept=True)
-    RunList.of_user(os.environ).keep(place.name, ORIGIN, read_bytes_of_first(sent))
-    for words in (("again",), ("ps", "--forget", place.name)):
-        with pytest.raises(UsageError, match=r"has not ended: its controller died$") as raised:
-            call(*words)
-        assert f"launch stop {place.name}" in raised.value.fix
-    assert place.exists()
+    runs.keep("20261120-101500", ORIGIN, read_bytes_of_first(sent))
+    (run,) = (run for run in runs.read() if run.id == "20261120-101500")
+    assert run.death == "its launch was killed"
+    written = run.place / "controller.json"
+    written.write_text(json.dumps({**json.loads(written.read_text()), "boot_id": "before"}))
+    (run,) = (run for run in runs.read() if run.id == "20261120-101500")
+    assert run.death == f"{run.controller.host} has rebooted"
+    row = make_row(run, time.time())
+    assert (row.state, row.last_line) == ("killed", f"{run.death}; launch again {run.id} runs it again")
+    call("again", "--dry-run")
+    assert "launch: again run 20261120-101500, which was killed: " in capsys.readouterr().err
 
 
 def read_bytes_of_first(sent: Path) -> bytes:

@@ -146,7 +146,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "for": ("6h", 21600.0), "queue": ("2h", 7200.0), "no_queue": (True, True), "share": (True, True),
     "claim_cpus": (True, True), "quiet": (True, True), "ranks": ("0,8", "0,8"), "as_json": (True, True),
     "log_dir": ("l", Path("l")), "name": ("n", "n"), "no_samples": (True, True), "verbose": (True, True),
-    "detach": (True, True), "controller": ("a", "a"), "survive_reboots": (True, True), "notify": ("x", "x"),
+    "detach": (True, True), "controller": ("a", "a"), "notify": ("x", "x"),
     "fetch": (["o/", "p"], ("o/", "p")),
 }  # fmt: skip
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines, planted_lines, unit_lines, verdict
+from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines, planted_lines, verdict
 from launcher.errors import HostFailure, HostFailureKind
-from launcher.job.facts import BootUnit, RunFolder, RunProcess
+from launcher.job.facts import RunFolder, RunProcess
 from launcher.session.node_state import Census
 
 RUN = "20261120-091233.ab12.0"
@@ -65,19 +65,6 @@ def test_a_line_for_what_was_planted_on_each_host():
     ]
 
 
-LEFT_UNIT = ("gpu1", BootUnit("20261120-091233.ab12cd34.0", "20261120-091233", is_running=False))
-
-
-def test_a_line_for_each_boot_unit_on_each_host():
-    running = ("gpu2", BootUnit("20261120-091233.ab12cd34.1", "20261120-091233", is_running=True))
-    assert unit_lines([LEFT_UNIT, running]) == [
-        "  gpu1: leftover boot unit of run 20261120-091233: 20261120-091233.ab12cd34.0",
-        "  gpu2: boot unit of run 20261120-091233 (left alone: the run removes it)",
-    ]
-    lines = unit_lines([LEFT_UNIT] * 150)
-    assert (len(lines), lines[-1]) == (101, "  gpu1: 50 more boot units")
-
-
 OFF = HostFailure("gpu4", HostFailureKind.TIMED_OUT, "does not answer")
 
 
@@ -115,15 +102,6 @@ KEPT = [("gpu1", "/tmp/a", "Permission denied"), ("gpu2", "/tmp/b", "not removed
             "stopped 1 process, removed 1 directory, 1 directory could not be removed, 0 processes left on 2 hosts",
         ),
         (
-            Cleaning([], [], NOTHING_LEFT, units=[LEFT_UNIT]),
-            "removed 1 boot unit, 0 processes left on 2 hosts",
-        ),
-        (
-            Cleaning([], [], NOTHING_LEFT, FOLDERS, [*KEPT[:1], ("gpu1", LEFT_UNIT[1].name, "x")], [LEFT_UNIT]),
-            "removed 1 directory, 1 directory could not be removed, 1 boot unit could not be removed, "
-            "0 processes left on 2 hosts",
-        ),
-        (
             Cleaning([], [], NOTHING_LEFT, FOLDERS, KEPT),
             "2 directories could not be removed, 0 processes left on 2 hosts",
         ),
@@ -148,8 +126,6 @@ def test_the_verdict_of_a_dry_run():
     assert verdict(nothing, is_dry=True) == "nothing is left behind on 2 hosts"
     folders = Cleaning([], [], NOTHING_LEFT, FOLDERS)
     assert verdict(folders, is_dry=True) == "2 directories would be removed"
-    unit = Cleaning([], [], NOTHING_LEFT, units=[LEFT_UNIT])
-    assert verdict(unit, is_dry=True) == "1 boot unit would be removed"
     both = Cleaning([("gpu1", left(7))], [], NOTHING_LEFT, FOLDERS[:1])
     assert verdict(both, is_dry=True) == "1 process would be stopped, 1 directory would be removed"
 

@@ -207,7 +207,7 @@ def test_the_directory_stays_while_something_is_left(
 
 def test_what_earlier_runs_have_left_is_removed_and_what_stays_is_told(scene: Scene, tmp_path: Path) -> None:
     scene.owned.born = 5
-    scene.ending.adopt({"marks": [f"{MARK}1"], "folders": [str(tmp_path / "gone")], "units": []}, b"")
+    scene.ending.adopt({"marks": [f"{MARK}1"], "folders": [str(tmp_path / "gone")]}, b"")
     assert (scene.owned.marks, scene.owned.born) == ({MARK, f"{MARK}1"}, 0), "they were started before"
     scene.ending.stop({"timeout_s": 0}, b"")
     assert scene.run() == {"folders": []}
@@ -216,10 +216,10 @@ def test_what_earlier_runs_have_left_is_removed_and_what_stays_is_told(scene: Sc
 def test_what_cannot_be_removed_in_time_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "REMOVAL_TIMEOUT_S", 0.1)
     monkeypatch.setattr(os, "listdir", _hang_in_a_child(os.getpid()))
-    scene.ending.adopt({"marks": [], "folders": ["/a"], "units": ["b"]}, b"")
+    scene.ending.adopt({"marks": [], "folders": ["/a"]}, b"")
     scene.ending.stop({"timeout_s": 0}, b"")
     why = "it could not be removed in 0.1 s"
-    assert scene.run() == {"folders": [["/a", why], ["b", why]]}
+    assert scene.run() == {"folders": [["/a", why]]}
 
 
 def _hang_in_a_child(here: int) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node.logind import is_shutting_down
 from launcher.runs.logout import warn_of_logout, warn_of_lost_memory
 
 AGENT = {"SSH_CONNECTION": "192.0.2.7 50000 192.0.2.1 22", "SSH_AUTH_SOCK": "/tmp/agent"}
@@ -47,20 +46,3 @@ def test_a_system_that_removes_shared_memory(
     (tmp_path / "busctl").chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert any("(RemoveIPC)" in line for line in warn_of_lost_memory("gpu1")) is is_told
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "expected"),
-    [
-        ("busctl", "b true", True),
-        ("busctl", "b false", False),
-        ("systemctl", "stopping", True),
-        ("systemctl", "running", False),
-        ("systemctl", "degraded", False),
-        ("nothing", "", False),
-    ],
-)
-def test_a_machine_that_shuts_down(tmp_path: Path, name: str, answer: str, *, expected: bool) -> None:
-    (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
-    (tmp_path / name).chmod(0o755)
-    assert is_shutting_down() is expected

@@ -16,7 +16,7 @@ from launcher.errors import (
     LauncherError,
     UsageError,
 )
-from launcher.runs.judge import PROGRESS_S, find_incidents, judge_interruption, judge_refusal, judge_result
+from launcher.runs.judge import PROGRESS_S, find_incidents, judge_refusal, judge_result
 from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
@@ -110,18 +110,6 @@ def test_a_wait_is_no_progress_by_time(values: dict[str, object], *, has_progres
 def test_processes_that_are_left_forbid_another_attempt() -> None:
     cause = find_cause([RANK])
     assert judge_result(Result(1, 60.0, Census({"gpu2": [[7, "x", "D"]]}, {}), cause), HOSTS).has_left
-
-
-@pytest.mark.parametrize(
-    ("output_s", "expected"),
-    [
-        (None, Ending(Outcome.CONTROLLER)),
-        (1.0, Ending(Outcome.CONTROLLER, has_trained=True)),
-        (PROGRESS_S + 1, Ending(Outcome.CONTROLLER, has_trained=True, has_progress=True)),
-    ],
-)
-def test_an_attempt_that_ends_with_its_controller(output_s: float | None, expected: Ending) -> None:
-    assert judge_interruption(Result(69, 60.0, Census({}, {}), output_s=output_s)) == expected
 
 
 def lost(*names: str, kind: HostFailureKind = HostFailureKind.TIMED_OUT) -> HostsUnreachable:

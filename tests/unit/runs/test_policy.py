@@ -31,7 +31,6 @@ LOST_HOST = Ending(Outcome.HOST, ("gpu4",), has_trained=True)
 AWAY = Ending(Outcome.HOST, ("gpu4",), is_refused=True)
 REPLACED = Ending(Outcome.HOST, ("gpu9",), is_refused=True, is_replaced=True)
 PORT = Ending(Outcome.PORT)
-ORPHAN = Ending(Outcome.CONTROLLER, has_trained=True)
 
 
 def far(attempt: Ending) -> Ending:
@@ -62,8 +61,6 @@ def far(attempt: Ending) -> Ending:
         ([NAN, *[AWAY] * (MOST_WAITS + 1)], "no attempt could start for a day"),
         ([NAN, KEY, NAN, KEY], "3 restarts used, 3 without progress, 0 left"),
         ([NAN, far(KEY), NAN, KEY, NAN], "4 restarts used, 3 without progress, 0 left"),
-        ([ORPHAN] * 4, "3 restarts used, 3 without progress, 0 left"),
-        ([NAN, ORPHAN, NAN], "the same failure twice without progress"),
     ],
 )
 def test_no_other_attempt_follows(attempts: list[Ending], why: str) -> None:
@@ -106,8 +103,6 @@ def test_a_lost_port_needs_no_restarts() -> None:
         ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5), (1, 0, 3)),
         ([PORT], Restart("another program took the port", 0), (0, 0, 3)),
         ([NAN, PORT], Restart("another program took the port", 0), (1, 1, 2)),
-        ([ORPHAN], Restart("its controller died", 0), (1, 1, 2)),
-        ([ORPHAN, far(ORPHAN)], Restart("its controller died", 5), (2, 1, 2)),
     ],
 )
 def test_another_attempt_follows(attempts: list[Ending], expected: Restart, counted: tuple[int, int, int]) -> None:

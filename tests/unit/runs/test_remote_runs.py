@@ -21,7 +21,7 @@ from launcher.runs.run_rows import RunRow
 AGELESS = '{"name": null, "began_at": Infinity, "way": {"name": "gpu1"}}'
 ROW = RunRow(
     run="20261120-091233", state="finished", exit_code=0, attempts=1, age_s=1.5, nodes=(8, 8), hosts=("gpu1", "gpu2"),
-    launch_host="laptop", controller="gpu1", logs="/l", can_continue=False,
+    launch_host="laptop", controller="gpu1", logs="/l",
     last_line="step 1",
 )  # fmt: skip
 LOGINS = (Host("gpu1", "ann", 2222), Host("gpu2"))

@@ -20,7 +20,7 @@ def started(agent: Lifecycle) -> Lifecycle:
     """Return an agent that is connected, and has heard GO."""
     agent.begin_dial(100.0)
     agent.stop_dialing()
-    agent.connect(1)
+    agent.connect()
     agent.start()
     return agent
 
@@ -50,14 +50,14 @@ def test_it_ends_when_it_is_not_accepted_in_time(agent: Lifecycle) -> None:
 def test_once_accepted_it_waits_for_nothing(agent: Lifecycle) -> None:
     agent.begin_dial(100.0)
     agent.stop_dialing()
-    agent.connect(1)
+    agent.connect()
     agent.check_time(1e9)
     assert (agent.exit_code, agent.wake_at()) == (None, None)
 
 
 def test_before_go_a_lost_connection_ends_it(agent: Lifecycle) -> None:
     agent.begin_dial(100.0)
-    agent.connect(1)
+    agent.connect()
     agent.disconnect(101.0)
     assert agent.exit_code == 1
 
@@ -77,7 +77,7 @@ def test_each_loss_has_its_own_while(started: Lifecycle) -> None:
     started.disconnect(1000.0)
     started.begin_dial(1001.0)
     started.stop_dialing()
-    started.connect(1)
+    started.connect()
     started.check_time(5000.0)
     started.disconnect(5000.0)
     assert (started.exit_code, started.dial_at) == (None, 5001.0)
@@ -92,25 +92,9 @@ def test_one_that_is_started_after_go_may_start_processes() -> None:
     assert agent.exit_code == 1
 
 
-def test_a_controller_that_was_replaced_is_refused(started: Lifecycle) -> None:
-    assert started.connect(3)
-    started.disconnect(2000.0)
-    assert not started.connect(2)
-    started.check_time(2600.0)
-    assert started.exit_code == 1, "it waits for the other one alone"
-
-
-def test_a_later_controller_counts_its_attempts_anew(started: Lifecycle) -> None:
-    assert started.connect(1)
-    assert started.refuse(5) is None
-    started.disconnect(2000.0)
-    assert started.connect(2)
-    assert [started.refuse(attempt) for attempt in (1, 2, 1)] == [None, None, "attempt 1 is over, attempt 2 has begun"]
-
-
 def test_it_may_be_told_never_to_dial_again() -> None:
     agent = Lifecycle(CONNECT_TIMEOUT_S, 0, 100.0)
-    agent.connect(1)
+    agent.connect()
     agent.start()
     agent.disconnect(1000.0)
     assert agent.exit_code == 1
