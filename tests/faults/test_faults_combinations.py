@@ -307,6 +307,7 @@ def it_comes_back_after_another_fault(launch: FaultLaunch, running: Running) -> 
     assert wait_until(lambda: log.read_text().count("] ready 3") == 2), told(launch)
     find_process(launch.last, "launch-agent").kill()
     assert wait_until(lambda: told(launch).count("restarting") == 2), told(launch)
+    assert "launch: node2 rejoined run" in ask(launch, "rejoin").stderr
     nobody_is_blamed(launch, running)
 
 

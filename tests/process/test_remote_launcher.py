@@ -341,7 +341,7 @@ def test_a_command_prints_for_the_terminal_of_who_asks(tmp_path: Path, capfd: py
     with contextlib.closing(start()) as launcher:
         launcher.ask(WAIT, OutputStreams(frozenset({2}), is_one_file=False, with_color=True, columns=60))
         assert launcher.copy_output() == 128 + signal.SIGKILL
-    end = "its launch was\n  killed, and its hosts end it within --silence\n"
+    end = f"its launch was\n  killed, and its hosts end it within --silence\n  fix: launch again {RUN} runs it again\n"
     assert capfd.readouterr().err == f"launch: run {RUN} has no result: {end}"
 
 
@@ -353,7 +353,7 @@ def test_one_of_several_runs_is_named(tmp_path: Path, capfd: pytest.CaptureFixtu
             launcher.ask(words, VIEW)
             assert launcher.copy_output() == 128 + signal.SIGKILL
         said = capfd.readouterr().err.splitlines()
-        assert len(said) == number and said[-1].startswith(f"launch: run {RUN} has no result")
+        assert len(said) == number + 1 and said[-2].startswith(f"launch: run {RUN} has no result")
     assert said[0] == f"launch: waiting for run {RUN}"
 
 
