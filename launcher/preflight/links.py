@@ -1,7 +1,7 @@
 """Find hosts and pairs of hosts whose round trip or packet loss is far above that of the others.
 
 Every node has measured its connections to node 0 and to the next node, so most have two partners or more. A host has
-a finding if all its links are slow, or if several lose packets; for a single bad link, both ends are named.
+a finding if all its links are bad; for any other bad link, both ends are named.
 A wrong warning is worse than a missing one, so the limits are above what a switch or a busy machine sometimes causes.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
 
 from launcher.hosts.ranges import fold_names
@@ -21,6 +20,7 @@ from launcher.wording import count
 _TIMES = 5  # times the usual round trip, and
 _LONGER_S = 0.010  # longer by this, which neither a switch nor a busy machine causes
 _LONG_S = 0.020  # no round trip within a site takes that long, even if all are alike
+_NAMES_HOSTS = {"--hosts", "--hostfile"}  # options that give test-distributed its hosts
 _MOST_NAMED = 4  # pairs that are named one by one
 _LOST = 3  # packets of one link; a queue that overflows once loses one or two
 _LOST_SHARE = 0.04
@@ -28,20 +28,12 @@ _LOST_SHARE = 0.04
 _Pair = tuple[str, str]  # names, in the order of hosts
 
 
-@dataclass(frozen=True, slots=True)
-class _Apart:
-    """The outliers: single hosts, and pairs of which neither host is an outlier itself."""
-
-    hosts: tuple[str, ...]
-    pairs: tuple[_Pair, ...]
-
-
 def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     """Yield which hosts and pairs of hosts are outliers, with the command that measures them."""
     links = join_links(nodes)
     if links:
         fix = _measure(nodes)
-        yield from _check_round_trips({pair: link.round_trip_s for pair, link in links.items()}, fix)
+        yield from _check_round_trips(links, fix)
         yield from _check_losses(links, fix)
 
 
@@ -63,42 +55,26 @@ def join_links(nodes: Sequence[CheckedHost]) -> dict[_Pair, LinkQuality]:
     return joined
 
 
-# ---- round trips ----------------------------------------------------------------------------------------------------
-
-
-def _check_round_trips(times: Mapping[_Pair, float], fix: str) -> Iterator[Finding]:
-    best = _best_by_host(times)
+def _check_round_trips(links: Mapping[_Pair, LinkQuality], fix: str) -> Iterator[Finding]:
+    best: dict[str, float] = {}  # of each host
+    for pair, link in links.items():
+        for name in pair:
+            best[name] = min(link.round_trip_s, best.get(name, link.round_trip_s))
     usual = median_low(best.values())
     if usual > _LONG_S:  # also of two hosts that are far from each other: neither is to blame
         yield Finding(tuple(best), f"a round trip between them takes {_milliseconds(usual)}", fix, WARNING)
         return
-    apart = _find_slow(times, best, usual)
-    for name in apart.hosts:
-        text = f"a round trip to the other hosts takes {_milliseconds(best[name])}, theirs take {_milliseconds(usual)}"
-        yield Finding((name,), text, fix, WARNING)
-    others = f", others take {_milliseconds(usual)}"
-    slow = {pair: f"a round trip {_between(pair)} takes {_milliseconds(times[pair])}{others}" for pair in apart.pairs}
-    yield from _name_pairs(slow, fix)
+    slow = {
+        (one, other): f"a round trip between {one} and {other} takes {_milliseconds(link.round_trip_s)}, "
+        f"others take {_milliseconds(usual)}"
+        for (one, other), link in links.items()
+        if link.round_trip_s > _TIMES * usual and link.round_trip_s > usual + _LONGER_S
+    }
 
+    def describe(name: str) -> str:
+        return f"a round trip to the other hosts takes {_milliseconds(best[name])}, theirs take {_milliseconds(usual)}"
 
-def _best_by_host(times: Mapping[_Pair, float]) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for pair, seconds in times.items():
-        for name in pair:
-            best[name] = min(seconds, best.get(name, seconds))
-    return best
-
-
-def _find_slow(times: Mapping[_Pair, float], best: Mapping[str, float], usual: float) -> _Apart:
-    """Find slow hosts and pairs; a host is slow if it is slow to all of its partners, and it has at least two."""
-
-    def is_slow(seconds: float) -> bool:
-        return seconds > _TIMES * usual and seconds > usual + _LONGER_S
-
-    partners = Counter(name for pair in times for name in pair)
-    hosts = tuple(name for name, seconds in best.items() if is_slow(seconds) and partners[name] > 1)
-    pairs = (pair for pair, seconds in times.items() if is_slow(seconds))
-    return _Apart(hosts, tuple(pair for pair in pairs if not set(pair) & set(hosts)))
+    yield from _name(slow, links, describe, fix)
 
 
 def _milliseconds(seconds: float) -> str:
@@ -107,39 +83,17 @@ def _milliseconds(seconds: float) -> str:
     return f"{number:.0f} ms" if number >= 9.5 else f"{max(0.1, number):.1f} ms"
 
 
-# ---- losses ---------------------------------------------------------------------------------------------------------
-
-
 def _check_losses(links: Mapping[_Pair, LinkQuality], fix: str) -> Iterator[Finding]:
-    lossy = [pair for pair, link in links.items() if link.lost >= _LOST and link.lost >= _LOST_SHARE * link.sent]
-    apart = _find_lossy(lossy, list(links))
-    if apart is None:  # a switch, perhaps
-        names = tuple(dict.fromkeys(name for pair in lossy for name in pair))
-        text = f"{_loss(links[pair] for pair in lossy)} between them were lost"
-        yield Finding(names, text, fix, WARNING)
-        return
-    for name in apart.hosts:
-        text = f"{_loss(links[pair] for pair in lossy if name in pair)} to and from other hosts were lost"
-        yield Finding((name,), text, fix, WARNING)
-    lost = {pair: f"{_loss([links[pair]])} {_between(pair)} were lost" for pair in apart.pairs}
-    yield from _name_pairs(lost, fix)
+    lossy = {
+        (one, other): f"{_loss([link])} between {one} and {other} were lost"
+        for (one, other), link in links.items()
+        if link.lost >= _LOST and link.lost >= _LOST_SHARE * link.sent
+    }
 
+    def describe(name: str) -> str:
+        return f"{_loss(links[pair] for pair in lossy if name in pair)} to and from other hosts were lost"
 
-def _find_lossy(lossy: list[_Pair], pairs: list[_Pair]) -> _Apart | None:
-    """Blame the host with the most lossy links, then the one with most of the rest, as long as one has two.
-
-    Return None if most of the links that remain lose packets as well.
-    """
-    hosts: list[str] = []
-    while lossy:
-        name, times = Counter(name for pair in lossy for name in pair).most_common(1)[0]
-        if times < 2:
-            break
-        hosts.append(name)
-        lossy, pairs = ([pair for pair in some if name not in pair] for some in (lossy, pairs))
-        if len(lossy) * 2 > len(pairs):
-            return None
-    return _Apart(tuple(hosts), tuple(lossy))
+    yield from _name(lossy, links, describe, fix)
 
 
 def _loss(links: Iterable[LinkQuality]) -> str:
@@ -147,23 +101,26 @@ def _loss(links: Iterable[LinkQuality]) -> str:
     return f"{lost} of {count(sent, 'packet')}"
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------
+def _name(
+    bad: Mapping[_Pair, str], pairs: Collection[_Pair], describe: Callable[[str], str], fix: str
+) -> Iterator[Finding]:
+    """Yield a finding for each host all of whose links are bad, and for each other bad pair; one if these are many.
 
-
-def _between(pair: _Pair) -> str:
-    """Name both hosts: equal findings are merged, and without names would seem to be about other pairs too."""
-    return f"between {pair[0]} and {pair[1]}"
-
-
-def _name_pairs(pairs: Mapping[_Pair, str], fix: str) -> Iterator[Finding]:
-    """Yield a finding for each pair, or a single one if there are many."""
-    if len(pairs) > _MOST_NAMED:
-        names = tuple(dict.fromkeys(name for pair in pairs for name in pair))
-        example = next(iter(pairs.values()))
-        text = f"{len(pairs)} of their links are worse than the rest (for example, {example})"
+    bad: what is said of each pair. Equal findings are merged, so it names both hosts.
+    """
+    own, every = (Counter(name for pair in some for name in pair) for some in (bad, pairs))
+    hosts = [name for name, times in own.items() if times == every[name] > 1]
+    if 2 * len(hosts) > len(every):  # then it is a switch, perhaps
+        hosts = []
+    for name in hosts:
+        yield Finding((name,), describe(name), fix, WARNING)
+    rest = {pair: text for pair, text in bad.items() if not set(pair) & set(hosts)}
+    if len(rest) > _MOST_NAMED:
+        names = tuple(dict.fromkeys(name for pair in rest for name in pair))
+        text = f"{len(rest)} of their links are bad; for example, {next(iter(rest.values()))}"
         yield Finding(names, text, fix, WARNING)
         return
-    for pair, text in pairs.items():
+    for pair, text in rest.items():
         yield Finding(pair, text, fix, WARNING)
 
 

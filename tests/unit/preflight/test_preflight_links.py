@@ -97,13 +97,14 @@ FAR = LinkQuality(0.08, 34, 0)
             8,
             {frozenset([one, other]): FAR for one in (1, 2, 3, 4) for other in (5, 6, 7, 8)},
             [
-                "gpu[1,4-8]: 5 of their links are worse than the rest (for example, a round trip between gpu4 and gpu5 "
-                "takes 80 ms, others take 0.3 ms)"
+                "gpu[1,4-8]: 5 of their links are bad; for example, a round trip between gpu4 and gpu5 "
+                "takes 80 ms, others take 0.3 ms"
             ],
         ),
         # all of them
         (5, every_link(5, range(1, 6), FAR), ["gpu[1-5]: a round trip between them takes 80 ms"]),
-        (5, every_link(5, range(1, 6), LOSSY), ["gpu[1-5]: 108 of 540 packets between them were lost"]),
+        (5, every_link(5, range(1, 6), LOSSY),
+         ["gpu[1-5]: 7 of their links are bad; for example, 24 of 120 packets between gpu1 and gpu2 were lost"]),
         # what is no finding: a queue that overflows for once, a wireless card, a lost packet of very many
         (3, every_link(3, [3], LinkQuality(0.0003, 60, 1)), []),
         (3, every_link(3, [3], LinkQuality(0.0095, 34, 0)), []),
