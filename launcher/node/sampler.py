@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import time
 from typing import Any, Callable
 
 from launcher.node import clock, messages, nvml
-from launcher.node.facts.gpus import follow_xids, list_processes, sample_amd
+from launcher.node.facts.gpus import follow_xids, list_processes
 from launcher.node.loop import Loop, Timer
 from launcher.node.processes import proc, workers
 from launcher.node.system import is_in_container, read_rows
@@ -101,12 +100,12 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
         workers.drop_descriptors(fd)
         unread = select.poll()
         unread.register(fd, 0)  # POLLERR when no reader is left
-        read_gpus, host = find_reader(), HostReader(workdir)
+        gpus, host = open_gpus(), HostReader(workdir)
         due = processes_due = time.monotonic()
         while True:
-            gpus, error = read_gpus()
-            values: dict[str, Any] = {"host": host.read(), "gpus": gpus, "error": error}
-            if with_processes and due >= processes_due and error is None:
+            samples = [gpu.sample(index) for index, gpu in enumerate(gpus)]
+            values: dict[str, Any] = {"host": host.read(), "gpus": samples, "error": None}
+            if with_processes and due >= processes_due:
                 # In a container, the driver's process ids name others.
                 values["processes"] = None if is_in_container() else list_processes()
                 processes_due = due + _PROCESSES_S
@@ -122,13 +121,12 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
         os._exit(0)
 
 
-def find_reader() -> Callable[[], tuple[list[list[Any]], str | None]]:
-    """Return what reads the GPUs: NVML, else rocm-smi; it returns their values and an error of the tool, if any."""
+def open_gpus() -> list[nvml.Gpu]:
+    """Return the GPUs that are sampled; none without NVML."""
     try:
-        found = nvml.list_gpus()
+        return nvml.list_gpus()
     except nvml.NvmlError:
-        return sample_amd if shutil.which("rocm-smi") else lambda: ([], None)
-    return lambda: ([gpu.sample(index) for index, gpu in enumerate(found)], None)
+        return []
 
 
 class HostReader:

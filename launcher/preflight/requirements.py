@@ -145,10 +145,9 @@ def _check_route(node: CheckedHost) -> _Found:
     route = node.fact.route
     if route is None:
         return
-    if route.error and route.error.startswith(IN_USE):
-        port = node.job.master_port
-        fix = "stop that process, or choose another port with --master-port"
-        yield f"port {port} is taken{route.error[len(IN_USE) :]}", fix
+    if route.error == IN_USE:
+        fix = "omit --master-port, or find who has it with `ss -ltnp` there"
+        yield f"port {node.job.master_port} is taken", fix
     elif route.error:
         yield f"can't use the address of node 0: {route.error}", "set addr= in the hostfile, or --master-addr"
     elif route.interface is None:

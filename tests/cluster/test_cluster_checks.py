@@ -192,7 +192,7 @@ def test_a_master_port_that_is_taken(launch: Launch) -> None:
     assert done.table == [
         "3 hosts responded (N s)",
         "  on all  CPUs",
-        "! node1   port 22 is taken by pid 1 (sshd)  fix: stop that process, or choose another port with --master-port",
+        "! node1   port 22 is taken  fix: omit --master-port, or find who has it with `ss -ltnp` there",
         "1 problem would break a run",
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 import subprocess
 import time
 from typing import Any, Callable
@@ -28,14 +27,6 @@ _FEWER = (len(_FIELDS), 9, 4)
 _LOST = ("[GPU is lost]", "[GPU requires reset]")
 _UNKNOWN_ERROR = "[Unknown Error]"  # some GPUs that are well answer so for a fan
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
-_SAMPLED_AMD = (  # what job.facts.GpuSample has after the name; each by a part of a key in rocm-smi's JSON
-    "gpu use (%)", "vram total used memory", "vram total memory", "graphics package power (w)",
-    "max graphics package power (w)", "temperature (sensor junction)", "sclk clock speed",
-)  # fmt: skip
-_AMD_SAMPLE_COMMAND = [
-    "rocm-smi", "--showproductname", "--showuse", "--showmeminfo", "vram", "--showpower", "--showmaxpower",
-    "--showtemp", "--showclocks", "--json",
-]  # fmt: skip
 _AMD_COMMAND = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json"]
 _RECENT_XID_S = 24 * 3600.0
 _MOST_XIDS = 20  # told at once
@@ -182,12 +173,12 @@ def _query_amd() -> dict[str, Any]:
     answer = _finish(tool, time.monotonic() + TOOL_TIMEOUT_S)
     if answer.code is None:
         return {"gpus": [], "gpu_error": "rocm-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
-    gpus, error = _parse_amd(answer, _amd_gpu)
+    gpus, error = _parse_amd(answer)
     return {"gpus": gpus, "gpu_error": error or (None if gpus else (answer.complaints or ["rocm-smi lists none"])[0])}
 
 
-def _parse_amd(answer: _Answer, read_card: Callable[[int, dict[str, Any]], Any]) -> tuple[list[Any], str | None]:
-    """Read {"card0": {"Card series": ..., "VRAM Total Memory (B)": ...}, "system": {...}}; return what is said of each.
+def _parse_amd(answer: _Answer) -> tuple[list[dict[str, Any]], str | None]:
+    """Read {"card0": {"Card series": ..., "VRAM Total Memory (B)": ...}, "system": {...}}; return the GPUs.
 
     A card also gets what is said of the system. Keys are in small letters: "Card series" became "Card Series".
     """
@@ -195,14 +186,9 @@ def _parse_amd(answer: _Answer, read_card: Callable[[int, dict[str, Any]], Any])
         found = json.loads("\n".join(line for line in answer.lines if line.lstrip().startswith("{")) or "{}")
         table = {name: {key.lower(): value for key, value in each.items()} for name, each in found.items()}
         cards = {int(name[4:]): card for name, card in table.items() if name.startswith("card")}
-        return [read_card(index, {**table.get("system", {}), **cards[index]}) for index in sorted(cards)], None
+        return [_amd_gpu(index, {**table.get("system", {}), **cards[index]}) for index in sorted(cards)], None
     except (ValueError, AttributeError, TypeError):
         return [], "rocm-smi printed no valid table: %.80s" % " ".join(answer.lines)
-
-
-def sample_amd() -> tuple[list[list[Any]], str | None]:
-    """Return the values of each GPU, in the order of `job.facts.GpuSample`, and an error; a hang has no end here."""
-    return _parse_amd(_run(_AMD_SAMPLE_COMMAND), _amd_sample)
 
 
 def list_processes() -> list[dict[str, Any]]:
@@ -217,18 +203,6 @@ def _run(command: list[str]) -> _Answer:
     except OSError:
         return _Answer([], [], None)
     return _Answer(_lines(done.stdout), _lines(done.stderr), done.returncode)
-
-
-def _amd_sample(index: int, card: dict[str, Any]) -> list[Any]:
-    def find(part: str) -> float | int | None:
-        keys = [key for key in sorted(card) if part in key and key.startswith("max ") == part.startswith("max ")]
-        texts = [str(card[key]) for key in keys]
-        digits = re.search(r"[0-9]+(\.[0-9]+)?", texts[0]) if texts else None
-        return (int if digits[0].isdigit() else float)(digits[0]) if digits else None
-
-    use, used, total, power, limit, temperature, clock = map(find, _SAMPLED_AMD)
-    memory = [None if each is None else int(each) >> 20 for each in (used, total)]
-    return [index, _amd_gpu(index, card)["name"], use, *memory, power, limit, temperature, clock, *[None] * 3]
 
 
 def _amd_gpu(index: int, card: dict[str, Any]) -> dict[str, Any]:

@@ -162,29 +162,6 @@ def listen(address: str, port: int) -> socket.socket:
     return sock
 
 
-def find_holder(port: int) -> str | None:
-    """Return `pid 4411 (python)` for the process that has a TCP port, or None if it can't be seen."""
-    inodes: set[str] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        rows = read_rows(table)[1:]
-        inodes.update("socket:[%s]" % row[9] for row in rows if int(row[1].rpartition(":")[2], 16) == port)
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if any(_read_link("/proc/%s/fd/%s" % (pid, fd)) in inodes for fd in os.listdir("/proc/%s/fd" % pid)):
-                with open("/proc/%s/comm" % pid) as file:
-                    return "pid %s (%s)" % (pid, file.read().strip())
-        except OSError:
-            continue  # it has exited, or belongs to another user
-    return None
-
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:  # closed meanwhile, such as the descriptor by which this process listed its own
-        return ""
-
-
 def describe_error(error: Exception) -> str:
     """Return the text of a system or resolver error, without its number."""
     return getattr(error, "strerror", None) or str(error)

@@ -6,7 +6,6 @@ Nothing here blocks the supervisor: what may block is asked through `Loop.ask`.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import time
@@ -41,7 +40,6 @@ DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection, so a slower 
 LOOK_UP_TIMEOUT_S = 8.0  # for node 0's name: a dead DNS server takes 5 s, and then the next one may respond
 MAX_ANSWERED = 64  # connections kept open: a prober closes its own at once, a stranger may not
 LOOK_TIMEOUT_S = 2.0  # the launcher waits a little longer before it stops a run that has failed
-HOLDER_TIMEOUT_S = 3.0  # a large machine has many descriptors to look at
 
 
 class Responder:
@@ -238,9 +236,6 @@ class Responder:
                 self._open_ports(answer, port, listens=header.get("listens", False))
         except OSError as error:
             answer["error"] = network.describe_error(error)
-            if port and error.errno == errno.EADDRINUSE:
-                self._name_holder(answer, port)
-                return
         self._send_route(answer)
 
     def _open_ports(self, answer: dict[str, Any], port: int | None, *, listens: bool) -> None:
@@ -252,14 +247,6 @@ class Responder:
             answer["probe_port"] = self._listen(network.listen(everywhere, 0))
             if answer["port"] is not None:
                 self._listen(network.listen(everywhere, answer["port"]))
-
-    def _name_holder(self, answer: dict[str, Any], port: int) -> None:
-        """Send an answer whose error is that `port` is taken, and name the process that has it if possible."""
-
-        def send(holder: str | None) -> None:
-            self._send_route(dict(answer, error=answer["error"] + (" by %s" % holder if holder else "")))
-
-        self._ask(lambda: network.find_holder(port), HOLDER_TIMEOUT_S, None, send)
 
     def _send_route(self, answer: dict[str, Any]) -> None:
         held_s = round(time.monotonic() - self._route_asked_at, 4)

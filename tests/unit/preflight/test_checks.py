@@ -148,9 +148,8 @@ GPU_FIX = "request fewer with --gpus (one process per GPU)"
         ),
         (
             Job(SCRIPT, master_port=29500),
-            facts(route=Route(None, "", error="Address already in use by pid 7 (python)")),
-            "gpu1: port 29500 is taken by pid 7 (python)\n"
-            "  fix: stop that process, or choose another port with --master-port",
+            facts(route=Route(None, "", error="Address already in use")),
+            "gpu1: port 29500 is taken\n  fix: omit --master-port, or find who has it with `ss -ltnp` there",
         ),
         (
             Job(SCRIPT),
