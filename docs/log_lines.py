@@ -32,7 +32,7 @@ TOPICS = {
     "gloo-loopback": "network",
     "ssh-banner": "ssh",
     "node-0-unnamed": "network",
-    "infiniband-missing": "nccl",
+    "torchrun-stopped-it": "nccl",
     "worker-gone": "memory",
 }
 

@@ -31,7 +31,6 @@ class Kind(Enum):
     CAUSE = "cause"
     CONSEQUENCE = "consequence"  # printed by healthy ranks when another one died or is missing
     HINT = "hint"  # successful runs print it too; explains only ranks on several hosts that can't reach each other
-    NOTE = "note"  # never why a run failed; only TROUBLESHOOTING.md lists it
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,16 +243,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "driver-mismatch",
-        r"Driver/library version mismatch",
-        "the NVIDIA driver was updated, but the old one is still loaded",
-        "reboot that host, or reload the nvidia kernel modules",
-    ),
-    Signature(
-        "driver-combination",
-        r"unsupported display driver|(?:error|failure) '?\(?803\b",
-        "libcuda doesn't fit the loaded NVIDIA driver: that was updated, or a container has its own libcuda",
+        r"Driver/library version mismatch|unsupported display driver|(?:error|failure) '?\(?803\b",
+        "a library doesn't fit the loaded NVIDIA driver: that was updated, or a container has its own libcuda",
         "reboot that host, or reload the nvidia kernel modules; in a container, drop cuda/compat from LD_LIBRARY_PATH",
-        says="`unsupported display driver / cuda driver combination` (803)",
+        says="`Driver/library version mismatch`, `unsupported display driver / cuda driver combination` (803)",
     ),
     Signature(
         "driver-not-loaded",
@@ -562,18 +555,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     # the network between the hosts
     Signature(
-        "port-number-taken",
-        r"failed to (?:listen on any local network address\. port: |bind to \S{1,60}:)(?P<port>\d+)"
-        r".{0,80}(?:EADDRINUSE|errno: 98)",
-        "port {port} is taken on this host, often by a leftover process",
-        "if you passed --master-port, omit it: `launch` picks a free port; `launch clean` stops leftover processes",
-        says="`The server socket has failed to listen ... port: 29500 ... EADDRINUSE`",
-    ),
-    Signature(
         "port-taken",
         r"EADDRINUSE|errno: 98\b|Errno 98\b|[Aa]ddress already in use",
         "a port is taken on this host, often by a leftover process",
-        "use another port, or omit --master-port; `launch clean` stops leftover processes",
+        "omit --master-port: `launch` picks a free port; `launch clean` stops leftover processes",
         says="`EADDRINUSE`, `Address already in use`",
     ),
     Signature(
@@ -716,14 +701,6 @@ SIGNATURES: tuple[Signature, ...] = (
         Kind.HINT,
         says="`Using interface lo:`, `Using [0]docker0:`",
     ),
-    Signature(
-        "infiniband-missing",
-        r"NET/IB : No device found|NET/IB : Unable to open device|Failed to open libibverbs",
-        "NCCL finds no InfiniBand and uses TCP, which is slow",
-        "if the host has none, ignore this; otherwise give the container /dev/infiniband and libibverbs",
-        Kind.NOTE,
-        says="`NET/IB : No device found`",
-    ),
     # consequences: another rank is gone, or never joined
     Signature(
         "torchrun-stopped-it",
@@ -767,23 +744,15 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "watchdog",
-        r"Rank (?P<rank>\d+)\].{0,200}Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), "
-        r"OpType=(?P<operation>\w+)",
-        "rank {rank} waited for the others in {operation} number {number}, and one never joined",
-        "look at the rank that prints nothing or has the lowest SeqNum; on GPUs, "
-        "the flight recorder is in logs/RUN/files",
-        Kind.CONSEQUENCE,
-        says="`Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, ...)`",
-    ),
-    Signature(
-        "waited-in-vain",
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation"
         r"|operations have failed or timed out|Heartbeat monitor timed out|watchdog got stuck"
         r"|Observed flight recorder dump signal|Terminating the process after attempting to dump debug info",
         "this rank waited for the others in a collective, and one never joined",
-        "look at the rank that prints nothing: it hangs, or took another branch of the script",
+        "look at the rank that prints nothing or has the lowest SeqNum; on GPUs, "
+        "the flight recorder is in logs/RUN/files",
         Kind.CONSEQUENCE,
-        says="`Timed out waiting 1800000ms for recv operation`, `Heartbeat monitor timed out`",
+        says="`Watchdog caught collective operation timeout`, `Timed out waiting 1800000ms for recv operation`, "
+        "`Heartbeat monitor timed out`",
     ),
     Signature(
         "rank-0-gone",

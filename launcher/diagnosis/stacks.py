@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from launcher.diagnosis.collective_timeouts import name_ranks
 from launcher.hosts.ranges import fold_names
 from launcher.wording import count, fold_ranks, listed
 
@@ -30,7 +29,6 @@ _STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/")
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/utils/_contextlib.py", "torch/nn/modules/module.py")
 _WAITS = "torch/distributed/"
 _MAIN = "MainThread"
-_MAKES_GROUP = ("torch/distributed/distributed_c10d.py", "new_group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +77,6 @@ class Stack:
     def is_in_trouble(self) -> bool:
         """Whether the rank can't continue, whatever its stack is: state D or T, or its host doesn't respond."""
         return self.state is not None or self.is_silent
-
-    @property
-    def is_making_group(self) -> bool:
-        """Whether it makes a process group of some ranks, and may wait for others in perform_nocolor_split."""
-        return any((frame.file, frame.function) == _MAKES_GROUP for frame in self.frames)
 
     @property
     def is_waiting(self) -> bool:
@@ -224,25 +217,7 @@ def folded_lines(folded: FoldedStacks) -> list[str]:
         lines.append(
             "  fix: find out who suspended it (kill -STOP, or a debugger); kill -CONT PID on its host continues it"
         )
-    return lines + _explain_split([stack for group in folded.groups for stack in group.stacks if stack.frames])
-
-
-def _explain_split(stacks: Sequence[Stack]) -> list[str]:
-    """Explain why some ranks wait while they make a group, and others don't.
-
-    If init_process_group got a device_id, torch splits the NCCL group of all ranks for each new group, and NCCL waits
-    for all of them there: for those that are no members too, but not for the members of a group of another backend.
-    """
-    inside = [stack.rank for stack in stacks if stack.is_making_group]
-    outside = [stack.rank for stack in stacks if not stack.is_making_group]
-    if not inside or not outside:
-        return []
-    waiting, others = name_ranks(inside), name_ranks(outside)
-    return [
-        f"  why: {waiting} may wait for {others} in new_group: with device_id, all ranks must split the NCCL group",
-        "  fix: call new_group on all ranks in the same order; for gloo groups, add use_local_synchronization=True, "
-        "or drop device_id from init_process_group",
-    ]
+    return lines
 
 
 def stack_lines(stack: Stack) -> list[str]:

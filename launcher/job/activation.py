@@ -43,25 +43,11 @@ fi
 case ${{tool##*/}} in
   conda) lines=$("$tool" shell.posix activate "$name") ;;
   *) lines=$("$tool" shell activate "$name" --shell bash) ;;
-esac
-code=$?
-if [ $code != 0 ]; then
-  root=$(readlink -f -- "$tool")
-  count=0 known=base
-  for directory in "${{root%/*/*}}"/envs/* ~/.conda/envs/* "${{MAMBA_ROOT_PREFIX:-$HOME/micromamba}}"/envs/*; do
-    [ -d "$directory/conda-meta" ] || continue
-    count=$((count + 1))
-    [ $count -gt {shown} ] || known="$known ${{directory##*/}}"
-  done
-  [ $count -le {shown} ] || known="$known and $((count - {shown})) more"
-  echo "environments there: $known" >&2
-  exit $code
-fi
+esac || exit
 eval "$lines"
 case ${{tool##*/}} in conda) tool=${{CONDA_EXE:-$tool}} ;; esac
 export LAUNCH_CONDA=$tool
 """
-_SHOWN_ENVIRONMENTS = 8
 
 # What changes its meaning after `cd DIRECTORY &&`: a list, a comment, a here-document, a group, a negation.
 _NOT_AS_IT_STANDS = re.compile(r"[;|#<>(){}!\\\n]|(?<!&)&(?!&)")
@@ -82,7 +68,7 @@ def setup_order(job: Job) -> dict[str, Any] | None:
 
 def _conda_script(name: str) -> str:
     places = " ".join(f"{folder}/bin/conda" for folder in _CONDA_FOLDERS)
-    return _CONDA_SCRIPT.format(name=shlex.quote(name), places=places, shown=_SHOWN_ENVIRONMENTS)
+    return _CONDA_SCRIPT.format(name=shlex.quote(name), places=places)
 
 
 def find_active_env(environ: Mapping[str, str]) -> str | None:

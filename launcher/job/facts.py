@@ -191,7 +191,6 @@ class Network:
 class Checks:
     """Facts that no plan needs but that can break a run; None: not known, unless noted at the field."""
 
-    memory_mib: int | None = None  # its memory
     memory_free_mib: int | None = None  # memory that is free
     shm_mib: int | None = None  # the size of /dev/shm
     memlock_kib: int | None = None  # the limit on locked memory; `null`: no limit

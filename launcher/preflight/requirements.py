@@ -56,8 +56,9 @@ def _said(failure: SetupFailure) -> str:
 def _hint(failure: SetupFailure) -> str:
     if failure.step == "--setup":
         return "test it there: it runs in the working directory, in bash, without a terminal"
-    has_others = any(line.startswith("environments there:") for line in failure.lines)
-    return "name one of them, or its path, with --conda" if has_others else "load conda or add it to PATH with --setup"
+    has_conda = not any(line.startswith("no conda on PATH") for line in failure.lines)
+    known = "name an environment, or its path, that `conda env list` shows there"
+    return known if has_conda else "load conda or add it to PATH with --setup"
 
 
 def _check_python(node: CheckedHost) -> _Found:

@@ -33,7 +33,7 @@ from launcher.session.session import Session
 
 _EARLY_S = 60.0
 _MOST_FAILED = 100  # ranks in a Result: a thousand with the same error say no more
-_PORT_TAKEN = ("port-number-taken", "port-taken")  # signatures
+_PORT_TAKEN = "port-taken"  # a signature
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Judge:
         is_starter = failure.kind in (FailureKind.TORCHRUN, FailureKind.SUPERVISOR)  # the one of a warm Python says it
         is_ours = job.master_port is None and is_starter and failure.node_rank == 0
         has_begun = bool(self.session.states[0].started)
-        return is_ours and not has_begun and known is not None and known.name in _PORT_TAKEN
+        return is_ours and not has_begun and known is not None and known.name == _PORT_TAKEN
 
     def cause(self, *, hang: Failure | None = None, told: Failure | None = None) -> Cause | None:
         """Return why the run failed, or None if it did not.

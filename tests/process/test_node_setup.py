@@ -418,22 +418,17 @@ def test_conda_is_found_and_entered(nodes: Nodes, made_venv: Path, tmp_path: Pat
 def test_the_name_of_an_environment_is_no_shell_s(nodes: Nodes, made_venv: Path, name: str) -> None:
     node = nodes.start()
     make_conda(node.home / "miniforge3", made_venv, "conda", name)
-    if "'" in name:  # conda's own answer doesn't quote it
-        assert "environments there" not in str(ask_for(node, conda=name)["setup"]["failure"])
-    else:
+    if "'" not in name:  # conda's own answer doesn't quote it
         assert ask_for(node, conda=name)["setup"]["failure"] is None
 
 
-def test_an_environment_that_is_missing_is_named_with_those_that_are_there(nodes: Nodes, made_venv: Path) -> None:
+def test_an_environment_that_is_missing(nodes: Nodes, made_venv: Path) -> None:
     node = nodes.start()
-    make_conda(node.home / "miniconda3", made_venv, "conda", *(f"env{number}" for number in range(10)))
+    make_conda(node.home / "miniconda3", made_venv)
     assert ask_for(node, conda="nosuch")["setup"]["failure"] == {
         "step": "--conda nosuch",
         "reason": "exit code 1",
-        "lines": [
-            "EnvironmentNameNotFound: Could not find conda environment: nosuch",
-            "environments there: base env0 env1 env2 env3 env4 env5 env6 env7 and 2 more",
-        ],
+        "lines": ["EnvironmentNameNotFound: Could not find conda environment: nosuch"],
     }
 
 

@@ -25,10 +25,8 @@ def find_identity() -> str | None:
 
 def describe_machine(workdir: str) -> dict[str, Any]:
     """Return memory, /dev/shm, limits and free disk space; None for what is unknown or unlimited."""
-    memory = _read_meminfo()
     return {
-        "memory_mib": memory.get("MemTotal"),
-        "memory_free_mib": memory.get("MemAvailable"),
+        "memory_free_mib": _read_meminfo().get("MemAvailable"),
         "shm_mib": _room("/dev/shm")[0],
         "memlock_kib": None if _may_lock_all() else _limit(resource.RLIMIT_MEMLOCK, 1 << 10),
         "open_files": _limit(resource.RLIMIT_NOFILE, 1),

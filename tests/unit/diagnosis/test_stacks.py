@@ -130,26 +130,6 @@ def test_the_odd_rank_comes_first():
     ]
 
 
-def test_ranks_that_split_a_group_without_the_others_are_explained():
-    """As with a gloo group of rank 0, made after init_process_group(device_id=...)."""
-    split = [
-        "torch/distributed/distributed_c10d.py:2057 in _new_process_group_helper",
-        "torch/distributed/distributed_c10d.py:5992 in _new_group_with_tag",
-        "torch/distributed/distributed_c10d.py:5720 in new_group",
-        "train.py:9 in <module>",
-    ]
-    lines = folded_lines(fold([waiting(0), *(at(rank, *split) for rank in (1, 2, 3))]))
-    assert lines[0] == "stacks of 4 ranks on 2 hosts (gpu1 rank 0 differs from 3 others)"
-    assert lines[-2:] == [
-        "  why: ranks 1-3 may wait for rank 0 in new_group: with device_id, all ranks must split the NCCL group",
-        "  fix: call new_group on all ranks in the same order; for gloo groups, add use_local_synchronization=True, "
-        "or drop device_id from init_process_group",
-    ]
-    begins = [split[0], "torch/distributed/distributed_c10d.py:1899 in init_process_group", "train.py:2 in <module>"]
-    for stacks in ([at(rank, *split) for rank in range(4)], [*map(waiting, range(4))], [waiting(0), at(1, *begins)]):
-        assert not any("why" in line for line in folded_lines(fold(stacks)))
-
-
 def test_what_is_suspended_and_has_started_ranks_comes_first():
     """They may wait for its store, whatever their stacks are."""
     stacks = [replace(waiting(rank), host="gpu2", starter="torchrun on gpu2 (pid 47)") for rank in (1, 2)]

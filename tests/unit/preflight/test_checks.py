@@ -113,7 +113,8 @@ GPU_FIX = "request fewer with --gpus (one process per GPU)"
             Job(SCRIPT),
             facts(gpus=(), gpu_error="Failed to initialize NVML: Driver/library version mismatch"),
             "gpu1: no GPU (Failed to initialize NVML: Driver/library version mismatch)\n"
-            "  fix: reboot that host, or reload the nvidia kernel modules",
+            "  fix: reboot that host, or reload the nvidia kernel modules; in a container, drop cuda/compat from "
+            "LD_LIBRARY_PATH",
         ),
         (Job(COMMAND), facts(gpus=()), "gpu1: no GPU (nvidia-smi lists none)\n  fix: run on CPUs: --nproc N --cpu"),
         (Job(SCRIPT, nproc=9), facts(), f"gpu1: 9 GPUs requested, but it has 8\n  fix: {GPU_FIX}"),
@@ -191,9 +192,9 @@ def failed(step, reason, *lines):
             f"gpu1: --conda x failed (exit code 127): {NO_CONDA}\n  fix: load conda or add it to PATH with --setup",
         ),
         (
-            failed("--conda x", "exit code 1", "not found: x", "environments there: base y"),
-            "gpu1: --conda x failed (exit code 1):\n    not found: x\n    environments there: base y\n"
-            "  fix: name one of them, or its path, with --conda",
+            failed("--conda x", "exit code 1", "not found: x"),
+            "gpu1: --conda x failed (exit code 1): not found: x\n"
+            "  fix: name an environment, or its path, that `conda env list` shows there",
         ),
     ],
 )
@@ -375,7 +376,6 @@ NETWORKS = st.builds(Network, st.sampled_from(["eth1", "ib0", "docker0"]), st.sa
 RUNS = st.builds(RunProcess, st.integers(1, 9), st.text(max_size=3), st.text(max_size=3), st.booleans())
 CHECKS = st.builds(
     Checks,
-    memory_mib=NUMBERS,
     memory_free_mib=NUMBERS,
     shm_mib=NUMBERS,
     memlock_kib=NUMBERS,

@@ -34,7 +34,7 @@ GPU = {
     "compute_mode": "Exclusive_Process", "ecc_errors": 1, "processes": [PROCESS], "bus_id": "00000000:3B:00.0",
 }  # fmt: skip
 CHECKS = {
-    "memory_mib": 515000, "memory_free_mib": 480, "shm_mib": 64, "memlock_kib": 64, "open_files": 1024,
+    "memory_free_mib": 480, "shm_mib": 64, "memlock_kib": 64, "open_files": 1024,
     "disks": {"/data": 10}, "script_hash": "5f3a91", "infiniband": ["mlx5_0:1"], "code_hash": "c0de",
     "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": 1000}],
     "xids": [{"gpu": "0000:3b:00", "number": 79}],

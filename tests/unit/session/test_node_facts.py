@@ -30,7 +30,6 @@ def gpu(index: int, **more: object) -> dict[str, object]:
 
 
 CHECKS = {
-    "memory_mib": 515000,
     "memory_free_mib": 480000,
     "shm_mib": 64,
     "memlock_kib": None,
@@ -129,7 +128,6 @@ def test_a_message_becomes_facts():
 def test_what_the_checks_ask_for():
     checks = read_facts({**MESSAGE, "checks": CHECKS | {"code_hash": "c0de"}}, "/tmp/run").checks
     assert checks == Checks(
-        memory_mib=515000,
         memory_free_mib=480000,
         shm_mib=64,
         memlock_kib=None,
