@@ -82,16 +82,11 @@ def _by_option(item: tuple[tuple[str, str], list[str]]) -> tuple[str, str, list[
 
 # ---- for Python ------------------------------------------------------------------------------------------------------
 
-# What each function takes -> the command, the types whose options it has as well, and options that it sets itself.
-FUNCTIONS = {
-    "SinglenodeOptions": ("singlenode", (), ("json", "dry_run")),
-    "LaunchOptions": ("run", ("SinglenodeOptions",), ("json", "dry_run", "check")),
-    "HostsOptions": ("hosts", (), ("json",)),
-    "FreeOptions": ("free", ("HostsOptions",), ("json",)),
-    "CheckOptions": ("check", ("FreeOptions",), ("json",)),
-}
+# The commands that functions start, and options that these set themselves.
+FUNCTIONS = ("run", "singlenode", "check", "free", "hosts")
+OWN = ("json", "dry_run")
 _HEAD = '''\
-"""The options of each function by their names, for editors and type checkers; docs/options_table.py writes this."""
+"""The options of the functions by their names, for editors and type checkers; docs/options_table.py writes this."""
 
 from __future__ import annotations
 
@@ -108,12 +103,6 @@ File = str | os.PathLike[str] | None
 Texts = str | Sequence[str] | None
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 '''
-_AGAIN = '''\
-class AgainOptions(LaunchOptions, total=False):
-    """Options of `launch again`."""
-
-    same_code: Switch
-'''
 _OTHER_TYPES = {
     "env": "str | Sequence[str] | Mapping[str, str | int | float | None] | None",
     "gpus": 'int | Literal["auto"] | None',
@@ -125,20 +114,15 @@ _OTHER_TYPES = {
 
 def make_types() -> str:
     """Return the module of the types."""
-    group = click.Context(command_group.launch)
-    parts, known = [_HEAD], dict[str, dict[str, str]]()
-    for kind, (name, bases, own) in FUNCTIONS.items():
+    group, found = click.Context(command_group.launch), {"same_code": "Switch"}
+    for name in FUNCTIONS:
         command = command_group.launch.get_command(group, name)
         assert command is not None
         options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
-        found = {_name(each): _find_type(each) for each in options}
-        known[kind] = {name: text for name, text in sorted(found.items()) if name not in own}
-        inherited = {name for base in bases for name in known[base]}
-        assert inherited <= known[kind].keys(), f"{kind} lacks what it inherits"
-        fields = [f"    {name}: {text}" for name, text in known[kind].items() if name not in inherited]
-        doc = f'    """Options of `launch {name}`."""\n'
-        parts.append("\n".join([f"class {kind}({', '.join(bases or ('TypedDict',))}, total=False):", doc, *fields, ""]))
-    return "\n\n".join([*parts, _AGAIN])
+        found |= {_name(each): _find_type(each) for each in options if name != "run" or _name(each) != "check"}
+    fields = [f"    {name}: {text}\n" for name, text in sorted(found.items()) if name not in OWN]
+    doc = '    """Options of all functions; a command refuses those that it lacks."""'
+    return f"{_HEAD}\n\nclass Options(TypedDict, total=False):\n{doc}\n\n{''.join(fields)}"
 
 
 def _name(option: click.Option) -> str:

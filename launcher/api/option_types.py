@@ -1,4 +1,4 @@
-"""The options of each function by their names, for editors and type checkers; docs/options_table.py writes this."""
+"""The options of the functions by their names, for editors and type checkers; docs/options_table.py writes this."""
 
 from __future__ import annotations
 
@@ -16,31 +16,45 @@ Texts = str | Sequence[str] | None
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
 
-class SinglenodeOptions(TypedDict, total=False):
-    """Options of `launch singlenode`."""
+class Options(TypedDict, total=False):
+    """Options of all functions; a command refuses those that it lacks."""
 
+    ask_password: Switch
     claim_cpus: Switch
     conda: File
     config: File
+    connect_timeout: Time
+    controller: Text
     cpu: Switch
     detach: Switch
+    enter: Text
     env: str | Sequence[str] | Mapping[str, str | int | float | None] | None
     env_file: Files
+    exclude: Texts
     fetch: Files
     for_: Time
     gpus: int | Literal["auto"] | None
     hang_timeout: Time
+    hostfile: File
+    hosts: Texts
+    include: Texts
+    link: Texts
     log_dir: File
+    master_addr: Text
     master_port: Number
+    min_nodes: Number
     module: Switch
     name: Text
     no_check: Switch
     no_numa: Switch
     no_python: Switch
     no_samples: Switch
+    no_sync: Switch
     notify: Text
     nproc: Number
+    num_nodes: Number
     on_hang: Literal["tell", "end", "restart"] | None
+    packages: Switch
     progress_dir: File
     python: File
     queue: bool | float | str | None
@@ -48,92 +62,19 @@ class SinglenodeOptions(TypedDict, total=False):
     ranks: int | str | Sequence[int] | Sequence[str] | None
     rdzv_timeout: Time
     restarts: Number
+    same_code: Switch
     setup: Text
     share: Switch
     silence: Time
+    spares: Number
+    ssh_config: File
     stacks: Switch
     start: Literal["torchrun", "warm", "plain"] | None
     stop_timeout: Time
+    sync: bool | str | os.PathLike[str] | None
+    sync_limit: Size
+    transport: Literal["srun", "fabric", "ssh", "pdsh"] | None
     until: Text
     venv: File
     verbose: Switch
     workdir: File
-
-
-class LaunchOptions(SinglenodeOptions, total=False):
-    """Options of `launch run`."""
-
-    ask_password: Switch
-    connect_timeout: Time
-    controller: Text
-    enter: Text
-    exclude: Texts
-    hostfile: File
-    hosts: Texts
-    include: Texts
-    link: Texts
-    master_addr: Text
-    min_nodes: Number
-    no_sync: Switch
-    num_nodes: Number
-    spares: Number
-    ssh_config: File
-    sync: bool | str | os.PathLike[str] | None
-    sync_limit: Size
-    transport: Literal["srun", "fabric", "ssh", "pdsh"] | None
-
-
-class HostsOptions(TypedDict, total=False):
-    """Options of `launch hosts`."""
-
-    config: File
-    enter: Text
-    exclude: Texts
-    hostfile: File
-    hosts: Texts
-    include: Texts
-    num_nodes: Number
-
-
-class FreeOptions(HostsOptions, total=False):
-    """Options of `launch free`."""
-
-    ask_password: Switch
-    connect_timeout: Time
-    python: File
-    silence: Time
-    ssh_config: File
-    stop_timeout: Time
-    transport: Literal["srun", "fabric", "ssh", "pdsh"] | None
-
-
-class CheckOptions(FreeOptions, total=False):
-    """Options of `launch check`."""
-
-    conda: File
-    cpu: Switch
-    env: str | Sequence[str] | Mapping[str, str | int | float | None] | None
-    env_file: Files
-    gpus: int | Literal["auto"] | None
-    link: Texts
-    master_addr: Text
-    master_port: Number
-    module: Switch
-    no_numa: Switch
-    no_python: Switch
-    no_sync: Switch
-    nproc: Number
-    packages: Switch
-    rdzv_timeout: Time
-    setup: Text
-    start: Literal["torchrun", "warm", "plain"] | None
-    sync: bool | str | os.PathLike[str] | None
-    sync_limit: Size
-    venv: File
-    workdir: File
-
-
-class AgainOptions(LaunchOptions, total=False):
-    """Options of `launch again`."""
-
-    same_code: Switch

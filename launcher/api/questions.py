@@ -22,20 +22,20 @@ from launcher.api.values import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # of typing from Python 3.11 on
 
-    from launcher.api.option_types import CheckOptions, FreeOptions, HostsOptions
+    from launcher.api.option_types import Options
 
 
-def check(argv: Argv = (), **options: Unpack[CheckOptions]) -> CheckResult:
+def check(argv: Argv = (), **options: Unpack[Options]) -> CheckResult:
     """Compare the hosts and return what would break a run, as `launch check` does, with its options by their names."""
     return read_check(ask("check", [*as_words(options), *script_words(argv)]))
 
 
-def free(**options: Unpack[FreeOptions]) -> FreeResult:
+def free(**options: Unpack[Options]) -> FreeResult:
     """Return which GPUs of the hosts are free, and who has claimed or uses the others, as `launch free` shows them."""
     return read_free(ask("free", as_words(options)))
 
 
-def hosts(**options: Unpack[HostsOptions]) -> list[Host]:
+def hosts(**options: Unpack[Options]) -> list[Host]:
     """Return the hosts in rank order as launch reads them, spares last, without contacting them.
 
     The options are `hosts`, `hostfile`, `include`, `exclude` and others of `launch hosts`.

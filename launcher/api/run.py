@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # of typing from Python 3.11 on
 
-    from launcher.api.option_types import AgainOptions, LaunchOptions, SinglenodeOptions
+    from launcher.api.option_types import Options
 
 _OWN = ("json", "dry_run", "check")  # options that are set here, or that start no run
 
@@ -113,7 +113,7 @@ AnyRun = str | Run | ListedRun | None
 File = str | os.PathLike[str] | None
 
 
-def launch(argv: Argv = (), **options: Unpack[LaunchOptions]) -> Run:
+def launch(argv: Argv = (), **options: Unpack[Options]) -> Run:
     """Start a run of argv, a script and its arguments, as `launch` does; return once its ranks are about to start.
 
     The options are those of the command line by their names: `gpus=8`, `sync=True`, `env={"A": "1"}`, `for_="6h"`.
@@ -123,12 +123,12 @@ def launch(argv: Argv = (), **options: Unpack[LaunchOptions]) -> Run:
     return _start(["run"], options, script_words(argv))
 
 
-def singlenode(argv: Argv = (), **options: Unpack[SinglenodeOptions]) -> Run:
+def singlenode(argv: Argv = (), **options: Unpack[Options]) -> Run:
     """Start a run on this machine only, without SSH, as `launch singlenode` does; otherwise the same as `launch`."""
     return _start(["singlenode"], options, script_words(argv))
 
 
-def again(run: AnyRun = None, **options: Unpack[AgainOptions]) -> Run:
+def again(run: AnyRun = None, **options: Unpack[Options]) -> Run:
     """Start a run again as it was typed, as `launch again` does, with these options instead of its own.
 
     run: as of `attach`. It returns and raises what `launch` does.

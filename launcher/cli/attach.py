@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +19,11 @@ from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
-from launcher.output.log_reader import Choice, JsonPrinter, LogLine, LogPrinter, RunLogs, ScreenPrinter, follow
+from launcher.output.log_reader import Choice, JsonPrinter, LogPrinter, RunLogs, ScreenPrinter, follow
 from launcher.output.log_writer import find_live_output
 from launcher.runs.run_list import ListedRun
 
 _LAST_LINES = 20
-_MOST_BLOCK = 24  # lines before these, among which the first one of a message is looked for
 _TAIL_BYTES = 1 << 16
 
 
@@ -85,7 +83,7 @@ def attach(run: ListedRun, *, as_json: bool = False, host: str | None = None) ->
     live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
     logs = RunLogs(run.folder, record.all_hosts, Choice(), _TAIL_BYTES, live)
     try:
-        for line in choose_last([*deque(logs.read(), _LAST_LINES + _MOST_BLOCK)]):
+        for line in deque(logs.read(), _LAST_LINES):
             printer.print(line)
         printer.flush()
         follow(logs, printer, lambda: is_running(run))
@@ -105,24 +103,3 @@ def _emit(event: str, run: ListedRun, **values: object) -> None:
     from launcher.output.console import dated  # whose imports take long
 
     print(json.dumps(dated(event, run=run.id, name=run.name, **values)), flush=True)
-
-
-def choose_last(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    """Return the last lines; a message of `launch` that began before them is there from its first line, or not at all.
-
-    What continues a message is indented.
-    """
-    kept = lines[-_LAST_LINES:]
-    messages = [line for line in kept if line.host is None]
-    if not messages or not _continues(messages[0]):
-        return kept
-    for index in range(len(lines) - len(kept) - 1, -1, -1):
-        if lines[index].host is None and not _continues(lines[index]):
-            return lines[index:]
-    begins = next((index for index, line in enumerate(messages) if not _continues(line)), len(messages))
-    partial = set(map(id, messages[:begins]))
-    return [line for line in kept if id(line) not in partial]
-
-
-def _continues(line: LogLine) -> bool:
-    return line.text.startswith(b" ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -59,7 +58,6 @@ def command(*, fold: bool, request: Request) -> int:
     open_transport = choose_opener(request.reach, hosts, python=request.python)
     streams = find_streams(os.environ)
     console = Console(hosts, streams, as_json=request.as_json, is_folding=fold, is_patient=True)  # no logs are kept
-    is_told = _tell_input(console)
 
     async def run(session: Session) -> Execution:
         console.end_with_reader(partial(session.interrupt, signal.SIGPIPE))
@@ -70,8 +68,6 @@ def command(*, fold: bool, request: Request) -> int:
 
     def report(done: Execution) -> int:
         console.show_folded()
-        if not is_told:
-            _tell_input(console)  # its producer may have started later than the command
         failures = {failure.host: failure.text for failure in done.failures}
         console.emit("result", **asdict(ExecResult(done.exit_code, done.exit_codes, failures)))
         _report(console, done)
@@ -79,32 +75,6 @@ def command(*, fold: bool, request: Request) -> int:
 
     settings = make_settings("exec", request.timeouts, {}, find_pythons(request.python))
     return hold_session(hosts, open_transport, settings, console, run, report, has_ranks=False)
-
-
-def _tell_input(console: Console) -> bool:
-    """Warn that stdin is not sent if it holds something; return whether the warning was printed."""
-    is_there = has_input()
-    if is_there:
-        console.say("launch: stdin is not sent to the hosts: the command reads /dev/null there")
-    return is_there
-
-
-def has_input() -> bool:
-    """Tell whether a file or a pipe on stdin holds something; a terminal, /dev/null and an idle pipe do not."""
-    import fcntl
-    import stat
-    import termios
-
-    try:
-        found = os.fstat(0)
-        if stat.S_ISREG(found.st_mode):
-            return found.st_size > os.lseek(0, 0, os.SEEK_CUR)
-        if not stat.S_ISFIFO(found.st_mode) and not stat.S_ISSOCK(found.st_mode):
-            return False
-        waiting = fcntl.ioctl(0, termios.FIONREAD, bytes(4))
-    except OSError:
-        return False
-    return int.from_bytes(waiting, sys.byteorder) > 0
 
 
 def _report(console: Console, done: Execution) -> None:

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +31,7 @@ from launcher.errors import (
 )
 from launcher.escapes import one_line
 from launcher.forms import load_json
+from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
 from launcher.runs.run_json import RunJson, read_run_json
@@ -54,14 +54,13 @@ if TYPE_CHECKING:
     from launcher.transports.base import Transport
 
 CONNECT_TIMEOUT_S = 10.0
-_AT_ONCE_S = 2.0  # for all hosts to answer; what is known by then is shown before the rest
+_AT_ONCE_S = 2.0  # for the next host to answer, before it is said who is waited for
 _MOST_LINE_BYTES = 16_000_000
 _MOST_SAID = 2000
 ASK = "ask"  # to a launch elsewhere, instead of a command: answer a question about a run, see launcher.cli.answer
 _UNREADABLE = "sent a row that can't be read"
 _Answer = tuple[list[RunRow], int]  # of a host: its rows, and how many can't be read
 _TakenT = TypeVar("_TakenT")
-Show = Callable[[list[RunRow], list[str]], object]  # rows, and the hosts whose answers are late
 
 _OPTIONS = (
     option(
@@ -126,16 +125,15 @@ def _list_there(controller: str, ssh_config: Path | None) -> list[RemoteRun]:
     return [RemoteRun(row.run, ways[0], row.name, seen=Sighting(time.time(), row)) for row in rows]
 
 
-def run_there(found: RemoteRun, *more: str, is_of_a_run: bool = False) -> int:
+def run_there(found: RemoteRun, *, is_of_a_run: bool = False) -> int:
     """Run this command on the host that controls a run, copy its output, and return its exit code.
 
-    more: options beside those that were typed; is_of_a_run: the output is, see RemoteLauncher.copy_output. Raise
-    UnknownRunError if the host knows nothing of the run.
+    is_of_a_run: the output is, see RemoteLauncher.copy_output. Raise UnknownRunError if the host knows nothing of it.
     """
     from launcher.cli.typed_command import typed_options
 
     typed = typed_options(lambda name: name not in ("controller", "ssh_config"))
-    words = (str(click.get_current_context().info_name), found.id, f"--controller={found.way.name}", *typed, *more)
+    words = (str(click.get_current_context().info_name), found.id, f"--controller={found.way.name}", *typed)
     return _ask_there(found, words, lambda launcher: launcher.copy_output(is_of_a_run=is_of_a_run) or 0)
 
 
@@ -298,26 +296,16 @@ def read_state(run: ListedRun | RemoteRun) -> RunRow:
     return read_row_of(run, answers, now)
 
 
-def read_rows(show: Show | None = None) -> tuple[list[RunRow], list[str]]:
+def read_rows() -> tuple[list[RunRow], list[str]]:
     """Return the rows of the runs that were started on this machine, the newest first, as read_rows_of does."""
     runs, now = _list_runs(), time.time()
-
-    def make_rows(answers: Mapping[Way, _Answer], *, is_late: bool) -> list[RunRow]:
-        here = [make_row(run, now) for run in runs if isinstance(run, ListedRun)]
-        elsewhere = [
-            read_row_of(run, answers, now)
-            for run in runs
-            if isinstance(run, RemoteRun) and (not is_late or run.row is not None or run.way in answers)
-        ]
-        return _sort([*here, *elsewhere])
-
-    ways = {run.way: None for run in runs if isinstance(run, RemoteRun) and run.row is None}
-    answers, failures = _ask_for_rows(ways, show, partial(make_rows, is_late=True))
-    return make_rows(answers, is_late=False), failures
+    answers, failures = _ask_for_rows({run.way for run in runs if isinstance(run, RemoteRun) and run.row is None})
+    rows = [make_row(run, now) if isinstance(run, ListedRun) else read_row_of(run, answers, now) for run in runs]
+    return sorted(rows, key=_by_age), failures
 
 
-def _sort(rows: Collection[RunRow]) -> list[RunRow]:
-    return sorted(rows, key=lambda row: row.age_s)
+def _by_age(row: RunRow) -> float:
+    return row.age_s
 
 
 def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> RunRow:
@@ -347,22 +335,15 @@ def _complete(run: RemoteRun, row: RunRow, now: float) -> RunRow:
     return replace(row, name=run.name, controller=run.way.name, age_s=age_s)
 
 
-def read_rows_of(hosts: str, ssh_config: Path | None, show: Show | None = None) -> tuple[list[RunRow], list[str]]:
-    """Return the rows of the runs that these hosts control, and lines about hosts that don't answer.
-
-    show: gets what rows there are, and the names of the hosts that are waited for, if these take long.
-    """
-    answers, failures = _ask_for_rows(dict.fromkeys(_read_ways(hosts, "--hosts", ssh_config)), show, _merge)
-    return _merge(answers), failures
-
-
-def _merge(answers: Mapping[Way, _Answer]) -> list[RunRow]:
+def read_rows_of(hosts: str, ssh_config: Path | None) -> tuple[list[RunRow], list[str]]:
+    """Return the rows of the runs that these hosts control, and lines about hosts that don't answer."""
+    answers, failures = _ask_for_rows(_read_ways(hosts, "--hosts", ssh_config))
     rows: dict[tuple[str, str], RunRow] = {}
     for row in (row for found, _ in answers.values() for row in found):
         place = row.controller, row.run  # with one home directory for all hosts, each of them lists all runs
         if place not in rows or rows[place].state == "unknown":
             rows[place] = row
-    return _sort(rows.values())
+    return sorted(rows.values(), key=_by_age), failures
 
 
 def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
@@ -374,25 +355,20 @@ def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
     return [Way(host.name, host.user, host.port, ssh_config=config) for host in named]
 
 
-def _ask_for_rows(
-    ways: Collection[Way],
-    show: Show | None = None,
-    make_rows: Callable[[Mapping[Way, _Answer]], list[RunRow]] = lambda answers: [],
-) -> tuple[dict[Way, _Answer], list[str]]:
+def _ask_for_rows(ways: Collection[Way]) -> tuple[dict[Way, _Answer], list[str]]:
     """Ask all of them at once for their rows; return what each has answered, and lines about the others."""
     answers: SimpleQueue[tuple[Way, _Answer | HostFailure]] = SimpleQueue()
     for way in ways:
         start_thread(_asker(way, answers), f"ask {way.name}", lambda error: None)
     found: dict[Way, _Answer] = {}
     failures: list[HostFailure] = []
-    late, deadline = dict.fromkeys(ways), time.monotonic() + _AT_ONCE_S
+    late, patience_s = dict.fromkeys(ways), [_AT_ONCE_S]
     while late:
         try:
-            way, answer = answers.get(timeout=None if show is None else max(0.0, deadline - time.monotonic()))
+            way, answer = answers.get(timeout=patience_s[0] if patience_s else None)
         except Empty:
-            assert show is not None  # otherwise there is no timeout
-            show(make_rows(found), [way.name for way in late])
-            show = None
+            tell(f"launch: waiting for {fold_names([way.name for way in late])}")
+            patience_s.clear()
             continue
         del late[way]
         if isinstance(answer, HostFailure):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path, PurePosixPath
@@ -105,7 +104,6 @@ def read_program(request: Request) -> Program:
     if not words:
         if is_module or no_python:
             raise UsageError("-m and --no-python need a name after them")
-        _refuse_program_as_code()
         return DEFAULT_PROGRAM
     if is_module:
         refuse_module(words)
@@ -118,15 +116,6 @@ def read_program(request: Request) -> Program:
     refuse_script(words, is_here=read_workdir(request) == str(current_directory()))
     is_trainer = wraps_trainer(Path(read_workdir(request), words[0]))
     return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]), is_trainer)
-
-
-def _refuse_program_as_code() -> None:
-    """Raise UsageError for `--sync app` without a script, if `launch app` would run app."""
-    folder = click.get_current_context().params.get("sync")
-    if folder and is_on_command_line("sync") and Path(folder, "__main__.py").is_file():
-        text = f"--sync {folder}: {folder} is taken for the code to send, and no script follows"
-        fix = f"to run it: launch ... --sync= {shlex.quote(folder)}; for the built-in trainer, add -m {TRAINER_MODULE}"
-        raise UsageError(text, fix)
 
 
 def _default_script(words: Sequence[str]) -> list[str]:

@@ -69,27 +69,12 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
     """
     from launcher.cli.error_lines import tell
     from launcher.cli.find_run import read_rows, read_rows_of
-    from launcher.hosts.ranges import fold_names
 
     if forget is not None:
         refuse_others("forget")
         return _forget(forget)
-    printed: list[tuple[str, str]] = []
-
-    def choose(rows: list[RunRow]) -> list[RunRow]:
-        shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row.exit_code is None]
-        return [row for row in shown if (row.controller, row.run) not in printed]
-
-    def show(rows: list[RunRow], late: list[str]) -> None:
-        shown = choose(rows)
-        if shown:
-            _print_table(shown)
-        printed.extend((row.controller, row.run) for row in shown)
-        tell(f"launch: waiting for {fold_names(late)}")
-
-    early = None if as_json else show
-    rows, unreached = read_rows(early) if hosts is None else read_rows_of(hosts, ssh_config, early)
-    shown = choose(rows)
+    rows, unreached = read_rows() if hosts is None else read_rows_of(hosts, ssh_config)
+    shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row.exit_code is None]
     if as_json:
         click.echo(json.dumps([asdict(row) for row in shown], indent=2))
     elif shown:
@@ -99,7 +84,7 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
         click.echo(f"launch: no run was {'started' if hosts is None else 'controlled'} {where} yet", err=True)
     for line in unreached:
         tell(line)
-    older = len(rows) - len(shown) - len(printed)
+    older = len(rows) - len(shown)
     if older > 0 and not as_json:
         click.echo(f"launch: {older} older ones: launch ps --all", err=True)
     return EXIT_UNREACHABLE if unreached and hosts is not None else 0
@@ -136,21 +121,17 @@ def _print_table(rows: list[RunRow]) -> None:
 
     # A file or a pipe has no width, so no line is cut or filled up there.
     is_terminal = sys.stdout.isatty()
-    console = Console(
-        highlight=False, markup=False, width=shutil.get_terminal_size().columns if is_terminal else 10_000
-    )
-    heads = ("run", "name", "state", "age", "where", "nodes")
     cells = [_describe(row) for row in rows]
+    heads = ("run", "name", "state", "age", "where", "nodes")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    table = Table(
-        box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1 if is_terminal else 2, 0, 0),
-        show_edge=False,
-    )  # fmt: skip
+    own_width = sum(width + 2 for width in widths)  # with what is between two columns
+    columns = shutil.get_terminal_size().columns if is_terminal else 10_000
+    room = max(columns - own_width, _LEAST_COLUMNS)  # a terminal too narrow breaks the lines, and none is cut
+    console = Console(highlight=False, markup=False, width=own_width + room)
+    table = Table(box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1 + (not is_terminal), 0, 0),
+                  show_edge=False)  # fmt: skip
     for head, width in zip(heads, widths, strict=True):  # these are typed again, so they are never cut
         table.add_column(head, no_wrap=True, min_width=width)
-    own_width = sum(width + 2 for width in widths)  # with what is between two columns
-    room = max(console.width - own_width, _LEAST_COLUMNS)
-    console.width = own_width + room  # a terminal too narrow for that breaks the lines, and none is cut
     table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=room)
     for row, own in zip(rows, cells, strict=True):
         table.add_row(*own, one_line(row.last_line, 200))

@@ -24,8 +24,6 @@ from launcher.runs.run_state import Activity
 
 _AGAIN_S = 0.5  # between the two signals of --now
 _UNHEARD_S = 10.0  # the same, if nothing shows that the first one was heard: they would be one to a controller
-_SUSPENDED_S = 3.0  # for a process that somebody has suspended for a moment
-_SUSPENDED = "is suspended"
 
 
 @click.command("stop", cls=Command)
@@ -89,11 +87,10 @@ def stop(run: ListedRun, *, is_now: bool) -> int:
     sent_at, asked_at, is_told = -math.inf, time.monotonic(), False
     while is_running(run):
         passed_s = time.monotonic() - sent_at
-        if not is_told and (why := _find_obstacle(run, time.monotonic() - asked_at)):
-            is_told, pid = True, run.controller.pid
-            tell(f"launch: run {run.id} doesn't stop: process {pid} on {run.controller.host}, its launch, {why}")
-            resume = f"kill -CONT {pid} there; or " if why == _SUSPENDED else ""
-            tell(f"  fix: {resume}kill -KILL {pid}{'' if resume else ' there'}, after which its hosts end the ranks")
+        if not is_told and time.monotonic() - asked_at > _UNHEARD_S and not _is_stopping(run):
+            is_told, pid, host = True, run.controller.pid, run.controller.host
+            tell(f"launch: run {run.id} doesn't stop: process {pid} on {host}, its launch, doesn't respond")
+            tell(f"  fix: kill -CONT {pid} there if it is suspended; or kill -KILL {pid}, and its hosts end the ranks")
         if signals and passed_s > _AGAIN_S and (_is_stopping(run) or passed_s > _UNHEARD_S):
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(run.controller.pid, run.controller.stop_signal)
@@ -101,15 +98,6 @@ def stop(run: ListedRun, *, is_now: bool) -> int:
         time.sleep(LOOK_S)
     conclude(run, own_streams(), prints=True)
     return 0
-
-
-def _find_obstacle(run: ListedRun, passed_s: float) -> str:
-    """Return why the process that controls a run may never end it, some seconds after it was asked to; or ""."""
-    with contextlib.suppress(OSError):  # no /proc, as on macOS, or it has just ended
-        state = Path("/proc", str(run.controller.pid), "stat").read_text("utf-8", "replace").rpartition(") ")[2][:1]
-        if state in "Tt" and passed_s > _SUSPENDED_S:
-            return _SUSPENDED
-    return "doesn't respond" if passed_s > _UNHEARD_S and not _is_stopping(run) else ""
 
 
 def _is_stopping(run: ListedRun) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.runs.run_list import ListedRun, RemoteRun
     from launcher.runs.samples import RunNow
 
-_KEYS_LINES = 1  # below the table
+_LINES_BELOW = 1  # the table
 
 
 @click.command("top", cls=Command, params=[
@@ -47,7 +45,7 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
 
     [default: the only active run, else the hosts of launcher.toml or of the Slurm job]
 
-    What stands out comes first. Hosts of a run are not logged in to: the run tells what they do. The key q quits.
+    What stands out comes first. Hosts of a run are not logged in to: the run tells what they do. Ctrl-C quits.
     """
     names_hosts = any(map(is_on_command_line, NAME_HOSTS))
     if run is not None and names_hosts:
@@ -71,7 +69,7 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
             code = EXIT_SIGNAL_BASE + signal.SIGINT
     if last:
         tell(last)
-    return 0 if screen.has_quit else code
+    return code
 
 
 def _find_run(word: str | None, request: Request) -> ListedRun | RemoteRun | None:
@@ -162,18 +160,16 @@ def _print_samples() -> Show:
 
 
 class Screen:
-    """The screen of `launch top`, and the key that quits it."""
+    """The screen of `launch top`."""
 
     def __init__(self, title: str) -> None:
         self.title = title
-        self.has_quit = False
-        self._lock = threading.Lock()
         self._now: RunNow | None = None
         self._live: Any = None
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Use the whole terminal while the block runs, and read keys."""
+        """Use the whole terminal while the block runs."""
         from rich.console import Console
         from rich.live import Live
 
@@ -181,7 +177,6 @@ class Screen:
         with (
             _signals_end_it(),
             _stderr_later(),
-            _keys(self._take_key, self._draw),
             Live(screen=True, auto_refresh=False, console=console) as live,
         ):
             self._live = live
@@ -193,34 +188,24 @@ class Screen:
         self._now = now
         self._draw()
 
-    def _take_key(self, key: str) -> None:
-        if key == "q":
-            self.has_quit = True
-            os.kill(os.getpid(), signal.SIGINT)
-
     def _draw(self) -> None:
         from rich.text import Text
 
         from launcher.commands.top_screen import describe_size, draw
 
-        with self._lock:
-            if self._live is None:  # the size changed before the table is up, which is drawn then
-                return
-            columns, rows = self._live.console.size
-            lines: list[Line] = []
-            if self._now is not None:
-                clock = time.strftime("%H:%M:%S", time.localtime(self._now.at))
-                title = ", ".join(filter(None, [self.title, self._now.doing or describe_size(self._now), clock]))
-                lines = draw(self._now, columns, rows - _KEYS_LINES, title)
-            texts = [Text(line.text, style=_STYLES.get(line.style.name, "")) for line in lines]
-            texts += [Text("waiting for the hosts")] if not lines else []
-            texts += [Text("")] * (rows - _KEYS_LINES - len(texts))
-            keys = "q quit" if sys.stdin.isatty() else "Ctrl-C quits"  # no keys can be read
-            texts.append(Text(keys[:columns], style="reverse"))
-            self._live.update(Text("\n", no_wrap=True, overflow="crop").join(texts), refresh=True)
+        columns, rows = self._live.console.size
+        lines: list[Line] = []
+        if self._now is not None:
+            clock = time.strftime("%H:%M:%S", time.localtime(self._now.at))
+            title = ", ".join(filter(None, [self.title, self._now.doing or describe_size(self._now), clock]))
+            lines = draw(self._now, columns, rows - _LINES_BELOW, title)
+        texts = [Text(line.text, style=_STYLES.get(line.style.name, "")) for line in lines]
+        texts += [Text("waiting for the hosts")] if not lines else []
+        texts += [Text("")] * (rows - _LINES_BELOW - len(texts))
+        texts.append(Text("Ctrl-C quits"[:columns], style="reverse"))
+        self._live.update(Text("\n", no_wrap=True, overflow="crop").join(texts), refresh=True)
 
 
-_SIZE_S = 0.5  # between two looks at the size of the terminal
 _STYLES = {"STRONG": "bold", "FAILURE": "bold red"}
 
 
@@ -256,34 +241,3 @@ def _stderr_later() -> Iterator[None]:
             os.close(terminal)
             kept.seek(0)
             os.write(STDERR, kept.read())
-
-
-@contextlib.contextmanager
-def _keys(take: Callable[[str], object], on_resize: Callable[[], object]) -> Iterator[None]:
-    """Read single keys in a thread while the block runs, if stdin is a terminal; see there when its size changes."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-    import tty
-
-    from launcher.concurrency import start_thread
-
-    before = termios.tcgetattr(0)
-
-    def read() -> None:
-        size = os.get_terminal_size(0)
-        while True:
-            if select.select([0], [], [], _SIZE_S)[0]:
-                if not (key := os.read(0, 1)):
-                    return
-                take(key.decode("ascii", "replace"))
-            elif size != (size := os.get_terminal_size(0)):
-                on_resize()
-
-    tty.setcbreak(0)
-    try:
-        start_thread(read, "keys", lambda error: None)
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -22,17 +21,12 @@ from launcher.wording import nearest
 
 _EXAMPLE = "write it as --link data=/mnt/data"
 _OUTPUTS = "outputs"  # where the built-in trainer writes
-# Of scripts, without dashes: --out_dir of nanoGPT, --output_dir of transformers, --default_root_dir of Lightning.
-_SAVE_OPTION = re.compile(
-    "(?:out|output|save|saving|ckpts?|checkpoints?|logs?|logging|results?|defaultroot)(?:dir|directory|folder)"
-    "|(?:out|output|save)(?:path|to)|output"
-)
 
 
 def add_tree(job: Job, request: Request) -> Job:
     """Return the job with the code that --sync sends, if it was given; say what is doubtful about that code.
 
-    The directory of --progress-dir is a link if nothing is sent there.
+    The directory of --progress-dir, and where the built-in trainer saves, is a link if nothing is sent there.
     """
     if request.no_sync and request.sync is not None:
         raise UsageError("--sync and --no-sync contradict each other", "omit one of them")
@@ -48,16 +42,15 @@ def add_tree(job: Job, request: Request) -> Job:
         tree, paths = _put_back(tree, repetition.listing, repetition.run_id)
     inside = _find_inside(place, tree)
     program = _move_program(job.program, place, tree.root, inside, paths, tree.left_out)
-    saves = {"--progress-dir": request.progress_dir or "", **_find_save_options(program.args)}
+    saves = [request.progress_dir or ""]
     if program.is_trainer:
+        from launcher.runs.execution import find_checkpoints
+
+        checkpoints = find_checkpoints(job, "") or ""
         tree = _add_link(tree, _OUTPUTS, paths, workdir or tree.root)
-    for option, value in saves.items():
-        folder = _find_in_tree(value, inside)
-        if folder is None:
-            continue
-        if program.is_trainer or option == "--progress-dir":
-            tree = _add_link(tree, folder, paths, workdir or tree.root)
-        _warn_of_loss(tree, f"{option} {shown(value)}", folder, paths)
+        saves.append(checkpoints.removesuffix("/checkpoints"))
+    for folder in filter(None, (_find_in_tree(path, inside) for path in saves)):
+        tree = _add_link(tree, folder, paths, workdir or tree.root)
     return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside))
 
 
@@ -220,16 +213,6 @@ def _move_program(
     return replace(program, target=os.path.relpath(name, inside or "."))
 
 
-def _find_save_options(args: Sequence[str]) -> dict[str, str]:
-    """Return the options of a script that name where it saves, such as `--out_dir out`, with their values."""
-    found = {}
-    for word, following in zip(args, [*args[1:], ""], strict=False):
-        option, equals, value = word.partition("=")
-        if option.startswith("-") and _SAVE_OPTION.fullmatch(re.sub("[-_.]", "", option).lower()):
-            found[option] = value if equals else following
-    return found
-
-
 def _find_in_tree(path: str, inside: str) -> str | None:
     """Return where a relative path of the ranks is, seen from the root of the tree; None for any other."""
     is_relative = path and not path.startswith(("/", "~", "-")) and "://" not in path
@@ -249,16 +232,3 @@ def _add_link(tree: Tree, name: str, sent: Collection[str], base: str) -> Tree:
 def _overlaps(name: str, others: Iterable[str]) -> bool:
     """Tell whether one of the others is this name, or above or below it."""
     return any(each == name or each.startswith(f"{name}/") or name.startswith(f"{each}/") for each in others)
-
-
-def _warn_of_loss(tree: Tree, option: str, name: str, sent: Collection[str]) -> None:
-    """Say that what is saved there stays in the run's copy of the code, unless a link leads out of it."""
-    from launcher.sync.git import is_ignored
-
-    if _overlaps(name, [link.name for link in tree.links]):
-        return
-    top = name.partition("/")[0]
-    way = f"pass --link {name}=DIR, or " if top not in (".", "..") and not _overlaps(name, sent) else ""
-    make = f"mkdir {os.path.relpath(f'{tree.root}/{top}')}, or " if is_ignored(Path(tree.root), f"{top}/") else ""
-    text = f"{option} is in this run's copy of the code, so the next run won't see what is saved there"
-    tell(f"launch: {text}; fix: {make}{way}name an absolute path")

@@ -11,10 +11,8 @@ from launcher.cli.error_lines import own_streams, tell
 from launcher.cli.find_run import controller_options, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import option
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
-from launcher.output.lines import STDERR
 from launcher.output.log_reader import LOOK_S
 from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError
 
@@ -22,32 +20,28 @@ from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError
 @click.command("wait", cls=Command)
 @click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_runs)
 @controller_options
-@option("--several", is_flag=True, hidden=True)
 @gather
-def command(*, runs: tuple[str, ...], several: bool, controller: str | None, ssh_config: Path | None) -> int:
+def command(*, runs: tuple[str, ...], controller: str | None, ssh_config: Path | None) -> int:
     """Wait until RUN ends, print its result, and exit with its exit code.  [default: the newest run]
 
     With several runs, wait for all; the exit code is the first that isn't 0.
     """
     found = [find_run(run, controller, ssh_config) for run in runs or (None,)]
-    codes = [_wait(run, is_one_of_several=several or len(found) > 1) for run in found]
+    codes = [_wait(run) for run in found]
     return next((code for code in codes if code), 0)
 
 
-def _wait(run: ListedRun | RemoteRun, *, is_one_of_several: bool) -> int:
-    """Wait until a run has ended, print how, and return its exit code: that which launch ps saw, if nobody knows more.
-
-    Of one run alone a terminal is told what is waited for, and not a script.
-    """
+def _wait(run: ListedRun | RemoteRun) -> int:
+    """Wait for the end of a run, print it, and return its exit code: that which launch ps saw, if nobody knows more."""
     if isinstance(run, RemoteRun):
         try:
-            return run_there(run, *(["--several"] if is_one_of_several else []))
+            return run_there(run)
         except UnknownRunError as error:
             if run.row is None or run.row.exit_code is None:
                 raise
             tell(f"launch: {error.message}")
             return int(run.row.exit_code)
-    if is_one_of_several or (run.is_alive and STDERR in own_streams().terminals):
+    if run.is_alive:
         doing = find_doing(run)
         tell(f"launch: waiting for run {run.id}{f', which is {doing}' if doing else ''}")
     while is_running(run):

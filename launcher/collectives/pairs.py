@@ -108,7 +108,7 @@ def play(world: World, ball: Tensor, peer: int, turns: int, *, begins: bool) -> 
 
 
 def describe_pairs(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
-    """Return the one pair of two hosts, or the slowest ones of several; `--plot` shows them all."""
+    """Return the one pair of two hosts, or the slowest ones of several; results.json has them all."""
     narrowest = sorted(pairs, key=lambda pair: pair.bandwidth)[:SLOWEST]
     latest = sorted(pairs, key=lambda pair: -pair.latency_s)[:SLOWEST]
     lines = [f"{_join(names, pair)}   {pair}" for pair in dict.fromkeys([*narrowest, *latest])]

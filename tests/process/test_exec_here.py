@@ -20,15 +20,14 @@ from launcher.errors import EXIT_UNREACHABLE
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 IS_HERE = re.compile(r"launch: (localhost|127\.0\.0\.1) is this machine; not using SSH\n")  # in any order
-NO_STDIN = "launch: stdin is not sent to the hosts: the command reads /dev/null there\n"
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """Run `launch exec` on both names."""
 
-    def run(*words: str, stdin: int | None = None) -> subprocess.CompletedProcess[str]:
-        done = run_launch("exec", "--hosts", "localhost,127.0.0.1", *words, cwd=tmp_path, stdin=stdin)
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        done = run_launch("exec", "--hosts", "localhost,127.0.0.1", *words, cwd=tmp_path)
         done.stderr = IS_HERE.sub("", done.stderr)
         return done
 
@@ -71,20 +70,6 @@ def test_a_reader_that_is_gone_ends_the_command(tmp_path: Path, words: tuple[str
         process.kill()
 
 
-def test_what_waits_on_stdin_is_not_dropped_in_silence(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "input").write_text("text\n")
-    with (tmp_path / "input").open() as file:
-        done = launch("-b", "--", "cat; echo end", stdin=file.fileno())
-    assert (done.stdout, done.stderr) == ("---- 127.0.0.1,localhost ----\nend\n", NO_STDIN)
-    reading, writing = os.pipe()
-    os.write(writing, b"text\n")
-    os.close(writing)
-    assert launch("true", stdin=reading).stderr == NO_STDIN
-    assert os.read(reading, 100) == b"text\n", "nothing was read of it"
-    assert launch("true", stdin=reading).stderr == ""
-    os.close(reading)
-
-
 @pytest.mark.parametrize(
     ("words", "closed"),
     [(("exec", "--"), ">&-"), (("--detach", "--no-python"), "<&- >&- 2>&-")],
@@ -117,12 +102,3 @@ def test_a_command_inherits_what_took_a_closed_stream_s_place() -> None:
         capture_output=True, text=True, timeout=DEADLINE_S, check=True,
     )  # fmt: skip
     assert done.stdout == "/dev/null\n"
-
-
-def test_what_comes_to_stdin_while_the_command_runs_is_told_at_its_end(launch: Launch, tmp_path: Path) -> None:
-    """The command itself is the producer that is slower than the start."""
-    os.mkfifo(tmp_path / "pipe")
-    pipe = os.open(tmp_path / "pipe", os.O_RDWR)
-    done = launch("--workdir", str(tmp_path), "--", "echo text >pipe", stdin=pipe)
-    os.close(pipe)
-    assert (done.returncode, done.stderr) == (0, NO_STDIN)

@@ -345,18 +345,6 @@ def test_a_command_prints_for_the_terminal_of_who_asks(tmp_path: Path, capfd: py
     assert capfd.readouterr().err == f"launch: run {RUN} has no result: {end}"
 
 
-def test_one_of_several_runs_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What is printed of its end doesn't name it; of one run alone, a script is told no more than that."""
-    open_list().begin(RUN, None, tmp_path).close(is_kept=True)
-    for words, number in ((WAIT, 1), ((*WAIT, "--several"), 2)):
-        with contextlib.closing(start()) as launcher:
-            launcher.ask(words, VIEW)
-            assert launcher.copy_output() == 128 + signal.SIGKILL
-        said = capfd.readouterr().err.splitlines()
-        assert len(said) == number + 1 and said[-2].startswith(f"launch: run {RUN} has no result")
-    assert said[0] == f"launch: waiting for run {RUN}"
-
-
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_the_id_that_the_launch_host_proposes(is_taken: bool) -> None:
     """Another run may have it here; what was taken is given back."""

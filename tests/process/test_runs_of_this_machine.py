@@ -184,10 +184,11 @@ def test_stop_a_run_whose_launch_is_suspended(machine: Machine) -> None:
     finally:
         running.send_signal(signal.SIGCONT)
     pid = running.pid
+    where = f"process {pid} on {socket.gethostname()}, its launch, doesn't respond"
+    assert first == f"launch: run {run} doesn't stop: {where}\n"
     assert (
-        first == f"launch: run {run} doesn't stop: process {pid} on {socket.gethostname()}, its launch, is suspended\n"
+        fix == f"  fix: kill -CONT {pid} there if it is suspended; or kill -KILL {pid}, and its hosts end the ranks\n"
     )
-    assert fix == f"  fix: kill -CONT {pid} there; or kill -KILL {pid}, after which its hosts end the ranks\n"
     assert "stopped by you after " in said.read()
     assert (stopping.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 130)
 

@@ -135,8 +135,7 @@ def test_hosts_that_can_not_be_reached(machine: Machine) -> None:
     assert top.stderr.startswith("launch: 1 host can't be used:\n  no.such.host.invalid: "), top.stderr
 
 
-def test_a_screen_without_keys(machine: Machine) -> None:
-    """As with hosts from a pipe: `... | launch top --hostfile /dev/stdin`."""
+def test_the_screen(machine: Machine) -> None:
     ours, terminal = pty.openpty()
     with os.fdopen(terminal, "wb") as stdout:
         process = machine.start("top", "--hosts", "localhost", stdout=stdout)
@@ -144,6 +143,5 @@ def test_a_screen_without_keys(machine: Machine) -> None:
     while b"Ctrl-C quits" not in shown:
         assert select.select([ours], [], [], DEADLINE_S)[0], shown
         shown += os.read(ours, 1 << 16)
-    assert b"q quit" not in shown
     process.kill()
     os.close(ours)

@@ -1,4 +1,4 @@
-"""What `launch logs` refuses, judged by the record of a run, and with which lines `launch attach` begins."""
+"""What `launch logs` refuses, judged by the record of a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from machines.example_run import ExampleRun
 
-from launcher.cli.attach import attach, choose_last
+from launcher.cli.attach import attach
 from launcher.cli.logs import refuse_unknown
 from launcher.errors import UsageError
-from launcher.output.log_reader import LogLine
 from launcher.runs.run_json import read_run_json
 
 ATTEMPT = {"began_at": "", "ended_at": "", "outcome": "error", "result": {"exit_code": 1}}
@@ -56,36 +55,6 @@ def test_what_the_run_does_not_have_is_an_error(given: dict[str, int], found: di
     except UsageError as refusal:
         said = f"{refusal}; {refusal.fix}"
     assert said == error
-
-
-def lines_of(*texts: str) -> list[LogLine]:
-    """Return lines of a log; those of a rank begin with its number."""
-    return [
-        LogLine("", "h" if text[0].isdigit() else None, int(text[0]) if text[0].isdigit() else None, False, True,
-                text.encode(), 0, text.encode())
-        for text in texts
-    ]  # fmt: skip
-
-
-BLOCK = ("launch: FAILED after 3 s", *(f"  line {number}" for number in range(20)), "launch: exit code 7")
-LONG = ("launch: FAILED after 3 s", *(f"  line {number}" for number in range(60)), "launch: exit code 7")
-
-
-@pytest.mark.parametrize(
-    ("texts", "first", "number"),
-    [
-        (("launch: restarting", "0 step", "1 step"), "launch: restarting", 3),
-        (tuple(f"{number % 8} step" for number in range(90)), "6 step", 20),
-        (BLOCK, "launch: FAILED after 3 s", 22),
-        (("0 step", *BLOCK), "launch: FAILED after 3 s", 22),
-        ((*BLOCK[:10], "0 step", *BLOCK[10:]), "launch: FAILED after 3 s", 23),
-        (LONG[-44:], "launch: exit code 7", 1),  # its beginning is too far away
-        ((*LONG[-44:-2], "0 step", "launch: exit code 7"), "0 step", 2),
-    ],
-)
-def test_attach_begins_with_a_whole_message(texts: tuple[str, ...], first: str, number: int) -> None:
-    shown = choose_last(lines_of(*texts))
-    assert (shown[0].text.decode(), len(shown)) == (first, number)
 
 
 def test_attach_names_the_controller_as_the_user_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -217,19 +217,6 @@ def test_the_script_s_path_is_one_in_the_tree(
     assert job.workdir == str(repository / folder).rstrip("/.")
 
 
-def test_a_program_is_not_taken_for_the_code_to_send(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`launch app` runs it."""
-    write_files(repository, "app/__main__.py", "lib/x.py")
-    monkeypatch.chdir(repository)
-    fix = "to run it: launch ... --sync= app; for the built-in trainer, add -m launcher.trainer"
-    with pytest.raises(UsageError, match=r"^--sync app: app is taken for the code to send, and no script") as raised:
-        read("--sync", "app")
-    assert raised.value.fix == fix
-    assert read("--sync=", "app").program.target == "app"
-    for words in (("--sync", "lib"), ("--sync", "app", "-m", "launcher.trainer")):
-        assert read(*words).program.is_trainer
-
-
 def test_a_module_and_a_command_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("sub")
     assert read("--sync", "-m", "pkg.train").program.target == "pkg.train"
@@ -446,33 +433,6 @@ def test_where_a_run_is_known_to_save_is_a_link(
     links = json.loads(out)["code"]["links"]
     links.pop("outputs", None)  # of the trainer
     assert (code, links, err) == (0, {name: f"{repository}/{name}"}, "")
-
-
-@pytest.mark.parametrize(
-    ("folder", "words", "said", "fixes"),
-    [
-        (".", "train.py --out_dir=out/a", "--out_dir 'out/a'", "mkdir out, or pass --link out/a=DIR, or "),
-        ("sub", "eval.py --output-dir ../out", "--output-dir '../out'", "mkdir ../out, or pass --link out=DIR, or "),
-        (".", "train.py --save-dir new", "--save-dir 'new'", "pass --link new=DIR, or "),
-        (".", "train.py --output_dir .", "--output_dir '.'", ""),
-        (".", "train.py --ckpt_dir ../x", "--ckpt_dir '../x'", ""),
-        (".", "--restarts 1 --progress-dir sub train.py", "--progress-dir 'sub'", ""),
-        (".", "train.py --out-dir data/x --log-dir /tmp --save-dir ~/x --output s3://a --results-dir", "", ""),
-        (".", "--link out=/mnt train.py --output out/a", "", ""),
-    ],
-)
-def test_what_a_run_would_save_beside_its_code_is_said_before(
-    repository: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, folder: str, words: str, said: str, fixes: str
-) -> None:
-    (repository / ".gitignore").write_text("/data\nout\n")
-    write_files(repository, "data/")
-    monkeypatch.chdir(repository / folder)
-    code, _, err = launch(*PLAN, "--sync=", *words.split())
-    expected = (
-        f"launch: {said} is in this run's copy of the code, so the next run won't see what is saved there; "
-        f"fix: {fixes}name an absolute path\n"
-    )
-    assert (code, err) == (0, expected if said else "")
 
 
 def test_an_ignored_directory_that_can_t_be_read(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
