@@ -13,10 +13,8 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import shlex
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,14 +24,6 @@ from launcher.escapes import one_line
 Entry = TypeVar("Entry", pwd.struct_passwd, grp.struct_group)
 _MAX_NAME = 100  # characters
 _GROUP, _EVERYBODY = stat.S_IWGRP, stat.S_IWOTH
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """Who else can write a file, and the remedy; it is empty if the user can't change the file's permissions."""
-
-    text: str
-    remedy: str = ""
 
 
 def show_path(path: Path) -> str:
@@ -48,7 +38,7 @@ def find_other_writer(
     *,
     read_stat: Callable[[Path], os.stat_result] = os.stat,
     is_own_group: Callable[[Path, int], bool] | None = None,
-) -> Doubt | None:
+) -> str | None:
     """Return who else can write `file`, a path without symlinks; None if only this user and root can.
 
     Each directory above it counts too, up to one that root owns: whoever can write one can replace the rest. Root
@@ -60,22 +50,15 @@ def find_other_writer(
     for path in (file, *file.parents):
         found = read_stat(path)
         if found.st_uid not in (0, uid):
-            return Doubt(f"{show_path(path)} belongs to {_user_name(found.st_uid)}")
+            return f"{show_path(path)} belongs to {_user_name(found.st_uid)}"
         is_kept = found.st_mode & stat.S_ISVTX and path not in (file, file.parent)
         if found.st_mode & _EVERYBODY and not is_kept:
-            return Doubt(f"every user can write {show_path(path)}", _close(path, found, uid))
+            return f"every user can write {show_path(path)}"
         if found.st_mode & _GROUP and not is_kept and not is_own_group(path, found.st_gid):
-            text = f"group {_group_name(found.st_gid)} can write {show_path(path)}"
-            return Doubt(text, _close(path, found, uid))
+            return f"group {_group_name(found.st_gid)} can write {show_path(path)}"
         if path != file and found.st_uid == 0 != uid:
             break
     return None
-
-
-def _close(path: Path, found: os.stat_result, uid: int) -> str:
-    """Return how to restrict a path that the user owns; not a sticky one: for root, that includes /tmp."""
-    is_own = found.st_uid == uid and not found.st_mode & stat.S_ISVTX
-    return f"chmod go-w {shlex.quote(str(path))}" if is_own and str(path).isprintable() else ""
 
 
 def refuse_strange_folder(folder: Path) -> None:

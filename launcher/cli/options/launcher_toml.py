@@ -1,4 +1,4 @@
-"""launcher.toml, or [tool.launcher] in pyproject.toml: defaults for the options of every command."""
+"""launcher.toml: defaults for the options of every command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from launcher.cli.options.gone import replacement
 from launcher.cli.options.request import FILE, KEYS, SCRIPT, Option, Place
-from launcher.cli.options.toml_files import TomlFile, current_directory, find_files, read_named
+from launcher.cli.options.toml_files import TomlFile, current_directory, find_file, read_named
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.wording import nearest
@@ -30,24 +30,23 @@ class Defaults:
 
 def find_source(name: str) -> Defaults | None:
     """Return the file that sets the default of an option; None if no file does."""
-    found: list[Defaults] = click.get_current_context().meta.get(_META, [])
-    return next((defaults for defaults in reversed(found) if name in defaults.values), None)
+    found: Defaults | None = click.get_current_context().meta.get(_META)
+    return found if found is not None and name in found.values else None
 
 
 def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> Path | None:
     """Set a command's defaults, as the callback of --config, and print which file they come from."""
     from launcher.cli.error_lines import tell
 
-    found = [_check_all(read_named(named))] if named is not None else _find_defaults()
-    found = [defaults for defaults in found if defaults.values]
-    files = []
-    for each in found:
-        keys = [name.replace("_", "-") for name in each.values if _applies(name, ctx.command)]
-        files += [f"{each.source} ({', '.join(keys)})"] if keys else []
-    if files:
-        tell(f"launch: using {' and '.join(files)}")
-    ctx.meta[_META] = found
-    ctx.default_map = {name: value for defaults in found for name, value in defaults.values.items()}
+    file = read_named(named) if named is not None else find_file()
+    if file is None:
+        return named
+    found = _check_all(file)
+    if named is None and file.folder != current_directory():
+        found = _move(found, file.folder)
+    if keys := [name.replace("_", "-") for name in found.values if _applies(name, ctx.command)]:
+        tell(f"launch: using {found.source} ({', '.join(keys)})")
+    ctx.meta[_META], ctx.default_map = found, found.values
     return named
 
 
@@ -55,13 +54,6 @@ def _applies(name: str, command: click.Command) -> bool:
     """Tell whether a command reads a key: as an option, or as what its arguments say if they are given."""
     taken = {param.name for param in command.params}
     return name in taken or (name == "script" and "is_module" in taken) or (name == "sync" and "folder" in taken)
-
-
-def _find_defaults() -> list[Defaults]:
-    """Return the defaults of the files that were found; of two files, the last one wins."""
-    folder = current_directory()
-    found = [(file, _check_all(file)) for file in find_files()]
-    return [defaults if file.folder == folder else _move(defaults, file.folder) for file, defaults in found]
 
 
 def _move(defaults: Defaults, folder: Path) -> Defaults:

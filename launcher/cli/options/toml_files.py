@@ -1,4 +1,4 @@
-"""Find the files that may set defaults, launcher.toml and pyproject.toml, and read them without knowing the options.
+"""Find the file that may set defaults, launcher.toml, and read it without knowing the options.
 
 launcher_toml.py makes options of what is read here.
 The file is in the current directory or above it, up to the root of the repository or the last directory that is the
@@ -8,22 +8,18 @@ user's. Any of these directories may be under another user's control: /tmp, a sh
 from __future__ import annotations
 
 import os
-import re
-import reprlib
 import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.options.file_owners import Doubt, find_other_writer, show_path
+from launcher.cli.options.file_owners import find_other_writer, show_path
 from launcher.errors import UsageError
 
 OWN_FILE = "launcher.toml"
-PYPROJECT = "pyproject.toml"
 MAX_FILE_BYTES = 1 << 20
 _NO_FILE = "--config /dev/null to use no file"
-_TABLE = re.compile(rb"^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*launcher[ \t]*[.\]]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +42,27 @@ def current_directory() -> Path:
 def read_named(path: Path) -> TomlFile:
     """Read the file of --config, whoever wrote it and wherever it is."""
     source = show_path(path)
-    content = _parse(_read(path, source), source)
-    if path.name == PYPROJECT:
-        table = _find_table(content, source)
-        if table is None:
-            raise UsageError(f"{source}: it has no [tool.launcher] table")
-        content = table
-    return TomlFile(source, content, path.parent)
+    return TomlFile(source, _parse(_read(path, source), source), path.parent)
 
 
-def find_files() -> list[TomlFile]:
-    """Return the files of the nearest directory that has one, pyproject.toml first; raise UsageError."""
+def find_file() -> TomlFile | None:
+    """Return the nearest file, in this directory or above it; raise UsageError if it can't be trusted or read."""
     for place in find_places(current_directory(), os.geteuid()):
-        found = [*_find_pyproject(place / PYPROJECT), *_find_own(place / OWN_FILE)]
-        if found:
-            return found
-    return []
+        path = place / OWN_FILE
+        source = show_path(Path(os.path.relpath(path)))  # as it would be typed: `../launcher.toml`
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                continue
+            doubt = _find_doubt(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise UsageError(f"{source}: can't be read: {error.strerror}", f"pass {_NO_FILE}") from None
+        if doubt:
+            fix = f"pass --config {source} if you trust it, or {_NO_FILE}"
+            raise UsageError(f"{source} is not used: {doubt}", fix)
+        return TomlFile(source, _parse(_read(path, source, f"pass {_NO_FILE}"), source), place)
+    return None
 
 
 def find_places(folder: Path, uid: int) -> list[Path]:
@@ -85,48 +86,7 @@ def find_places(folder: Path, uid: int) -> list[Path]:
     return places[:own]
 
 
-def _find_own(path: Path) -> list[TomlFile]:
-    source = _shown(path)
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return []
-        doubt = _find_doubt(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise UsageError(f"{source}: can't be read: {error.strerror}", f"pass {_NO_FILE}") from None
-    if doubt:
-        raise _refused(source, doubt)
-    content = _read(path, source, f"pass {_NO_FILE}")
-    return [TomlFile(source, _parse(content, source), path.parent)]
-
-
-def _find_pyproject(path: Path) -> list[TomlFile]:
-    """Return its table; a pyproject.toml without one, or a broken one, is skipped."""
-    source = _shown(path)
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return []
-        doubt = _find_doubt(path)
-        content = _read(path, source)
-        if b"launcher" not in content:  # most have no table, and to parse one takes 10 ms
-            return []
-        # A file that another user can write isn't parsed: a megabyte of TOML can take hours.
-        parsed = _parse(content, source) if not doubt else {}
-    except (OSError, UsageError):
-        return []
-    if doubt and _TABLE.search(content):
-        raise _refused(source, doubt)
-    table = _find_table(parsed, source)
-    return [TomlFile(source, table, path.parent)] if table is not None else []
-
-
-def _shown(path: Path) -> str:
-    """Return the path as it would be typed: `launcher.toml`, or `../launcher.toml`."""
-    return show_path(Path(os.path.relpath(path)))
-
-
-def _find_doubt(path: Path) -> Doubt | None:
+def _find_doubt(path: Path) -> str | None:
     """Return who else could write a file that was found.
 
     A symlink is checked twice: in its own directory, which others may be able to write, and at its target.
@@ -134,12 +94,6 @@ def _find_doubt(path: Path) -> Doubt | None:
     places = dict.fromkeys((path.resolve(), path.parent.resolve() / path.name))
     doubts = [find_other_writer(place, os.geteuid()) for place in places]
     return next(filter(None, doubts), None)
-
-
-def _refused(source: str, doubt: Doubt) -> UsageError:
-    remedy = f"{doubt.remedy}, or " if doubt.remedy else ""
-    fix = f"{remedy}pass --config {source} if you trust it, or {_NO_FILE}"
-    return UsageError(f"{source} is not used: {doubt.text}", fix)
 
 
 def _read(path: Path, source: str, fix: str = "") -> bytes:
@@ -169,14 +123,3 @@ def _parse(content: bytes, source: str) -> dict[str, Any]:
     except RecursionError:
         raise UsageError(f"{source}: too many nested brackets") from None
     return parsed
-
-
-def _find_table(content: dict[str, Any], source: str) -> dict[str, Any] | None:
-    table: Any = content
-    for key in ("tool", "launcher"):
-        table = table.get(key) if isinstance(table, dict) else {}
-        if table is None:
-            return None
-    if not isinstance(table, dict):
-        raise UsageError(f"{source}: [tool.launcher] must be a table, got {reprlib.repr(table)}")
-    return table

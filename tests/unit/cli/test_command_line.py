@@ -670,32 +670,18 @@ def test_every_option_of_a_run_can_have_a_default():
     assert {*KEYS} == options - of_one_call | {"script"}
 
 
-def test_the_own_file_goes_before_pyproject(launch, jobs):
-    write_defaults('[tool.launcher]\nhosts = "a"\nnproc = 1\ncpu = true\n', "pyproject.toml")
-    launch("./t.py")
-    write_defaults("nproc = 2\n")
-    launch("./t.py")
-    assert [(names, job.nproc) for job, names, *_ in jobs] == [(["a"], 1), (["a"], 2)]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("launcher.toml", "gpu = 8\n", "launcher.toml: no option 'gpu'; did you mean 'gpus'?"),
         ("launcher.toml", "xyzzy = 8\n", "launcher.toml: no option 'xyzzy'"),
         ("launcher.toml", "no-sync = true\n", "launcher.toml: no option 'no_sync'; did you mean 'sync = false'?"),
-        ("pyproject.toml", "[tool.launcher]\nhots = 'a'\n", "pyproject.toml: no option 'hots'; did you mean 'hosts'?"),
         ("launcher.toml", "gpus = \n", "launcher.toml: Invalid value (at line 1, column 8)"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(launch, name, text, message):
     write_defaults(text, name)
     assert launch("hosts --hosts a") == (EXIT_USAGE, "", f"launch: {message}\n")
-
-
-def test_a_broken_pyproject_of_somebody_else_is_theirs_to_mend(launch):
-    write_defaults("[tool\n", "pyproject.toml")
-    assert launch("hosts --hosts a --json")[0] == 0
 
 
 # what was wrong once
@@ -767,16 +753,8 @@ def test_collectives_look_at_this_machine_unless_hosts_are_named(launch, jobs):
     assert jobs[0][2] == "LocalTransport"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("launcher.toml", "hosts = [1, 2]\n"),
-        ("pyproject.toml", "[tool]\nlauncher = 3\n"),
-        ("pyproject.toml", "tool = 3\n"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused(launch, name, text):
-    write_defaults(text, name)
+def test_a_value_of_the_wrong_type_is_refused(launch):
+    write_defaults("hosts = [1, 2]\n")
     assert launch("hosts")[0] == EXIT_USAGE
 
 

@@ -60,12 +60,12 @@ def test_the_nearest_file_counts_and_is_named(project: Path, launch: Launch) -> 
         "../../launcher.toml (hosts)",
         "launch: using ../../launcher.toml (hosts)\n",
     )
-    (project / "exp" / "pyproject.toml").write_text('[tool.launcher]\nhosts = "b;"\n')
+    (project / "exp" / "launcher.toml").write_text('hosts = "b;"\n')
     assert launch("hosts") == (
         EXIT_USAGE,
         "",
-        "launch: using ../pyproject.toml (hosts)\n"
-        "launch: ../pyproject.toml (hosts): host name 'b;' contains ';'\n"
+        "launch: using ../launcher.toml (hosts)\n"
+        "launch: ../launcher.toml (hosts): host name 'b;' contains ';'\n"
         "  fix: use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'\n",
     )
 
@@ -107,8 +107,7 @@ def test_a_file_above_that_others_can_write_is_refused_as_one_here(project: Path
         EXIT_USAGE,
         "",
         f"launch: ../../launcher.toml is not used: every user can write {file}\n"
-        f"  fix: chmod go-w {file}, or pass --config ../../launcher.toml if you trust it, "
-        "or --config /dev/null to use no file\n",
+        "  fix: pass --config ../../launcher.toml if you trust it, or --config /dev/null to use no file\n",
     )
 
 
