@@ -48,7 +48,6 @@ class Options(TypedDict, total=False):
     no_check: Switch
     no_numa: Switch
     no_python: Switch
-    no_samples: Switch
     no_sync: Switch
     notify: Text
     nproc: Number

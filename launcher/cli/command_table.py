@@ -31,7 +31,7 @@ GROUPS = {
     "Hosts": {
         "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
         "free": ("launcher.cli.free", "Show which GPUs are free, and who uses the others."),
-        "sync": ("launcher.cli.sync", "Send the code to every host and verify it, or compare it."),
+        "sync": ("launcher.cli.sync", "Send the code to every host and verify it."),
         "clean": ("launcher.cli.clean", "Stop and remove leftovers of your earlier runs."),
         "exec": ("launcher.cli.exec", "Run a plain command on every host."),
     },
@@ -81,7 +81,7 @@ EXAMPLES = {
     ),
     "sync": (
         "launch sync --hosts gpu1,gpu2",
-        "launch sync --hosts gpu1,gpu2 --check",
+        "launch sync --hosts 'gpu[1-4]' src",
     ),
     "ps": (
         "launch ps",

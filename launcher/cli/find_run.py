@@ -231,17 +231,13 @@ def unreadable(host: str) -> LauncherError:
 def _describe_unknown(run: RemoteRun) -> UnknownRunError:
     """Return the error of a run that this machine lists, and the host that controlled it doesn't any more."""
     host = run.way.name
-    began = f", which was started {age(max(0.0, time.time() - run.began_at))} ago" if run.began_at else ""
-    text = f"{host} knows nothing of run {run.id}{began}: {host} was reinstalled, or its list of runs was removed"
+    text = f"{host} knows nothing of run {run.id}: {host} was reinstalled, or its list of runs was removed"
     if not run.began_at:
         return UnknownRunError(text, f"see launch ps --hosts {host}")
-    forget = f"remove it from the list with launch ps --forget {run.id}"
     if run.row is not None:
         text += f"; what launch ps saw last: {run.row.state}, {run.row.last_line}"
-    else:
-        forget = f"stop what is left of it with launch clean --hosts LIST; {forget}"
-    copy = Path("logs", run.id)
-    return UnknownRunError(text + (f"; a copy of its logs is in {copy}" if copy.is_dir() else ""), forget)
+    clean = "" if run.row is not None else "stop what is left of it with launch clean --hosts LIST; "
+    return UnknownRunError(text, f"{clean}remove it from the list with launch ps --forget {run.id}")
 
 
 class ControllerLost(LauncherError):

@@ -115,7 +115,7 @@ def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, r
     console = make_console([controller], replace(request, as_json=False))
 
     async def send(session: Session) -> None:
-        _, sent = await sync(session, partial(replace, tree, links=()), os.environ, is_check=False)
+        _, sent = await sync(session, partial(replace, tree, links=()), os.environ)
         if failures := session.failures():
             raise HostsUnreachable(failures)
         refuse_problems(sent.findings)

@@ -107,7 +107,7 @@ def read_run_options(request: Request) -> RunOptions:
         restarts=request.restarts, progress_dir=request.progress_dir or None, min_nodes=request.min_nodes,
         shares=request.share, claims_cpus=request.claim_cpus,
         queue_s=request.queue if request.queue != "" else math.inf,
-        until_at=read_until(request.until), for_s=request.for_s, takes_samples=not request.no_samples,
+        until_at=read_until(request.until), for_s=request.for_s,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, is_running
 from launcher.errors import UsageError
 from launcher.output.log_reader import LOOK_S
-from launcher.runs.run_list import ListedRun, RemoteRun, RunList
+from launcher.runs.run_list import ListedRun, RemoteRun
 from launcher.runs.run_state import Activity
 
 _AGAIN_S = 0.5  # between the two signals of --now
@@ -51,17 +51,10 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
 
 def find_only(controller: str | None, ssh_config: Path | None) -> ListedRun | RemoteRun:
     """Return the run to stop if none is named; raise UsageError unless exactly one may live."""
-    runs = RunList.of_user(os.environ)
-    here = runs.read_all() if controller is None else []
-    unseen = {run.id for run in here if isinstance(run, RemoteRun) and run.row is None}
     found = find_active_run(controller, ssh_config)
-    if found is None and unseen:  # another `launch stop` that was typed at the same time was quicker
-        ended = [run for run in runs.read_all() if isinstance(run, RemoteRun) and run.id in unseen]
-        stopped = [run for run in ended if run.row is not None and run.row.state == "stopped"]
-        found = stopped[0] if len(stopped) == 1 else None
     if found is None:
-        where = "" if unseen else f" on {controller or 'this machine'}"
-        raise UsageError(f"no run is running{where}", f"see launch ps{f' --hosts {controller}' if controller else ''}")
+        listed = f"launch ps --hosts {controller}" if controller else "launch ps"
+        raise UsageError(f"no run is running on {controller or 'this machine'}", f"see {listed}")
     return found
 
 

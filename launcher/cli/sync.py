@@ -1,4 +1,4 @@
-"""launch sync: send the code to all hosts without starting a run, or compare it."""
+"""launch sync: send the code to all hosts without starting a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import (
     AS_JSON,
-    CHECK,
     ENV,
     HELPER_PYTHON,
     HOSTS,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 @click.command("sync", cls=Command, params=[
     CONFIG, *HOSTS, *REACH, *LINKS, *LIFE, HELPER_PYTHON,
     ENV.but(help="Set XDG_CACHE_HOME=DIR, to keep the code below DIR on the hosts."),
-    CHECK.but(help="Send nothing; compare the code that was sent last with the code here."),
     AS_JSON.but(help="Print the result as one JSON object."),
     click.Argument(["folder"], metavar="[DIR]", required=False, shell_complete=complete_files),
 ])  # fmt: skip
@@ -49,7 +47,7 @@ def command(*, folder: str | None, request: Request) -> int:
     """Send the code in DIR to every host, and verify that all hosts have the same.
 
     Only files that a host lacks are sent. By default, DIR is the repository that you are in, or else the current
-    directory. With --check, the exit code is 0 if every host has the code that is here.
+    directory.
     """
     from launcher.cli.sessions import find_pythons, hold_session, make_settings
     from launcher.cli.tree_request import read_tree
@@ -69,10 +67,10 @@ def command(*, folder: str | None, request: Request) -> int:
         return read_tree(request, None, current_directory(), console.say)[0]
 
     async def execute(session: Session) -> tuple[Tree, Delivered, Sequence[HostFailure]]:
-        return *await sync(session, read, os.environ, is_check=request.check), session.failures()
+        return *await sync(session, read, os.environ), session.failures()
 
     def report(done: tuple[Tree, Delivered, Sequence[HostFailure]]) -> int:
-        return _report(console, hosts, *done, is_check=request.check)
+        return _report(console, hosts, *done)
 
     settings = make_settings("sync", request.timeouts, variables, find_pythons(request.python))
     farewell = "launch: stopped by you; what was sent is kept"
@@ -80,13 +78,12 @@ def command(*, folder: str | None, request: Request) -> int:
 
 
 def _report(
-    console: Console, hosts: Sequence[Host], tree: Tree, delivered: Delivered, failures: Sequence[HostFailure], *,
-    is_check: bool,
+    console: Console, hosts: Sequence[Host], tree: Tree, delivered: Delivered, failures: Sequence[HostFailure]
 ) -> int:  # fmt: skip
     from launcher.commands.sync import SyncResult, exit_code
     from launcher.hosts.unreachable import failure_lines
     from launcher.output.style import Style
-    from launcher.sync.code_messages import code_line, describe_tree, place_lines
+    from launcher.sync.code_messages import code_line, place_lines
 
     code = exit_code(delivered, failures)
     paths = {hosts[index].name: path for index, path in delivered.paths.items()}
@@ -95,8 +92,7 @@ def _report(
     )
     findings, unreachable = [each.as_record() for each in delivered.findings], [*map(asdict, failures)]
     console.emit("sync", **asdict(result), findings=findings, unreachable=unreachable)
-    line = describe_tree(tree) if is_check else code_line(tree, delivered.files, delivered.sent_bytes)
-    console.say(f"launch: {line}", Style.TEXT)
+    console.say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}", Style.TEXT)
     found = [line for finding in delivered.findings for line in str(finding).splitlines()]
     for line in [*place_lines(paths), *(f"  {line}" for line in found), *failure_lines(failures)]:
         console.say(line)

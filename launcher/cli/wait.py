@@ -13,6 +13,7 @@ from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
+from launcher.output.lines import STDERR
 from launcher.output.log_reader import LOOK_S
 from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError
 
@@ -41,7 +42,7 @@ def _wait(run: ListedRun | RemoteRun) -> int:
                 raise
             tell(f"launch: {error.message}")
             return int(run.row.exit_code)
-    if run.is_alive:
+    if run.is_alive and STDERR in own_streams().terminals:
         doing = find_doing(run)
         tell(f"launch: waiting for run {run.id}{f', which is {doing}' if doing else ''}")
     while is_running(run):

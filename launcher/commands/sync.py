@@ -1,4 +1,4 @@
-"""`launch sync`: bring the code to all hosts without a run, or compare what they have."""
+"""`launch sync`: bring the code to all hosts without a run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from launcher.sync.contents import Contents
 from launcher.sync.delivery import Delivered, Delivery, tree_fields
 
 
-async def sync(
-    session: Session, read: Callable[[], Tree], variables: Mapping[str, str], *, is_check: bool
-) -> tuple[Tree, Delivered]:
-    """Send what is missing, or with `is_check` nothing; return the tree and what was delivered.
+async def sync(session: Session, read: Callable[[], Tree], variables: Mapping[str, str]) -> tuple[Tree, Delivered]:
+    """Send what is missing; return the tree and what was delivered.
 
     read: reads the tree, in a thread, while the hosts are connected; variables: of this process, as for Contents. At a
     signal, report which hosts have failed so far, and raise Interrupted.
@@ -27,9 +25,9 @@ async def sync(
         try:
             session.connect("reading the code")
             tree = await _read_meanwhile(session, read)
-            session.open(tree=tree_fields(tree, is_check=is_check))
+            session.open(tree=tree_fields(tree))
             contents = Contents(tree, variables)
-            return tree, await Delivery(session, tree, contents, is_check=is_check).deliver()
+            return tree, await Delivery(session, tree, contents).deliver()
         except Interrupted:
             session.say_failures()
             raise

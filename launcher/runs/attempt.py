@@ -188,7 +188,7 @@ class Attempt:
         if is_moved and not self._carried.attempts:
             self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
         self._judge = Judge(session, self._plan, self._outputs, share is None, wall_clock())
-        if self._options.takes_samples and not self._options.is_dry:
+        if not self._options.is_dry:
             self._samples = RunSamples(
                 session, self._plan, inspection.facts, self._record, self._carried.odd, self._console,
                 self._state.note_odd,

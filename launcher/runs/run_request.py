@@ -41,7 +41,6 @@ class RunOptions:
     until_at: float | None = None  # wall-clock seconds: then the run is stopped
     for_s: float | None = None  # or so long after all ranks of an attempt have started
     min_nodes: int | None = None  # with how many the run may continue if no spare is left; None: with all
-    takes_samples: bool = True  # of what GPUs and hosts do
     saved_s: float = 60.0  # before the failure: what was saved later may be its reason
 
 

@@ -40,7 +40,7 @@ class Delivered:
         return not self.files
 
 
-def tree_fields(tree: Tree, *, is_check: bool = False) -> dict[str, Any]:
+def tree_fields(tree: Tree) -> dict[str, Any]:
     """Return what PREPARE tells a node about the tree."""
     return {
         "hash": tree.hash,
@@ -48,7 +48,6 @@ def tree_fields(tree: Tree, *, is_check: bool = False) -> dict[str, Any]:
         "sub": tree.inside,
         "links": [[link.name, link.target, link.may_make] for link in tree.links],
         "home": tree.home,
-        "is_check": is_check,
     }
 
 
@@ -68,12 +67,10 @@ class Delivery:
     Every node says what it lacks, gets that at its own pace, and answers with the hash of what it then has.
     """
 
-    def __init__(self, session: Session, tree: Tree, contents: Contents, *, is_check: bool = False) -> None:
-        """is_check: the nodes were asked only to compare what they have."""
+    def __init__(self, session: Session, tree: Tree, contents: Contents) -> None:
         self._session = session
         self._tree = tree
         self._contents = contents
-        self._is_check = is_check
         self._nodes = [_Node() for _ in session.states]
         self._streams: list[asyncio.Task[None]] = []
         self._pieces: list[Pieces] = []  # the last one is in use
@@ -179,7 +176,7 @@ class Delivery:
             name, answer = self._session.hosts[index].name, self._nodes[index].answer
             if answer is None or self._is_lost(index):
                 continue
-            problem = _find_problem(self._tree, name, answer, is_check=self._is_check)
+            problem = _find_problem(self._tree, name, answer)
             if problem is not None:
                 findings.append(problem)
             else:
@@ -206,10 +203,10 @@ def find_wanted(bits: bytes, entries: Sequence[listing.Entry]) -> list[int]:
 # ---- what follows from the last words of the nodes -------------------------------------------------------------------
 
 
-def _find_problem(tree: Tree, host: str, answer: Event, *, is_check: bool) -> Finding | None:
+def _find_problem(tree: Tree, host: str, answer: Event) -> Finding | None:
     """Return what is wrong with the code of a host; None if it has proved that it has this tree.
 
-    answer: its last word; is_check: it was asked only to compare.
+    answer: its last word.
     """
     fields = answer.fields
     if answer.kind == messages.UNPLACED:
@@ -218,10 +215,6 @@ def _find_problem(tree: Tree, host: str, answer: Event, *, is_check: bool) -> Fi
     if fields["hash"] == tree.hash and fields["path"]:
         return None
     names = _name_some(fields["wrong"], fields["wrong_count"])
-    if is_check:
-        verb = "differs" if fields["wrong_count"] == 1 else "differ"
-        text = f"{names} {verb} from what is here" if names else "no code was sent there yet"
-        return Finding((host,), text, "send it: launch sync")
     return Finding((host,), f"its copy of {names} differs" if names else f"its code isn't {tree.name}", _DISK_FIX)
 
 

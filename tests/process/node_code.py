@@ -32,8 +32,7 @@ class Code:
         self.hash = listing.hash_listing(self.listing)
 
     def fields(self, **fields: Any) -> dict[str, Any]:
-        return {"hash": self.hash, "name": "proj", "sub": "", "links": [], "home": "",
-                "is_check": False, **fields}  # fmt: skip
+        return {"hash": self.hash, "name": "proj", "sub": "", "links": [], "home": "", **fields}
 
     def wanted(self, request: Message | None) -> list[str]:
         bits = request["content"] if request is not None else b""

@@ -140,7 +140,7 @@ def tree_of(root: Path) -> Tree:
 
 
 async def start(
-    root: Path, transport: Transport, *names: str, tree: Tree | None = None, run: str = "test", is_check: bool = False,
+    root: Path, transport: Transport, *names: str, tree: Tree | None = None, run: str = "test",
     read_code: Callable[[], Tree] | None = None,
 ) -> Sent:  # fmt: skip
     said: list[str] = []
@@ -150,7 +150,7 @@ async def start(
         [Host(name) for name in names], transport, outputs, settings, say=said.append, progress=said.append
     )
     read_code = read_code or (lambda: tree or tree_of(root))
-    sending = sync(session, read_code, {"XDG_CACHE_HOME": "/nowhere"}, is_check=is_check)
+    sending = sync(session, read_code, {"XDG_CACHE_HOME": "/nowhere"})
     _, delivered = await asyncio.wait_for(sending, DEADLINE_S)
     return Sent(delivered, session.failures(), said)
 
@@ -691,16 +691,3 @@ def test_what_was_changed_in_the_run_s_directory_is_told(root: Path, nodes: Cach
         f"a: pkg/model.py and train.py had changed in the run's directory, and were restored {KEPT}",
         "a: a.py, b.py, c.py and 1 more were not sent, but are in the run's directory and can be imported",
     ]
-
-
-def test_a_check_sends_no_file_and_changes_none(root: Path, nodes: CacheTransport) -> None:
-    write(root, SMALL)
-    found = send(root, nodes, "a", "b", is_check=True)
-    assert found.texts == ["a,b: no code was sent there yet\n  fix: send it: launch sync"]
-    send(root, nodes, "a", "b")
-    assert send(root, nodes, "a", "b", is_check=True).texts == []
-    write(root, {"train.py": b"print(2)\n"})
-    found = send(root, nodes, "a", "b", is_check=True)
-    assert (found.delivered.files, found.texts) == (
-        0, ["a,b: train.py differs from what is here\n  fix: send it: launch sync"]
-    )  # fmt: skip

@@ -108,17 +108,6 @@ def test_the_odd_gpu_of_a_run(machine: Machine) -> None:
     assert (ended.returncode, "has ended\n" in ended.stderr) == (2, True), ended.stderr
 
 
-def test_no_samples(machine: Machine) -> None:
-    words = ("--no-samples", "--gpus", "4", "--no-python", "sh", "-c", "until [ -e go ]; do sleep 0.1; done")
-    run = machine.start("singlenode", *words)
-    wait_until(lambda: "logs in" in machine.said)
-    top = machine.launch("top", "--once")
-    assert (top.returncode, ", no samples (" in top.stdout) == (1, True), top.stderr
-    (machine.folder / "go").touch()
-    assert run.wait() == 0
-    assert not (machine.folder / "logs" / "latest" / "samples.jsonl").exists()
-
-
 def test_hosts(machine: Machine) -> None:
     machine.nvml.drive(BUSY, BUSY, HOT, BUSY)
     top = machine.launch("top", "--hosts", "localhost", "--once")

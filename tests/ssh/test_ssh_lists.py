@@ -28,10 +28,7 @@ ROW = RunRow(
 )  # fmt: skip
 NOW = datetime(2026, 11, 20, 9, 12, 33)
 FORGET = "remove it from the list with launch ps --forget 20261120-091233"
-SAYS = (
-    "launch: node1 knows nothing of run 20261120-091233, which was started 3 days ago: node1 was reinstalled, or its "
-    "list of runs was removed"
-)
+SAYS = "launch: node1 knows nothing of run 20261120-091233: node1 was reinstalled, or its list of runs was removed"
 
 
 @pytest.fixture
@@ -81,10 +78,8 @@ def test_the_host_of_a_controller_was_reinstalled(launch: Launch, runs: RunList)
     fix = f"  fix: stop what is left of it with launch clean --hosts LIST; {FORGET}"
     for command in ("stop", "attach", "fetch"):
         assert call(launch, command, "base", code=2) == [SAYS, fix]
-    (launch.folder / "logs" / "20261120-091233").mkdir(parents=True)
-    has_copy = f"{SAYS}; a copy of its logs is in logs/20261120-091233"
     for command in ("wait", "logs", "report"):
-        assert call(launch, command, code=2) == [has_copy, fix]
+        assert call(launch, command, code=2) == [SAYS, fix]
     add(runs, launch, 34, None)
     assert call(launch, "stop", code=2)[0] == ("launch: 2 runs may be running: 20261120-091234, 20261120-091233 (base)")
     assert call(launch, "ps", "--forget", "20261120-091234", code=0) == [

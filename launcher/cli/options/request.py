@@ -550,10 +550,6 @@ class Request:
     verbose: bool = _option(
         "-v", "--verbose", is_flag=True, help="Show each host's command.", heading="Output",
     )
-    no_samples: bool = _option(  # of what the GPUs do
-        "--no-samples", is_flag=True, help="Don't watch the GPUs for one that stands out.",
-        heading="Output", in_file=True, is_rare=True,
-    )
     name: str | None = _option(
         "--name", metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json.",
         heading="Output", is_common=True,
@@ -643,7 +639,7 @@ HANGS = _options("hang_timeout on_hang stacks")
 RESTARTS = _options("restarts progress_dir")
 SPARES = _options("spares min_nodes")
 CLAIMS = _options("until for queue no_queue share claim_cpus")
-OUTPUT = _options("quiet ranks as_json log_dir name no_samples verbose")
+OUTPUT = _options("quiet ranks as_json log_dir name verbose")
 BATCH = _options("nodes requeue")
 WORDS = click.Argument(
     ["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files

@@ -49,7 +49,7 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
         intake = Intake(sock)
         try:
             store = Store(find_base(env))
-            if os.path.lexists(store.base) or not (wanted.get("is_check") or wanted.get("is_dry")):
+            if os.path.lexists(store.base) or not wanted.get("is_dry"):
                 store.make()  # what is there may be another user's
             if wanted.get("is_prune"):
                 _prune(intake, store, is_dry=wanted["is_dry"])
@@ -95,16 +95,12 @@ class Worker:
         self._moved: list[str] = []  # names of links to a directory below this node's home instead
 
     def work(self) -> None:
-        """Put the code in its place, answer, and remove what earlier runs have left; or only compare it."""
-        if self._wanted["is_check"]:
-            self._read_listing(is_kept=False)
-            self._compare()
-            return
+        """Put the code in its place, answer, and remove what earlier runs have left."""
         links = self._find_targets()
         place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
         if ":" in place.root:
             raise GivenUpError("PYTHONPATH can't have %s: there is a colon in it" % place.root)
-        self._read_listing(is_kept=True)
+        self._read_listing()
         if _is_there(place):
             self._link(place, links)
             place.write_listing(self._listing)
@@ -119,8 +115,8 @@ class Worker:
         except OSError:  # the next run tries it again; this one has its code
             pass
 
-    def _read_listing(self, *, is_kept: bool) -> None:
-        self._listing = self._intake.read_listing(self._store, self._wanted["hash"], is_kept=is_kept)
+    def _read_listing(self) -> None:
+        self._listing = self._intake.read_listing(self._store, self._wanted["hash"])
         self._entries = listing.decode(self._listing)
 
     # ---- its directory ------------------------------------------------------------------------------------------
@@ -236,12 +232,6 @@ class Worker:
             found["hash"] = listing.hash_listing(listing.encode(right) if wrong else self._listing)
         found.update({key: paths[: messages.MOST_NAMES] for key, paths in names.items()})
         return found
-
-    def _compare(self) -> None:
-        """Answer how the newest directory of this name differs from the listing; change nothing."""
-        place = folders.find_like(self._store, self._wanted["name"], self._listing)
-        wrong = proof.find_wrong(place.root, self._entries) if place is not None else []
-        self._intake.say(messages.PLACED, **self._prove(place, wrong))
 
 
 def _hold(place: Folder) -> list[int]:

@@ -31,24 +31,22 @@ class Intake:
         """Send a message."""
         self._sock.sendall(messages.encode(kind, payload, **fields))
 
-    def read_listing(self, store: Store, name: str, *, is_kept: bool) -> bytes:
-        """Return the listing with this hash, and ask for it if it isn't here; is_kept: keep it as all files are."""
+    def read_listing(self, store: Store, name: str) -> bytes:
+        """Return the listing with this hash, and ask for it, and keep it, if it isn't here."""
         try:
             data = store.read(name, _MOST_LISTING_BYTES)
         except OSError:
             data = b""
         if listing.hash_listing(data) == name:
             return data
-        if is_kept:
-            store.drop(name)
+        store.drop(name)
         self.say(messages.WANTED, needs_listing=True)
         data = zlib.decompress(self._hear(messages.LISTING)[1])
         if listing.hash_listing(data) != name:
             raise ValueError("a listing with another hash")
-        if is_kept:
-            arrival = store.receive(name)
-            arrival.write(data)
-            arrival.finish()
+        arrival = store.receive(name)
+        arrival.write(data)
+        arrival.finish()
         return data
 
     def take_files(self, store: Store, entries: list[Entry], needed: Iterable[Entry]) -> None:
