@@ -53,7 +53,6 @@ class Options(TypedDict, total=False):
     nproc: Number
     num_nodes: Number
     on_hang: Literal["tell", "end", "restart"] | None
-    packages: Switch
     progress_dir: File
     python: File
     queue: bool | float | str | None

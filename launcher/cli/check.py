@@ -22,7 +22,6 @@ from launcher.cli.options.request import (
     REACH,
     SYNC,
     WORDS,
-    Option,
     Request,
 )
 from launcher.cli.options.sources import gather
@@ -37,15 +36,11 @@ _SENDS = "Send the code in DIR and check it there.  [default DIR: the repository
 
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, SYNC[0].but(help=_SENDS), *SYNC[1:], MASTER_ADDR, *JOB,
-    Option(
-        ["--packages", "with_packages"], is_flag=True, heading="Checks", is_common=True,
-        help="List the packages of each host's Python, those that differ first.",
-    ),
     AS_JSON.but(help="Print all facts and findings as one JSON object.", is_common=True),
     WORDS,
 ])  # fmt: skip
 @gather
-def command(*, with_packages: bool, request: Request) -> int:
+def command(*, request: Request) -> int:
     """Compare the hosts and show problems and differences, without starting a run.
 
     With SCRIPT, compare the script on all hosts too. The exit code is 0 if nothing would break a run. In a Slurm job,
@@ -77,7 +72,7 @@ def command(*, with_packages: bool, request: Request) -> int:
         if request.as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
-            for line in check.table(job, inspection, columns, with_packages=with_packages):
+            for line in check.table(job, inspection, columns):
                 console.show(line)
         return check.exit_code(inspection)
 

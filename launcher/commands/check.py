@@ -10,8 +10,7 @@ from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.job import Job
-from launcher.preflight import packages
-from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost
+from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.session.session import Session
@@ -47,8 +46,8 @@ def exit_code(inspection: Inspection) -> int:
     return EXIT_UNREACHABLE if inspection.failures else EXIT_PREFLIGHT if inspection.problems else 0
 
 
-def table(job: Job, inspection: Inspection, width: int | None = None, *, with_packages: bool = False) -> list[str]:
-    """Return what all hosts share, then each finding with its hosts and remedy, then the packages if requested.
+def table(job: Job, inspection: Inspection, width: int | None = None) -> list[str]:
+    """Return what all hosts share, then each finding with its hosts and remedy.
 
     width: the columns of a terminal.
     """
@@ -63,9 +62,7 @@ def table(job: Job, inspection: Inspection, width: int | None = None, *, with_pa
     heading = (
         f"{count(asked, 'host')} responded" if answered == asked else f"{answered} of {count(asked, 'host')} responded"
     )
-    nodes = [CheckedHost(job, host, fact) for host, fact in zip(inspection.hosts, inspection.facts, strict=True)]
-    listing = packages.tabulate(nodes) if with_packages else []
-    return [f"{heading} ({duration(inspection.seconds)})", *_align(rows, width), *listing, _verdict(inspection)]
+    return [f"{heading} ({duration(inspection.seconds)})", *_align(rows, width), _verdict(inspection)]
 
 
 def _labeled(fix: str) -> str:

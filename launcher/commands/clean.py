@@ -6,7 +6,6 @@ A run's directory is left behind if nothing could remove it: its host lost power
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,6 @@ from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.wording import count, size
-
-_MOST_NAMED = 100  # runs or directories of one host
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +119,20 @@ def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
     for host, process in found:
         names = runs.setdefault((host, process.run_id, process.is_owned), [])
         names.append(f"{process.pid} ({process.name})")
-    rows = []
+    lines = []
     for (host, run_id, is_owned), names in runs.items():
         noun, state = ("process", " (in progress, left alone)") if is_owned else ("leftover process", "")
-        rows.append((host, f"{count(len(names), noun)} of run {run_id}{state}: {_name_some(names)}"))
-    return _limit(rows, "run")
+        lines.append(f"  {host}: {count(len(names), noun)} of run {run_id}{state}: {_name_some(names)}")
+    return lines
 
 
 def folder_lines(folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
     """Return a line for each directory on each host, with the number of files that are lost with it."""
-    rows = []
+    lines = []
     for host, folder in folders:
         files = f" ({count(folder.files, 'file')} of its ranks)" if folder.files else ""
-        rows.append((host, f"leftover directory: {folder.path}{files}"))
-    return _limit(rows, "leftover directory")
+        lines.append(f"  {host}: leftover directory: {folder.path}{files}")
+    return lines
 
 
 def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
@@ -143,30 +140,12 @@ def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
     hosts: dict[str, list[str]] = {}
     for host, (pid, name) in planted:
         hosts.setdefault(host, []).append(f"{pid} ({name})")
-    lines = []
-    for host, names in hosts.items():
-        noun, ends = (
-            ("process controls or starts", "it ends") if len(names) == 1 else ("processes control or start", "they end")
-        )
-        why = f"left alone: {ends} with it, or without its launch host"
-        lines.append(f"  {host}: {len(names)} {noun} a run ({why}): {_name_some(names)}")
-    return lines
+    why = "left alone, as it ends with it or without its launch host"
+    return [f"  {host}: what controls or starts a run ({why}): {_name_some(names)}" for host, names in hosts.items()]
 
 
 def _name_some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _limit(rows: Sequence[tuple[str, str]], noun: str) -> list[str]:
-    """Return a line for each row, a host and a text, up to _MOST_NAMED of a host, and the number of others there."""
-    named = Counter[str]()
-    lines = []
-    for host, text in rows:
-        named[host] += 1
-        if named[host] <= _MOST_NAMED:
-            lines.append(f"  {host}: {text}")
-    more = {host: number - _MOST_NAMED for host, number in named.items() if number > _MOST_NAMED}
-    return lines + [f"  {host}: {count(number, f'more {noun}')}" for host, number in more.items()]
 
 
 def verdict(done: Cleaning, *, is_dry: bool) -> str:

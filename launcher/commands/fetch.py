@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import json
 import os
 import shutil
@@ -164,10 +163,6 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
             continue
         if not is_wanted(path, wish.patterns):
             raise answer.refuse(f"sent a file that wasn't asked for: {path:.200}")
-        if obstacle := _find_obstacle(target, path):
-            answer.copy(None, size - begin)
-            odd.append(f"{path}: {obstacle}")
-            continue
         if begin == size and _is_same(target / path, size):
             answer.copy(None, 0)
             continue
@@ -188,17 +183,6 @@ def is_wanted(path: str, patterns: Sequence[str]) -> bool:
     """Tell whether a path was asked for."""
     names = path.split("/")
     return any(matches(split_path(pattern), names) for pattern in patterns)
-
-
-def _find_obstacle(target: Path, path: str) -> str:
-    """Return what of an earlier copy keeps a path from being a file, or ""."""
-    place = target / path
-    if place.is_dir():
-        return f"{place} is a directory of an earlier copy"
-    for above in itertools.islice(place.parents, path.count("/")):
-        if above.is_file():
-            return f"{above} is a file of an earlier copy"
-    return ""
 
 
 def _is_same(path: Path, size: int) -> bool:

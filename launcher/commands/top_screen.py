@@ -54,7 +54,7 @@ def draw(now: RunNow, width: int, height: int | None, title: str = "") -> list[L
     odd = [Line(part, Style.STRONG) for text in texts for part in break_line(f"! {text}", width)]
     room = None if height is None else height - len(odd) - bool(title) - 1  # the heads of the columns
     rows: list[_Row] = []
-    for find_rows in (_all_rows, _grouped_rows, _group_rows, _folded_rows):
+    for find_rows in (_all_rows, _group_rows, _folded_rows):
         rows = [*find_rows(hosts, now.at)]
         if room is None or len(rows) <= room:
             break
@@ -85,22 +85,12 @@ def _all_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:
             yield _gpu_row(_Group(("",), (gpu,), now.users.get(str(gpu.index), ""), _ranks_of(now, [gpu])))
 
 
-def _grouped_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:
+def _group_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:
     """Yield a row for the GPUs of a host that do the same, below one for the host."""
     for name, now in hosts.items():
         yield from _host_rows(name, now, at)
         for group in _group(name, now):
             yield _gpu_row(_Group(("",), group.gpus, group.user, group.ranks))
-
-
-def _group_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:
-    """Yield a row for the GPUs of a host that do the same."""
-    for name, now in hosts.items():
-        yield from _troubles(name, now, at)
-        if not now.gpus and now.lost is None and now.error is None:
-            yield _Row((name, describe_host(now) or "no GPUs"))
-        for number, group in enumerate(_group(name, now)):
-            yield _gpu_row(_Group(("" if number else name,), group.gpus, group.user, group.ranks))
 
 
 def _folded_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:

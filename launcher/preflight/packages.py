@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from launcher.hosts.ranges import fold_names
 from launcher.preflight.comparison import group_hosts, has_majority, list_values
 from launcher.preflight.findings import WARNING, CheckedHost, Finding
 from launcher.wording import count
@@ -41,7 +40,7 @@ def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
         if len(groups) < 2 or name in _IGNORED:
             continue
         if not has_majority(groups):
-            split.append(f"{name} {list_versions(versions)}")
+            split.append(f"{name} {_list_versions(versions)}")
             continue
         common, *_ = groups
         others = "the others" if len(groups) == 2 else "most"
@@ -54,29 +53,12 @@ def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
         yield _fold(tuple(node.name for node in known), split, "")
 
 
-def list_versions(versions: _Versions) -> str:
+def _list_versions(versions: _Versions) -> str:
     """Return `0.8.1 on gpu[1-2], 0.8.0 on gpu3, missing on gpu4`; beyond four values, count the rest."""
     groups = group_hosts({host: version or _MISSING for host, version in versions.items()})
     if _MISSING in groups:
         groups[_MISSING] = groups.pop(_MISSING)  # last
     return ", ".join(list_values(groups, _MAX_VALUES))
-
-
-def tabulate(nodes: Sequence[CheckedHost]) -> list[str]:
-    """Return a line for each package of any node, those that differ first, after a line that counts them."""
-    known = [node for node in nodes if node.fact.packages is not None]
-    if not known:
-        return ["no packages: no Python was looked for"]
-    every = _collect(known)
-    differing = [name for name, versions in every.items() if len(set(versions.values())) > 1]
-    width = max(map(len, every), default=0)
-    lines = [f"  {name:<{width}}  {list_versions(every[name])}" for name in differing]
-    lines += [f"  {name:<{width}}  {every[name][known[0].name]}" for name in every if name not in set(differing)]
-    heading = f"{count(len(every), 'package')} on {count(len(known), 'host')}"
-    heading += f", {len(differing)} not the same on all:" if differing else ":"
-    silent = [node.name for node in nodes if node.fact.packages is None]
-    more = [f"  they could not be listed in time on {fold_names(silent)}"] if silent else []
-    return [heading, *more, *lines]
 
 
 def _collect(nodes: Sequence[CheckedHost]) -> dict[str, _Versions]:
@@ -104,4 +86,4 @@ def _fold(hosts: tuple[str, ...], words: Sequence[str], whom: str) -> Finding:
     shown = [*words[: _FEW - 1], "..."] if is_long else words
     differ = "differs" if len(words) == 1 else "differ"
     text = f"{count(len(words), 'package')} {differ}{whom}: {', '.join(shown)}"
-    return Finding(hosts, text, _FIX + ("; launch check --packages lists all" if is_long else ""), WARNING)
+    return Finding(hosts, text, _FIX + ("; launch check --json lists all" if is_long else ""), WARNING)

@@ -288,23 +288,14 @@ def test_a_host_that_looks_for_long_shows_that_it_is_there(
     assert (found.matched, found.copied) == (1, 1)
 
 
-def test_what_became_a_directory_ends_no_copy(workdir: Path, tmp_path: Path) -> None:
-    """Or a file; the others come, and the next copy is of what is there then."""
-    target = tmp_path / "R"
-    fetch(workdir, target, "outputs")
-    for name in ("a.pt", "deep"):
-        (workdir / "outputs" / name).rename(tmp_path / name)
+def test_what_became_a_directory_is_an_error(workdir: Path, tmp_path: Path) -> None:
+    """The copy is of what was there before: another one needs another directory."""
+    fetch(workdir, tmp_path / "R", "outputs")
+    (workdir / "outputs/a.pt").unlink()
     (workdir / "outputs/a.pt").mkdir()
     (workdir / "outputs/a.pt/shard").touch()
-    (workdir / "outputs/deep").touch()
-    (workdir / "outputs/z").touch()
-    found = fetch(workdir, target, "outputs")
-    assert (found.copied, found.odd) == (
-        1,
-        [f"outputs/a.pt/shard: {target}/outputs/a.pt is a file of an earlier copy",
-         f"outputs/deep: {target}/outputs/deep is a directory of an earlier copy"],
-    )  # fmt: skip
-    assert (target / "outputs/z").exists()
+    with pytest.raises(LauncherError, match=r"^can't write .*/R/outputs/a\.pt: "):
+        fetch(workdir, tmp_path / "R", "outputs")
 
 
 @pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a\n", "\x1b[2J", "a/",

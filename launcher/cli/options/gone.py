@@ -9,6 +9,7 @@ GONE = {
     "--accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",
     "check --gpus-under-load": "test-distributed N --hosts LIST",
     "test-distributed --plot": "results.json among the logs, with all pairs of hosts",
+    "check --packages": "launch check --json, which has the packages of each host",
     "check --verbose": "launch check, whose first line names what launcher.toml sets",
     "hosts --to": "--json",
     "hosts --forget": "launch ps --forget RUN",

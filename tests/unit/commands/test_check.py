@@ -123,17 +123,6 @@ def test_a_narrow_terminal():
     ]
 
 
-def test_the_packages_are_listed_above_the_verdict():
-    every_fact = [facts(packages={"einops": version, "tqdm": "4.67.1"}) for version in ("0.8.0", "0.8.1")]
-    assert check.table(JOB, inspection(LONELY, every_fact=every_fact), with_packages=True)[2:] == [
-        "  gpu3    32 CPUs, the others 64 CPUs",
-        "2 packages on 2 hosts, 1 not the same on all:",
-        "  einops  0.8.0 on gpu1, 0.8.1 on gpu2",
-        "  tqdm    4.67.1",
-        "nothing would break a run",
-    ]
-
-
 def test_a_remedy_that_finds_no_room_stands_below():
     long = Finding(("gpu1",), "x" * 71, "do something", WARNING)
     wide = Finding(("gpu2",), "y" * 70, "z" * 45, WARNING)

@@ -6,10 +6,10 @@ import pytest
 from machines.example_facts import JOB, ON_CPUS, facts, nodes_of, told
 
 from launcher.preflight.findings import fold
-from launcher.preflight.packages import check, tabulate
+from launcher.preflight.packages import check
 
 FIX = "fix: make the environments equal, for example with --setup 'uv sync --locked'"
-LONG = f"{FIX}; launch check --packages lists all"
+LONG = f"{FIX}; launch check --json lists all"
 USUAL = {"einops": "0.8.1", "numpy": "2.3.1", "torch": "2.13.0", "tqdm": "4.67.1"}
 
 
@@ -101,24 +101,3 @@ def test_nccl_is_one_of_many_where_no_gpu_is_used():
     assert told(check(nodes_of(JOB, pair))) == []
     text = "1 package differs: nvidia-nccl-cu12 2.27.5 on gpu1, 2.28.9 on gpu2"
     assert told(check(nodes_of(ON_CPUS, pair))) == [f"warning: gpu[1-2]: {text}; {FIX}"]
-
-
-def test_a_table_of_all_of_them():
-    every_fact = [has(), has(), has(einops="0.8.0", pip="25.0"), facts(packages=None)]
-    assert tabulate(nodes_of(JOB, every_fact)) == [
-        "5 packages on 3 hosts, 2 not the same on all:",
-        "  they could not be listed in time on gpu4",
-        "  einops  0.8.1 on gpu[1-2], 0.8.0 on gpu3",
-        "  pip     25.0 on gpu3, missing on gpu[1-2]",
-        "  numpy   2.3.1",
-        "  torch   2.13.0",
-        "  tqdm    4.67.1",
-    ]
-    assert tabulate(nodes_of(JOB, [has(einops=None, numpy=None, tqdm=None)])) == [
-        "1 package on 1 host:",
-        "  torch  2.13.0",
-    ]
-    assert tabulate(nodes_of(JOB, [facts()])) == ["no packages: no Python was looked for"]
-    five = [has(tqdm=str(number)) for number in range(5)]
-    line = "  tqdm    0 on gpu1, 1 on gpu2, 2 on gpu3, 3 on gpu4, 1 more value"
-    assert tabulate(nodes_of(JOB, five))[1] == line
