@@ -6,7 +6,6 @@ If one died unnoticed, what depends on it would stop: the heartbeats of a run, o
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -20,16 +19,12 @@ if TYPE_CHECKING:
 
 OnFailure = Callable[[Exception], object]
 _Result = TypeVar("_Result")
-_M_ARENA_MAX = -8  # of glibc's mallopt(3)
 
 
-def start_thread(
-    target: Callable[[], object], name: str, on_failure: OnFailure, *, is_own: bool = True
-) -> threading.Thread:
+def start_thread(target: Callable[[], object], name: str, on_failure: OnFailure) -> threading.Thread:
     """Run `target` in a daemon thread; `on_failure` gets, in that thread, the exception that ends it.
 
-    is_own: this process is a `launch`, and not a user's program, whose malloc stays as it is. Raise LauncherError if
-    this machine can't start another thread.
+    Raise LauncherError if this machine can't start another thread.
     """
 
     def run() -> None:
@@ -38,8 +33,6 @@ def start_thread(
         except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
             on_failure(error)
 
-    if is_own:
-        _share_arena()
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
@@ -49,15 +42,6 @@ def start_thread(
             "stop other programs, or raise the limit that `ulimit -u` shows",
         ) from None
     return thread
-
-
-@functools.cache
-def _share_arena() -> None:
-    """Let all threads allocate from one arena: in its own, each would keep what it has freed, 15 MB in a flood."""
-    with contextlib.suppress(ImportError, OSError):  # another C library than glibc
-        from _ctypes import call_function, dlopen, dlsym  # ctypes itself takes 2 ms more
-
-        call_function(dlsym(dlopen(None, 0), "mallopt"), (_M_ARENA_MAX, 1))  # type: ignore[arg-type] # None is this program
 
 
 async def call_in_thread(work: Callable[[], _Result], timeout_s: float | None = None) -> _Result:

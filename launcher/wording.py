@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _DIGITS = re.compile("[0-9]+")
-_MOST_SLIPS = 2
 
 
 def count(number: int, noun: str) -> str:
@@ -49,8 +48,8 @@ def fold_ranks(ranks: Iterable[int], most: int | None = None) -> str:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the only known word that `word` is a typo or the beginning of; None rather than a wrong guess.
 
-    A typo is one wrong, missing, extra or swapped letter in three, and two at most, or up to three extra letters at the
-    end. Words that differ only in their digits aren't typos: gpu9 doesn't mean gpu1.
+    A typo leaves three quarters of the letters as they are, or adds up to three at the end. Words that differ only in
+    their digits aren't typos: gpu9 doesn't mean gpu1.
     """
     words = [each for each in dict.fromkeys(known) if _DIGITS.sub("", each) != _DIGITS.sub("", word)]
     begun = [each for each in words if len(word) >= 3 and each.startswith(word)]
@@ -59,28 +58,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _find_slips(word: str, known: Iterable[str]) -> list[str]:
-    """Return the words with the fewest typos, if they are few enough."""
-    found: dict[int, list[str]] = {}
-    for each in known:
-        most = min(_MOST_SLIPS, max(len(word), len(each)) // 3)
-        if abs(len(word) - len(each)) <= most and (slips := _count_slips(word, each)) <= most:
-            found.setdefault(slips, []).append(each)
-    return found[min(found)] if found else []
+def _find_slips(word: str, known: Sequence[str]) -> list[str]:
+    """Return the words that are most like this one, if they are alike enough."""
+    from difflib import SequenceMatcher, get_close_matches  # needs 5 ms, and few words are wrong
 
-
-def _count_slips(one: str, other: str) -> int:
-    """Return how many letters to change, add, drop or swap with a neighbour (optimal string alignment distance)."""
-    before, above = list[int](), list(range(len(other) + 1))
-    for i, letter in enumerate(one, 1):
-        row = [i]
-        for j, wanted in enumerate(other, 1):
-            least = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
-                least = min(least, before[j - 2] + 1)
-            row.append(least)
-        before, above = above, row
-    return above[-1]
+    found = get_close_matches(word, known, n=2, cutoff=0.74)
+    alike = [SequenceMatcher(None, each, word).ratio() for each in found]
+    return found[:1] if len(set(alike)) > 1 else found
 
 
 def size(size_bytes: int) -> str:

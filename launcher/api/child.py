@@ -60,7 +60,7 @@ class Child:
         self.events: dict[str, Event] = {}  # the last one of each kind, but lines
         self._process = start(words)
         # What is no JSON ends the reading, and then there is no result: `find_error` says that.
-        begin = partial(start_thread, on_failure=lambda error: None, is_own=False)
+        begin = partial(start_thread, on_failure=lambda error: None)
         messages = begin(self._read_messages, "launch messages")
         begin(partial(self._read_events, messages), "launch events")
 

@@ -20,7 +20,6 @@ from launcher.wording import count
 _TIMES = 5  # times the usual round trip, and
 _LONGER_S = 0.010  # longer by this, which neither a switch nor a busy machine causes
 _LONG_S = 0.020  # no round trip within a site takes that long, even if all are alike
-_NAMES_HOSTS = {"--hosts", "--hostfile"}  # options that give test-distributed its hosts
 _MOST_NAMED = 4  # pairs that are named one by one
 _LOST = 3  # packets of one link; a queue that overflows once loses one or two
 _LOST_SHARE = 0.04

@@ -101,8 +101,7 @@ def parse_list(content: str, *, are_logins: bool = False) -> Iterator[HostfileEn
     are_logins: they run no ranks, so the N of `host:N` is a port.
     """
     targets = split_list(content)
-    if len(targets) > 1:
-        _refuse_doubtful(content, targets)
+    _refuse_numbers(content, targets)
     for target in targets:
         yield _parse_host(target, (), is_login=are_logins)
 
@@ -157,57 +156,15 @@ def _read_colon(target: str, number: str) -> str:
         return "port"
     if count <= MOST_SLOTS:
         return "slots"
-    name = target.removesuffix(f":{number}")
-    fix = _offer(f"{name} slots={number}", f"{name} port={number}", say="in a hostfile, write ")
+    fix = f"in a hostfile, write slots={number} or port={number} after the name"
     raise UsageError(f"{shown(target)} is ambiguous: {number} slots or SSH port {number}?", fix)
 
 
-def _refuse_doubtful(content: str, targets: Sequence[str]) -> None:
-    """Raise UsageError if words separated by spaces are probably not a list of hosts; with commas they are one."""
-    if "," in _RANGE.sub("", content):
-        return
-    first = targets[0]
-    for word in targets[1:]:
-        if NUMBER.fullmatch(word):
-            name = first.removesuffix(":")  # `gpu1: 8` is how a YAML mapping would have it
-            fix = _offer(f"{name} slots={word}", f"{name} port={word}", say="write ")
-            raise UsageError(f"{shown(content)} is ambiguous: is {word} a number of slots, a port or a host?", fix)
-        key, _, value = word.partition(":")
-        if key in _KEYS or key in SPELLINGS:
-            fix = (value and _offer(f"{first} {key}={value}", say="write ")) or _KEYS_FIX
-            raise UsageError(f"expected key=value, got {shown(word)}", fix)
-    addresses = [word for word in targets if _is_address(word)]
-    if addresses and len(addresses) < len(targets):
-        name = next(word for word in targets if word not in addresses)
-        fix = "write one per line" + _offer(f"{name} addr={addresses[0]}", say="; for a name and its address, write ")
-        raise UsageError(f"{shown(content)} is ambiguous: two hosts, or an address and its name?", fix)
-    if any(word.startswith(f"{first}.") or first.startswith(f"{word}.") for word in targets[1:]):
-        fix = "write one per line, and each host once"
-        raise UsageError(f"{shown(content)} is ambiguous: two hosts, or two names of one?", fix)
-
-
-def _offer(*lines: str, say: str) -> str:
-    """Return `say` and the lines that can be read exactly as shown, joined by `or`; empty if there are none."""
-    good = [shown(line) for line in lines if shown(line)[1:-1] == line and _is_good(line)]
-    return say + " or ".join(good) if good else ""
-
-
-def _is_good(line: str) -> bool:
-    try:
-        list(parse_line(line))
-    except UsageError:
-        return False
-    return True
-
-
-def _is_address(word: str) -> bool:
-    import ipaddress
-
-    try:
-        ipaddress.ip_address(word)
-    except ValueError:
-        return False
-    return True
+def _refuse_numbers(content: str, targets: Sequence[str]) -> None:
+    """Raise UsageError for `gpu1 8`, in which 8 is no host: with commas it would be a list."""
+    if "," not in _RANGE.sub("", content) and (number := next(filter(NUMBER.fullmatch, targets[1:]), None)):
+        text = f"{shown(content)} is ambiguous: is {number} a number of slots, a port or a host?"
+        raise UsageError(text, f"write slots={number} or port={number}")
 
 
 def _split_setting(word: str) -> tuple[str, str]:

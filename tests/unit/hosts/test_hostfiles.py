@@ -75,13 +75,13 @@ BAD_LISTS = [
     (
         "ann@gpu[1-4]:128",
         "--hosts: 'ann@gpu[1-4]:128' is ambiguous: 128 slots or SSH port 128?",
-        "in a hostfile, write 'ann@gpu[1-4] slots=128' or 'ann@gpu[1-4] port=128'",
+        "in a hostfile, write slots=128 or port=128 after the name",
     ),
-    ("-gpu:128", "--hosts: '-gpu:128' is ambiguous: 128 slots or SSH port 128?", ""),
+    ("-gpu:128", "--hosts: '-gpu:128' is ambiguous: 128 slots or SSH port 128?", None),
     (
         "node1 8",
         "--hosts: 'node1 8' is ambiguous: is 8 a number of slots, a port or a host?",
-        "write 'node1 slots=8' or 'node1 port=8'",
+        "write slots=8 or port=8",
     ),
     ("node1:x", "--hosts: host name 'node1:x' contains ':'", NAME_RULE),
     ("a:b:c", "--hosts: 'a:b:c' isn't an IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]"),
@@ -183,51 +183,26 @@ BAD_LINES = [
     ),
     ("node1,node2 slots=4", "host name 'node1,node2' contains ','", "write one host or range per line"),
     ("node1,", "empty name in 'node1,'", "remove the extra comma"),
-    ("node1 slots", "expected key=value, got 'slots'", KEYS_FIX),
-    ("node1 slots: 8", "expected key=value, got 'slots:'", KEYS_FIX),
-    ("node1 slots:8", "expected key=value, got 'slots:8'", "write 'node1 slots=8'"),
-    ("node1 slots:many", "expected key=value, got 'slots:many'", KEYS_FIX),
-    ("node1 cpu:8 port:22", "expected key=value, got 'cpu:8'", "write 'node1 cpu=8'"),
     (
         "node1: 8",
         "'node1: 8' is ambiguous: is 8 a number of slots, a port or a host?",
-        "write 'node1 slots=8' or 'node1 port=8'",
+        "write slots=8 or port=8",
     ),
     (
         "node1 1025",
         "'node1 1025' is ambiguous: is 1025 a number of slots, a port or a host?",
-        "write 'node1 port=1025'",
+        "write slots=1025 or port=1025",
     ),
-    ("-node1 8", "'-node1 8' is ambiguous: is 8 a number of slots, a port or a host?", ""),
-    (
-        "10.0.0.1 gpu[1-2]",
-        "'10.0.0.1 gpu[1-2]' is ambiguous: two hosts, or an address and its name?",
-        "write one per line",
-    ),
+    ("-node1 8", "'-node1 8' is ambiguous: is 8 a number of slots, a port or a host?", None),
     (
         "[::1]:1023",
         "'[::1]:1023' is ambiguous: 1023 slots or SSH port 1023?",
-        "in a hostfile, write '[::1] slots=1023' or '[::1] port=1023'",
+        "in a hostfile, write slots=1023 or port=1023 after the name",
     ),
     (
         "node1 8 all.q@node1 UNDEFINED",
         "'node1 8 all.q@node1 UNDEFINED' is ambiguous: is 8 a number of slots, a port or a host?",
-        "write 'node1 slots=8' or 'node1 port=8'",
-    ),
-    (
-        "10.0.0.1\tgpu1 gpu1.lan",
-        "'10.0.0.1\\tgpu1 gpu1.lan' is ambiguous: two hosts, or an address and its name?",
-        "write one per line; for a name and its address, write 'gpu1 addr=10.0.0.1'",
-    ),
-    (
-        "gpu1 gpu1.lan 10.0.0.1",
-        "'gpu1 gpu1.lan 10.0.0.1' is ambiguous: two hosts, or an address and its name?",
-        "write one per line; for a name and its address, write 'gpu1 addr=10.0.0.1'",
-    ),
-    (
-        "gpu1.lan gpu1",
-        "'gpu1.lan gpu1' is ambiguous: two hosts, or two names of one?",
-        "write one per line, and each host once",
+        "write slots=8 or port=8",
     ),
     (
         "[gpu]",
@@ -267,7 +242,7 @@ BAD_LINES = [
     (
         "gpu[1,2] 8",
         "'gpu[1,2] 8' is ambiguous: is 8 a number of slots, a port or a host?",
-        "write 'gpu[1,2] slots=8' or 'gpu[1,2] port=8'",
+        "write slots=8 or port=8",
     ),
     ("a//b", "host name 'a//b' contains '/'", "pass a file of hosts with --hostfile"),
     ("/* a */", "host name '/*' contains '/'", "pass a file of hosts with --hostfile"),
@@ -288,31 +263,12 @@ def test_a_bad_line_is_refused_with_its_place(line, message, fix):
     assert (caught.value.source, caught.value.line) == ("hostfiles/two", 3)
 
 
-def proposed(fix):
-    """Return the lines that a fix proposes."""
-    return re.findall(r"'([^' ]+ (?:slots|cpu|port|addr|user)=[^']*)'", fix)
-
-
-def test_every_line_that_a_hint_proposes_is_read():
-    fixes = [fix for *_, fix in [*BAD_LISTS, *BAD_LINES] if fix]
-    lines = [line for fix in fixes for line in proposed(fix)]
-    assert len(lines) > 15
-    for line in lines:
-        assert parse_hostfile(line, "f")
-
-
 @pytest.mark.parametrize("span", ["5-3", "5-0", "5-03", "005-3", "10-05", "100-05"])
 def test_a_range_that_a_hint_proposes_is_read(span):
     with pytest.raises(HostfileError) as caught:
         parse_hostfile(f"n[{span}]", "f")
     (better,) = re.findall(r"write ([0-9]+-[0-9]+);", caught.value.fix)
     assert parse_hostfile(f"n[{better}]", "f")
-
-
-def test_a_line_that_is_too_long_to_be_shown_is_not_proposed():
-    with pytest.raises(HostfileError) as caught:
-        parse_hostfile("n" * 95 + " 8", "f")
-    assert caught.value.fix == ""
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# node1\n  \t# node2"])
@@ -582,7 +538,6 @@ def test_any_text_gives_hosts_or_a_clear_error(read, text):
     except UsageError as error:
         assert error.message.isprintable()
         assert error.fix.isprintable()
-        assert all(parse_hostfile(line, "f") for line in proposed(error.fix))
     else:
         assert hosts
         assert len({host.name for host in hosts}) == len(hosts)
