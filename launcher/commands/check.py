@@ -20,7 +20,6 @@ from launcher.wording import count, duration
 
 _WIDTH = 120  # if the output is no terminal
 _TEXT_WIDTH = 70
-_ON_ALL = "on all"
 
 
 async def check(
@@ -52,7 +51,7 @@ def table(job: Job, inspection: Inspection, width: int | None = None) -> list[st
     width: the columns of a terminal.
     """
     traits = common_traits(job, inspection.facts)
-    rows = [("", _ON_ALL, ", ".join(traits), "")] if traits else []
+    rows = [("", "on all", ", ".join(traits), "")] if traits else []
     rows += [("!", fold_names(names), text, _labeled(fix)) for names, text, fix in fold_failures(inspection.failures)]
     rows += [
         ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, _labeled(finding.fix))
@@ -72,8 +71,7 @@ def _labeled(fix: str) -> str:
 def _align(rows: Sequence[tuple[str, str, str, str]], width: int | None) -> list[str]:
     """Return the rows in columns; a remedy that doesn't fit on its line gets a line of its own.
 
-    Only the traits that all hosts share are wrapped, between two traits: users copy paths and commands from texts and
-    remedies, and the terminal wraps those better.
+    Nothing is wrapped: users copy paths and commands, and the terminal wraps those better.
     """
     names = max((len(name) for _, name, _, _ in rows), default=0)
     texts = max(
@@ -82,26 +80,12 @@ def _align(rows: Sequence[tuple[str, str, str, str]], width: int | None) -> list
     lines = []
     for mark, name, text, fix in rows:
         start = f"{mark or ' '} {name:<{names}}  "
-        if name == _ON_ALL and width is not None:
-            lines += _break(start, text, width)
-        elif not fix:
+        if not fix:
             lines.append(start + text)
         elif "\n" not in text and len(text) <= texts and len(start) + texts + 2 + len(fix) <= (width or _WIDTH):
             lines.append(f"{start}{text:<{texts}}  {fix}")
         else:
             lines += [start + text, " " * len(start) + fix]
-    return lines
-
-
-def _break(start: str, text: str, width: int) -> list[str]:
-    first, *others = text.split(", ")
-    lines = [start + first]
-    for trait in others:
-        lines[-1] += ","
-        if len(lines[-1]) + len(trait) + 2 <= width:  # a space before it, a comma after it
-            lines[-1] += f" {trait}"
-        else:
-            lines.append(" " * len(start) + trait)
     return lines
 
 

@@ -24,7 +24,7 @@ _NODE = ("launcher/__init__.py", "launcher/node/")
 _STAYING = tuple(
     f"launcher/{name}" for name in (
         "api/",
-        "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/timeline.py",
+        "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/attempts.py",
         *(f"transports/ssh/{name}" for name in (
             "fabric", "host_keys.py", "identities.py", "packet_limits.py", "pdsh",
             "plain_config.py",

@@ -19,9 +19,9 @@ from markupsafe import Markup
 
 from launcher import __version__
 from launcher.commands.drawing import Chart, draw_plot, render
+from launcher.commands.report_page.attempts import read_attempts, show_time, tabulate
 from launcher.commands.report_page.contents import Contents
 from launcher.commands.report_page.plot import Plot, show_number
-from launcher.commands.report_page.timeline import lay_out_attempts, read_attempts, show_time
 from launcher.hosts.ranges import fold_names
 from launcher.runs.run_json import RunJson, UsedHost
 from launcher.wording import count, duration
@@ -63,7 +63,7 @@ def write_page(contents: Contents) -> str:
         result_kind="bad" if record.cause else _KINDS.get(contents.state, ""),
         left=[*_find_left(record)],
         findings=[f"{show_time(each.at, zone)} {each.place}: {each.text}" for each in contents.findings],
-        attempts=lay_out_attempts(attempts, contents.times, zone),
+        attempts=tabulate(attempts, zone),
         sections=[
             _Section(heading, [
                 _Figure(plot, show_number(plot.bins[-1][2]), draw_plot(plot, contents.times, gaps, zone))

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from machines.example_run import BEGAN_AT, FINDING, ODD_HOST, RUN_ID, ExampleRun
 
 from launcher.commands.drawing import draw_plot, find_steps, find_times
+from launcher.commands.report_page.attempts import read_attempts, tabulate
 from launcher.commands.report_page.contents import collect_contents, plot_samples, read_contents, tell_contents
 from launcher.commands.report_page.numbers import find_numbers
 from launcher.commands.report_page.page import write_page
 from launcher.commands.report_page.plot import MOST_BINS, Line, Plot, TimeRange, find_extremes, show_number
 from launcher.commands.report_page.samples import Sample, SampleFinding, read_samples
-from launcher.commands.report_page.timeline import lay_out_attempts, read_attempts
 from launcher.commands.run_answers import find_value
 from launcher.errors import UsageError
 from launcher.forms import FormError
@@ -224,15 +224,14 @@ def test_the_page_has_it_all(tmp_path: Path) -> None:
     assert len(differs) == 1  # the driver of gpu8
 
 
-def test_an_attempt_that_runs_is_on_the_time_line() -> None:
+def test_an_attempt_that_runs_is_in_the_table() -> None:
     record = RunJson(plan=Plan(nodes=(Node("a", 0, 0, 8), Node("b", 1, 8, 8))))
     assert read_attempts(record, None, BEGAN_AT) == []
     attempts = read_attempts(record, BEGAN_AT + 10, BEGAN_AT + 100)
-    timeline = lay_out_attempts(attempts, TIMES, timezone.utc)
-    assert timeline is not None and lay_out_attempts([], TIMES, timezone.utc) is None
-    (bar,), (row,) = timeline.bars, timeline.rows
-    assert (timeline.heading, row.ended, row.after[4]) == ("1 attempt", "not yet", "1 min 30 s")
-    assert (bar.kind, round(bar.left, 3), round(bar.width, 3)) == ("run", 100, 900)
+    table = tabulate(attempts, timezone.utc)
+    assert table is not None and tabulate([], timezone.utc) is None
+    (row,) = table.rows
+    assert (table.heading, row.ended, row.after[4]) == ("1 attempt", "not yet", "1 min 30 s")
 
 
 def test_the_page_loads_and_runs_nothing(tmp_path: Path) -> None:
@@ -248,7 +247,7 @@ def test_the_page_loads_and_runs_nothing(tmp_path: Path) -> None:
 def test_plots_are_drawings_with_text_in_them(tmp_path: Path) -> None:
     page = Reader(write_page(collect_contents(ExampleRun(hours=0.5).write(tmp_path))))
     images = [attributes for tag, attributes in page.elements if tag == "svg" and attributes.get("role") == "img"]
-    assert len(images) == 1 + 6 + 7  # the attempts, the numbers of rank 0, the samples
+    assert len(images) == 6 + 7  # the numbers of rank 0, the samples
     assert sum(tag == "figure" for tag, _ in page.elements) == 13
     assert "08:10" in page.texts
     classes = [attributes["class"] or "" for _, attributes in page.elements if "class" in attributes]
@@ -412,13 +411,6 @@ def test_ticks_are_few_and_between(low: float, span: float) -> None:
 def test_ticks_are_round() -> None:
     assert find_steps(93.1, 100.2, 4) == [94, 96, 98, 100]
     assert [show_number(step) for step in find_steps(0, 3.1e-4, 4)] == ["0", "0.0001", "0.0002", "0.0003"]
-
-
-def test_each_color_of_the_time_line_is_another() -> None:
-    css = resources.files("launcher.commands").joinpath("templates/style.css").read_text("utf-8")
-    fills = [fill for line in css.splitlines() for fill in re.findall(r"\{ fill: var\((--\w+)\)", line)]
-    groups = [found for found in re.findall(r"([^{}]*)\{ fill: var", css) if "," in found]
-    assert len(set(fills)) == len(fills) and not groups
 
 
 def test_numbers_as_text() -> None:
