@@ -27,8 +27,8 @@ Install it with the line of your shell, and open another one:
 \b
 {chr(10).join(INSTALL.values())}
 
-It completes commands, options, their choices, files, runs, and hosts: those of the hostfile, or else those that
-~/.ssh/config names. It contacts no host.
+It completes commands, options, their choices, files, runs, and the hosts that ~/.ssh/config names. It contacts no
+host.
 """
 
 

@@ -37,7 +37,6 @@ _LINES_BELOW = 1  # the table
     CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON, AS_JSON.but(help="Print one JSON object per sample of a host."),
 ])  # fmt: skip
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
-@option("--controller", metavar="HOST", help="Controller host of the run.  [default: as in launch ps]", heading="Hosts")
 @option("--once", is_flag=True, help="Print the table once.", heading="Output")
 @gather
 def command(*, run: str | None, once: bool, request: Request) -> int:
@@ -50,10 +49,9 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
     names_hosts = any(map(is_on_command_line, NAME_HOSTS))
     if run is not None and names_hosts:
         raise UsageError("a run and hosts are both given", "name only one of them")
-    found = None if names_hosts else _find_run(run, request)
-    if found is not None and request.controller is None and is_on_command_line("ssh_config"):
-        fix = "add --controller HOST, or omit --ssh-config"
-        raise UsageError("--ssh-config works only with --controller or for hosts", fix)
+    found = None if names_hosts else _find_run(run)
+    if found is not None and is_on_command_line("ssh_config"):
+        raise UsageError("--ssh-config works only for hosts", "name them with --hosts, or omit --ssh-config")
     once = once or not (request.as_json or (sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")))
     screen = Screen(f"run {found.id}" + (f" ({found.name})" if found.name else "") if found is not None else "")
     show = _print_samples() if request.as_json else screen.show if not once else _print_table(screen.title)
@@ -72,16 +70,10 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
     return code
 
 
-def _find_run(word: str | None, request: Request) -> ListedRun | RemoteRun | None:
+def _find_run(word: str | None) -> ListedRun | RemoteRun | None:
     from launcher.cli.find_run import find_active_run, find_run
 
-    ssh_config = request.ssh_config if request.controller is not None else None  # otherwise it is for hosts
-    if word is not None:
-        return find_run(word, request.controller, ssh_config)
-    active = find_active_run(request.controller, ssh_config)
-    if active is None and request.controller is not None:
-        raise UsageError(f"no run is running on {request.controller}", f"see launch ps --hosts {request.controller}")
-    return active
+    return find_run(word) if word is not None else find_active_run(None, None)
 
 
 def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:

@@ -1,4 +1,4 @@
-"""What a Tab offers beside what click itself knows: files, and the hosts and runs of this machine.
+"""What a Tab offers beside what click itself knows: files, the hosts of ~/.ssh/config, and the runs of this machine.
 
 The names are other people's text, in files that `launch` didn't write, and a shell puts them into a line as they are.
 So only those are offered that need no quoting in any shell and move no cursor, which all names that `launch` accepts
@@ -11,14 +11,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
-
-if TYPE_CHECKING:
-    from launcher.hosts.host import Host
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*")
 _SAFE_START = re.compile(r"[\w.:@,/+\[\]-]*", re.ASCII)  # of a list: `$(x),gp` would lose its quotes
@@ -39,30 +34,10 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_hosts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the hosts of --hosts, --hostfile or launcher.toml, or else those that ~/.ssh/config names."""
+    """Offer the hosts that ~/.ssh/config names."""
     start = incomplete[: max(map(incomplete.rfind, ",@")) + 1]
     named = re.split("[,@]", start)
-    hosts = [host.name for host in _read_hosts(ctx)] or _read_ssh_config()
-    return _offer((start + name for name in hosts if name not in named), incomplete, start)
-
-
-def _read_hosts(ctx: click.Context) -> list[Host]:
-    from launcher.errors import LauncherError
-    from launcher.hosts.hostfiles import parse_hosts, read_hostfile
-
-    def is_typed(name: str) -> bool:
-        return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-    for name in sorted(("hosts", "hostfile"), key=is_typed, reverse=True):
-        value = ctx.params.get(name)
-        try:
-            if isinstance(value, str):
-                return list(parse_hosts(value))
-            if isinstance(value, Path) and value.is_file():  # a pipe would wait for its writer
-                return list(read_hostfile(value))
-        except (LauncherError, OSError):
-            continue
-    return []
+    return _offer((start + name for name in _read_ssh_config() if name not in named), incomplete, start)
 
 
 def _read_ssh_config() -> Iterator[str]:

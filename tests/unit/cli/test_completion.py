@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -65,38 +64,6 @@ def test_the_words_of_click(words: list[str], offered: list[str]) -> None:
 def test_a_tab_imports_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.import_module", None)
     assert "singlenode" in ask("")
-
-
-@pytest.mark.parametrize(
-    ("words", "hosts"),
-    [
-        (["--hosts", "x[1-2],y:8", "--exclude"], ["x1", "x2", "y"]),
-        (["--hostfile", "two", "--exclude"], ["n1", "n2"]),
-        (["--exclude"], ["t1", "t2"]),
-        (["--config", "other.toml", "--exclude"], ["o1"]),
-        (["--config", "none.toml", "--exclude"], ["a"]),
-        (["--hostfile", "none", "--exclude"], ["a"]),
-        (["--hostfile", "pipe", "--exclude"], ["a"]),
-        (["--hosts", "x[", "--exclude"], ["t1", "t2"]),
-        (["--hosts"], ["t1", "t2"]),
-        (["attach", "--controller"], ["a"]),
-    ],
-)
-def test_hosts_that_are_listed(home: Path, words: list[str], hosts: list[str]) -> None:
-    (home / "two").write_text("n1 slots=8\nn2 slots=8\n")
-    (home / "launcher.toml").write_text('hostfile = "three"\n')
-    (home / "three").write_text("t1\nt2\n")
-    (home / "other.toml").write_text('hosts = ["o1"]\n')
-    os.mkfifo(home / "pipe")
-    assert ask(*words, "") == hosts
-
-
-def test_a_hostfile_of_a_launcher_toml_above(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "launcher.toml").write_text('hostfile = "three"\n')
-    (home / "three").write_text("t1\n")
-    (home / "below").mkdir()
-    monkeypatch.chdir(home / "below")
-    assert ask("--exclude", "") == ["t1"]
 
 
 @pytest.mark.parametrize("text", ["hosts = [", "hostfile = [1]\n", "hosts = ['a;b']\n", "\0"])

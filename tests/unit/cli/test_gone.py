@@ -37,6 +37,7 @@ TYPED = {
     "check --hosts a --gpus-under-load 1s": "test-distributed N --hosts LIST",
     "test-distributed 2 --plot p.svg": "results.json among the logs, with all pairs of hosts",
     "run --hosts a --no-samples t.py": "nothing: a sample takes no time of the ranks",
+    "top --controller a": "launch top --hosts LIST",
     "sync --hosts a --check": "launch sync, which sends only what a host lacks",
     "run --hosts a --note x t.py": "--name NAME",
     "run --hosts a --detach --survive-reboots t.py": "launch again RUN, after a reboot of its controller host",
