@@ -32,6 +32,12 @@ def listed(words: Iterable[object]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def lay_out(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines, with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def fold_ranks(ranks: Iterable[int], most: int | None = None) -> str:
     """Return `0-10, 12-15` for the ranks 0 to 15 without 11; after `most` ranges, the other ranks are only counted."""
     spans: list[list[int]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import AS_JSON, ENTER, HOSTS, Request
 from launcher.cli.options.sources import gather
 from launcher.hosts.host import part_spares
+from launcher.wording import lay_out
 
 if TYPE_CHECKING:
     from launcher.hosts.host import Host
@@ -60,19 +60,12 @@ def _row(rank: int | None, host: Host) -> dict[str, Any]:
 
 
 def _print_table(hosts: Sequence[Host]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     # An empty cell is decided by ssh_config, or by the host itself.
     titles = {"node_rank": "node", "gpus": "GPUs", "source": "from"}
     rows = [{**_row(rank, host), "node_rank": "spare" if rank is None else rank} for rank, host in _ranked(hosts)]
     shown = [name for name in rows[0] if name != "enter" or any(host.enter for host in hosts)]
-    table = Table(*(titles.get(name, name) for name in shown), box=SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*(_cell(row[name]) for name in shown))
-    # A file or a pipe has no width, so no name is cut there.
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000).print(table)
+    cells = [[titles.get(name, name) for name in shown], *([_cell(row[name]) for name in shown] for row in rows)]
+    click.echo("\n".join(lay_out(cells)))
 
 
 def _cell(value: Any) -> str:

@@ -115,31 +115,17 @@ def _forget(word: str) -> int:
 
 
 def _print_table(rows: list[RunRow]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    """Print the runs; on a terminal the last line of each is cut, and nothing that is typed again."""
+    from launcher.wording import lay_out
 
-    # A file or a pipe has no width, so no line is cut or filled up there.
-    is_terminal = sys.stdout.isatty()
-    cells = [_describe(row) for row in rows]
-    heads = ("run", "name", "state", "age", "where", "nodes")
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    own_width = sum(width + 2 for width in widths)  # with what is between two columns
-    columns = shutil.get_terminal_size().columns if is_terminal else 10_000
-    room = max(columns - own_width, _LEAST_COLUMNS)  # a terminal too narrow breaks the lines, and none is cut
-    console = Console(highlight=False, markup=False, width=own_width + room)
-    table = Table(box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1 + (not is_terminal), 0, 0),
-                  show_edge=False)  # fmt: skip
-    for head, width in zip(heads, widths, strict=True):  # these are typed again, so they are never cut
-        table.add_column(head, no_wrap=True, min_width=width)
-    table.add_column("last line", no_wrap=True, overflow="ellipsis", max_width=room)
-    for row, own in zip(rows, cells, strict=True):
-        table.add_row(*own, one_line(row.last_line, 200))
-    with console.capture() as printed:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    own = [("run", "name", "state", "age", "where", "nodes"), *map(_describe, rows)]
+    lines = [f"{line}  " for line in lay_out([[*cells, "|"] for cells in own])]
+    width = len(lines[0]) - len("|  ")
+    room = max(shutil.get_terminal_size().columns - width, _LEAST_COLUMNS) if sys.stdout.isatty() else 200
+    for line, last in zip(lines, ["last line", *(row.last_line for row in rows)], strict=True):
+        click.echo(f"{line[:width]}{one_line(last, room - 3)}".rstrip())  # it ends in ... if it was cut
     for row in rows:
-        if row.state == "unknown" and len(row.last_line) > room:  # it says what is known, and was cut
+        if row.state == "unknown" and len(row.last_line) > room - 3:  # it says what is known, and was cut
             click.echo(f"launch: run {row.run}: {one_line(row.last_line, 200)}", err=True)
 
 

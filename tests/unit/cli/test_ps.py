@@ -46,7 +46,7 @@ def test_no_column_is_cut(
     row = capsys.readouterr().out.splitlines()[-1]
     for cell in ("20261120-091233", "base", state, "1 h 00 min", "gpu1", "2 x 8 gpu[1-2]"):
         assert f"{cell}  " in row, row
-    assert row.endswith("[gpu1:0] step 1 loss 4.17" if columns == 200 else "[gpu1:0] …"), row
+    assert row.endswith("[gpu1:0] step 1 loss 4.17" if columns == 200 else "[gpu1:0..."), row
 
 
 def test_what_is_known_of_a_run_is_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
