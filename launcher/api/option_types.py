@@ -20,7 +20,6 @@ class Options(TypedDict, total=False):
     """Options of all functions; a command refuses those that it lacks."""
 
     ask_password: Switch
-    claim_cpus: Switch
     conda: File
     config: File
     connect_timeout: Time

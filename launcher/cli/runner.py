@@ -105,7 +105,7 @@ def read_run_options(request: Request) -> RunOptions:
         is_dry=request.dry_run, is_verbose=request.verbose, with_checks=not request.no_check,
         shown_ranks=read_ranks(request.ranks),
         restarts=request.restarts, progress_dir=request.progress_dir or None, min_nodes=request.min_nodes,
-        shares=request.share, claims_cpus=request.claim_cpus,
+        shares=request.share,
         queue_s=request.queue if request.queue != "" else math.inf,
         until_at=read_until(request.until), for_s=request.for_s,
     )  # fmt: skip

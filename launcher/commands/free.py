@@ -158,9 +158,6 @@ def _rows(box: Box, now: float) -> Iterator[_Row]:
         for text in [*(describe_claim(claim, now) for claim in claims), *_describe_use(gpus, claims)]:
             yield label, text
             label = ""
-    for claim in box.claims:
-        if claim.is_of_cpus:
-            yield "all CPUs", describe_claim(claim, now)
     if box.facts.gpu_error not in (None, messages.NO_GPU_TOOL):
         yield "", f"its GPU tool reports an error: {box.facts.gpu_error}"
     if box.claims_error is not None:

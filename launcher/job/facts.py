@@ -80,14 +80,13 @@ Moment = Annotated[float, Within(0, 1e11)]  # seconds since 1970; a text in --js
 
 @dataclass(frozen=True, slots=True)
 class BoxClaim:
-    """What says on a box that a run uses GPUs of it, or all of its CPUs; all but the user is the run's own word."""
+    """What says on a box that a run uses GPUs of it; all but the user is the run's own word."""
 
-    user: Annotated[str, Most(100)]  # a user who has claimed GPUs of the host, or all of its CPUs
+    user: Annotated[str, Most(100)]  # a user who has claimed GPUs of the host
     run: Annotated[str, Most(100)]  # for which run, in that user's words; empty if it doesn't respond
     since: Moment  # since when the run lasts
     name: Annotated[str, Most(200)] | None = None  # the run's `--name`
     gpus: Annotated[tuple[Count, ...], Most(1024)] = ()  # the numbers of the claimed GPUs
-    is_of_cpus: bool = False  # whether the whole host is claimed (`--claim-cpus`)
     is_shared: bool = False  # whether the run was started on claimed GPUs (`--share`)
     is_reserved: bool = False  # whether the run is between two attempts, or about to start after a wait in the queue
     is_waiting: bool = False  # whether it is a place in the queue (`--queue`)

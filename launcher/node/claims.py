@@ -40,7 +40,6 @@ Words = Dict[str, Any]
 
 
 MOST_RESERVED_S = 600.0  # for the next attempt of a run
-_CPUS = "cpus"
 _SHARES = 8  # numbers of a GPU: so many runs may use it
 _PLACES = 128  # in the queue
 _ANSWER_S = 1.0
@@ -60,7 +59,7 @@ class Claim:
     """A claim, or a place in the queue."""
 
     uid: Optional[int]  # None: its holder can't be called
-    parts: frozenset[str]  # keys of GPUs, and _CPUS; of a place its owner's word
+    parts: frozenset[str]  # keys of GPUs; of a place its owner's word
     is_waiting: bool = False  # a place in the queue
     said: Words = field(default_factory=dict)  # its owner's word; empty: its holder doesn't answer
 
@@ -80,7 +79,7 @@ class Claim:
         gpus = sorted(numbers[part] for part in self.parts if part in numbers)
         return {
             "run": "", "since": time.time(), **self.said, "user": user, "is_mine": self.uid == os.geteuid(),
-            "gpus": gpus, "is_of_cpus": _CPUS in self.parts, "is_waiting": self.is_waiting,
+            "gpus": gpus, "is_waiting": self.is_waiting,
         }  # fmt: skip
 
 
@@ -386,10 +385,9 @@ class ClaimHolder:
             if header["is_look"]:
                 self._ask(self._list_names(), {}, lambda answers: self._send(self._read(answers)))
                 return
-            is_whole = header["cpus"]
-            parts = [key for key, index in self._numbers.items() if is_whole or index in header["gpus"]]
+            parts = [key for key, index in self._numbers.items() if index in header["gpus"]]
             self._words = {key: header[key] for key in ("run", "name", "since", "until")}
-            self._words.update(is_shared=header["shares"], is_reserved=False, parts=[_CPUS] * is_whole + parts)
+            self._words.update(is_shared=header["shares"], is_reserved=False, parts=parts)
             (self._enter if header["waits"] else self._claim)()
         except OSError as error:  # such as no permission for sockets
             self._send([], "its GPUs can't be claimed: %s" % error.strerror)
@@ -485,7 +483,7 @@ class ClaimHolder:
 
     def _list_names(self) -> list[Name]:
         """Return all names of this box; of places the last first, so that none is missed that moves down meanwhile."""
-        claims = [(part, number) for part in (_CPUS, *self._numbers) for number in range(_SHARES)]
+        claims = [(part, number) for part in self._numbers for number in range(_SHARES)]
         return [*claims, *(("", number) for number in reversed(range(_PLACES)))]
 
     def _ask(self, names: Iterable[Name], request: Words, act: Callable[[List[_Answer]], object]) -> None:

@@ -24,7 +24,6 @@ class ClaimOrder:
     hosts: int  # the first of them; those behind are spares, which are only looked at
     shares: bool = False  # start on claimed GPUs, too
     continues: bool = False  # after an attempt, whose GPUs others may share
-    claims_cpus: bool = False  # all of a host, with or without GPUs
     lost_reserve_s: float = 0.0  # how long a claim stays if its host loses the launcher
     until: float | None = None  # wall-clock seconds: when the run will be stopped
 
@@ -32,7 +31,7 @@ class ClaimOrder:
         """Return what CLAIM says of it to a host; waits: for a place in the queue."""
         return {
             "run": self.run, "name": self.name, "since": self.since, "shares": self.shares,
-            "continues": self.continues, "cpus": self.claims_cpus, "lost_reserve_s": self.lost_reserve_s,
+            "continues": self.continues, "lost_reserve_s": self.lost_reserve_s,
             "until": self.until, "waits": waits,
         }  # fmt: skip
 
@@ -69,7 +68,7 @@ def find_claimed(
 
 def _describe(claim: BoxClaim, gpus: Collection[int], now: float) -> str:
     own = sorted({*claim.gpus} & {*gpus})
-    what = f"GPU {fold_numbers(own)}" if own else "the whole host" if claim.is_of_cpus else "GPUs"
+    what = f"GPU {fold_numbers(own)}" if own else "GPUs"
     return f"{what}: {describe_claim(claim, now)}"
 
 

@@ -92,7 +92,7 @@ def make_claim_order(request: RunRequest, carried: CarriedOver, hosts: int) -> C
         until = wall_clock() + options.for_s
     return ClaimOrder(
         record.run_id, record.name, carried.claimed_since, hosts, options.shares, bool(carried.attempts),
-        options.claims_cpus, _LOST_RESERVE_S if options.restarts else 0.0, until,
+        _LOST_RESERVE_S if options.restarts else 0.0, until,
     )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ class Inspector:
 
     @property
     def _asks_for_gpus(self) -> bool:
-        return self.job.wants_gpus or (self._claims is not None and self._claims.claims_cpus)
+        return self.job.wants_gpus
 
     def _hosts(self) -> list[Host]:
         return [self._session.hosts[index] for index in self._facts]
@@ -209,12 +209,11 @@ class Inspector:
         order, job, states = self._claims, self.job, self._session.states
         nodes = {index: CheckedHost(job, self._session.hosts[index], self._facts[index]) for index, _ in self._states()}
         gpus = {index: [gpu.index for gpu in used_gpus(job, node.host, node.fact)] for index, node in nodes.items()}
-        claims_cpus = order is not None and order.claims_cpus
-        asked = [index for index in nodes if gpus.get(index) or claims_cpus]
+        asked = [index for index in nodes if gpus.get(index)]
         for index in asked:
             is_look = order is None or index >= order.hosts
             values = {} if order is None else order.as_fields()
-            self._session.send(index, messages.CLAIM, is_look=is_look, gpus=gpus.get(index, []), **values)
+            self._session.send(index, messages.CLAIM, is_look=is_look, gpus=gpus[index], **values)
         await self._session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
         findings, now = [], wall_clock()
         for index in asked:
@@ -222,8 +221,8 @@ class Inspector:
             taken = {*answer["taken"], *(gpu for claim in answer["rivals"] for gpu in claim.gpus)}
             self._facts[index] = replace(self._facts[index], claimed_gpus=tuple(taken))
             node = replace(nodes[index], fact=self._facts[index])
-            own = {*gpus.get(index, [])}
-            rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus} or claims_cpus or claim.is_of_cpus]
+            own = {*gpus[index]}
+            rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus}]
             if order is not None:  # a spare only looks, and may hold what is reserved for this run
                 own_run = order.run, order.since
                 rivals = [claim for claim in rivals if not (claim.is_mine and (claim.run, claim.since) == own_run)]

@@ -124,7 +124,7 @@ class Queue:
     async def _line_up(self) -> None:
         """Ask which GPUs the hosts have, and so in which order places are taken."""
         session, states, job = self._session, self._session.states, self._job
-        wants_gpus = job.wants_gpus or self._order.claims_cpus
+        wants_gpus = job.wants_gpus
         session.open(facts=True, gpus=wants_gpus, pythons=[], workdir=None, script=None, checks=False)
         await session.pump(lambda: all(state.facts or state.failure for state in states))
         keys = {}
@@ -137,7 +137,7 @@ class Queue:
                 # rocm-smi tells no UUIDs.
                 keys[index] = min((gpu.uuid for gpu in state.facts.gpus), default="") or state.facts.machine or ""
         self._seen_at = time.monotonic()
-        waits = [index for index, gpus in self._wanted.items() if gpus or self._order.claims_cpus]
+        waits = [index for index, gpus in self._wanted.items() if gpus]
         self._line = sorted(waits, key=lambda index: (keys[index], session.hosts[index].name))
 
     async def _pump(self, is_done: Callable[[], bool], say: Callable[[], object], deadline: float) -> None:

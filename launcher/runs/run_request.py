@@ -35,7 +35,6 @@ class RunOptions:
     restarts: int = 0  # how many may follow without progress
     progress_dir: str | None = None  # where the ranks save; only what is saved there counts as progress
     shares: bool = False  # start on GPUs that other runs have claimed
-    claims_cpus: bool = False  # claim each host as a whole, also without GPUs
     queue_s: float | None = None  # for how long to wait for GPUs that other runs have claimed; None: not at all
     num_nodes: int | None = None  # how many of the hosts are used, those that are free first; None: all
     until_at: float | None = None  # wall-clock seconds: then the run is stopped

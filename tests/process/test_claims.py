@@ -67,11 +67,13 @@ SINCE = time.time()  # of all runs, unless a test says otherwise
 class Run:
     """A run on this box, as its supervisor serves it: what it is told, and what it says."""
 
-    def __init__(self, gpus: str, run: str) -> None:
-        """gpus: the start of their names, which are followed by A, B and so on."""
+    def __init__(self, gpus: str, run: str, uuid: str | None = None) -> None:
+        """gpus: the start of their names, which A, B and C end; uuid: the name of the only one, in their place."""
         self.loop = Loop()
         self.said: list[dict[str, Any]] = []
         self._gpus = [{"index": index, "uuid": gpus + letter} for index, letter in enumerate("ABC")]
+        if uuid is not None:
+            self._gpus = [{"index": 0, "uuid": uuid}]
         self._run = run
         launcher: Any = self
         self.holder = ClaimHolder(self.loop, launcher)
@@ -100,6 +102,15 @@ class Run:
             assert time.monotonic() < deadline, self.said
             self.loop.call_later(0.01, lambda: None)
             self.loop.run_once()
+
+
+def put_smi(folder: Path, name: str) -> Path:
+    """Put a fake nvidia-smi into a new directory; name: what makes its GPUs its own."""
+    folder.mkdir()
+    tool = folder / "nvidia-smi"
+    tool.write_text(SMI.format(folder=name))
+    tool.chmod(0o755)
+    return tool
 
 
 def as_user(uid: int, act: Act) -> int:
@@ -261,17 +272,19 @@ def test_a_launcher_that_is_lost_between_two_attempts(gpus: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "silent", "SIGTERM", "guardian", "at once", "after a pause"])
-def test_what_becomes_of_a_claim_after_an_attempt(gpus: str, nodes: Nodes, how: str) -> None:
+def test_what_becomes_of_a_claim_after_an_attempt(gpus: str, nodes: Nodes, tmp_path: Path, how: str) -> None:
     """A launcher that closes the connection has ended the run; one that falls silent may still start it again."""
-    node = nodes.start()
-    node.prepare(silence_s=slowed(1.0) if how == "silent" else NEVER_S)
-    order = ClaimOrder("mine", None, SINCE, 1, claims_cpus=True, lost_reserve_s=120.0)
-    node.send(messages.CLAIM, is_look=False, gpus=[], **order.as_fields())
+    put_smi(tmp_path / "bin", tmp_path.name)
+    node = nodes.start(env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    node.prepare(facts=True, pythons=[], silence_s=slowed(1.0) if how == "silent" else NEVER_S)
+    gpu = node.wait_for(messages.FACTS)["gpus"][0]
+    order = ClaimOrder("mine", None, SINCE, 1, lost_reserve_s=120.0)
+    node.send(messages.CLAIM, is_look=False, gpus=[0], **order.as_fields())
     assert node.wait_for(messages.CLAIMED)["rivals"] == []
     node.send(messages.STOP, timeout_s=0, stays=True)
     node.wait_for(messages.IDLE)
-    other, again = Run(gpus, "other"), Run(gpus, "mine")
-    assert other.claim(cpus=True) == ["mine"]
+    other, again = Run(gpus, "other", gpu["uuid"]), Run(gpus, "mine", gpu["uuid"])
+    assert other.claim(0) == ["mine"]
     if how == "closed":
         node.hang_up()
     elif how in ("SIGTERM", "guardian"):
@@ -279,9 +292,9 @@ def test_what_becomes_of_a_claim_after_an_attempt(gpus: str, nodes: Nodes, how: 
     elif how != "silent":
         node.send(messages.STOP, timeout_s=0, reserve_s=60.0 if how == "after a pause" else 0.0)
     node.wait_until_gone()
-    assert other.claim(cpus=True) == ([] if how in ("closed", "at once") else ["mine"])
+    assert other.claim(0) == ([] if how in ("closed", "at once") else ["mine"])
     other.holder.end(0.0)
-    assert again.claim(cpus=True) == []
+    assert again.claim(0) == []
     again.holder.end(0.0)
 
 
@@ -471,10 +484,7 @@ def test_only_who_starts_ranks_has_the_sockets(gpus: str) -> None:
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., WarmProcess]]:
     """Start `launch singlenode` on a machine with four GPUs, which writes to a file of its own."""
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(SMI.format(folder=tmp_path.name))
-    tool.chmod(0o755)
+    tool = put_smi(tmp_path / "bin", tmp_path.name)
     with ExitStack() as ends:
 
         def start(name: str, *words: str, command: str = "singlenode") -> WarmProcess:

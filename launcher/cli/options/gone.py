@@ -15,6 +15,7 @@ GONE = {
     "hosts --forget": "launch ps --forget RUN",
     "ps --all-users": "launch free --hosts LIST",
     "stop --ask": "launch free, which names the owner",
+    "--claim-cpus": "a run on GPUs, which claims them",
     "--colon": "host:8 for slots, host:2222 for a port",
     "--legacy": "--start plain",
     "sbatch --output": "launch sbatch ... > FILE",

@@ -498,10 +498,6 @@ class Request:
         "--share", is_flag=True, help="Start even on GPUs that other runs have claimed.",
         heading="Checks", is_rare=True,
     )
-    claim_cpus: bool = _option(
-        "--claim-cpus", is_flag=True, help="Claim all CPUs and GPUs, even for a run on CPUs.",
-        heading="Checks", in_file=True, is_rare=True,
-    )
     queue: float | Literal[""] | None = _option(  # for how long at most; "": without end; None: not at all
         "--queue", metavar="[T]", type=_Wait(1), help="Wait, T at most, for GPUs that others have claimed.",
         heading="Checks", is_common=True, in_file=True, is_rare=True,
@@ -638,7 +634,7 @@ JOB = _options(
 HANGS = _options("hang_timeout on_hang stacks")
 RESTARTS = _options("restarts progress_dir")
 SPARES = _options("spares min_nodes")
-CLAIMS = _options("until for queue no_queue share claim_cpus")
+CLAIMS = _options("until for queue no_queue share")
 OUTPUT = _options("quiet ranks as_json log_dir name verbose")
 BATCH = _options("nodes requeue")
 WORDS = click.Argument(

@@ -713,9 +713,9 @@ def test_the_command_line_overrules_a_default_that_contradicts_it(launch, text, 
 
 
 def test_a_switch_that_is_turned_off_contradicts_nothing(launch, jobs):
-    write_defaults('hosts = "a"\ngpus = 8\ncpu = false\nclaim-cpus = true\n')
-    assert launch("--no-cpu --no-claim-cpus t.py")[0] == 7
-    assert (jobs[0][0].nproc, jobs[0][-1].claims_cpus) == (8, False)
+    write_defaults('hosts = "a"\ngpus = 8\ncpu = false\nno-check = true\n')
+    assert launch("--no-cpu --with-check t.py")[0] == 7
+    assert (jobs[0][0].nproc, jobs[0][-1].with_checks) == (8, True)
 
 
 @pytest.mark.parametrize(

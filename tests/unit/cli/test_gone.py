@@ -20,6 +20,7 @@ TYPED = {
     "check --hosts a --accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",
     "sync --hosts a --sync-secrets": "git add for what may be sent",
     "run --hosts a --queue --queue-timeout 2h t.py": "--queue 2h",
+    "run --hosts a --claim-cpus t.py": "a run on GPUs, which claims them",
     "run --hosts a:8 --colon slots t.py": "host:8 for slots, host:2222 for a port",
     "sbatch --gpus 1 --partition p t.py": "launch sbatch ... | sbatch --partition=NAME",
     "sbatch --gpus 1 --account a t.py": "launch sbatch ... | sbatch --account=NAME",

@@ -188,7 +188,7 @@ VALUES = {
     "date": "2026-11-27",
 }  # fmt: skip
 TYPES = {
-    ("bool",): "ask-password claim-cpus cpu detach no-check no-numa quiet requeue stacks",
+    ("bool",): "ask-password cpu detach no-check no-numa quiet requeue stacks",
     ("int", "str"): "gpus nproc num-nodes master-port restarts spares min-nodes nodes",
     ("int", "float", "str"): "connect-timeout silence stop-timeout rdzv-timeout hang-timeout for sync-limit",
     ("str", "strings"): "hosts include exclude ranks env env-file link fetch script",

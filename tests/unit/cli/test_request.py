@@ -144,7 +144,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "stacks": (False, False), "restarts": (3, 3), "progress_dir": ("p", "p"), "spares": (1, 1), "min_nodes": (2, 2),
     "dry_run": (True, True), "check": (True, True), "no_check": (True, True), "until": ("18:00", "18:00"),
     "for": ("6h", 21600.0), "queue": ("2h", 7200.0), "no_queue": (True, True), "share": (True, True),
-    "claim_cpus": (True, True), "quiet": (True, True), "ranks": ("0,8", "0,8"), "as_json": (True, True),
+    "quiet": (True, True), "ranks": ("0,8", "0,8"), "as_json": (True, True),
     "log_dir": ("l", Path("l")), "name": ("n", "n"), "verbose": (True, True),
     "detach": (True, True), "controller": ("a", "a"), "notify": ("x", "x"),
     "fetch": (["o/", "p"], ("o/", "p")),
