@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections import deque
-from functools import partial
 from pathlib import Path
 
 import click
@@ -17,7 +16,6 @@ from launcher.cli.options.help import Command
 from launcher.cli.options.request import option
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
-from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
 from launcher.output.log_reader import Choice, JsonPrinter, LogPrinter, RunLogs, ScreenPrinter, follow
 from launcher.output.log_writer import find_live_output
@@ -37,12 +35,10 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
 
     Ctrl-C leaves, and the run continues. Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
-    from launcher.cli.rejoin import rejoin_quietly
     from launcher.cli.result_files import fetch_asked, fetch_logs
 
     found = find_run(run, controller, ssh_config)
     if find_asker() is None:
-        start_thread(partial(rejoin_quietly, found, click.get_current_context()), "rejoin", lambda error: None)
         signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, "stacks"))
     try:
         if isinstance(found, ListedRun):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     from launcher.cli.error_lines import tell
 
     found = find_run(run, controller, ssh_config)
-    outcomes = rejoin(found, may_ask=True)
+    outcomes = rejoin(found)
     back = [name for name, failure in outcomes if failure is None]
     failures = [failure for _, failure in outcomes if failure is not None]
     if not outcomes:
@@ -51,17 +50,17 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None)
     return EXIT_UNREACHABLE if failures else 0
 
 
-def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool) -> list[Outcome]:
+def rejoin(found: ListedRun | RemoteRun) -> list[Outcome]:
     """Start the agent of each host that a run misses, and return what became of that, host by host.
 
-    Raise LauncherError if the run has no controller that lives, or can't have a host back. may_ask: for passwords.
+    Raise LauncherError if the run has no controller that lives, or can't have a host back.
     """
     from launcher.cli.host_choice import choose_opener
     from launcher.controller.agent_start import start_again
     from launcher.session.settings import loader_pythons
     from launcher.transports.settings import TransportSettings
 
-    answer = _ask(found, may_ask=may_ask)
+    answer = _ask(found)
     if answer["exit_code"] is not None:
         raise UsageError(f"run {found.id} has ended", "see launch ps for those that run")
     if not answer["is_alive"]:
@@ -76,7 +75,7 @@ def rejoin(found: ListedRun | RemoteRun, *, may_ask: bool) -> list[Outcome]:
     way = found.way if isinstance(found, RemoteRun) else Way(found.controller.host)
     config = Path(way.ssh_config) if way.ssh_config else None
     settings = TransportSettings(way.transport, config, silence_s=0.0)
-    opener = choose_opener(settings, [*starts], python=way.python, may_ask=may_ask)
+    opener = choose_opener(settings, [*starts], python=way.python)
     transport = opener([*starts], lambda text: None)
     start = partial(start_again, transport, pythons=loader_pythons(way.python), controller=way.name)
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
@@ -90,15 +89,9 @@ def _read_order(order: Mapping[str, Any]) -> dict[str, Any]:
     return {**order, "addresses": [[str(address), int(port)] for address, port in order["addresses"]]}
 
 
-def rejoin_quietly(found: ListedRun | RemoteRun, context: click.Context) -> None:
-    """Do that in another thread of a command, without a question; launch rejoin says what fails."""
-    with context.scope(cleanup=False), contextlib.suppress(LauncherError, click.exceptions.Exit):
-        rejoin(found, may_ask=False)
-
-
-def _ask(found: ListedRun | RemoteRun, *, may_ask: bool) -> dict[str, Any]:
+def _ask(found: ListedRun | RemoteRun) -> dict[str, Any]:
     """Return what is known of the agents of a run; raise LauncherError if that can't be had."""
-    answer = ask_value(found, "agents", may_ask=may_ask)
+    answer = ask_value(found, "agents")
     if isinstance(answer, dict) and answer.keys() == {"is_alive", "exit_code", "missing", "orders"}:
         return answer
     raise unreadable(found.way.name if isinstance(found, RemoteRun) else found.controller.host)

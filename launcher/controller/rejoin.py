@@ -10,7 +10,7 @@ import functools
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,15 +29,9 @@ from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.wording import age
 
 FIRST_TRY_S = 20.0  # after its loss: an agent that was cut off dials again by itself
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0
-_REFUSED_PAUSES_S = (60.0, 300.0, 1800.0)  # fail2ban bans an address after five refusals in ten minutes
+# Between two tries: a host boots for minutes, and fail2ban bans an address after five refusals in ten minutes.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 300.0
 _LOGINS_AT_ONCE = 8
-# After these another try soon changes nothing.
-_REFUSALS = (
-    HostFailureKind.LOGIN_REFUSED, HostFailureKind.KEY_ENCRYPTED, HostFailureKind.HOST_KEY_UNKNOWN,
-    HostFailureKind.HOST_KEY_CHANGED, HostFailureKind.HOST_KEY_REVOKED, HostFailureKind.CONFIGURATION,
-    HostFailureKind.NO_PYTHON, HostFailureKind.NOT_LINUX,
-)  # fmt: skip
 # After these another name of the same host may still work.
 _OF_THE_NAME = (
     HostFailureKind.NAME_UNKNOWN, HostFailureKind.TIMED_OUT, HostFailureKind.NO_ROUTE, HostFailureKind.REFUSED,
@@ -45,14 +39,9 @@ _OF_THE_NAME = (
 )  # fmt: skip
 
 
-def find_pause(failures: Sequence[HostFailureKind]) -> float:
-    """Return how long after its loss, or after the last of these failed logins, a host is tried."""
-    if not failures:
-        return FIRST_TRY_S
-    refused = next((number for number, kind in enumerate(reversed(failures)) if kind not in _REFUSALS), len(failures))
-    if refused:
-        return _REFUSED_PAUSES_S[min(refused, len(_REFUSED_PAUSES_S)) - 1]
-    return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(len(failures) - 1, 16)))
+def find_pause(failures: int) -> float:
+    """Return how long after so many failed logins a host is tried again."""
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures - 1, 16))
 
 
 def find_names(host: Host, seen_address: str) -> list[Host]:
@@ -61,16 +50,10 @@ def find_names(host: Host, seen_address: str) -> list[Host]:
     return [replace(host, name=name) for name in names]
 
 
-def describe_return(found: Return, own: str | None) -> str | None:
-    """Return the message about a host that is back, or None if that isn't worth one.
-
-    own: the host from which launch has started its agent again, if it has.
-    """
+def describe_return(found: Return) -> str | None:
+    """Return the message about a host that is back, or None if that isn't worth one."""
     if found.missing_s < FIRST_TRY_S and not found.has_rebooted:
         return None
-    if own is not None:
-        what = "has rebooted" if found.has_rebooted else f"was missing for {age(found.missing_s)}"
-        return f"launch: {found.host} {what}; launch started its agent again from {own}"
     what = "has rebooted and is connected again" if found.has_rebooted else "is connected again"
     return f"launch: {found.host} {what} after {age(found.missing_s)}"
 
@@ -79,10 +62,9 @@ def describe_return(found: Return, own: str | None) -> str | None:
 class _Tries:
     """The logins to one host since it is missing."""
 
-    failures: list[HostFailureKind] = field(default_factory=list)
+    failures: int = 0
     due_at_s: float = FIRST_TRY_S  # after its loss
     is_running: bool = False
-    has_worked: bool = False
 
 
 def watch_agents(
@@ -119,7 +101,7 @@ class Rejoining:
     """Watches a hub for hosts that are missing, tries to start their agents, and says when one is back.
 
     `serve` has a thread, and each login another one; `_lock` guards the tries, which only a login of that host and
-    `serve` change. A host that is back is mentioned once the login that may have caused it has ended.
+    `serve` change.
     """
 
     def __init__(
@@ -140,7 +122,6 @@ class Rejoining:
         self._lock = threading.Lock()
         self._tries: dict[str, _Tries] = {}
         self._may_log_in = may_log_in
-        self._returns: list[Return] = []  # that were not mentioned yet
         self._window = threading.Semaphore(_LOGINS_AT_ONCE)
 
     def serve(self, is_changed: threading.Event, note_missing: Callable[[Sequence[str]], object]) -> None:
@@ -157,12 +138,11 @@ class Rejoining:
 
     def _mention(self) -> None:
         """Say which hosts are back."""
-        with self._lock:
-            self._returns += self._hub.take_returns()
-            ready = [found for found in self._returns if not self._tries.get(found.host, _Tries()).is_running]
-            self._returns = [found for found in self._returns if found not in ready]
-            own = [self._own if self._tries.pop(found.host, _Tries()).has_worked else None for found in ready]
-        for line in map(describe_return, ready, own):
+        for found in self._hub.take_returns():
+            with self._lock:
+                if found.host in self._tries and not self._tries[found.host].is_running:
+                    del self._tries[found.host]
+            line = describe_return(found)
             if line is not None:
                 self._say(line)
 
@@ -196,9 +176,7 @@ class Rejoining:
             self._note_failure(absence, failure)
         else:
             with self._lock:
-                tries = self._tries[absence.host]
-                tries.is_running, tries.has_worked = False, True
-                tries.due_at_s = absence.missing_s + _LONGEST_PAUSE_S  # if it is lost before it is seen
+                del self._tries[absence.host]  # it is connected
         is_changed.set()
 
     def _start_agent(self, absence: Absence) -> HostFailure | None:
@@ -220,7 +198,7 @@ class Rejoining:
         self._hub.note_try(absence.host, f"from {self._own}: {failure.text}")
         with self._lock:
             tries = self._tries[absence.host]
-            tries.failures.append(failure.kind)
+            tries.failures += 1
             pause_s = find_pause(tries.failures)
             now_s = next((now.missing_s for now in self._hub.find_absences() if now.host == absence.host), 0.0)
             tries.due_at_s = now_s + pause_s
