@@ -13,7 +13,7 @@ from launcher.cli.options.request import FILE, SIZE, option
 from launcher.cli.options.sources import gather
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
-from launcher.runs.run_list import RemoteRun, UnknownRunError
+from launcher.runs.run_list import RemoteRun
 
 
 @click.command("fetch", cls=Command)
@@ -59,7 +59,7 @@ def command(
     than an earlier copy, nothing.
 
     With PATH, such as outputs/ or 'outputs/*.pt', copy these files of RUN from node 0 to DIR/RUN-fetched instead. PATH
-    is relative to the directory in which the ranks run; without RUN, of the newest run.
+    is relative to the directory in which the ranks run. The newest run is `latest`.
 
     With --code, the code of RUN: the files that it sent with --sync, or else the patch against its commit. PATH and
     --code need the machine where RUN was started.
@@ -70,13 +70,7 @@ def command(
 
     if code:
         refuse_others("code", "controller", "ssh_config")
-    try:
-        found = find_run(run, controller, ssh_config)
-    except UnknownRunError:
-        if not run or code or run[:1].isdigit():  # a mistyped id
-            raise
-        found, paths = find_run(None), (run, *paths)
-        tell(f"launch: no run {shown(run)}, so this copies {shown(run)} of the newest run, {found.id}")
+    found = find_run(run, controller, ssh_config)
     if code:
         from launcher.cli.code_copies import fetch_code
 

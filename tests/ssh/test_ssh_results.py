@@ -41,9 +41,8 @@ def test_results_come_from_a_host_that_the_queue_chose(launch: Launch) -> None:
     record["plan"]["nodes"][0]["host"] = "node2"
     (done.logs / "run.json").write_text(json.dumps(record))
     run = done.run_id
-    done = launch.run_command("fetch", "result")
-    said = f"launch: no run 'result', so this copies 'result' of the newest run, {run}\nlaunch: copied 1 file (2 bytes)"
-    assert (done.exit_code, done.stderr.startswith(said)) == (0, True), str(done)
+    done = launch.run_command("fetch", run, "result")
+    assert (done.exit_code, done.stderr.startswith("launch: copied 1 file (2 bytes)")) == (0, True), str(done)
     done = launch.run_command("fetch", "latest", "result")
     assert (done.exit_code, done.stderr.endswith("/node2; 1 file unchanged\n")) == (0, True), str(done)
     done = launch.run_command("fetch", "20260101-1", "result")

@@ -5,7 +5,6 @@ postponed here.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -14,7 +13,6 @@ from typing import Annotated, Any
 from launcher.commands.report_page.numbers import find_numbers
 from launcher.commands.report_page.plot import MOST_LINES, Line, Plot, Point, TimeRange, find_most
 from launcher.commands.report_page.samples import Sample, SampleFinding, read_samples
-from launcher.escapes import without_controls
 from launcher.forms import Most, Within, reader_of
 from launcher.output.log_reader import Choice, RunLogs
 from launcher.runs.run_json import RunJson
@@ -24,9 +22,6 @@ from launcher.runs.run_state import Activity
 from launcher.wording import count
 
 _READ_BYTES = 64_000_000  # of the end of rank 0's log
-_TAIL_BYTES = 4_000_000  # of a log, for the last lines of the rank to blame
-_LAST_LINES = 40
-_MOST_LETTERS = 1000  # of one of them
 _GPU_NUMBERS = (
     "GPU utilization (%)", "GPU memory (GiB)", "GPU power (W)", "GPU temperature (°C)", "SM clock (MHz)",
 )  # fmt: skip
@@ -49,7 +44,6 @@ class Contents:
     numbers: Annotated[tuple[Plot, ...], Most(64)]  # that rank 0 printed
     samples: Annotated[tuple[Plot, ...], Most(64)]  # of the GPUs and hosts
     findings: Annotated[tuple[SampleFinding, ...], Most(1000)]
-    last_lines: Annotated[tuple[str, ...], Most(_LAST_LINES)]  # of the process to blame
     made_at: float  # wall-clock seconds
     runs_since: Annotated[float, Within(0, 1e11)] | None = None  # the attempt that hasn't ended
 
@@ -65,8 +59,7 @@ def collect_contents(run: ListedRun) -> Contents:
     samples, findings = read_samples(folder)
     return Contents(
         record, run.id, run.name, row.state, row.describe(), times, tuple(numbers),
-        tuple(plot_samples(samples, findings, times)), tuple(findings), tuple(_find_last_lines(run, record)), now,
-        _find_start(run, now),
+        tuple(plot_samples(samples, findings, times)), tuple(findings), now, _find_start(run, now),
     )  # fmt: skip
 
 
@@ -93,18 +86,6 @@ def _find_start(run: ListedRun, now: float) -> float | None:
     """Return when the ranks that run now were started, in wall-clock seconds; None if none run."""
     doing = run.read_doing(now) if run.is_alive else None
     return now - doing.for_s if doing is not None and doing.what is Activity.RUNNING else None
-
-
-def _find_last_lines(run: ListedRun, record: RunJson) -> list[str]:
-    """Return the last lines of the process to blame: a rank, or torchrun."""
-    cause = record.cause
-    node = next((node.node_rank for node in record.plan.nodes if cause is not None and node.host == cause.host), None)
-    if cause is None or node is None:
-        return []
-    logs = RunLogs(run.folder, record.all_hosts, Choice(node=node), _TAIL_BYTES)
-    lines = deque((line.text for line in logs.read() if line.rank == cause.rank), _LAST_LINES)
-    logs.close()
-    return [without_controls(text[:_MOST_LETTERS].decode("utf-8", "replace")) for text in lines]
 
 
 def plot_samples(samples: Sequence[Sample], findings: Sequence[SampleFinding], times: TimeRange) -> list[Plot]:

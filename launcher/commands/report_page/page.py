@@ -58,7 +58,6 @@ def write_page(contents: Contents) -> str:
         kind=contents.state if contents.state in _HEADLINES else "",
         facts=[*_find_facts(contents, zone)],
         cause=record.cause,
-        last_lines=contents.last_lines or (record.cause and record.cause.last_lines),
         words=(record.result and record.result.error) or _HEADLINES.get(contents.state, contents.doing),
         result_kind="bad" if record.cause else _KINDS.get(contents.state, ""),
         left=[*_find_left(record)],

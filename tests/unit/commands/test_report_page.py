@@ -288,7 +288,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", [
     None, [], {}, {"record": []}, {"numbers": [{"title": "a"}]}, {"times": {"begin": "x", "end": 1}},
     {"numbers": [{"title": "a", "bins": [[1, 2, 3]], "lines": [], "note": ""}]}, {"made_at": math.inf},
-    {"numbers": [{"title": "a", "bins": [[1, 2, 3, 4]] * 5000, "lines": [], "note": ""}]}, {"last_lines": ["a"] * 5000},
+    {"numbers": [{"title": "a", "bins": [[1, 2, 3, 4]] * 5000, "lines": [], "note": ""}]},
 ])  # fmt: skip
 def test_what_a_host_sends_has_a_form(tmp_path: Path, broken: object) -> None:
     told = json.loads(json.dumps(tell_contents(ExampleRun(hours=0.01, hosts=2).write(tmp_path))))
@@ -422,4 +422,3 @@ def test_numbers_as_text() -> None:
 def test_the_odd_host_is_named(tmp_path: Path) -> None:
     contents = collect_contents(ExampleRun(hours=0.1).write(tmp_path))
     assert [(each.host, each.text) for each in contents.findings] == [(ODD_HOST, FINDING)]
-    assert contents.last_lines[0] == "no line of its own"
