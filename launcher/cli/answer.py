@@ -44,10 +44,10 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     except UnknownRunError as error:
         code, ending = error.exit_code, f" {orders.UNKNOWN}"
     except LauncherError as error:
-        tell(describe_error(error), order.streams)
+        tell(describe_error(error))
         code, ending = error.exit_code, f" {orders.REFUSED}"
     except KeyboardInterrupt:  # the run has not begun to listen to signals
-        tell("launch: stopped by you; nothing was started", order.streams)
+        tell("launch: stopped by you; nothing was started")
         code, ending = EXIT_SIGNAL_BASE + signal.SIGINT, f" {orders.REFUSED}"
     except BrokenPipeError:  # the launch host has hung up
         code = EXIT_FAILED
@@ -80,6 +80,6 @@ def answer(run: ListedRun, question: str, streams: OutputStreams) -> int:
     from launcher.commands import run_answers
 
     if question == "stacks":
-        return run_answers.ask_for_stacks(run, streams)
+        return run_answers.ask_for_stacks(run)
     print(json.dumps(run_answers.find_value(run, question)))
     return 0

@@ -86,7 +86,7 @@ def attach(run: ListedRun, *, as_json: bool = False, host: str | None = None) ->
     except KeyboardInterrupt:
         printer.flush()
         raise
-    code = conclude(run, streams, prints=False)
+    code = conclude(run, prints=False)
     if as_json:
         attempts = run.read_record().attempts
         result = run.read_json().get("result") or {"exit_code": code, "error": "the run has no result"}

@@ -35,7 +35,7 @@ def tell(text: str) -> None:
     """Print a message on stderr."""
     from launcher.output import plain_messages
 
-    plain_messages.tell(text, own_streams())
+    plain_messages.tell(text)
 
 
 def tell_lost(failure: HostFailure, known: str = "") -> None:

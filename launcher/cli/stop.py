@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.error_lines import own_streams, tell
+from launcher.cli.error_lines import tell
 from launcher.cli.find_run import controller_options, find_active_run, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
@@ -89,7 +89,7 @@ def stop(run: ListedRun, *, is_now: bool) -> int:
                 os.kill(run.controller.pid, run.controller.stop_signal)
             signals, sent_at = signals - 1, time.monotonic()
         time.sleep(LOOK_S)
-    conclude(run, own_streams(), prints=True)
+    conclude(run, prints=True)
     return 0
 
 

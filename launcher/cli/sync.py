@@ -82,7 +82,6 @@ def _report(
 ) -> int:  # fmt: skip
     from launcher.commands.sync import SyncResult, exit_code
     from launcher.hosts.unreachable import failure_lines
-    from launcher.output.style import Style
     from launcher.sync.code_messages import code_line, place_lines
 
     code = exit_code(delivered, failures)
@@ -92,7 +91,7 @@ def _report(
     )
     findings, unreachable = [each.as_record() for each in delivered.findings], [*map(asdict, failures)]
     console.emit("sync", **asdict(result), findings=findings, unreachable=unreachable)
-    console.say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}", Style.TEXT)
+    console.say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}")
     found = [line for finding in delivered.findings for line in str(finding).splitlines()]
     for line in [*place_lines(paths), *(f"  {line}" for line in found), *failure_lines(failures)]:
         console.say(line)

@@ -47,4 +47,4 @@ def _wait(run: ListedRun | RemoteRun) -> int:
         tell(f"launch: waiting for run {run.id}{f', which is {doing}' if doing else ''}")
     while is_running(run):
         time.sleep(LOOK_S)
-    return conclude(run, own_streams(), prints=True)
+    return conclude(run, prints=True)

@@ -11,7 +11,6 @@ from typing import Any
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
 from launcher.output.log_reader import LogFile
 from launcher.output.log_writer import TRANSCRIPT
-from launcher.output.output_streams import OutputStreams
 from launcher.output.plain_messages import tell
 from launcher.runs.run_list import ListedRun
 
@@ -25,10 +24,10 @@ def find_doing(run: ListedRun) -> str:
     return str(doing) if doing is not None else ""
 
 
-def ask_for_stacks(run: ListedRun, streams: OutputStreams) -> int:
+def ask_for_stacks(run: ListedRun) -> int:
     """Let the controller of a run print the stacks of its ranks."""
     if not run.is_here:
-        tell(f"launch: only {run.controller.host} can ask for the stacks", streams)
+        tell(f"launch: only {run.controller.host} can ask for the stacks")
     elif is_running(run):
         os.kill(run.controller.pid, signal.SIGQUIT)
     return 0
@@ -71,19 +70,19 @@ def is_running(run: ListedRun) -> bool:
     return now is not None and bool(now.is_alive)
 
 
-def conclude(run: ListedRun, streams: OutputStreams, *, prints: bool) -> int:
+def conclude(run: ListedRun, *, prints: bool) -> int:
     """Return the exit code of a run that has ended; prints: also its last messages."""
     now = run.look()
     if now is None:
-        tell(f"launch: run {run.id} was never started; its launch has said why", streams)
+        tell(f"launch: run {run.id} was never started; its launch has said why")
         return EXIT_FAILED
     if now.end is None:
-        tell(f"launch: run {now.id} has no result: {now.death}, and its hosts end it within --silence", streams)
-        tell(f"  fix: launch again {now.id} runs it again", streams)
+        tell(f"launch: run {now.id} has no result: {now.death}, and its hosts end it within --silence")
+        tell(f"  fix: launch again {now.id} runs it again")
         return EXIT_SIGNAL_BASE + signal.SIGKILL
     if prints:
         for line in _find_end(now):
-            tell(line, streams)
+            tell(line)
     return now.end.exit_code
 
 

@@ -18,13 +18,12 @@ from launcher.sync.delivery import Delivered, Delivery, tree_fields
 async def sync(session: Session, read: Callable[[], Tree], variables: Mapping[str, str]) -> tuple[Tree, Delivered]:
     """Send what is missing; return the tree and what was delivered.
 
-    read: reads the tree, in a thread, while the hosts are connected; variables: of this process, as for Contents. At a
-    signal, report which hosts have failed so far, and raise Interrupted.
+    read: reads the tree, in a thread; variables: of this process, as for Contents. At a signal, report which hosts have
+    failed so far, and raise Interrupted.
     """
     with session.catch_signals():
         try:
-            session.connect("reading the code")
-            tree = await _read_meanwhile(session, read)
+            tree = await _read_tree(session, read)
             session.open(tree=tree_fields(tree))
             contents = Contents(tree, variables)
             return tree, await Delivery(session, tree, contents).deliver()
@@ -35,7 +34,7 @@ async def sync(session: Session, read: Callable[[], Tree], variables: Mapping[st
             await session.stop_all(timeout_s=0)
 
 
-async def _read_meanwhile(session: Session, read: Callable[[], Tree]) -> Tree:
+async def _read_tree(session: Session, read: Callable[[], Tree]) -> Tree:
     found: list[Tree] = []
 
     async def await_tree() -> None:

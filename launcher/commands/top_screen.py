@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from launcher.hosts.ranges import fold_names, fold_numbers
 from launcher.job.facts import FAULTS, GpuSample, describe_reasons
-from launcher.output.style import Line, Style, break_line
+from launcher.output.style import Line, Style
 from launcher.runs.samples import HostNow, RunNow
 from launcher.wording import count, duration, fold_ranks
 
@@ -51,7 +52,7 @@ def draw(now: RunNow, width: int, height: int | None, title: str = "") -> list[L
     most = _MOST_ODD if height is None else max(1, min(_MOST_ODD, height // 4))
     shown = now.odd if height is None or len(now.odd) <= most else now.odd[: most - 1]
     texts = [*shown, *([f"{len(now.odd) - len(shown)} more stand out"] if len(shown) < len(now.odd) else [])]
-    odd = [Line(part, Style.STRONG) for text in texts for part in break_line(f"! {text}", width)]
+    odd = [Line(part, Style.STRONG) for text in texts for part in wrap(f"! {text}", width, subsequent_indent="  ")]
     room = None if height is None else height - len(odd) - bool(title) - 1  # the heads of the columns
     rows: list[_Row] = []
     for find_rows in (_all_rows, _group_rows, _folded_rows):

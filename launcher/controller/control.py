@@ -30,7 +30,6 @@ from launcher.output.lines import STDOUT
 from launcher.output.log_writer import redirect_streams, warn_of_little
 from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import RunRecord, create_record
-from launcher.output.style import Style
 from launcher.runs import host_history
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.logout import warn_of_lost_memory
@@ -73,7 +72,7 @@ def control(
             watch_agents(request, hub, entry, is_changed, addresses, port, variables=variables, say=console.say)
             host = request.host or socket.gethostname()
             for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, host)]:
-                console.say(line, Style.TEXT)
+                console.say(line)
             # What this machine knows of earlier runs, beside what the launch host does.
             known = host_history.describe(runs, [each.name for each in hosts], time.time())
             run = RunRequest(

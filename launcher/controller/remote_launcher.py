@@ -7,6 +7,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher.concurrency import start_thread
@@ -18,7 +19,7 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import shown
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.output_streams import OutputStreams, find_remote_streams
+from launcher.output.output_streams import OutputStreams
 from launcher.output.terminal import write_some
 from launcher.transports.archives import pack_launcher
 from launcher.transports.base import Transport, TransportError
@@ -73,7 +74,7 @@ class RemoteLauncher:
     def ask(self, action: Action, streams: OutputStreams) -> None:
         """Send what to do; streams: of this process, where the answer is shown."""
         silence_s = self._silence_s if isinstance(action, Control) else orders.SILENCE_S
-        order = Order(action, find_remote_streams(streams), self._mark, silence_s)
+        order = Order(action, replace(streams, is_one_file=False), self._mark, silence_s)
         self._send(orders.encode(order))
         start_thread(self._beat, f"beat {self.host.name}", lambda error: None)
 

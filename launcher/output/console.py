@@ -19,7 +19,7 @@ from launcher.output.log_writer import Transcript
 from launcher.output.node_output import NodeOutput
 from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import RunRecord
-from launcher.output.style import Style, render
+from launcher.output.style import Style, paint
 from launcher.output.terminal import Terminal
 from launcher.output.traceback_filter import Source, TracebackFilter
 from launcher.output.write_queue import StalledError
@@ -28,7 +28,7 @@ from launcher.output.write_queue import StalledError
 class RunConsole(Protocol):
     """What a run needs of the console: where it puts its messages and results."""
 
-    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+    def say(self, text: str, style: Style = Style.TEXT) -> None:
         """Print a message of `launch` on stderr."""
 
     def show(self, text: str) -> None:
@@ -56,7 +56,7 @@ class RunConsole(Protocol):
 class MuteConsole:
     """Shows nothing, for one of many runs whose ends are told by whoever started them; the logs are kept."""
 
-    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+    def say(self, text: str, style: Style = Style.TEXT) -> None:
         """Print nothing."""
 
     def show(self, text: str) -> None:
@@ -109,16 +109,15 @@ class Console:
         self._is_detached = False
         self._filter: TracebackFilter | None = None  # only with logs, which keep what it hides
 
-    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+    def say(self, text: str, style: Style = Style.TEXT) -> None:
         """Print a message of `launch` on stderr."""
         if self._transcript is not None:
             self._transcript.add(text)
         if self._is_detached:
             return
         self.progress("")
-        columns = self._streams.find_columns()
-        if columns is not None:
-            text = render(text, style, columns, with_color=self._streams.has_color(STDERR))
+        if self._streams.has_color(STDERR):
+            text = paint(text, style)
         self._terminals[STDERR].say(text, STDERR)
 
     def show(self, text: str) -> None:
@@ -153,7 +152,7 @@ class Console:
             self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(each.hosts)} ----\n".encode() + shown)
         cut = [host for each in groups if each.left_out for host in each.hosts]
         if cut:
-            self.say(f"launch: {fold_names(cut)} printed too much for --fold; lines in the middle were omitted")
+            self.say(f"launch: {fold_names(cut)} printed too much for --fold; its last lines were omitted")
             self.say("  fix: run the command without --fold to see every line")
 
     def outputs(

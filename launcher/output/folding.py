@@ -1,7 +1,7 @@
 """Collect the output of each host, to show equal output of several hosts once at the end.
 
-Memory is bounded, whatever hosts print. Of a host that prints more than its share only the first and the last lines are
-kept, and a digest of all of it: hosts are folded only if everything was equal, including what was left out.
+Memory is bounded, whatever hosts print. Of a host that prints more than its share only the first lines are kept, and a
+digest of all of it: hosts are folded only if everything was equal, including what was left out.
 """
 
 from __future__ import annotations
@@ -17,46 +17,30 @@ _LEAST_BYTES = 16 << 10  # of each, however many there are
 
 
 class FoldedOutput:
-    """The output of one host: all of it, or its first and last lines and how many are missing between."""
+    """The output of one host: all of it, or its first lines and how many more there were."""
 
     def __init__(self, most_bytes: int) -> None:
         self.left_out = 0  # lines
-        self._half_bytes = most_bytes // 2
-        self._head = bytearray()
-        self._tail = bytearray()  # grows to twice its half before it is cut, so that little is moved
-        self._is_head_full = False
+        self._most_bytes = most_bytes
+        self._kept = bytearray()
         self._digest = hashlib.blake2b()
 
     def add(self, lines: bytes) -> None:
         """Add whole lines."""
         self._digest.update(lines)
-        if not self._is_head_full:
-            room = self._half_bytes - len(self._head)
-            self._is_head_full = len(lines) > room
-            end = lines.rfind(b"\n", 0, room) + 1 if self._is_head_full else len(lines)
-            self._head += lines[:end]
-            lines = lines[end:]
-        self._tail += lines
-        if len(self._tail) > 2 * self._half_bytes:
-            self._cut_tail()
+        room = 0 if self.left_out else self._most_bytes - len(self._kept)
+        end = len(lines) if len(lines) <= room else lines.rfind(b"\n", 0, room) + 1
+        self._kept += lines[:end]
+        self.left_out += lines.count(b"\n", end)
 
     def digest(self) -> bytes:
         """Return bytes that are equal only for equal output; empty if there was none."""
-        return self._digest.digest() if self._head or self._tail or self.left_out else b""
+        return self._digest.digest() if self._kept or self.left_out else b""
 
     def text(self) -> bytes:
         """Return the text to show, with a line that says how many were left out."""
-        self._cut_tail()
         mark = f"launch: {count(self.left_out, 'line')} left out here\n".encode() if self.left_out else b""
-        return bytes(self._head) + mark + bytes(self._tail)
-
-    def _cut_tail(self) -> None:
-        over = len(self._tail) - self._half_bytes
-        if over <= 0:
-            return
-        start = (self._tail.find(b"\n", over - 1) + 1) or len(self._tail)
-        self.left_out += self._tail.count(b"\n", 0, start)
-        del self._tail[:start]
+        return bytes(self._kept) + mark
 
 
 @dataclass(frozen=True, slots=True)

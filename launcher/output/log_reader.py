@@ -24,7 +24,6 @@ from launcher.output.lines import STDERR, STDOUT, BarTurn, is_state
 from launcher.output.log_writer import TRANSCRIPT
 from launcher.output.node_output import RESTART_BORDER
 from launcher.output.output_streams import OutputStreams
-from launcher.output.plain_messages import break_message
 
 STAMP_BYTES = len("2026-11-20 09:12:33.123 ")
 _LINE = re.compile(rb"\[(?P<place>[^\]]*)\](?P<stderr>!?)(?P<piece>~?) (?P<text>.*)", re.DOTALL)
@@ -259,8 +258,6 @@ class ScreenPrinter(LogPrinter):
         shown = line.text.strip(b"\r") + b"\n"  # of the states of a progress bar
         if line.host is not None:
             shown = self._displays[fd].render(line.host, line.rank, fd, shown, wall_clock())
-        elif shown.startswith((b"launch: ", b"  ")):  # others may be commands to paste
-            shown = break_message(shown[:-1], self._streams.find_columns()) + b"\n"
         self._write(fd, shown)
 
     def _is_turn(self, line: LogLine, rank: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from launcher.output.lines import STDERR, STDOUT
 
@@ -16,16 +16,6 @@ class OutputStreams:
     terminals: frozenset[int]  # which of STDOUT and STDERR are terminals
     is_one_file: bool  # both lead to the same terminal or file, so their order can be kept
     with_color: bool  # on the terminals
-    columns: int | None  # of the terminal of stderr; None: ask it, for it is here and its size may change
-
-    def find_columns(self) -> int | None:
-        """Return how wide the terminal of stderr is; None if it is not a terminal, or no longer."""
-        if STDERR not in self.terminals or self.columns is not None:
-            return self.columns
-        try:
-            return os.get_terminal_size(STDERR).columns
-        except OSError:
-            return None
 
     def has_color(self, fd: int) -> bool:
         """Tell whether a stream is shown in color."""
@@ -38,10 +28,4 @@ def find_streams(variables: Mapping[str, str]) -> OutputStreams:
         terminals=frozenset(fd for fd in (STDOUT, STDERR) if os.isatty(fd)),
         is_one_file=os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)),
         with_color=not variables.get("NO_COLOR"),
-        columns=None,
     )
-
-
-def find_remote_streams(streams: OutputStreams) -> OutputStreams:
-    """Return the streams of a process on another machine, whose output is copied to the streams of `streams`."""
-    return replace(streams, is_one_file=False, columns=streams.find_columns())

@@ -162,10 +162,10 @@ class RunRecord:
             if self._has_made_base:
                 self.folder.parent.rmdir()
 
-    def link(self, node_ranks: Sequence[int]) -> bool:
+    def link(self, node_ranks: Sequence[int]) -> None:
         """Point logs/latest to this run and logs/node_<rank>.log into it.
 
-        Return False if `latest` is another user's: in a sticky directory nobody can replace another user's files.
+        In a sticky directory nobody can replace another user's links, and these stay as they are.
         """
         base = self.folder.parent
         try:
@@ -182,10 +182,8 @@ class RunRecord:
                     with contextlib.suppress(PermissionError):
                         path.unlink()
         except OSError as error:
-            if error.errno == errno.EPERM and _is_of_another(base / "latest"):
-                return False
-            self._complain(base / "latest", error)
-        return True
+            if error.errno != errno.EPERM:
+                self._complain(base / "latest", error)
 
 
 def propose_ids(now: datetime) -> Iterator[str]:
@@ -239,13 +237,6 @@ def _leave_out_of_git(folder: Path) -> None:
     """Let git ignore a new directory of logs, and so the --sync of a run with another --log-dir."""
     with contextlib.suppress(OSError), (folder / ".gitignore").open("x") as file:  # x follows nobody's symlink
         file.write("*\n")
-
-
-def _is_of_another(path: Path) -> bool:
-    try:
-        return path.lstat().st_uid != os.geteuid()
-    except OSError:
-        return False
 
 
 def _replace_link(path: Path, target: str) -> None:

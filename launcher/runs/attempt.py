@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -42,7 +42,7 @@ from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge
 from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
-from launcher.runs.plan_record import as_record, by_hand_records, describe_code, host_records
+from launcher.runs.plan_record import as_record, describe_code, host_records
 from launcher.runs.result import Result, Steps
 from launcher.runs.run_request import ALL_RUN, RunRequest
 from launcher.runs.samples import PERIOD_S, RunSamples
@@ -206,7 +206,7 @@ class Attempt:
         """Print what was sent; in a later attempt only if something was."""
         tree = self._job.tree
         if tree is not None and delivered is not None and not (self._carried.attempts and delivered.is_nothing):
-            self._say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}", Style.TEXT)
+            self._say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}")
 
     def _shared_checkpoints(self) -> str | None:
         """Return the directory of the checkpoints, from which all hosts may have to continue."""
@@ -247,13 +247,13 @@ class Attempt:
             folder = self._record.show(self._record.folder)
             plan_line = report.plan_line(self._plan, self._record.title, folder, on_cpu=on_cpu, code=code)
             plan_line += restarts
-        self._say(f"launch: {plan_line}", Style.TEXT)
+        self._say(f"launch: {plan_line}")
         seconds = duration(self._seconds())
         warnings = inspection.of(WARNING)
         counted = f"; {count(len(warnings), 'warning')}" if warnings else ""
-        self._say(f"launch: checked in {seconds}: {summarize(self._job, inspection.facts)}{counted}", Style.TEXT)
+        self._say(f"launch: checked in {seconds}: {summarize(self._job, inspection.facts)}{counted}")
         for line in report.warning_lines([each for each in warnings if each.one_line not in self._carried.warnings]):
-            self._say(line, Style.TEXT)
+            self._say(line)
         self._carried.warnings.update(warning.one_line for warning in warnings)
         if self._options.is_dry:
             return
@@ -262,7 +262,7 @@ class Attempt:
             self._say_details()
         disk = self._record.disk
         self._record.transcript.begin()
-        disk.put(partial(self._link_logs, [node.node_rank for node in self._plan.nodes]))
+        disk.put(partial(self._record.link, [node.node_rank for node in self._plan.nodes]))
         said = [warning.one_line for warning in warnings]
         times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
         sent = describe_code(self._job)
@@ -272,17 +272,11 @@ class Attempt:
             "plan": as_record(self._plan, {}),
             "code": sent and asdict(sent),
             "hosts": host_records(hosts, facts),
-            "by_hand": by_hand_records(self._job, hosts, facts, self._options.share),
             "warnings": said,
         }
         disk.put(partial(self._record.update, values))
         names = {"run": self._record.run_id, "name": self._record.name, "logs": str(self._record.folder.absolute())}
         self._console.emit("plan", **as_record(self._plan, {**names, "attempt": number, "code": sent}))
-
-    def _link_logs(self, node_ranks: Sequence[int]) -> None:
-        if not self._record.link(node_ranks):
-            latest = self._record.show(self._record.folder.parent / "latest")
-            self._say(f"launch: {latest} belongs to another user and still points to another run")
 
     # ---- the run ------------------------------------------------------------------------------------------------
 

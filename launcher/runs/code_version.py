@@ -14,7 +14,6 @@ import contextlib
 import os
 import select
 import signal
-import stat
 import subprocess
 import threading
 import time
@@ -30,14 +29,12 @@ from launcher.escapes import shown
 from launcher.job.job import Job, ProgramKind
 from launcher.output.run_folder import RunRecord
 from launcher.runs.run_json import CodeVersion
-from launcher.sync.default_exclusions import SECRETS, classify
 from launcher.sync.git import COMMAND
 
 ANSWER_S = 5.0
 FAREWELL_S = 1.0
 MOST_PATCH_BYTES = 10_000_000
-MOST_EACH_BYTES = 1_000_000  # of a file that git doesn't track
-MOST_UNTRACKED = 100
+MOST_NAMED = 100  # files that git doesn't track
 _MOST_ANSWER_BYTES = 100_000_000
 _READ_BYTES = 1 << 16
 _DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
@@ -134,37 +131,20 @@ class Git:
     def patch(self, version: CodeVersion) -> bytes:
         """Return what differs from the commit, for `git apply`; empty if nothing does.
 
-        Lines with `#` come first, and say which commit that is, and what is missing: large files that git doesn't
-        track, and those that may hold secrets.
+        Lines with `#` come first, and say which commit that is, and what is missing: files that git doesn't track.
         """
         if version.dirty is False and version.untracked_files == 0:
             return b""
         self._deadline = time.monotonic() + ANSWER_S
         changes = self._ask("diff", "HEAD", *_DIFF, most_bytes=MOST_PATCH_BYTES)
-        added, missing = self._add_untracked(MOST_PATCH_BYTES - len(changes or b""))
-        notes = [f"# differs from commit {version.commit}"]
-        if changes is None:
-            notes.append("# missing: the changes of tracked files, which are too large or too slow to read")
-        notes += [f"# missing: {shown(name)}" for name in missing]
-        return "".join(f"{note}\n" for note in notes).encode("utf-8", "replace") + (changes or b"") + added
-
-    def _add_untracked(self, room: int) -> tuple[bytes, list[str]]:
-        """Return a patch with the files that git doesn't track or ignore, and the names of those that aren't in it."""
-        root = self._ask("rev-parse", "--show-toplevel")
         names = self._ask("ls-files", "--others", "--exclude-standard", "--full-name", "-z", ":/")
-        if root is None or names is None:
-            return b"", ["files that git doesn't track"]
-        folder = Path(os.fsdecode(root.removesuffix(b"\n")))
-        patch, missing = b"", []
-        for number, name in enumerate(os.fsdecode(names).split("\0")[:-1]):
-            path, added = folder / name, None
-            if number < MOST_UNTRACKED and _is_small(path) and classify(name) != SECRETS:
-                words = ("diff", "--no-index", *_DIFF, "--", os.devnull, name)
-                added = self._ask(*words, folder=folder, most_bytes=room - len(patch), code=1)
-            if added is None:
-                missing.append(name)
-            patch += added or b""
-        return patch, [*missing[:MOST_UNTRACKED], *(["and more"] if len(missing) > MOST_UNTRACKED else [])]
+        missing = [shown(name) for name in os.fsdecode(names or b"").split("\0")[:-1]]
+        if len(missing) > MOST_NAMED:
+            missing = [*missing[:MOST_NAMED], "and more"]
+        if changes is None:
+            missing.insert(0, "the changes of tracked files, which are too large or too slow to read")
+        notes = [f"# differs from commit {version.commit}", *(f"# missing: {each}" for each in missing)]
+        return "".join(f"{note}\n" for note in notes).encode("utf-8", "replace") + (changes or b"")
 
     def stop(self) -> None:
         """Kill git if it has not answered, and ask no more."""
@@ -172,11 +152,9 @@ class Git:
         if self._process is not None and self._process.poll() is None:
             _kill(self._process)
 
-    def _ask(
-        self, *words: str, folder: Path | None = None, most_bytes: int = _MOST_ANSWER_BYTES, code: int = 0
-    ) -> bytes | None:
-        """Return what git prints; None if it fails, isn't in time, or prints more. code: the exit code of a success."""
-        argv = [*COMMAND, "-C", str(folder or self._folder), *words]
+    def _ask(self, *words: str, most_bytes: int = _MOST_ANSWER_BYTES) -> bytes | None:
+        """Return what git prints; None if it fails, isn't in time, or prints more."""
+        argv = [*COMMAND, "-C", str(self._folder), *words]
         if self._is_stopped:
             return None
         try:
@@ -195,7 +173,7 @@ class Git:
         except subprocess.TimeoutExpired:
             _kill(process)  # and not waited for: it may hang in the kernel
             return None
-        return output if process.returncode == code else None
+        return output if process.returncode == 0 else None
 
     def _read(self, fd: int, most_bytes: int) -> bytes | None:
         """Return all that comes until the deadline; None if that isn't all, or is too much."""
@@ -210,13 +188,6 @@ class Git:
                 return b"".join(pieces)
             pieces.append(data)
         return None
-
-
-def _is_small(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        found = path.lstat()
-        return stat.S_ISREG(found.st_mode) and found.st_size <= MOST_EACH_BYTES
-    return False
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -314,7 +314,6 @@ _KNOWN = {
         ("slurm-time", "slurm-preemption", "slurm-node", "slurm-cancelled", "slurm-aborted"), Outcome.STOPPED
     ),
 }
-_OTHERS_MEMORY: Incident = "had a GPU filled by another program"
 # How all hosts fail at once if the network of this machine does.
 _NETWORK = (
     HostFailureKind.NAME_UNKNOWN, HostFailureKind.TIMED_OUT, HostFailureKind.NO_ROUTE, HostFailureKind.NO_WAY,
@@ -371,13 +370,9 @@ def find_incidents(
     the run is on this machine and one other host; if that is lost, nobody knows whose network failed.
     """
     if ending is None or ending.outcome is not Outcome.HOST:
-        known = cause.explanation.name if cause is not None and cause.explanation is not None else ""
-        return {cause.failure.host: _OTHERS_MEMORY} if cause is not None and known == "gpu-memory-shared" else {}
-    is_cut = False
+        return {}
     what: Incident
-    if isinstance(refusal, GpusInUseError):
-        what = "kept GPU memory in use"
-    elif refusal is not None:
+    if refusal is not None:
         is_cut = isinstance(refusal, HostsUnreachable)
         what = "lost" if is_cut else "failed its checks"
     else:

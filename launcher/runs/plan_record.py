@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
-from launcher.job.plan import LaunchPlan, build_plan
+from launcher.job.plan import LaunchPlan
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
-from launcher.runs.run_json import PLAN_OF_EVENT, LineToPaste, Node, Plan, PlannedProgram, SentCode, UsedHost
+from launcher.runs.run_json import PLAN_OF_EVENT, Node, Plan, PlannedProgram, SentCode, UsedHost
 
 
 def as_record(plan: LaunchPlan, of_event: Mapping[str, Any], *, is_dry: bool = False) -> dict[str, Any]:
@@ -60,15 +60,6 @@ def host_records(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[dict
         )
         for host, fact in zip(hosts, facts, strict=True)
     ]  # fmt: skip
-
-
-def by_hand_records(
-    job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts], share: tuple[int, int] | None
-) -> list[dict[str, str]]:
-    """Return each node's line to paste as JSON values; of the variables that the user set, only the names."""
-    program = replace(job.program, args=tuple(hide_secrets(job.program.args)))
-    plan = build_plan(replace(job, program=program, env=dict.fromkeys(job.env, HIDDEN)), hosts, facts, share)
-    return [asdict(LineToPaste(node.host.name, node.by_hand)) for node in plan.nodes]
 
 
 def describe_code(job: Job) -> SentCode | None:

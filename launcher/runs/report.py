@@ -19,7 +19,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.job.job import Job
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
-from launcher.output.style import Line, Style, break_line
+from launcher.output.style import Line, Style
 from launcher.preflight.findings import Finding
 from launcher.runs.judge import RankFates
 from launcher.runs.policy import Ending, Outcome, Stop, describe
@@ -292,8 +292,8 @@ def cause_block(
 
 
 def _rows(line: str) -> int:
-    """Return how many rows of the smallest screen a line takes; a word may be longer than one of them."""
-    return sum(max(1, -(-len(part) // _COLUMNS)) for part in break_line(line, _COLUMNS))
+    """Return how many rows of the smallest screen a line takes."""
+    return max(1, -(-len(line) // _COLUMNS))
 
 
 def _cut(line: str, length: int) -> str:

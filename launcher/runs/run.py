@@ -287,7 +287,7 @@ class Run:
             said_at = time.monotonic()
             if place is not None:
                 waited = f" for {age(time.monotonic() - began_at)}" if time.monotonic() - began_at >= 1 else ""
-                self._say(f"launch: queued{waited}, {place.describe()}", Style.TEXT)
+                self._say(f"launch: queued{waited}, {place.describe()}")
 
         while True:
             session, _ = self._open_session(hosts)
@@ -495,7 +495,7 @@ class Run:
 
     def _say_losses(self, census: Census) -> None:
         for line in [*report.unfinished_lines(census), *report.uncopied_lines(census)]:
-            self._say(line, Style.TEXT)
+            self._say(line)
 
     async def _discard_record(self) -> None:
         if await self._close_disk() is None:
@@ -562,7 +562,7 @@ class Run:
             self._say(line, Style.FAILURE)
         self._say_losses(result.census)
         for line in report.written_lines(result.census):
-            self._say(line, Style.TEXT)
+            self._say(line)
         names = {"run": self._record.run_id, "name": self._record.name, "attempts": len(self._attempts)}
         self._request.console.emit("result", **names, hosts=[host.name for host in self._hosts.hosts], **values)
         if self._request.notify is not None:

@@ -14,10 +14,7 @@ from launcher.forms import Count, FormError, Text, reader_of
 from launcher.runs.bisection import Verdict
 from launcher.runs.run_state import RestartCount
 
-Incident = Literal[
-    "lost", "failed its checks", "failed test-distributed", "had a broken GPU", "kept GPU memory in use",
-    "had a GPU filled by another program",
-]  # fmt: skip
+Incident = Literal["lost", "failed its checks", "failed test-distributed", "had a broken GPU"]
 INCIDENTS = get_args(Incident)  # what can go wrong with a host
 PLAN_OF_EVENT = ("run", "name", "logs", "attempt", "code")  # the fields of a plan that it has in --json alone
 
@@ -105,15 +102,6 @@ class UsedHost:
     cuda_version: str | None  # the CUDA with which that torch was built
     nccl_version: str | None  # the version of the NCCL that pip installed with it
     interface: str | None  # the network interface that leads to node 0
-
-
-@dataclass(frozen=True, slots=True)
-class LineToPaste:
-    """The line that starts the ranks of a host by hand."""
-
-    host: str  # a host of the last attempt
-    # the line to paste there that starts the same ranks, as in a dry run; a variable of the user is `NAME="${NAME}"`
-    command: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +234,6 @@ class RunJson:
     plan: Plan = Plan()  # see the event `plan`; of the last attempt
     code: SentCode | None = None  # the code that `--sync` sent; `null` without it
     hosts: tuple[UsedHost, ...] = ()
-    by_hand: tuple[LineToPaste, ...] = ()
     warnings: tuple[Text, ...] = ()  # the warnings of the checks, as texts
     attempts: tuple[EndedAttempt, ...] = ()
     ended_at: str = ""  # when the leftover check was done; absent before

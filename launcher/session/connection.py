@@ -60,11 +60,10 @@ class OutputSink(Protocol):
 class Connection:
     """The connection to one supervisor, over one channel.
 
-    Three threads use it. The reader thread connects, waits for `order`, sends the first message, reads, calls
-    `on_events` and `output`, and adds to `samples`; from then on only the writer thread writes. The public methods are
-    for the event loop, and none of them waits for the node. The loop reads `is_ready`, `is_idle`, `is_over` and
-    `heard_at` without a lock: each may be a moment old, and when `is_over` is seen, events that came before may still
-    be in the loop's queue.
+    Three threads use it. The reader thread connects, sends the first message, reads, calls `on_events` and `output`,
+    and adds to `samples`; from then on only the writer thread writes. The public methods are for the event loop, and
+    none of them waits for the node. The loop reads `is_ready`, `is_idle`, `is_over` and `heard_at` without a lock: each
+    may be a moment old, and when `is_over` is seen, events that came before may still be in the loop's queue.
 
     READY comes at most once, before every message of the supervisor; the guardian writes to stderr, so its messages
     may come earlier. LOST comes exactly once after `start`, as the last event, however the connection ends: even
@@ -101,7 +100,6 @@ class Connection:
         self._channel: Channel | None = None
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._first_message = b""
-        self._is_ordered = threading.Event()  # or closed
         self._may_write = threading.Event()  # the node's code comes first
         self._lock = threading.Lock()
         self._has_orders = False
@@ -117,19 +115,15 @@ class Connection:
         """Whether the node's side is known to have ended as it should."""
         return self.is_over and self._channel is not None and self._channel.exit_code() == 0
 
-    def start(self, window: threading.Semaphore) -> None:
-        """Connect in a separate thread; READY follows once `order` was called as well, or LOST."""
+    def start(self, window: threading.Semaphore, first_message: bytes) -> None:
+        """Connect in a separate thread, and let the node have its first message; READY follows, or LOST."""
+        for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
+            self._expected.ask(header)
+        self._first_message = first_message
         try:
             start_thread(lambda: self._serve(window), f"read {self.host.name}", self._break)
         except LauncherError as error:
             self._lose(HostFailure(self.host.name, HostFailureKind.THREADS, error.message, error.fix))
-
-    def order(self, first_message: bytes) -> None:
-        """Let the node have its first message, as soon as it is reached."""
-        for header, _ in messages.Decoder(max_header_bytes=len(first_message)).feed(first_message):
-            self._expected.ask(header)
-        self._first_message = first_message
-        self._is_ordered.set()
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Queue a message; drop it if the connection has ended."""
@@ -194,7 +188,6 @@ class Connection:
         """Hang up; the node itself then ends whatever still runs there."""
         self._is_closed = True
         self._outbox.put(None)
-        self._is_ordered.set()
         self._may_write.set()
         if self._channel is not None:
             with contextlib.suppress(Exception):  # a connection that is broken already
@@ -258,7 +251,6 @@ class Connection:
     def _send_code(self, code: bytes) -> None:
         self._refuse_closed()
         self._write_at_start(code)
-        self._is_ordered.wait()
         with self._lock:
             self._refuse_closed()
             self._has_orders = True

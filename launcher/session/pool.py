@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from launcher.clock import boottime, wall_clock
@@ -23,10 +24,7 @@ CONNECT_WINDOW = 64  # one GIL serves all key exchanges, and sshd's banner time-
 FILES_PER_HOST = 8  # open at the same time: an ssh has five, while others log in
 OWN_FILES = 64
 
-INTERRUPT = "interrupt"
 CALL = "call"
-WAKE = "wake"
-BROKEN = "broken"
 
 
 class ConnectionPool:
@@ -34,11 +32,11 @@ class ConnectionPool:
 
     `connections[i]` is the connection to host i. `reconnect` replaces it, so nobody should keep a connection across an
     await. `events` belongs to the event loop: other threads add theirs through `post`. The events of one connection are
-    queued in the order in which they came; between hosts only `at` gives an order. Events of kind INTERRUPT, CALL, WAKE
-    and BROKEN belong to no host, and their index is -1.
+    queued in the order in which they came; between hosts only `at` gives an order. Events of kind CALL belong to no
+    host, and their index is -1.
 
-    From `start` to `close` one task renews the leases and closes the connections to silent hosts. If it fails, BROKEN
-    is queued: without it, every node would end the run.
+    From `start` to `close` one task renews the leases and closes the connections to silent hosts. If it fails,
+    that is raised: without it, every node would end the run.
     """
 
     def __init__(
@@ -59,17 +57,12 @@ class ConnectionPool:
         ]
         self._lease_task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Connect to all hosts at once; each posts LOST, or READY after `order`."""
+    def start(self, first_messages: Sequence[bytes]) -> None:
+        """Connect to all hosts at once; each gets its first message once it is reached, and posts READY, or LOST."""
         allow_open_files(OWN_FILES + FILES_PER_HOST * len(self.connections))
-        for connection in self.connections:
-            connection.start(self._window)
-        self._lease_task = self.watch(self._keep_leases())
-
-    def order(self, first_messages: Sequence[bytes]) -> None:
-        """Let each host have its first message as soon as it is reached."""
         for connection, first_message in zip(self.connections, first_messages, strict=True):
-            connection.order(first_message)
+            connection.start(self._window, first_message)
+        self._lease_task = self.watch(self._keep_leases())
 
     def reconnect(self, index: int, first_message: bytes, connect_timeout_s: float) -> None:
         """Replace the connection to one host by a new one, which posts READY or LOST again."""
@@ -80,24 +73,15 @@ class ConnectionPool:
         )
         fresh = Connection(index, lost.host, self._transport, settings, self._outputs[index], self.post, lost.mark)
         self.connections[index] = fresh
-        fresh.start(self._window)
-        fresh.order(first_message)
-
-    def interrupt(self, number: int) -> None:
-        """Queue a signal that this process got, behind the events that came before it."""
-        self.events.put_nowait(Event(-1, INTERRUPT, {"signal": number}, wall_clock()))
+        fresh.start(self._window, first_message)
 
     def call(self, action: Callable[[], object]) -> None:
-        """Queue a call, behind the events that came before it."""
+        """Queue a call, behind the events that came before it; whoever takes events raises what it raises."""
         self.events.put_nowait(Event(-1, CALL, {"action": action}, wall_clock()))
 
-    def wake(self) -> None:
-        """Wake waiters so that they recheck the state: something other than the nodes has changed."""
-        self.events.put_nowait(Event(-1, WAKE, {}, wall_clock()))
-
     def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task on which the job depends; its failure is queued as BROKEN."""
-        return start_task(work, lambda error: self.events.put_nowait(Event(-1, BROKEN, {"error": error}, wall_clock())))
+        """Run a task on which the job depends; its failure is queued as a call that raises it."""
+        return start_task(work, lambda error: self.call(partial(_raise, error)))
 
     def broadcast(self, kind: str, **fields: Any) -> None:
         """Send one message to every connected node."""
@@ -150,3 +134,7 @@ class ConnectionPool:
             stood_s = awake_s if connection.sleeps_along else gap_s
             if stood_s > self._settings.timeouts.silence_s and connection.is_ready and not connection.is_over:
                 connection.admit_standstill(stood_s)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -21,13 +21,12 @@ from launcher.node import messages
 from launcher.output.node_output import NodeOutput
 from launcher.session.connection import Connection, Event
 from launcher.session.node_state import Census, NodeState, Stage, make_census
-from launcher.session.pool import BROKEN, CALL, INTERRUPT, WAKE, ConnectionPool
+from launcher.session.pool import CALL, ConnectionPool
 from launcher.session.settings import Settings
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.transports.base import Transport
 
 NOTICE_S = 20.0  # what a node is doing is printed by then
-FACTS_NOTICE_S = 5.0  # the first time, while GPUs are looked for: a driver that has to load takes up to a minute
 SWEEP_CONNECT_S = 5.0
 HANG_UP_S = 1.0
 FILES_S = 30.0  # the files that the ranks left are small, and nobody waits longer for them
@@ -67,7 +66,6 @@ class Session:
         self._outputs = outputs
         self._noticed_at = time.monotonic()
         self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
-        self._only_connects = False  # nothing is asked of the nodes yet
         self.idle: list[Connection] = []  # once all is stopped: to hosts that wait for what becomes of the claim
         mark = f"{settings.run_id}.{secrets.token_hex(4)}"
         self._pool = ConnectionPool(hosts, transport, outputs, settings, mark)
@@ -84,7 +82,9 @@ class Session:
         """
         # If Ctrl-Z suspended this process, every lease would run out.
         refusal = "launch: ignoring Ctrl-Z: if launch were suspended, the hosts would end the run"
-        actions: dict[int, Action] = {number: partial(self._pool.interrupt, number) for number in SIGNALS}
+        actions: dict[int, Action] = {
+            number: partial(self._pool.call, partial(_interrupt, number)) for number in SIGNALS
+        }
         actions[signal.SIGTSTP] = partial(self.say, refusal)
         if on_quit is not None:
             actions[signal.SIGQUIT] = partial(self._pool.call, on_quit)
@@ -92,31 +92,19 @@ class Session:
 
     def interrupt(self, number: int) -> None:
         """Let `pump` raise Interrupted, as for a signal; from any thread."""
-        self._pool.post([Event(-1, INTERRUPT, {"signal": number}, wall_clock())])
+        self._pool.post([Event(-1, CALL, {"action": partial(_interrupt, number)}, wall_clock())])
 
     # ---- asking -------------------------------------------------------------------------------------------------
-
-    def connect(self, doing: str) -> None:
-        """Connect to all nodes at once, before it is known what they are asked: `open` follows.
-
-        doing: what is done meanwhile, shown as progress; the nodes are not waited for.
-        """
-        self._only_connects = True
-        self._progress(doing)
-        self._pool.start()
 
     def open(self, order: bytes = b"", **wanted: Any) -> None:
         """Connect to all nodes at once; each is prepared, and gets `order` (encoded messages) right after that.
 
         wanted: fields of PREPARE that say which facts are asked for.
         """
-        if not self._only_connects:
-            self._pool.start()
-        self._only_connects = False
         for state in self.states:
             state.has_setup = wanted.get("setup") is not None
             state.has_code = wanted.get("tree") is not None
-        self._pool.order([self._prepare_message(index, **wanted) + order for index in range(len(self.hosts))])
+        self._pool.start([self._prepare_message(index, **wanted) + order for index in range(len(self.hosts))])
 
     def _prepare_message(self, index: int, **wanted: Any) -> bytes:
         return messages.encode(
@@ -186,7 +174,7 @@ class Session:
 
     def wake(self) -> None:
         """Make `pump` check again whether it is done: something other than the nodes has changed."""
-        self._pool.wake()
+        self._pool.call(lambda: None)
 
     async def pump(self, is_done: Callable[[], bool], deadline: float | None = None) -> bool:
         """Take events until `is_done`; return False when the deadline (monotonic seconds) comes first.
@@ -194,7 +182,7 @@ class Session:
         Raise Interrupted for a signal that `catch_signals` catches, and what a task of `watch` raised.
         """
         while not is_done():
-            ends = [self._noticed_at + self._notice_s()] + ([deadline] if deadline is not None else [])
+            ends = [self._noticed_at + NOTICE_S] + ([deadline] if deadline is not None else [])
             try:
                 event = await asyncio.wait_for(self._pool.events.get(), max(0.0, min(ends) - time.monotonic()))
             except asyncio.TimeoutError:
@@ -205,8 +193,7 @@ class Session:
             self._take(event)
             while not self._pool.events.empty():  # what came together is looked at together: `is_done` asks all nodes
                 self._take(self._pool.events.get_nowait())
-            if not self._only_connects:
-                self._show_progress()
+            self._show_progress()
         return True
 
     def is_silent(self) -> bool:
@@ -229,14 +216,10 @@ class Session:
             self.say(line)
 
     def _take(self, event: Event) -> None:
-        if event.kind == INTERRUPT:
-            raise Interrupted(event.fields["signal"])
         if event.kind == CALL:
             event.fields["action"]()
             return
-        if event.kind == BROKEN:
-            raise event.fields["error"]
-        if event.kind == WAKE or event.index >= len(self.states):  # of no node, or of a released one
+        if event.index >= len(self.states):  # of a released node
             return
         self.states[event.index].take(event)
         for kind, listener in self._listeners:
@@ -252,11 +235,6 @@ class Session:
         else:
             self._progress(self.doing)
 
-    def _notice_s(self) -> float:
-        """Return how long to wait before what the nodes do is printed."""
-        is_first = not self._noticed and any(state.stage is Stage.GATHERING_FACTS for state in self.states)
-        return FACTS_NOTICE_S if is_first else NOTICE_S
-
     def _notice(self) -> None:
         """Print which nodes have shown nothing yet, and what they are doing; each stage of a node once.
 
@@ -264,7 +242,7 @@ class Session:
         """
         self._noticed_at = time.monotonic()
         says_itself = any(state.stage in (Stage.QUEUED, Stage.WATCHED) for state in self.states)
-        if self._only_connects or says_itself:
+        if says_itself:
             return
         has_output = any(output.heard_at for output in self._outputs)
         quiet: dict[Stage, list[str]] = {}
@@ -363,3 +341,7 @@ class Session:
             prepare = self._prepare_message(index, lost_folder=state.folder or "", lost_keepers=state.keepers)
             self._pool.reconnect(index, prepare + order, min(SWEEP_CONNECT_S, self.settings.timeouts.connect_timeout_s))
         return bool(lost)
+
+
+def _interrupt(number: int) -> None:
+    raise Interrupted(number)

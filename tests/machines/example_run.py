@@ -68,7 +68,6 @@ class ExampleRun:
         torch = {"cuda_version": "12.8", "nccl_version": "2.27.5", "interface": "bond0"}
         hosts = [{"host": name, **gpu, **python, **torch} for name in self.names]
         hosts[-1]["driver"] = "570.124.06"
-        command = "env NCCL_SOCKET_IFNAME==bond0 /opt/venv/bin/python -m torch.distributed.run --nnodes 8 -- train.py"
         return {
             "run_id": RUN_ID, "name": self.name, "user": "ann",
             "command": f"launch --hosts 'gpu[1-{self.hosts}]' --sync --restarts 10 --detach train.py --lr 3e-4",
@@ -82,7 +81,6 @@ class ExampleRun:
             "code": {"hash": "9b2e41d7aa03", "root": "/home/ann/project", "files": 212, "bytes": 1_204_233, "links": {},
                      "left_out": "outputs/ and 3 files of .gitignore"},
             "hosts": hosts,
-            "by_hand": [{"host": name, "command": f"cd /home/ann/project && {command}"} for name in self.names],
             "warnings": ["gpu8: driver 570.124.06, the others have 570.86.15", "gpu2: 6 GiB free in /tmp"],
             "attempts": attempts, "result": attempts[-1]["result"], **self.more,
         }  # fmt: skip

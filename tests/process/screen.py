@@ -16,7 +16,7 @@ class Screen:
     def __init__(self) -> None:
         self.words: list[str] = []
 
-    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+    def say(self, text: str, style: Style = Style.TEXT) -> None:
         self.words.append(text)
 
     def show(self, text: str) -> None:

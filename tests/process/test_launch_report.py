@@ -110,7 +110,7 @@ def test_the_contents_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (run,) = json.loads(call(tmp_path, "ps", "--json").stdout)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     launcher = RemoteLauncher(LocalTransport(), Host("here"), [sys.executable], DEADLINE_S)
-    streams = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
+    streams = OutputStreams(frozenset(), is_one_file=False, with_color=False)
     launcher.ask((ASK, run["run"], "contents"), streams)
     contents = read_contents(json.loads(launcher.read_output()))
     launcher.close()

@@ -18,7 +18,7 @@ from launcher.runs.run_request import RunOptions
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.process_channel import LocalTransport, ProcessChannel
 
-STREAMS = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
+STREAMS = OutputStreams(frozenset(), is_one_file=False, with_color=False)
 
 
 class LostChannel(ProcessChannel):

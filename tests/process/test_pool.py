@@ -65,8 +65,7 @@ class Talk:
         settings = self._settings
         order = {"run": settings.run_id, "mark": MARK, "silence_s": settings.timeouts.silence_s, "env": {},
                  "stop_timeout_s": settings.timeouts.stop_timeout_s}  # fmt: skip
-        self._pool.start()
-        self._pool.order([messages.encode(messages.PREPARE, **{**order, **fields})])
+        self._pool.start([messages.encode(messages.PREPARE, **{**order, **fields})])
 
     def run(self, script: str) -> None:
         rank = {"rank": 0, "argv": shell(script), "env": {}}

@@ -43,7 +43,7 @@ RUN = "20261120-091233"
 NOW = datetime(2026, 11, 20, 9, 12, 33)
 ROWS = ("ps", "--all", "--json")
 WAIT = ("wait", RUN)
-VIEW = OutputStreams(frozenset(), is_one_file=False, with_color=False, columns=None)
+VIEW = OutputStreams(frozenset(), is_one_file=False, with_color=False)
 
 # Imports every module but those that only the ranks, the nodes or another system need.
 IMPORTS = """
@@ -333,16 +333,6 @@ def test_rows_of_other_machines_are_theirs() -> None:
     launcher.ask(("logs", "elsewhere"), VIEW)
     assert (launcher.copy_output(), launcher.is_unknown) == (2, True)
     launcher.close()
-
-
-def test_a_command_prints_for_the_terminal_of_who_asks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """There it is a pipe, which has no width."""
-    open_list().begin(RUN, None, tmp_path).close(is_kept=True)
-    with contextlib.closing(start()) as launcher:
-        launcher.ask(WAIT, OutputStreams(frozenset({2}), is_one_file=False, with_color=True, columns=60))
-        assert launcher.copy_output() == 128 + signal.SIGKILL
-    end = f"its launch was\n  killed, and its hosts end it within --silence\n  fix: launch again {RUN} runs it again\n"
-    assert capfd.readouterr().err == f"launch: run {RUN} has no result: {end}"
 
 
 @pytest.mark.parametrize("is_taken", [False, True])

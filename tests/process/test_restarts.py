@@ -355,7 +355,7 @@ class Prompter(Screen):
         self._go = folder / "go"
         self._begins = begins
 
-    def say(self, text: str, style: Style = Style.AS_IS) -> None:
+    def say(self, text: str, style: Style = Style.TEXT) -> None:
         super().say(text, style)
         if text.startswith(self._begins):
             self._go.touch()

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from machines.patience import DEADLINE_S, NEVER_S
+from machines.patience import DEADLINE_S
 from screen import Screen
 from transport_by_host import TransportByHost
 
@@ -144,26 +144,6 @@ def test_a_second_connection_leaves_the_words_for_the_others() -> None:
     stage = asyncio.run(run())
     assert stage is Stage.RUNNING_SETUP
     assert stage.value.startswith("running its setup, then looking for a Python")
-
-
-def test_a_search_for_gpus_that_takes_long_is_said_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that has to load takes up to a minute; anything else is said only after a while."""
-    monkeypatch.setattr("launcher.session.session.FACTS_NOTICE_S", 0.0)
-    monkeypatch.setattr("launcher.session.session.NOTICE_S", NEVER_S)
-
-    async def run(stage: Stage) -> list[str]:
-        said: list[str] = []
-        session = make_session("n1", "n2", say=said.append)
-        session.states[0].stage = stage
-        await session.pump(lambda: bool(said), time.monotonic() + 0.2)
-        return said
-
-    said = asyncio.run(run(Stage.GATHERING_FACTS))
-    assert said == [
-        "launch: waiting for n1: looking for a Python with torch, and for GPUs (which may take a minute)",
-        "launch: waiting for n2: connecting",
-    ]
-    assert asyncio.run(run(Stage.IMPORTING_TORCH)) == []
 
 
 def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

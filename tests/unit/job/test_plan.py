@@ -25,7 +25,7 @@ from launcher.job.plan import (
 )
 from launcher.node import messages
 from launcher.node.processes.warm import LATE_VARIABLES
-from launcher.runs.plan_record import as_record, by_hand_records, host_records
+from launcher.runs.plan_record import as_record, host_records
 from launcher.runs.report import plan_lines
 
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -498,20 +498,6 @@ def test_a_share_of_a_run_by_hand():
     assert plan_lines(plan) == [
         "# node 3: gpu2, ranks 6 to 7",
         by_hand(4, 3, 2, name="gpu2", env=CPU_ENV, program="-- train.py"),
-    ]
-
-
-def test_the_lines_to_paste_in_the_record_hide_what_the_user_set():
-    """Any variable may be a secret, whatever its name; of arguments, what looks like one."""
-    job = Job(script("--lr", "1", "--api-key", "hunter2"), nproc=2, cpu=True, workdir="/data", env={"MODE": "hunter3"})
-    fact = facts_of("gpu1")
-    assert by_hand_records(job, [Host("gpu1")], [fact], None) == [
-        {
-            "host": "gpu1",
-            "command": by_hand(
-                1, 0, 2, name="gpu1", env=f'MODE="${{MODE}}" {CPU_ENV}', program="-- train.py --lr 1 --api-key '***'"
-            ),
-        }
     ]
 
 

@@ -149,7 +149,7 @@ def test_attach_shows_the_bar_of_one_rank_and_what_all_ranks_say(
         output.feed(rank, STDOUT, b"\r10%\r20%\r30%")
         output.feed(rank, STDERR, b"loss 1.5\n")
     output.finish()
-    streams = OutputStreams(terminals=frozenset(), is_one_file=False, with_color=False, columns=None)
+    streams = OutputStreams(terminals=frozenset(), is_one_file=False, with_color=False)
     follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(streams, HOSTS), lambda: False)
     out, err = capfdbinary.readouterr()
     assert [line for line in out.splitlines() if b"10%" in line or b"20%" in line] == [b"[gpu1:0] 10%"]
@@ -162,7 +162,7 @@ def test_attach_shows_the_end_of_one_bar(tmp_path: Path, capfdbinary: pytest.Cap
         output.feed(rank, STDOUT, b"\r10%\r20%\r30%\n\r1\r \roops\n\r5\r6")
         output.feed(rank, STDERR, b"\r7\r  \r")
     output.finish()
-    streams = OutputStreams(terminals=frozenset(), is_one_file=False, with_color=False, columns=None)
+    streams = OutputStreams(terminals=frozenset(), is_one_file=False, with_color=False)
     follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(streams, HOSTS), lambda: False)
     shown = [b"[gpu1:0] 10%", b"[gpu1:0] 30%", b"[gpu1:0] oops", b"[gpu1:1] oops", b"[gpu1:0] 6"]
     assert capfdbinary.readouterr() == (b"".join(line + b"\n" for line in shown), b"")

@@ -141,7 +141,7 @@ def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None
     said: list[str] = []
 
     class Screen(MuteConsole):
-        def say(self, text: str, style: Style = Style.AS_IS) -> None:
+        def say(self, text: str, style: Style = Style.TEXT) -> None:
             said.append(text)
 
     def interrupt(hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:

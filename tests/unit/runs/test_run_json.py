@@ -81,5 +81,5 @@ def test_what_is_no_object_says_nothing(found: object) -> None:
 
 def test_texts_keep_their_lines_but_no_control_sequence() -> None:
     long = "x" * 10_000
-    record = read_run_json({"by_hand": [{"host": "a", "command": f"echo '\n\t{long}'\x1b]0;title\x07\x00"}]})
-    assert record.by_hand[0].command == f"echo '\n\t{long}'"
+    record = read_run_json({"command": f"echo '\n\t{long}'\x1b]0;title\x07\x00"})
+    assert record.command == f"echo '\n\t{long}'"
