@@ -165,7 +165,8 @@ def make_opener(
     def open_transport(hosts: Sequence[Host], say: Callable[[str], None]) -> Transport:
         from launcher.session.settings import loader_pythons
 
-        return chosen.open(hosts, _add_messages(replace(settings, pythons=loader_pythons(python)), say))
+        pythons = loader_pythons(python)
+        return chosen.open(hosts, replace(settings, pythons=pythons, say=lambda text: say(f"launch: {text}")))
 
     return open_transport
 
@@ -183,7 +184,7 @@ def _ask_secrets(settings: TransportSettings, hosts: Sequence[Host]) -> Secrets:
             raise UsageError("--ask-password needs a terminal", "without a terminal, log in with a key")
         return Secrets()
     secrets = Secrets(_ask("password for all hosts") if settings.ask_password else None)
-    for path in FabricTransport(_add_messages(replace(settings, secrets=secrets), tell)).locked_keys(hosts):
+    for path in FabricTransport(replace(settings, secrets=secrets)).locked_keys(hosts):
         for _ in range(_TRIES):
             passphrase = _ask(f"passphrase of {path} (Enter to skip)")
             if not passphrase or secrets.unlock(path, passphrase):
@@ -221,22 +222,3 @@ def _refuse_ssh(transport: TransportEntry) -> None:
         if is_on_command_line(option.name):
             text = f"{option.flag} is for SSH, but {transport.name} doesn't use SSH"
             raise UsageError(text, "omit it, or use a transport over SSH: --transport fabric")
-
-
-def _add_messages(settings: TransportSettings, say: Callable[[str], None]) -> TransportSettings:
-    """Report through `say` hosts that are, or might be, this machine, agents that don't answer, and what takes ssh."""
-
-    def tell_doubt(name: str, doubt: str, fix: str) -> None:
-        remedy = f"\n  fix: {fix}" if fix else ""
-        say(f"launch: {name} has this machine's address, but {doubt}; connecting over SSH{remedy}")
-
-    def tell_local(name: str) -> None:
-        say(f"launch: {name} is this machine; not using SSH")
-
-    def tell_mute(path: str) -> None:
-        say(f"launch: the SSH agent at {path} doesn't answer; its keys are not used\n  fix: restart it")
-
-    def tell_openssh(need: str) -> None:
-        say(f"launch: using ssh instead of fabric: {need}")
-
-    return replace(settings, on_local=tell_local, on_doubt=tell_doubt, on_mute=tell_mute, on_openssh=tell_openssh)

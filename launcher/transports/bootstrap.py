@@ -242,7 +242,7 @@ def describe_end(host: Host, code: int | None, pythons: Sequence[str], noise: by
         return HostFailure(host.name, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
     text = "killed by a signal" if code == KILLED else f"exit code {code}"
     if host.enter:
-        fix = entering_failures.find_fix(host.enter, host.name, noise)
+        fix = entering_failures.try_by_hand(host.enter)
         return HostFailure(host.name, HostFailureKind.SHELL, f"{host.enter} has ended ({text}){said}", fix)
     fix = f"try by hand: ssh {host.name} true; it may take another user (USER@{host.name})"
     if pythons and pythons[0] != "python3" and (code == _NOT_RUN or not said):  # it was named by the user

@@ -59,17 +59,13 @@ def _open_srun(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
 def _open_fabric(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
     from launcher.transports.ssh.fabric import FabricTransport
 
-    transport = FabricTransport(settings)
-    transport.ask_first(hosts)
-    return transport
+    return FabricTransport(settings)
 
 
 def _open_ssh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:
     from launcher.transports.ssh.openssh import OpenSSHTransport
 
-    transport = OpenSSHTransport(settings)
-    transport.ask_first(hosts)
-    return transport
+    return OpenSSHTransport(settings)
 
 
 def _open_pdsh(hosts: Sequence[Host], settings: TransportSettings) -> Transport:

@@ -29,11 +29,7 @@ class TransportSettings:
     is_unattended: bool = False  # only to hosts that are known, with keys that need no passphrase or agent
     may_boot: bool = False  # wait for a host that isn't up yet, for as long as Transport.open may take
     secrets: Secrets | None = None  # typed once for all hosts; the ssh program asks for its own
-    on_local: Callable[[str], None] | None = None  # gets each host that is this machine, which needs no SSH
-    # Gets each host that has this machine's address but may be another machine: its name, why, and the fix.
-    on_doubt: Callable[[str, str, str], None] | None = None
-    on_mute: Callable[[str], object] | None = None  # gets the socket of an SSH agent that never answers
-    on_openssh: Callable[[str], object] | None = None  # gets why a host is reached by ssh instead of fabric
+    say: Callable[[str], object] = lambda text: None  # gets what users must know of how a host is reached
     pythons: Sequence[str] = ()  # names or paths of Python on the hosts, in the order of trying
     variables: Mapping[str, str] = field(default_factory=dict)  # the environment of srun, pdsh and an unattended ssh
     silence_s: float = Timeouts().silence_s  # a host ends its ranks when it has not heard from `launch` for this long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import io
 import json
 import random
@@ -27,7 +26,7 @@ from launcher.node import messages
 from launcher.node.loading import KEPT, MARKER
 from launcher.transports import bootstrap
 from launcher.transports.agents.channel import AgentChannel
-from launcher.transports.agents.credentials import Credentials, make_credentials
+from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.agents.hub import AgentTransport, Hub
 from launcher.transports.archives import pack_node
 from launcher.transports.base import KILLED, TransportError, failure_of
@@ -185,25 +184,10 @@ class StepHub:
         self._environ = environ
         self._silence_s = silence_s
         self._lock = threading.Lock()
-        self._preparing = threading.Lock()
         self._changed = threading.Condition()  # an agent has come or gone
         self._order: dict[str, Any] = {}
         self._hub: Hub | None = None
         self._agents: AgentTransport | None = None
-
-    @functools.cached_property
-    def _credentials(self) -> Credentials:
-        made = make_credentials(1)
-        return replace(made, tokens=made.tokens * len(self._hosts))  # since all get the same order
-
-    @functools.cached_property
-    def _ports(self) -> Sequence[int]:
-        return find_ports(self._environ)
-
-    def prepare(self) -> None:
-        """Do what takes a while and can be done before the tasks have started."""
-        with self._preparing:  # two steps may start at once
-            _ = self._credentials, self._ports
 
     def make_order(self, tasks: Sequence[str]) -> Mapping[str, Any]:
         """Return what the agents of a step are told; tasks: its hosts, by their numbers.
@@ -212,11 +196,13 @@ class StepHub:
         """
         with self._lock:
             if self._hub is None:
-                run = secrets.token_hex(8)
-                hub = Hub(run, self._hosts, self._credentials, silence_s=self._silence_s, on_change=self._note_change)
+                run, made = secrets.token_hex(8), make_credentials(1)
+                # All agents have one token, since all get the same order.
+                credentials = replace(made, tokens=made.tokens * len(self._hosts))
+                hub = Hub(run, self._hosts, credentials, silence_s=self._silence_s, on_change=self._note_change)
                 self._order = {
-                    "run": run, "token": self._credentials.tokens[0], "fingerprint": self._credentials.fingerprint,
-                    "port": hub.listen(self._ports), "silence_s": _PATIENCE * self._silence_s,
+                    "run": run, "token": credentials.tokens[0], "fingerprint": credentials.fingerprint,
+                    "port": hub.listen(find_ports(self._environ)), "silence_s": _PATIENCE * self._silence_s,
                 }  # fmt: skip
                 hub.go()
                 self._hub, self._agents = hub, hub.open_transport()
@@ -377,7 +363,6 @@ class SrunStep:
 
     def _give_order(self) -> None:
         """Tell the agents what to dial, once srun passes it on."""
-        self._hub.prepare()
         with self._changed:
             self._changed.wait_for(lambda: not self._missing or self._is_given_up or self._has_ended)
             if self._missing or self._is_given_up:

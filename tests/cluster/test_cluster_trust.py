@@ -62,7 +62,7 @@ def test_a_name_that_was_led_here_runs_nothing(cluster: Cluster, exec_here: Exec
 def test_this_machine_needs_no_ssh(cluster: Cluster, exec_here: Exec, transport: str, name: str) -> None:
     """Where known_hosts has its key, or none for that name."""
     here = cluster["node1"]
-    here.replace_file("/etc/ssh/sshd_config", f"HostKey {here.folder}/host_key\n")
+    here.replace_file("/etc/ssh/ssh_host_ed25519_key.pub", public_key(here))
     done = exec_here(f"{name} {public_key(here if name == SPOOFED else cluster['node2'])}\n", transport)
     said = f"launch: {SPOOFED} is this machine; not using SSH"
     assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (

@@ -227,7 +227,6 @@ def test_another_attempt_keeps_the_steps_that_hosts_use(cluster: Cluster) -> Non
 def test_a_step_that_orders_after_another_one(cluster: Cluster) -> None:
     """As one without n3 does that waits for n1, while another attempt starts one for n3 alone."""
     transport = cluster.reach(Host("n3"), A, B)
-    transport._hub.prepare()
     transport._hub.make_order(["n3"])
     transport._start(["n1", "n2"], DEADLINE_S)
     for host in (A, B):

@@ -35,7 +35,6 @@ from launcher.transports.ssh.host_keys import KnownHosts, NeedsSsh, UnknownHostK
 from launcher.transports.ssh.identities import Login, Secrets, locked_keys
 from launcher.transports.ssh.known_hosts import find_unclear
 from launcher.transports.ssh.logins import LoginQueues, keep_trying
-from launcher.transports.ssh.mute_agents import is_mute
 from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, find_ssh, login_args, read_seconds
 from launcher.transports.ssh.packet_limits import BoundedPipe
@@ -105,8 +104,7 @@ class FabricTransport:
         check_config_file(settings.ssh_config)
         self._may_boot = settings.may_boot
         self._secrets = settings.secrets or Secrets()
-        self._on_mute = settings.on_mute
-        self._on_openssh = settings.on_openssh
+        self._say = settings.say
         self._this_machine = ThisMachine(settings)
         self._queues = LoginQueues()
         ssh = find_ssh()
@@ -118,10 +116,6 @@ class FabricTransport:
         self._only_ssh: dict[Host, str] = {}  # what ssh is used for, of hosts that Fabric isn't tried with again
         self._told: set[str] = set()  # of these reasons
         self._lock = threading.Lock()
-
-    def ask_first(self, hosts: Sequence[Host]) -> None:
-        """Raise UsageError for an ssh_config that ssh would refuse for every host."""
-        self._configs.ask_first((host.name, login_args(host)) for host in hosts)
 
     def open(self, host: Host, command: str, timeout_s: float) -> Channel:
         hops = self._configs.on_the_way(host)
@@ -161,8 +155,8 @@ class FabricTransport:
         with self._lock:
             is_new = reason not in self._told
             self._told.add(reason)
-        if is_new and self._on_openssh is not None:
-            self._on_openssh(reason)
+        if is_new:
+            self._say(f"using ssh instead of fabric: {reason}")
 
     def _log_in(self, hops: Sequence[HostConfig], command: str, timeout_s: float) -> Channel:
         connection: fabric.Connection | None = None
@@ -199,7 +193,7 @@ class FabricTransport:
 
     def _prepare(self, hop: HostConfig, gateway: fabric.Connection | None) -> fabric.Connection:
         """Return the connection of a hop, not opened yet."""
-        place, settings = hop.place, self._usable(hop)
+        place, settings = hop.place, hop.settings
         config = fabric.Config(ssh_config=SSHConfig())  # an empty one: each option is given here
         login = Login(place.user, settings, self._secrets)
         connection = fabric.Connection(
@@ -208,20 +202,13 @@ class FabricTransport:
         self._known_hosts.guard(connection, place, settings)
         return connection
 
-    def _usable(self, hop: HostConfig) -> dict[str, Any]:
-        """Return the options of a hop, without an agent that would not answer."""
-        settings = hop.settings
-        return (
-            {**settings, "identityagent": "none"} if is_mute(settings.get("identityagent"), self._on_mute) else settings
-        )
-
     def locked_keys(self, hosts: Sequence[Host]) -> list[Path]:
         """Return the keys for these hosts and their jump hosts that need a passphrase; no host is contacted."""
         self._configs.ask_all([(host.name, login_args(host)) for host in hosts])
         found: dict[Path, None] = {}
         asked: set[str] = set()  # most hosts have the same keys
         for hops in map(self._configs.on_the_way, hosts):
-            for settings in map(self._usable, hops):
+            for settings in (hop.settings for hop in hops):
                 keys = f"{settings.get('identityfile')} {settings.get('identityagent')}"
                 locked = locked_keys(settings, self._secrets) if keys not in asked else []
                 if not locked or not self._takes_ssh(hops):  # to ssh no passphrase can be given

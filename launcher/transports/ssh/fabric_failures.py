@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import socket
 
@@ -13,7 +12,6 @@ from launcher.errors import HostFailure
 from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.host_keys import ChangedHostKey, NeedsSsh, UnknownHostKey
 from launcher.transports.ssh.identities import LoginRefused
-from launcher.transports.ssh.known_hosts import fingerprint
 from launcher.transports.ssh.logins import LoginError
 from launcher.transports.ssh.packet_limits import OversizedError
 
@@ -49,8 +47,7 @@ def classify(error: Exception, place: Destination, non_ssh_reply: str | None, ju
     if isinstance(error, UnknownHostKey):
         return TakesSsh("a host key that fabric doesn't find in known_hosts", place.key_unknown(), jump_host)
     if isinstance(error, ChangedHostKey):
-        shown, known = (fingerprint(base64.b64decode(key)) for key in (error.shown, error.known))
-        return TakesSsh("a host key other than that in known_hosts", place.key_changed(shown, known), jump_host)
+        return TakesSsh("a host key other than that in known_hosts", place.key_changed(str(error)), jump_host)
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):  # of this machine, such as too many open files
         return LoginError(place.other(said), jump_host)

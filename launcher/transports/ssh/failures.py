@@ -78,7 +78,7 @@ class Destination:
 
     def slow_login(self) -> HostFailure:
         """Return the failure of a login that took too long; it isn't tried again: the user sets --connect-timeout."""
-        fix = "raise --connect-timeout, or check its load and its directory service"
+        fix = "raise --connect-timeout, or check its load, its directory service and your SSH agent"
         return self._says(HostFailureKind.SLOW_LOGIN, "it did not finish the login in time", fix)
 
     def no_route(self) -> HostFailure:
@@ -110,11 +110,11 @@ class Destination:
             return self.dropped()
         return self._says(HostFailureKind.CUT_OFF, f"its ProxyCommand exited: {words}", self._by_hand)
 
-    def key_changed(self, new: str, known: str) -> HostFailure:
+    def key_changed(self, new: str) -> HostFailure:
         file = f"-f {shlex.quote(self.known_file)} " if self.known_file else ""
         return self._says(
             HostFailureKind.HOST_KEY_CHANGED,
-            f"its host key has changed: {new}, but known_hosts has {known}",
+            f"its host key has changed: {new} is not in known_hosts",
             f"if the machine was reinstalled, run: ssh-keygen {file}-R {shlex.quote(self.known_name)}; "
             "otherwise don't connect: someone may be intercepting the connection",
         )

@@ -39,13 +39,7 @@ class UnknownHostKey(paramiko.SSHException):
 
 
 class ChangedHostKey(paramiko.SSHException):
-    """The host shows another key than those in known_hosts."""
-
-    def __init__(self, key: paramiko.PKey, known: str) -> None:
-        """known: in base64."""
-        super().__init__(f"changed: {key.get_name()} {key.get_base64()}")
-        self.shown = key.get_base64()
-        self.known = known
+    """The host shows another key than those in known_hosts; the message is its fingerprint."""
 
 
 class KnownHosts:
@@ -113,7 +107,7 @@ class _Policy(paramiko.MissingHostKeyPolicy):
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         if key.get_base64() not in {known for _, known in self._known}:
-            raise ChangedHostKey(key, self._known[0][1])
+            raise ChangedHostKey(key.fingerprint)
 
 
 def _make_transport(known: _Keys, sock: Any, **settings: Any) -> paramiko.Transport:

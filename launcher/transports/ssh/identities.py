@@ -20,11 +20,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
-from launcher.transports.ssh.mute_agents import find_socket
 from launcher.transports.ssh.openssh_config import is_file
 
 _DEFAULT_FILES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519", "~/.ssh/id_ed25519_sk")
-_AGENT_TIMEOUT_S = 30.0
+_AGENT_TIMEOUT_S = 30.0  # it may ask its user
+_LIST_TIMEOUT_S = 10.0  # an agent that never answers is passed over: its computer sleeps, or it was stopped
 
 
 class Secrets:
@@ -184,11 +184,13 @@ def open_agent(place: str | None) -> Iterator[Sequence[AgentKey]]:
         return
     agent: Any = AgentSSH()
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(_AGENT_TIMEOUT_S)
+        sock.settimeout(_LIST_TIMEOUT_S)
+        named = "$SSH_AUTH_SOCK" if place in (None, "SSH_AUTH_SOCK") else place
         try:
-            sock.connect(find_socket(place))
+            sock.connect(os.path.expandvars(Path(named).expanduser()))
             agent._connect(sock)
         except (OSError, paramiko.SSHException):
             yield ()
             return
+        sock.settimeout(_AGENT_TIMEOUT_S)
         yield agent.get_keys()

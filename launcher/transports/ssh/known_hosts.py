@@ -1,19 +1,12 @@
-"""Which files of known_hosts ssh_config names, and how their keys are shown."""
+"""Which files of known_hosts ssh_config names."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 _DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-
-
-def fingerprint(blob: bytes) -> str:
-    """Return a key's fingerprint as ssh prints it, `SHA256:...`."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def find_files(settings: Mapping[str, str]) -> list[Path]:

@@ -24,12 +24,10 @@ from launcher.transports.process_channel import ProcessChannel, end_process, sta
 from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
-from launcher.transports.ssh.mute_agents import is_mute
 from launcher.transports.ssh.openssh_config import (
     OPTIONS,
     HostConfig,
     HostConfigs,
-    later_options,
     login_args,
     read_seconds,
 )
@@ -120,7 +118,6 @@ class OpenSSHTransport:
         self._ssh_config = settings.ssh_config
         self._may_boot = settings.may_boot
         self._is_unattended = settings.is_unattended
-        self._on_mute = settings.on_mute
         self._env: dict[str, str] | None = None
         if settings.variables and not may_ask:
             self._env = {**settings.variables, "SSH_ASKPASS_REQUIRE": "never"}
@@ -131,10 +128,6 @@ class OpenSSHTransport:
         self.answers = answers or HostConfigs(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         weakref.finalize(self, _end_connecting, self._connecting)  # when `launch` ends, at the latest
-
-    def ask_first(self, hosts: Sequence[Host]) -> None:
-        """Raise UsageError for an ssh_config that ssh would refuse for every host."""
-        self.answers.ask_first((host.name, login_args(host)) for host in hosts)
 
     def open(self, host: Host, command: str, timeout_s: float, args: Sequence[str] = ()) -> Channel:
         """args: for ssh, which name the host; those of login_args by default."""
@@ -158,7 +151,7 @@ class OpenSSHTransport:
 
         args: of ssh for this host; answer: what `ssh -G` prints for them.
         """
-        ssh, *options = self._argv(answer)
+        ssh, *options = self._argv
         shared = ("-o", f"ControlPath={socket_path}", "-o", "LogLevel=INFO")
         process = start_process([ssh, *shared, *options, *args, command], self._env)
         return OpenSSHChannel(process, b"", master=socket_path)
@@ -166,19 +159,16 @@ class OpenSSHTransport:
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()
 
-    def _argv(self, answer: HostConfig) -> list[str]:
-        """Return ssh's command line up to the host; only the options for host keys differ between hosts."""
-        options = {**_OPTIONS, **later_options(answer.options)}
-        if self._is_unattended:
-            options.update(_UNATTENDED)
-        elif is_mute(answer.option("identityagent"), self._on_mute):
-            options["IdentityAgent"] = "none"
+    @property
+    def _argv(self) -> list[str]:
+        """Return ssh's command line up to the host."""
+        options = {**_OPTIONS, **(_UNATTENDED if self._is_unattended else {})}
         settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         return [self._ssh, *(["-F", str(self._ssh_config)] if self._ssh_config else []), *settings]
 
     def log_in(self, answer: HostConfig, args: Sequence[str], command: str, timeout_s: float) -> OpenSSHChannel:
         """Log in once and start `command`; raise LoginError. answer: what `ssh -G` prints for these arguments."""
-        ssh, *options = self._argv(answer)
+        ssh, *options = self._argv
         limit = f"ConnectTimeout={max(1, int(timeout_s))}"
         process = start_process([ssh, "-o", limit, *options, *args, command], self._env)
         self._connecting.add(process)

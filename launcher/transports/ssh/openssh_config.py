@@ -13,10 +13,9 @@ import shlex
 import shutil
 import subprocess
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from launcher.transports.ssh.known_hosts import find_files, find_unclear
 _TIMEOUT_S = 10
 _AT_ONCE = 8  # processes of ssh: more take no less time
 _NO_ENTRY = "No user exists for uid"  # of passwd, which ssh needs even for -G
-_APPLE_OPTION = "Bad configuration option: usekeychain"  # not in another OpenSSH on a Mac, either
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
@@ -45,8 +43,6 @@ OPTIONS = {
     "RequestTTY": "no",
     "UpdateHostKeys": "no",  # replaces known_hosts: of many ssh at once, some would lose the others' keys
 }
-# OpenSSH before 8.7 refuses these as unknown options.
-_LATER = {"StdinNull": "no", "SessionType": "default"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +109,6 @@ def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
 def _find_hint(stderr: str, named: Path | None) -> str:
     if stderr.startswith(_NO_ENTRY):
         return "use --transport fabric, which works without an entry in passwd"
-    if _APPLE_OPTION in stderr:
-        return "only macOS's own ssh knows it: add `IgnoreUnknown UseKeychain` as the first line"
     return f"run `ssh {f'-F {shlex.quote(str(named))} ' if named else ''}-G HOST` for details"
 
 
@@ -196,24 +190,12 @@ class HostConfigs:
         """Run ssh for all of these logins at the same time; `of` and `of_jumps` then have their answers."""
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                list(pool.map(lambda login: self._find_refusal(*login), logins))
+                list(pool.map(lambda login: self.find_refusal(*login), logins))
         except RuntimeError:  # this machine has no thread left: each is asked when its answer is wanted
             pass
 
-    def ask_first(self, logins: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Raise UsageError if ssh would refuse every one of these logins, each a host's name and arguments of ssh.
-
-        Two are tried. If ssh accepts one of them, an error concerns single hosts, which report it themselves.
-        """
-        refusal = None
-        for name, args in islice(logins, 2):
-            refusal = self._find_refusal(name, args)
-            if refusal is None:
-                return
-        if refusal is not None:
-            raise refusal
-
-    def _find_refusal(self, name: str, args: Sequence[str]) -> UsageError | None:
+    def find_refusal(self, name: str, args: Sequence[str]) -> UsageError | None:
+        """Return why ssh would refuse a login."""
         try:
             self.of_jumps(self.of(name, args))
         except UsageError as error:
@@ -276,8 +258,3 @@ def read_seconds(text: str | None) -> float | None:
     if text is None or _TIME.fullmatch(text) is None:
         return None
     return float(sum(int(number) * _SECONDS[unit.lower()] for number, unit in _PART.findall(text)))
-
-
-def later_options(known: Container[str]) -> dict[str, str]:
-    """Return those options of OpenSSH 8.7 that this ssh knows; known: the lower-case names that `ssh -G` prints."""
-    return {name: value for name, value in _LATER.items() if name.lower() in known}

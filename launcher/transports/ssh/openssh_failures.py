@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import shlex
 import shutil
@@ -14,7 +12,6 @@ from pathlib import Path
 
 from launcher.errors import HostFailure
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.known_hosts import fingerprint
 from launcher.transports.ssh.openssh_config import HostConfig
 
 # An agent would not sign with a key: its user said no, or the smart card was removed.
@@ -46,7 +43,6 @@ _REVOKED_KEY = re.compile(r"^\S+ host key for (\S+) (?:was|is marked as) revoked
 _REVOKED_BY = re.compile(r"^Host key \S+ \S+ revoked by file (.*?)\r?$", re.MULTILINE)
 _UNFIT_KEY = re.compile(r"^(?:Error checking host key .*|Certificate invalid: .*?)\r?$", re.MULTILINE)
 _NEW_FINGERPRINT = re.compile(r"^(\S+:\S+)\.\r?$", re.MULTILINE)
-_KNOWN_LINE = re.compile(r"^Offending \S+ key in (.+):(\d+)\r?$", re.MULTILINE)
 _KEY_FAILED = "Host key verification failed"
 _SILENT = re.compile(r"^(?:Connection timed out during banner exchange|Connection to \S+ port \d+ timed out)", re.M)
 _NO_SSH = re.compile(
@@ -140,24 +136,11 @@ def _host_key(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -
     if found := _CHANGED_KEY.search(text):
         place = _blame(found[1], text, answer, jump_hosts).place
         new = _NEW_FINGERPRINT.search(text)
-        return place.key_changed(new[1] if new else "", _known_fingerprint(text)), place
+        return place.key_changed(new[1] if new else ""), place
     found = _UNKNOWN_KEY.search(text)  # no match where ssh would have asked the user: then it prints no name
     place = _blame(found[1] if found else None, text, answer, jump_hosts).place
     # To a jump host another ssh logs in, which doesn't get the options of `launch`.
     return place.key_unknown(), place
-
-
-def _known_fingerprint(text: str) -> str:
-    """Return the fingerprint of the key in known_hosts, which ssh names by file and line."""
-    found = _KNOWN_LINE.search(text)
-    if found is None:
-        return "a different one"
-    try:
-        line = Path(found[1]).read_text("utf-8", "replace").splitlines()[int(found[2]) - 1]
-        blob = base64.b64decode(next(word for word in line.split() if word.startswith("AAAA")))
-    except (OSError, IndexError, StopIteration, binascii.Error):
-        return f"the one at {found[1]}:{found[2]}"
-    return fingerprint(blob)
 
 
 def _login(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -> _Found:

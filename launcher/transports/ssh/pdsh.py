@@ -50,7 +50,6 @@ class PdshTransport:
         self._here = {host.name for host in hosts if self._is_here(host, own_options(settings.variables))}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
         self._pdsh = Pdsh(pdsh, list(self._hosts.values()), settings)
-        self._answers.ask_first((host.name, self._pdsh.login_args(host)) for host in self._hosts.values())
         self._masters: Masters | None = None
         self._lock = threading.Lock()
 
@@ -58,9 +57,12 @@ class PdshTransport:
         if host.name in self._here:
             return self._this_machine.start(host, command)
         began_at = time.monotonic()
-        masters = self._find_masters(host, timeout_s)
-        socket, args = masters.await_login(host.name), self._pdsh.login_args(host)
+        args = self._pdsh.login_args(host)
+        if refusal := self._answers.find_refusal(host.name, args):
+            raise refusal
         answer = self._answers.of(host.name, args)
+        masters = self._find_masters(host, timeout_s)
+        socket = masters.await_login(host.name)
         if socket is not None:
             return PdshChannel(self._ssh.open_shared(answer, args, command, socket), host, masters, self)
         # Of hosts behind a jump host, the others' logins may be to blame: pdsh makes all at once.
@@ -74,7 +76,10 @@ class PdshTransport:
         """Return those of all hosts; raise TransportError if pdsh can't be started."""
         with self._lock:
             if self._masters is None:
-                hosts = list(self._hosts.values())
+                # An ssh whose way leads round in a circle would start another one for ever.
+                logins = {host: self._pdsh.login_args(host) for host in self._hosts.values()}
+                self._answers.ask_all([(host.name, args) for host, args in logins.items()])
+                hosts = [host for host, args in logins.items() if not self._answers.find_refusal(host.name, args)]
                 try:
                     call = self._pdsh.log_in(hosts, timeout_s)
                 except OSError as error:
@@ -82,7 +87,9 @@ class PdshTransport:
                     failure = HostFailure(host.name, HostFailureKind.PDSH, text, "use --transport ssh")
                     raise TransportError(failure) from None
                 weakref.finalize(self, call.end)  # a run opens a transport for each attempt
-                self._masters = Masters(call, [*self._hosts], timeout_s + _MARGIN_S + _LOGIN_S * len(hosts))
+                self._masters = Masters(
+                    call, [host.name for host in hosts], timeout_s + _MARGIN_S + _LOGIN_S * len(hosts)
+                )
             return self._masters
 
     def _is_here(self, host: Host, options: Sequence[str]) -> bool:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import getpass
 import math
-import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.hosts.host import SSH_PORT, Host
@@ -26,21 +24,20 @@ from launcher.transports.ssh.openssh_config import is_file
 
 _FOLDER = Path("/etc/ssh")
 _AUTHORITY, _REVOKED = "@cert-authority", "@revoked"
-_KEYGEN_TIMEOUT_S = 10
-# A line of sshd_config, if the user may read that file: some systems show it to root alone.
-_NAMED_FILE = re.compile(r'^[ \t]*hostkey[ \t=]+"?([^"\n]+?)"?[ \t]*$', re.IGNORECASE | re.MULTILINE)
+_FOR_A_LOGIN = "only a login can compare its host key"
+_OTHER_KEY = "known_hosts has a different host key for it"
+_NO_KEY = "this machine has no /etc/ssh/ssh_host_*_key.pub to compare"
 
 
 class ThisMachine:
     """Decides for every transport over SSH whether a host is this machine, and starts commands for it.
 
     A host is this machine only if a login to it would lead here in every respect: address, port 22, user, and no other
-    host key in known_hosts. If host keys contradict it, SSH is used, and `TransportSettings.on_doubt` gets the reason.
+    host key in known_hosts. If host keys contradict it, SSH is used, and `TransportSettings.say` gets the reason.
     """
 
     def __init__(self, settings: TransportSettings) -> None:
-        self._on_local = settings.on_local
-        self._on_doubt = settings.on_doubt
+        self._say = settings.say
         self._local = LocalTransport()
 
     def open(
@@ -60,15 +57,14 @@ class ThisMachine:
         """
         if not is_direct or not is_this_machine(place.host, place.port, place.user):
             return False
-        doubt = find_objection(place, ssh_config)
-        if doubt is not None and self._on_doubt is not None:
-            self._on_doubt(place.name, doubt.text, doubt.fix)
-        return doubt is None
+        doubt = find_doubt(place, ssh_config)
+        if doubt:
+            self._say(f"{place.name} has this machine's address, but {doubt}; connecting over SSH")
+        return not doubt
 
     def start(self, host: Host, command: str) -> Channel:
         """Start `command` here without a login, for a host that `is_meant` found to be this machine."""
-        if self._on_local is not None:
-            self._on_local(host.name)
+        self._say(f"{host.name} is this machine; not using SSH")
         return self._local.open(host, command, timeout_s=math.inf)  # it waits for nothing
 
 
@@ -93,56 +89,32 @@ def own_user() -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Objection:
-    """Why a host may be another machine; `fix` is the remedy if the keys could not be compared."""
-
-    text: str
-    fix: str = ""
-
-
-_BY_COMMAND = Objection(
-    "KnownHostsCommand may have a different host key for it",
-    "name its known_hosts file with UserKnownHostsFile in ssh_config, and set KnownHostsCommand none for it",
-)
-_CLEAR = "write its absolute path in ssh_config, without spaces, % and ${}"
-_NO_KEYGEN = Objection("only ssh-keygen can tell whether known_hosts has its key", "install openssh-client")
-_BY_AUTHORITY = Objection("only a login can check what @cert-authority in known_hosts says of it")
-_OTHER_KEY = Objection("known_hosts has a different host key for it")
-_NO_KEY = Objection(
-    "this machine has no host key to compare",
-    "if it is this machine, put its public host keys where sshd keeps them: /etc/ssh/ssh_host_*_key.pub",
-)
-
-
-def find_objection(place: Destination, settings: Mapping[str, str]) -> Objection | None:
-    """Return why a host may be another machine although its address is this one's; None if no key contradicts that.
+def find_doubt(place: Destination, settings: Mapping[str, str]) -> str:
+    """Return why a host may be another machine although its address is this one's; "" if no key contradicts that.
 
     place, settings: the destination of its login, and the options that ssh_config sets for it.
     """
-    if settings.get("knownhostscommand", "none") != "none":
-        return _BY_COMMAND
-    if unclear := find_unclear(settings):
-        return Objection(f"{unclear} may have a different host key for it", _CLEAR)
+    if settings.get("knownhostscommand", "none") != "none" or find_unclear(settings):
+        return _FOR_A_LOGIN
     try:
         lines = [*_find_lines(place.known_name, find_files(settings))]
     except OSError:
-        return _NO_KEYGEN
+        return _FOR_A_LOGIN
     revoked = {key for marker, key in lines if marker == _REVOKED}
     known = {key for marker, key in lines if not marker} - revoked
-    shown = set(_read_own())
-    if known & shown or all(marker == _REVOKED for marker, _ in lines):
-        return None
+    own = set(_read_own())
+    if known & own or all(marker == _REVOKED for marker, _ in lines):
+        return ""
     if any(marker == _AUTHORITY for marker, _ in lines):
-        return _BY_AUTHORITY
-    return _OTHER_KEY if shown else _NO_KEY
+        return _FOR_A_LOGIN
+    return _OTHER_KEY if own else _NO_KEY
 
 
 def _find_lines(name: str, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Yield marker and key of each line about a name, as ssh-keygen finds them; raise OSError if there is none."""
     for path in filter(is_file, files):
         argv = ["ssh-keygen", "-F", name, "-f", str(path)]
-        found = subprocess.run(argv, capture_output=True, timeout=_KEYGEN_TIMEOUT_S, check=False).stdout
+        found = subprocess.run(argv, capture_output=True, check=False).stdout
         for words in map(str.split, found.decode("utf-8", "replace").splitlines()):
             marker = words.pop(0) if words[0].startswith("@") else ""
             if words[0] != "#":  # its own words about the line that follows
@@ -150,20 +122,7 @@ def _find_lines(name: str, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _read_own() -> Iterator[str]:
-    """Yield this machine's host keys: sshd's default ones and sshd_config's."""
-    for path in _find_files():
-        yield from _text(path).split()[1:2]
-
-
-def _find_files() -> Iterator[Path]:
-    yield from _FOLDER.glob("ssh_host_*_key*.pub")
-    for config in (_FOLDER / "sshd_config", *_FOLDER.glob("sshd_config.d/*.conf")):
-        for value in _NAMED_FILE.findall(_text(config)):
-            yield Path(value if value.endswith(".pub") else f"{value}.pub")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except (OSError, ValueError):
-        return ""
+    """Yield this machine's host keys."""
+    for path in _FOLDER.glob("ssh_host_*_key*.pub"):
+        with contextlib.suppress(OSError):
+            yield from path.read_text("utf-8", "replace").split()[1:2]

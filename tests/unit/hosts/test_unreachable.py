@@ -42,7 +42,7 @@ def test_what_need_not_be_repeated_is_not_counted() -> None:
 
 
 def test_what_differs_in_more_stays_apart() -> None:
-    changed = [place(name, name).key_changed(f"SHA256:{name}x", "SHA256:old") for name in ("a", "b")]
+    changed = [place(name, name).key_changed(f"SHA256:{name}x") for name in ("a", "b")]
     ports = [Destination(name, name, port, "me").refused() for name, port in (("a", 22), ("b", 2222))]
     assert [names for names, _, _ in fold_failures([*changed, *ports])] == [["a"], ["b"], ["a"], ["b"]]
 

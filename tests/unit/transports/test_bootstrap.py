@@ -162,27 +162,13 @@ def test_what_enters_a_container_stands_before_the_python() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "fix"),
-    [
-        (1, "Error: No such container: train", "start the container on gpu1, or correct its name: docker ps lists"),
-        (125, 'Error: no container with name or ID "train" found', "start the container on gpu1"),
-        (1, "Error response from daemon: Container 3f5 is not running", "start it there: docker start NAME"),
-        (255, "Error: container state improper", "start it there: docker start NAME"),
-        (1, "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
-         "let your user use it there"),
-        (1, "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", "start its daemon"),
-        (1, "sudo: a password is required", "let sudo start it there without a password"),
-        (127, "sh: 1: exec: docker: not found", "install it on gpu1, or correct the command"),
-        (126, "OCI runtime exec failed", "try it by hand there: docker exec -i train true"),
-        (1, "Error: container 3f5 is paused", "continue it there: docker unpause NAME"),
-        (1, "the input device is not a TTY", "leave out its option for a terminal"),
-    ],
-)  # fmt: skip
-def test_why_nothing_starts_in_a_container(code: int, said: str, fix: str) -> None:
+    ("code", "said"), [(1, "Error: No such container: train"), (127, "sh: 1: exec: docker: not found")]
+)
+def test_why_nothing_starts_in_a_container(code: int, said: str) -> None:
     host = Host("gpu1", enter="docker exec -i train")
     failure = describe_end(host, code, ["python3"], said.encode())
     assert failure.text == f"docker exec -i train has ended (exit code {code}): {said}"
-    assert failure.fix.startswith(fix)
+    assert failure.fix == "try it by hand there: docker exec -i train true"
 
 
 def test_a_container_without_that_python() -> None:

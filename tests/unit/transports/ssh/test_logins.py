@@ -54,7 +54,7 @@ def test_a_connection_that_was_dropped_is_made_again():
 @pytest.mark.parametrize("may_boot", [True, False])
 @pytest.mark.parametrize(
     "reason",
-    [LOGIN_REFUSED, PLACE.key_unknown(), PLACE.key_changed("a", "b"), PLACE.name_unknown(), PLACE.slow_login()],
+    [LOGIN_REFUSED, PLACE.key_unknown(), PLACE.key_changed("a"), PLACE.name_unknown(), PLACE.slow_login()],
     ids=lambda reason: reason.kind,
 )
 def test_what_does_not_pass_is_never_tried_again(reason, may_boot):

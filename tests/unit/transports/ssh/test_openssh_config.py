@@ -112,13 +112,6 @@ def test_a_jump_host_for_all_hosts_but_itself(read: Read) -> None:
     assert where(configs, Host("a")) == [("bastion", "guard", 22), ("a", "guard", 22)]
 
 
-@needs_ssh
-def test_an_option_that_macos_s_ssh_alone_knows(read: Read) -> None:
-    with pytest.raises(UsageError) as caught:
-        read("Host *\n    UseKeychain yes\n").on_the_way(Host("a"))
-    assert caught.value.fix == "only macOS's own ssh knows it: add `IgnoreUnknown UseKeychain` as the first line"
-
-
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none: no such file"):
         FabricTransport(TransportSettings(ssh_config=tmp_path / "none"))
