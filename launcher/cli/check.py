@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -60,7 +59,6 @@ def command(*, request: Request) -> int:
     job = add_tree(read_job(request, hosts), request)
     open_transport = choose_opener(request.reach, hosts, python=job.python)
     console = Console(hosts, find_streams(os.environ), as_json=request.as_json, is_patient=True)
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     async def ask(session: Session) -> Inspection:
         contents = Contents(job.tree, os.environ) if job.tree is not None else None
@@ -72,7 +70,7 @@ def command(*, request: Request) -> int:
         if request.as_json:
             console.emit("check", **check.as_record(job, inspection))
         else:
-            for line in check.table(job, inspection, columns):
+            for line in check.table(job, inspection):
                 console.show(line)
         return check.exit_code(inspection)
 

@@ -18,9 +18,6 @@ from launcher.session.signals import Interrupted
 from launcher.sync.contents import Contents
 from launcher.wording import count, duration
 
-_WIDTH = 120  # if the output is no terminal
-_TEXT_WIDTH = 70
-
 
 async def check(
     job: Job, session: Session, pythons: Sequence[str], incidents: Mapping[str, str], contents: Contents | None = None
@@ -45,48 +42,28 @@ def exit_code(inspection: Inspection) -> int:
     return EXIT_UNREACHABLE if inspection.failures else EXIT_PREFLIGHT if inspection.problems else 0
 
 
-def table(job: Job, inspection: Inspection, width: int | None = None) -> list[str]:
-    """Return what all hosts share, then each finding with its hosts and remedy.
+def table(job: Job, inspection: Inspection) -> list[str]:
+    """Return what all hosts share, then each finding with its hosts and, below it, its remedy.
 
-    width: the columns of a terminal.
+    Nothing is wrapped: users copy paths and commands, and the terminal wraps those better.
     """
     traits = common_traits(job, inspection.facts)
     rows = [("", "on all", ", ".join(traits), "")] if traits else []
-    rows += [("!", fold_names(names), text, _labeled(fix)) for names, text, fix in fold_failures(inspection.failures)]
+    rows += [("!", fold_names(names), text, fix) for names, text, fix in fold_failures(inspection.failures)]
     rows += [
-        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, _labeled(finding.fix))
+        ("!" if finding.severity is PROBLEM else "", fold_names(finding.hosts), finding.text, finding.fix)
         for finding in inspection.findings
     ]
+    name_width = max((len(name) for _, name, _, _ in rows), default=0)
+    lines = []
+    for mark, name, text, fix in rows:
+        start = f"{mark:1} {name:<{name_width}}  "
+        lines += [start + text, *([f"{'':{len(start)}}fix: {fix}"] if fix else [])]
     answered, asked = len(inspection.hosts), len(inspection.hosts) + len(inspection.failures)
     heading = (
         f"{count(asked, 'host')} responded" if answered == asked else f"{answered} of {count(asked, 'host')} responded"
     )
-    return [f"{heading} ({duration(inspection.seconds)})", *_align(rows, width), _verdict(inspection)]
-
-
-def _labeled(fix: str) -> str:
-    return f"fix: {fix}" if fix else ""
-
-
-def _align(rows: Sequence[tuple[str, str, str, str]], width: int | None) -> list[str]:
-    """Return the rows in columns; a remedy that doesn't fit on its line gets a line of its own.
-
-    Nothing is wrapped: users copy paths and commands, and the terminal wraps those better.
-    """
-    names = max((len(name) for _, name, _, _ in rows), default=0)
-    texts = max(
-        (len(text) for _, _, text, fix in rows if fix and len(text) <= _TEXT_WIDTH and "\n" not in text), default=0
-    )
-    lines = []
-    for mark, name, text, fix in rows:
-        start = f"{mark or ' '} {name:<{names}}  "
-        if not fix:
-            lines.append(start + text)
-        elif "\n" not in text and len(text) <= texts and len(start) + texts + 2 + len(fix) <= (width or _WIDTH):
-            lines.append(f"{start}{text:<{texts}}  {fix}")
-        else:
-            lines += [start + text, " " * len(start) + fix]
-    return lines
+    return [f"{heading} ({duration(inspection.seconds)})", *lines, _verdict(inspection)]
 
 
 def _verdict(inspection: Inspection) -> str:
