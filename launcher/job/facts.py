@@ -170,7 +170,6 @@ class HostSample:
     memory_used_mib: Count | None = None  # how much of it is used
     swap_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # swapped in and out, in MiB/s
     disk_free_percent: Annotated[float, Within(0, 100)] | None = None  # of the disk of the working directory
-    disk_mib_s: Annotated[float, Within(0, 1e9)] | None = None  # read and written on all disks, in MiB/s
     # sent and received on all network devices but virtual ones, in MiB/s
     network_mib_s: Annotated[float, Within(0, 1e9)] | None = None
     # faults that the driver has logged since the last sample; only root can read them

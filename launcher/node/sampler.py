@@ -22,7 +22,6 @@ from launcher.node.system import is_in_container, read_rows
 _HANGS_S = 15.0  # nvidia-smi needs 3 s for a GPU whose driver isn't loaded
 _PROCESSES_S = 30.0  # between two looks for processes on the GPUs, each of which is a process itself
 _NO_DEVICES = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "tun", "tap", "bond", "team")
-_SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk has
 
 
 class Sampler:
@@ -161,7 +160,6 @@ class HostReader:
             "memory_used_mib": (memory.get("MemTotal:", 0) - memory.get("MemAvailable:", 0)) >> 10 or None,
             "swap_mib_s": rate("swap", (1 << 20) / os.sysconf("SC_PAGE_SIZE")),
             "disk_free_percent": _find_free(self._workdir),
-            "disk_mib_s": rate("disk", (1 << 20) / _SECTOR_BYTES),
             "network_mib_s": rate("network", 1 << 20),
             "xids": self._find_xids(),
         }
@@ -170,7 +168,7 @@ class HostReader:
 
 
 def _read_counts() -> dict[str, float]:
-    """Return what only grows: ticks of the CPUs, pages swapped, sectors of disks, and bytes of the network."""
+    """Return what only grows: ticks of the CPUs, pages swapped, and bytes of the network."""
     counts: dict[str, float] = {}
     for row in read_rows("/proc/stat"):
         if row[0] == "cpu":  # user nice system idle iowait irq softirq steal
@@ -180,9 +178,6 @@ def _read_counts() -> dict[str, float]:
     for row in read_rows("/proc/vmstat"):
         if row[0] in ("pswpin", "pswpout"):
             counts["swap"] = counts.get("swap", 0) + int(row[1])
-    for row in read_rows("/proc/diskstats"):
-        if os.path.exists("/sys/block/%s/device" % row[2]):  # a disk: no partition, and nothing made of disks
-            counts["disk"] = counts.get("disk", 0) + int(row[5]) + int(row[9])
     for row in read_rows("/proc/net/dev"):
         name = row[0].rstrip(":")
         if row[0].endswith(":") and not name.startswith(_NO_DEVICES):

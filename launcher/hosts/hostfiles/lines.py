@@ -44,21 +44,6 @@ _INVENTORY = "list its hosts, one per line: ansible all -i FILE --list-hosts"
 _FOREIGN = (
     (re.compile(r"\[[A-Za-z_][\w.:-]*\]|.*[ \t]ansible_\w+[ \t]*=.*"), "an Ansible inventory", _INVENTORY),
     (
-        re.compile(r"[^,\[ \t]+[ \t]+[^,\[ \t]+(?:,[^,\[ \t]+)+"),
-        "a genders file",
-        "list the hosts that have an attribute, one per line: nodeattr -n ATTRIBUTE",
-    ),
-    (
-        re.compile(r"[^ \t]+[ \t]+(?:ssh|ecdsa|sk)-[^ \t]+[ \t]+AAAA.*"),
-        "a known_hosts file",
-        "list the host names alone, one per line",
-    ),
-    (
-        re.compile(r"(?:host|match)[ \t].*", re.IGNORECASE),
-        "an ssh_config",
-        "list its host names, one per line, and pass the ssh_config with --ssh-config FILE",
-    ),
-    (
         re.compile(r"""-(?:[ \t].*)?|---.*|{.*|\[(?:[ \t]*["'{].*|[A-Za-z_][^\]]*,.*)?|[\w.-]+:(?:[ \t]*[\[{"'].*)?"""),
         "a YAML or JSON file",
         "write one host per line, such as: node1 slots=8",

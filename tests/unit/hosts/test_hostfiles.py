@@ -214,24 +214,6 @@ BAD_LINES = [
         "'gpu1 ansible_host=10.0.0.1 ansible_user=ann' is a line of an Ansible inventory, not of a hostfile",
         "list its hosts, one per line: ansible all -i FILE --list-hosts",
     ),
-    *(
-        (
-            line,
-            f"'{line}' is a line of a genders file, not of a hostfile",
-            "list the hosts that have an attribute, one per line: nodeattr -n ATTRIBUTE",
-        )
-        for line in ("gpu1 gpu,compute,rack=1", "gpu1 gpu,compute")
-    ),
-    (
-        "gpu1 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBx",
-        "'gpu1 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBx' is a line of a known_hosts file, not of a hostfile",
-        "list the host names alone, one per line",
-    ),
-    (
-        "Host gpu1 gpu2",
-        "'Host gpu1 gpu2' is a line of an ssh_config, not of a hostfile",
-        "list its host names, one per line, and pass the ssh_config with --ssh-config FILE",
-    ),
     (
         "#include more",
         "'#include more': included files are not read",
