@@ -39,8 +39,8 @@ class Scene:
 
 
 def test_it_ends_once_after_the_silence() -> None:
-    scene = Scene(0.2)
     began_at = time.monotonic()
+    scene = Scene(0.2)
     while not scene.late:
         scene.loop.run_once()
     assert 0.15 < time.monotonic() - began_at < DEADLINE_S
