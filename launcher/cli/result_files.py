@@ -173,9 +173,6 @@ def _copy(
     if got.too_large:
         named = listed_names([f"{path} ({size(size_bytes)})" for path, size_bytes in got.too_large])
         tell(f"launch: not copied, over {size(wish.most_bytes)}: {named}; fix: {again} --limit SIZE")
-    if got.unnamed:
-        fix = "name what begins with a dot in PATH; no PATH takes .git, launcher.toml or pyproject.toml"
-        tell(f"launch: not copied from {host.name} for their names: {listed_names(got.unnamed)}; fix: {fix}")
     if got.odd:
         tell(f"launch: not copied from {host.name}: {listed_names(got.odd)}")
     return EXIT_FAILED if got.too_large or got.odd else 0

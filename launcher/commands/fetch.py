@@ -63,7 +63,6 @@ class Fetched:
     bytes_in_all: int  # of these, as far as they were sent
     too_large: Sequence[tuple[str, int]]  # left out, with their sizes
     odd: Sequence[str]  # left out for other reasons, in words
-    unnamed: Sequence[str]  # left out for their names
 
 
 def fetch_files(
@@ -142,10 +141,8 @@ def _take(answer: _Answer, known: dict[str, tuple[int, str]], wish: Wish, target
         if found.get("end"):
             failed = [f"{path}: {why}" for path, why in _read_pairs(found.get("failed"))]
             too_large = [(path, int(size)) for path, size in _read_pairs(found.get("left_out")) if size.isdecimal()]
-            named = found.get("unnamed")
-            unnamed = [one_line(str(path), 200) for path in named] if isinstance(named, list) else []
             matched = found["matched"] if isinstance(found.get("matched"), int) else 0
-            return Fetched(matched, copied, bytes_in_all, too_large, [*odd, *failed], unnamed)
+            return Fetched(matched, copied, bytes_in_all, too_large, [*odd, *failed])
         path, begin, size = found.get("path"), found.get("begin"), found.get("size")
         if not isinstance(path, str) or not isinstance(begin, int) or not isinstance(size, int) or begin > size:
             raise answer.refuse("sent what is no file")

@@ -35,7 +35,7 @@ def main(nonce: str, wait_s: int) -> None:
         _write_line({"error": "%s can't be entered: %s" % (request["folder"], error.strerror)})
         return
     left, left_out, failed = request["most_bytes"], [], []
-    paths, unnamed = find_files(request["patterns"], request["kept_out"])
+    paths = find_files(request["patterns"], request["kept_out"])
     for path in paths:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -53,27 +53,26 @@ def main(nonce: str, wait_s: int) -> None:
                 continue
             left -= found.st_size - begin
             _send(fd, path, begin, found, may_grow=request["may_grow"])
-    named = {"left_out": left_out[:_MOST_NAMED], "failed": failed[:_MOST_NAMED], "unnamed": unnamed[:_MOST_NAMED]}
+    named = {"left_out": left_out[:_MOST_NAMED], "failed": failed[:_MOST_NAMED]}
     _write_line({"end": True, "matched": len(paths), **named})
 
 
-def find_files(patterns: Sequence[str], kept_out: Sequence[str]) -> tuple[list[str], list[str]]:
+def find_files(patterns: Sequence[str], kept_out: Sequence[str]) -> list[str]:
     """Return the files that match, and those in directories that do; a link is followed only where one is named.
 
-    And what is left out only for its name: it is one of `kept_out`, or begins with a dot, which no pattern names.
+    What is called as one of `kept_out` isn't among them, nor what begins with a dot unless a pattern names it.
     """
     found: set[str] = set()
-    unnamed: set[str] = set()
     for pattern in patterns:
         names = split_path(pattern)
         is_open = [glob.has_magic(name) for name in names]
         end = is_open.index(True) if True in is_open else len(names)
         base = os.path.join(*names[:end]) if end else "."
         if os.path.isdir(base):
-            found.update(_walk(base, names[end:], kept_out, unnamed))
+            found.update(_walk(base, names[end:], kept_out))
         elif end == len(names) and os.path.isfile(base):
             found.add(base)
-    return sorted(found), sorted(unnamed - found)
+    return sorted(found)
 
 
 def split_path(path: str) -> list[str]:
@@ -81,14 +80,10 @@ def split_path(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")]
 
 
-def _walk(base: str, pattern: Sequence[str], kept_out: Sequence[str], unnamed: set[str]) -> Iterator[str]:
+def _walk(base: str, pattern: Sequence[str], kept_out: Sequence[str]) -> Iterator[str]:
     for folder, folders, names in os.walk(base):
         _beat()
         place = [] if folder == base else os.path.relpath(folder, base).split("/")
-        for name in folders + names:
-            is_hidden = name.startswith(".") and not matches(pattern, [*place, name])
-            if (is_hidden or name.lower() in kept_out) and matches(pattern, [*place, name.lstrip(".")]):
-                unnamed.add(os.path.normpath(os.path.join(folder, name)))
         folders[:] = [
             name
             for name in folders
