@@ -13,7 +13,7 @@ from launcher.output.style import Style
 from launcher.runs.samples import HostNow, RunNow, now_as_text, parse_now
 
 GPU = GpuSample(0, "NVIDIA H100", 99, 71 << 10, 80 << 10, 650.0, 700.0, 61, 1980, 1980, 0x4, 0)
-HOST = HostSample(37.0, 35.0, 512 << 10, 93 << 10, 0.0, 12.0, 5.0, 1200.0)
+HOST = HostSample(37.0, 35.0, 512 << 10, 93 << 10, 0.0, 12.0, 1200.0)
 ODD = "gpu2 GPU 3 (rank 19): thermal slowdown for 30 s, SM clock 800 MHz, the other 63 run at 1,980 MHz"
 
 

@@ -12,7 +12,7 @@ from launcher.runs.odd_gpus import HostInterval, Oddity, OddWatch, Samples, fold
 
 WELL = GpuSample(0, "H100", 99, 71000, 81559, 650.0, 700.0, 61, 1980, 1980, 0x4, 0)
 IDLE = replace(WELL, utilization=0, power_w=75.0, clock_mhz=345, reasons=0x1)
-HOST = HostSample(40, 30, 512 << 10, 90 << 10, 0, 50, 10, 1000)
+HOST = HostSample(40, 30, 512 << 10, 90 << 10, 0, 50, 1000)
 Change = Callable[[str, GpuSample], GpuSample]
 
 
