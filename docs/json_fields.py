@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from launcher.api import values
 from launcher.commands.exec import ExecResult
 from launcher.commands.free import FreeHost
-from launcher.commands.sync import SyncResult
 from launcher.errors import HostFailure
 from launcher.job.facts import GpuSample, HostSample, Moment, NodeFacts
 from launcher.preflight.findings import Finding
@@ -49,7 +48,6 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
     "### The facts of a host": {"": NodeFacts},
     "## launch top --json": {"": HostSample, "gpus[].": GpuSample},
     "## launch free --json": {"hosts[].": FreeHost},
-    "## launch sync --json": {"": SyncResult, "findings[].": Finding},
     "## launch hosts --json": {"": values.Host},
 }
 _OWN_TABLE = [records[""] for records in RECORDS.values() if "" in records]

@@ -31,7 +31,6 @@ GROUPS = {
     "Hosts": {
         "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
         "free": ("launcher.cli.free", "Show which GPUs are free, and who uses the others."),
-        "sync": ("launcher.cli.sync", "Send the code to every host and verify it."),
         "clean": ("launcher.cli.clean", "Stop and remove leftovers of your earlier runs."),
         "exec": ("launcher.cli.exec", "Run a plain command on every host."),
     },
@@ -78,10 +77,6 @@ EXAMPLES = {
     "free": (
         "launch free --hosts gpu1,gpu2",
         "launch free --hosts 'gpu[1-4]' --json",
-    ),
-    "sync": (
-        "launch sync --hosts gpu1,gpu2",
-        "launch sync --hosts 'gpu[1-4]' src",
     ),
     "ps": (
         "launch ps",
@@ -152,7 +147,7 @@ EXAMPLES = {
 
 _SYNONYMS = {
     "status": "ps", "list": "ps", "ls": "ps", "kill": "stop", "cancel": "stop", "resume": "again", "restart": "again",
-    "tail": "logs -f",
+    "tail": "logs -f", "sync": "check --sync",
 }  # fmt: skip
 
 

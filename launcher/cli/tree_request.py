@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -54,13 +54,8 @@ def add_tree(job: Job, request: Request) -> Job:
     return replace(job, program=program, workdir=str(place), tree=replace(tree, inside=inside))
 
 
-def read_tree(
-    request: Request, workdir: str | None, place: Path, say: Callable[[str], object] = tell
-) -> tuple[Tree, frozenset[str]]:
-    """Return the tree of the named directory, or of the one that `place` belongs to, and the paths in it.
-
-    say: prints a warning.
-    """
+def read_tree(request: Request, workdir: str | None, place: Path) -> tuple[Tree, frozenset[str]]:
+    """Return the tree of the named directory, or of the one that `place` belongs to, and the paths in it."""
     from launcher.sync.code_messages import describe_left_out, refuse_large
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
@@ -70,7 +65,7 @@ def read_tree(
     refuse_large(selection, request.sync_limit)
     snapshot = take_snapshot(selection)
     for warning in selection.warnings:
-        say(f"launch: {warning}")
+        tell(f"launch: {warning}")
     here = str(selection.root)
     base = workdir or here
     ways = (here, str(root), *_find_typed_way(place, selection.root), base)

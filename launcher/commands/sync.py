@@ -1,14 +1,11 @@
-"""`launch sync`: bring the code to all hosts without a run."""
+"""Bring the code to hosts without a run: to that of a controller, before the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from launcher.concurrency import call_in_thread
-from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure
 from launcher.job.tree import Tree
-from launcher.preflight.findings import PROBLEM
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.sync.contents import Contents
@@ -44,24 +41,3 @@ async def _read_tree(session: Session, read: Callable[[], Tree]) -> Tree:
     session.watch(await_tree())  # whose failure is raised by `pump`
     await session.pump(lambda: bool(found))
     return found[0]
-
-
-def exit_code(delivered: Delivered, failures: Sequence[HostFailure]) -> int:
-    """Return the exit code; a host that can't be reached takes precedence over one that has other code."""
-    if failures:
-        return EXIT_UNREACHABLE
-    return EXIT_PREFLIGHT if any(finding.severity is PROBLEM for finding in delivered.findings) else 0
-
-
-@dataclass(frozen=True, slots=True)
-class SyncResult:
-    """The event `sync` of --json, but for its findings."""
-
-    exit_code: int  # 0, 69 if a host can't be reached, 70 if a host can't have the code or has other code
-    hash: str  # of the listing of the code
-    files: int  # how many files there are
-    bytes: int  # their size
-    left_out: str  # what was not sent, as a text
-    files_sent: int  # how many files some host lacked
-    bytes_sent: int  # how much was sent to all hosts together, compressed
-    paths: Mapping[str, str]  # the directory of the code on each host, by name

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 from launcher.escapes import shown
-from launcher.hosts.ranges import fold_names
 from launcher.job.tree import Tree
 from launcher.sync.default_exclusions import CACHE, STAYING
 from launcher.wording import count, size
@@ -67,14 +65,6 @@ def plan_line(tree: Tree) -> str:
 
 def _left_out_words(tree: Tree) -> str:
     return f"; left out: {tree.left_out}" if tree.left_out else ""
-
-
-def place_lines(paths: Mapping[str, str]) -> list[str]:
-    """Return a line for each directory in which hosts have the code."""
-    hosts: dict[str, list[str]] = {}
-    for host, path in paths.items():
-        hosts.setdefault(path, []).append(host)
-    return [f"  {fold_names(names)}: {path}" for path, names in hosts.items()]
 
 
 def progress_words(done_bytes: int, size_bytes: int, hosts: int) -> str:

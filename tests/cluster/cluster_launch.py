@@ -58,10 +58,6 @@ class Launch:
     def start_check(self, *words: str, hosts: str = "node[1-3]") -> Running:
         return self._start("check", "--hosts", hosts, *words)
 
-    def start_sync(self, *words: str, hosts: str = "node[1-2]") -> Running:
-        """Send code without a run."""
-        return self._start("sync", "--hosts", hosts, *words)
-
     def clean(self, *words: str, hosts: str = "node[1-3]") -> Done:
         """Clean up, whatever runs beside it."""
         return self._start("clean", "--hosts", hosts, *words).wait()

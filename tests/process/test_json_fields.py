@@ -22,7 +22,6 @@ from machines.processes import wait_until
 from node_process import STAND_IN
 
 from launcher.commands import check, free
-from launcher.commands.sync import SyncResult
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.facts import BoxClaim
@@ -161,12 +160,6 @@ def test_a_load() -> None:
     load = MeasuredLoad(0, 0, "H100", "bf16", 453e12, 2.7e12)
     found = {"findings": [Finding(("a",), "slow").as_record()], "loads": as_records([load], ["a"])}
     assert set(fields(found)) == documented("### load", found)
-
-
-def test_a_sync() -> None:
-    result = asdict(SyncResult(0, "hash", 1, 7, "", 1, 7, {"a": "/code"}))
-    found = {**result, "findings": [Finding(("a",), "busy").as_record()], "unreachable": []}
-    assert set(fields(found)) | COMMON == documented("## launch sync --json", found)
 
 
 def test_free_gpus() -> None:

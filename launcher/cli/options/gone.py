@@ -36,7 +36,6 @@ GONE = {
     "sbatch --directive": "launch sbatch ... | sbatch OPTIONS",
     "--no-samples": "nothing: a sample takes no time of the ranks",
     "top --controller": "launch top --hosts LIST",
-    "sync --check": "launch sync, which sends only what a host lacks",
     "--queue-timeout": "--queue 2h",
     "--survive-reboots": "launch again RUN, after a reboot of its controller host",
 }

@@ -53,7 +53,7 @@ def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> 
 def _applies(name: str, command: click.Command) -> bool:
     """Tell whether a command reads a key: as an option, or as what its arguments say if they are given."""
     taken = {param.name for param in command.params}
-    return name in taken or (name == "script" and "is_module" in taken) or (name == "sync" and "folder" in taken)
+    return name in taken or (name == "script" and "is_module" in taken)
 
 
 def _move(defaults: Defaults, folder: Path) -> Defaults:

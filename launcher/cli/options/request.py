@@ -621,7 +621,6 @@ HOSTS = _options("hosts hostfile include exclude num_nodes")
 # What has no effect on a transport without SSH.
 SSH = _options("ssh_config ask_password")
 REACH = _options("transport ssh_config enter ask_password connect_timeout")
-LINKS = _options("sync_limit link")
 SYNC = _options("sync no_sync sync_limit link")
 # The environment that a node enters before it looks for a Python.
 ACTIVATION = _options("venv conda setup")

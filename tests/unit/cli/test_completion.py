@@ -52,7 +52,6 @@ def ask(*words: str) -> list[str]:
         (["--cpu", "train.py", ""], ["file"]),
         (["--hostfile", ""], ["file"]),
         (["--env-file", ""], ["file"]),
-        (["sync", ""], ["file"]),
         (["exec", "--", ""], ["file"]),
         (["fetch", "a", ""], ["file"]),
     ],

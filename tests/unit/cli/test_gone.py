@@ -18,7 +18,7 @@ TYPED = {
     "hosts --hosts a --to slurm": "--json",
     "hosts --forget a": "launch ps --forget RUN",
     "check --hosts a --accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",
-    "sync --hosts a --sync-secrets": "git add for what may be sent",
+    "run --hosts a --sync-secrets t.py": "git add for what may be sent",
     "run --hosts a --queue --queue-timeout 2h t.py": "--queue 2h",
     "run --hosts a --claim-cpus t.py": "a run on GPUs, which claims them",
     "run --hosts a:8 --colon slots t.py": "host:8 for slots, host:2222 for a port",
@@ -40,7 +40,7 @@ TYPED = {
     "test-distributed 2 --plot p.svg": "results.json among the logs, with all pairs of hosts",
     "run --hosts a --no-samples t.py": "nothing: a sample takes no time of the ranks",
     "top --controller a": "launch top --hosts LIST",
-    "sync --hosts a --check": "launch sync, which sends only what a host lacks",
+    "check --hosts a --packages": "launch check --json, which has the packages of each host",
     "run --hosts a --note x t.py": "--name NAME",
     "run --hosts a --detach --survive-reboots t.py": "launch again RUN, after a reboot of its controller host",
 }

@@ -145,23 +145,6 @@ def test_the_command_line_wins_over_launcher_toml(repository: Path) -> None:
     assert tree_of("--sync=.", "train.py").root == str(repository)
 
 
-@pytest.mark.parametrize(
-    ("value", "typed", "words"),
-    [
-        ('"sub"', [], "sub has 21 bytes"), ("true", [], "proj has 51 bytes"), ("false", [], "proj has 51 bytes"),
-        ('"sub"', ["."], "proj has 51 bytes"), ('"sub"', ["sub/here"], "here has 10 bytes"),
-    ],
-)  # fmt: skip
-def test_launch_sync_sends_the_same_directory(
-    repository: Path, launch: Launch, value: str, typed: list[str], words: str
-) -> None:
-    (repository / ".git/info/exclude").write_text("launcher.toml\n")
-    (repository / "launcher.toml").write_text(f"sync = {value}\nsync_limit = '5B'\n")
-    code, out, err = launch("sync", "--hosts", "a", *typed)
-    assert (code, out) == (EXIT_USAGE, "")
-    assert f"{words} to send, more than 5 bytes: " in err
-
-
 def test_a_symbolic_link_to_the_directory(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both names of the live directory are moved to the tree, as an editable install may have either."""
     (tmp_path / "again").symlink_to(repository)

@@ -13,7 +13,6 @@ from launcher.sync.code_messages import (
     code_line,
     describe_left_out,
     describe_tree,
-    place_lines,
     progress_words,
     refuse_large,
 )
@@ -52,12 +51,6 @@ def test_what_was_sent(files: int, sent_bytes: int, words: str) -> None:
         f"code 5f3a91c: 212 files, 1.8 MB ({words}); left out: data/ (git-ignored)"
     )
     assert code_line(replace(TREE, left_out=""), files, sent_bytes) == f"code 5f3a91c: 212 files, 1.8 MB ({words})"
-
-
-def test_hosts_with_the_same_directory_share_a_line() -> None:
-    places = {"gpu1": "/a/proj", "gpu3": "/b/proj", "gpu2": "/a/proj"}
-    assert place_lines(places) == ["  gpu[1-2]: /a/proj", "  gpu3: /b/proj"]
-    assert place_lines({}) == []
 
 
 @pytest.mark.parametrize(
