@@ -35,7 +35,7 @@ _SENDS = "Send the code in DIR and check it there.  [default DIR: the repository
 
 @click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, SYNC[0].but(help=_SENDS), *SYNC[1:], MASTER_ADDR, *JOB,
-    AS_JSON.but(help="Print all facts and findings as one JSON object.", is_common=True),
+    AS_JSON.but(help="Print all facts and findings as one JSON object."),
     WORDS,
 ])  # fmt: skip
 @gather

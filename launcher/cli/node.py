@@ -35,13 +35,13 @@ _PORT_HELP = f"Port of node 0, the same on every host.  [default: {DEFAULT_MASTE
     CONFIG,
     Option(
         ["--nnodes"], metavar="N", type=HOSTS_OF_RUN, required=True, help="Number of hosts of the run.",
-        heading="Processes", is_common=True,
+        heading="Processes",
     ),
     Option(
         ["--node-rank"], metavar="R", type=click.IntRange(min=0), required=True,
-        help="Number of this host, counted from 0.", heading="Processes", is_common=True,
+        help="Number of this host, counted from 0.", heading="Processes",
     ),
-    MASTER_ADDR.but(required=True, help="Address of node 0.", is_common=True),
+    MASTER_ADDR.but(required=True, help="Address of node 0."),
     *(each.but(help=_PORT_HELP) if each.name == "master_port" else each for each in JOB),
     *HANGS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT, WORDS,
 ])  # fmt: skip

@@ -76,7 +76,7 @@ exit "$code"
 
 
 @click.command("sbatch", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *BATCH, *JOB, *HANGS, *RESTARTS, *SPARES, NO_CHECK, *(option.but(is_common=False) for option in OUTPUT),
+    CONFIG, *BATCH, *JOB, *HANGS, *RESTARTS, *SPARES, NO_CHECK, *OUTPUT,
     WORDS,
 ])  # fmt: skip
 @gather

@@ -58,7 +58,6 @@ class Option(click.Option):
     """An option with what other parts of the command line must know of it.
 
     heading: where --help shows it, in the order in which the command declares its options.
-    is_common: whether -h of a command with many options shows it.
     in_file: whether it is a key of launcher.toml.
     rivals: options that it contradicts. The command line wins over launcher.toml, even if the two are different ones.
     needs: the option without which it has no effect.
@@ -72,7 +71,7 @@ class Option(click.Option):
     name: str
 
     def __init__(
-        self, names: Sequence[str], *, heading: str = "General", is_common: bool = False,
+        self, names: Sequence[str], *, heading: str = "General",
         in_file: bool = False, place: Place | None = None,
         rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
         is_secret: bool = False, known_as: Sequence[str] = (), **attributes: Any,
@@ -81,7 +80,6 @@ class Option(click.Option):
         super().__init__([*names[:-1], f"{names[-1]}/{_turn_off(names[-1])}"] if has_off else names, **attributes)
         self._hides_off = has_off
         self.heading = heading
-        self.is_common = is_common
         self.in_file = in_file
         self.place = place
         self.rivals = rivals
@@ -301,12 +299,12 @@ class Request:
     # Which hosts, as typed; `host_choice.read_hosts` turns them into hosts, those of the Slurm job if none are named.
     hosts: str | None = _option(
         "--hosts", metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
-        heading="Hosts", is_common=True, in_file=True, rivals=["hostfile"], shell_complete=complete_hosts,
+        heading="Hosts", in_file=True, rivals=["hostfile"], shell_complete=complete_hosts,
         known_as=["host", "H", "w", "nodelist"],
     )
     hostfile: Path | None = _option(
         "--hostfile", metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.",
-        heading="Hosts", is_common=True, in_file=True, place=Place.HERE, known_as=["machinefile"],
+        heading="Hosts", in_file=True, place=Place.HERE, known_as=["machinefile"],
     )
     include: str | None = _option(
         "--include", metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.",
@@ -314,7 +312,7 @@ class Request:
     )
     exclude: str | None = _option(
         "--exclude", metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.",
-        heading="Hosts", is_common=True, in_file=True, shell_complete=complete_hosts,
+        heading="Hosts", in_file=True, shell_complete=complete_hosts,
     )
     num_nodes: int | None = _option(
         "--num-nodes", metavar="N", type=HOSTS_OF_RUN, help="Use only the first N hosts.  [default: all]",
@@ -360,7 +358,7 @@ class Request:
     sync: str | None = _option(  # the directory; "": the repository or directory that we are in; None: it isn't sent
         "--sync", metavar="[DIR]", type=CodeFolder(),
         help="Send the code in DIR and run it there.  [default DIR: the repository]",
-        heading="Code", is_common=True, is_rare=True,
+        heading="Code", is_rare=True,
         in_file=True, place=Place.HERE,
     )
     no_sync: bool = _option(  # instead, if a file says so
@@ -381,20 +379,20 @@ class Request:
     gpus: int | None = _option(  # None: auto
         "--gpus", metavar="N|auto", type=_Gpus(), default="auto", show_default=True,
         help="GPUs per host, one process each.",
-        heading="Processes", is_common=True, in_file=True, rivals=["nproc", "cpu"],
+        heading="Processes", in_file=True, rivals=["nproc", "cpu"],
         known_as=["nproc-per-node", "num-gpus", "gpus-per-node", "ntasks-per-node", "gres"],
     )
     nproc: int | None = _option(
         "--nproc", metavar="N", type=PROCESSES, help="Processes per host.  [default: one per GPU]",
-        heading="Processes", is_common=True, in_file=True, is_rare=True,
+        heading="Processes", in_file=True, is_rare=True,
     )
     cpu: bool = _option(
         "--cpu", is_flag=True, help="Train on CPUs with gloo; set --nproc as well.",
-        heading="Processes", is_common=True, in_file=True,
+        heading="Processes", in_file=True,
     )
     is_module: bool = _option(
         "-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does.",
-        heading="Processes", is_common=True,
+        heading="Processes",
     )
     no_python: bool = _option(
         "--no-python", is_flag=True, help="Run SCRIPT as a command, which needs no torch.",
@@ -412,7 +410,7 @@ class Request:
     )
     workdir: str | None = _option(
         "--workdir", metavar="DIR", help="Directory to run in, relative to this one.  [default: .]",
-        heading="Processes", is_common=True, in_file=True,
+        heading="Processes", in_file=True,
         place=Place.HERE, known_as=["chdir", "cwd", "wdir", "wd"],
     )
     # One Python at most, after the lines of --setup; `job_request.read_activation` refuses several.
@@ -422,19 +420,19 @@ class Request:
     )
     venv: str | None = _option(
         "--venv", metavar="DIR", shell_complete=complete_files, help="Use this virtual environment.",
-        heading="Environment", is_common=True, in_file=True, place=Place.HOSTS, rivals=["conda"], is_rare=True,
+        heading="Environment", in_file=True, place=Place.HOSTS, rivals=["conda"], is_rare=True,
     )
     conda: str | None = _option(
         "--conda", metavar="ENV", help="Use this conda environment, by name or path.",
-        heading="Environment", is_common=True, in_file=True, place=Place.SEARCHED, is_rare=True,
+        heading="Environment", in_file=True, place=Place.SEARCHED, is_rare=True,
     )
     setup: str | None = _option(
         "--setup", metavar="CMD", help="Run CMD in bash on each host and use its environment.",
-        heading="Environment", is_common=True, in_file=True,
+        heading="Environment", in_file=True,
     )
     env: tuple[str, ...] = _option(  # each K=V, or K for the value on the launch host
         "--env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours.",
-        heading="Environment", is_common=True,
+        heading="Environment",
         in_file=True, known_as=["x", "export"],
     )
     env_file: tuple[Path, ...] = _option(
@@ -475,18 +473,18 @@ class Request:
     restarts: int = _option(
         "--restarts", metavar="N", type=click.IntRange(0, MOST_RESTARTS), default=0, show_default=True,
         help="Restart a failed run, up to N times without progress.",
-        heading="Stopping and restarts", is_common=True, in_file=True, is_rare=True, known_as=["max-restarts"],
+        heading="Stopping and restarts", in_file=True, is_rare=True, known_as=["max-restarts"],
     )
     progress_dir: str | None = _option(
         "--progress-dir", metavar="DIR",
         help="Count new files in DIR, where the script saves, as progress.  [default: 10 min of output]",
-        heading="Stopping and restarts", is_common=True, needs="restarts", is_rare=True,
+        heading="Stopping and restarts", needs="restarts", is_rare=True,
         in_file=True,
     )
     spares: int | None = _option(  # the last hosts; None: those that the hostfile marks
         "--spares", metavar="K", type=click.IntRange(0, MAX_HOSTS),
         help="Keep the last K hosts to replace failed ones.  [default: hosts marked spare, if any]",
-        heading="Stopping and restarts", is_common=True, in_file=True, needs="restarts", is_rare=True,
+        heading="Stopping and restarts", in_file=True, needs="restarts", is_rare=True,
     )
     min_nodes: int | None = _option(
         "--min-nodes", metavar="M", type=HOSTS_OF_RUN,
@@ -500,7 +498,7 @@ class Request:
     )
     queue: float | Literal[""] | None = _option(  # for how long at most; "": without end; None: not at all
         "--queue", metavar="[T]", type=_Wait(1), help="Wait, T at most, for GPUs that others have claimed.",
-        heading="Checks", is_common=True, in_file=True, is_rare=True,
+        heading="Checks", in_file=True, is_rare=True,
     )
     no_queue: bool = _option(  # instead, if a file says so
         "--no-queue", is_flag=True, hidden=True, heading="Checks", rivals=["queue"], is_rare=True,
@@ -516,7 +514,7 @@ class Request:
 
     dry_run: bool = _option(
         "--dry-run", is_flag=True, help="Print the command and start nothing.",
-        heading="Checks", is_common=True, is_action=True,
+        heading="Checks", is_action=True,
     )
     check: bool = _option(
         "--check", is_flag=True, help="With --dry-run, ask the hosts and print exact commands.",
@@ -533,7 +531,7 @@ class Request:
     )
     ranks: str | None = _option(  # whose output is shown, separated by commas; None: all
         "--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]",
-        heading="Output", is_common=True, in_file=True,
+        heading="Output", in_file=True,
     )
     as_json: bool = _option(
         "--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.", heading="Output",
@@ -548,11 +546,11 @@ class Request:
     )
     name: str | None = _option(
         "--name", metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json.",
-        heading="Output", is_common=True,
+        heading="Output",
     )
     detach: bool = _option(  # leave the terminal once all ranks run
         "--detach", is_flag=True, help="Let the run continue without this terminal, once all its ranks run.",
-        heading="Background", is_common=True, is_rare=True,
+        heading="Background", is_rare=True,
         in_file=True,
     )
     controller: str | None = _option(  # the host that controls the run; "here": this machine; None: one of its hosts
@@ -584,11 +582,11 @@ class Request:
     # Of `launch sbatch` only; all others are passed to the `launch` in the script.
     nodes: int = _option(
         "--nodes", metavar="N", type=HOSTS_OF_RUN, default=1, show_default=True, help="Number of nodes.",
-        heading="Slurm", is_common=True, in_file=True,
+        heading="Slurm", in_file=True,
     )
     requeue: bool = _option(
         "--requeue", is_flag=True, help="Requeue the job at its time limit or if a node fails.",
-        heading="Slurm", is_common=True, in_file=True,
+        heading="Slurm", in_file=True,
     )
     # fmt: on
 

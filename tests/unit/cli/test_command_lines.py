@@ -45,7 +45,6 @@ RECORDED = Path(__file__).with_name("command_lines.txt")
 COMMANDED = ["README.md", "LAUNCH_GUIDE.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run
 PRINTED = ("hosts", "sbatch")  # these contact nobody
-LONG = ("run", "singlenode", "node", "sbatch", "check")
 OTHERS = "# others"
 _COMMAND = r"(?:launch|test-distributed) "
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -70,9 +69,8 @@ def find_documented() -> list[str]:
 
 
 def find_help() -> list[str]:
-    """Return the lines for all help; -h is shorter for a command with many options."""
-    whole = [f"launch {name} --help" for name in COMMANDS]
-    return ["launch --help", *whole, *(f"launch {name} -h" for name in LONG), "test-distributed --help"]
+    """Return the lines for all help."""
+    return ["launch --help", *(f"launch {name} --help" for name in COMMANDS), "test-distributed --help"]
 
 
 def read_recorded() -> dict[str, str]:
@@ -132,7 +130,7 @@ def describe(line: str) -> str:
         program, *words = shlex.split(line)
         name, rest = split(line)
         said = []
-        if "--help" in words or words == ["-h"] or words[1:] == ["-h"]:
+        if "--help" in words:
             said = call(program, words)
         else:
             said = [*ask(name, rest)]

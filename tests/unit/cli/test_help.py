@@ -17,7 +17,6 @@ Launch = Callable[..., tuple[int, str, str]]
 
 # launcher.toml has no defaults for them
 WITHOUT_DEFAULTS = ("again", "ps", "attach", "logs", "wait", "stop", "rejoin", "fetch", "report", "completion")
-LONG = ("run", "singlenode", "node", "sbatch", "check")  # -h shows the common options
 
 
 @pytest.fixture
@@ -78,33 +77,12 @@ def test_every_line_fits_and_every_option_is_in_a_group(launch: Launch, name: st
     general = out.partition("\nGeneral:\n")[2].splitlines()
     options = [line.split()[0].rstrip(",") for line in general if re.match("  +-", line)]
     config = [] if name in WITHOUT_DEFAULTS else ["--config"]
-    assert options == [*config, "-h", *(["--help"] if name in LONG else [])], "give the others a heading"
+    assert options == [*config, "-h"], "give the others a heading"
     assert _examples(name) in out
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_the_common_options_fit_on_a_screen(launch: Launch, name: str) -> None:
-    """They are worded as among all options, and those without which a command does nothing are among them."""
-    code, out, err = launch(name, "-h")
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert (len(lines) <= 44, max(map(len, lines)) <= 80) == (True, True)
-    assert _examples(name) in out
-    whole = launch(name, "--help")[1]
-    common, every = _options(out), _options(whole)
-    assert common.items() <= every.items()
-    assert {option for option, text in every.items() if "[required]" in text} <= {*common}
-    assert 14 <= len(common) <= 24
 
 
 def _examples(name: str) -> str:
     return "\n\nExamples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name]) + "\n"
-
-
-def _options(text: str) -> dict[str, str]:
-    """Return the help of each option, on one line."""
-    described = re.findall(r"^  (-\S+(?: \S+)*)  +(.*(?:\n   +.*)*)", text, re.MULTILINE)
-    return {names: " ".join(lines.split()) for names, lines in described}
 
 
 def test_help_for_what_is_no_command(launch: Launch) -> None:
