@@ -40,7 +40,6 @@ TYPED = {
     "test-distributed 2 --plot p.svg": "results.json among the logs, with all pairs of hosts",
     "run --hosts a --no-samples t.py": "nothing: a sample takes no time of the ranks",
     "top --controller a": "launch top --hosts LIST",
-    "check --hosts a --packages": "launch check --json, which has the packages of each host",
     "run --hosts a --note x t.py": "--name NAME",
     "run --hosts a --detach --survive-reboots t.py": "launch again RUN, after a reboot of its controller host",
 }
