@@ -52,10 +52,9 @@ def find_names(host: Host, seen_address: str) -> list[Host]:
 
 def describe_return(found: Return) -> str | None:
     """Return the message about a host that is back, or None if that isn't worth one."""
-    if found.missing_s < FIRST_TRY_S and not found.has_rebooted:
+    if found.missing_s < FIRST_TRY_S:
         return None
-    what = "has rebooted and is connected again" if found.has_rebooted else "is connected again"
-    return f"launch: {found.host} {what} after {age(found.missing_s)}"
+    return f"launch: {found.host} is connected again after {age(found.missing_s)}"
 
 
 @dataclass(slots=True)

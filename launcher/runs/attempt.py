@@ -56,7 +56,7 @@ from launcher.sync.delivery import Delivered
 from launcher.transports.archives import trainer_archive
 from launcher.wording import count, duration
 
-_LOST_RESERVE_S = 120.0  # for an attempt that another controller, or this one after a cut, makes
+_LOST_RESERVE_S = 120.0  # for an attempt after a cut: a host can't know that the controller is gone for good
 ALL_RUN_S = 10.0  # most of what fails at once has failed by then
 SILENT_RECHECK_S = 0.5
 LOOK_S = 2.5  # a node gives up on a hung file system after 2 s

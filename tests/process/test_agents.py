@@ -208,7 +208,6 @@ def test_a_hello_of_nobody(make_fleet: MakeFleet, change: dict[str, object]) -> 
         "run": RUN,
         "index": 0,
         "token": fleet.credentials.tokens[0],
-        "boot_id": "",
         "machine": "",
         **change,
     }
@@ -314,7 +313,7 @@ def test_strangers_leave_files_for_the_run() -> None:
 )
 def test_an_agent_that_misbehaves(make_fleet: MakeFleet, message: bytes, text: str) -> None:
     fleet = make_fleet()
-    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "boot_id": "", "machine": ""}
+    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "machine": ""}
     with make_client(fleet.port) as sock:
         sock.sendall(messages.encode("hello", **hello))
         assert sock.recv(4096) == messages.encode("welcome")
@@ -529,7 +528,7 @@ def test_an_agent_that_was_cut_off_hears_of_the_end(wire: Callable[[int], Wire],
 def test_an_agent_that_comes_again_replaces_the_older_one(fleet: Fleet) -> None:
     """As where no socket can show that there is one; the older one dials again, too."""
     older = fleet.hub.open_transport().open(A, "cat", DEADLINE_S)
-    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "boot_id": "", "machine": ""}
+    hello = {"run": RUN, "index": 0, "token": fleet.credentials.tokens[0], "machine": ""}
     with make_client(fleet.port) as sock:
         sock.sendall(messages.encode("hello", **hello))
         assert fail_of(older) == (HostFailureKind.CONNECTION, "its agent has connected again")
@@ -569,7 +568,7 @@ def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
     assert planted.read_answer()["type"] == "dialled"
     assert planted.wait_for_end() == 0
     assert fleet.hub.wait_for_all(DEADLINE_S) == []
-    assert [(found.host, found.has_rebooted) for found in fleet.hub.take_returns()] == [("n1", False)]
+    assert [found.host for found in fleet.hub.take_returns()] == ["n1"]
     assert fleet.hub.take_returns() == fleet.hub.find_absences() == []
     assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
 

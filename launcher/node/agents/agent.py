@@ -5,7 +5,7 @@ It is started by the loader, and its first message comes on stdin. Messages are 
     stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
                        is_after_go, machine}
     stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
-    to controller      hello {run, index, token, boot_id, machine}    out, err {channel} + bytes    exit {channel, code}
+    to controller      hello {run, index, token, machine}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    beat
     from controller    welcome    gone    go    notify {variables} + command
                        open {channel, attempt, command}    data {channel} + bytes
@@ -263,7 +263,7 @@ class Agent:
         if connected is not None:
             self._link = ControllerLink(connected, dial.name)
             fields = {name: self._plant[name] for name in ("run", "index", "token")}
-            self._send(messages.HELLO, boot_id=clock.boot_id() or "", machine=_describe_machine(), **fields)
+            self._send(messages.HELLO, machine=_describe_machine(), **fields)
             self._lifecycle.stop_dialing()
 
     def _serve(self, link: ControllerLink) -> None:

@@ -50,14 +50,12 @@ class Return:
 
     host: str
     missing_s: float  # before that
-    has_rebooted: bool
 
 
 @dataclass(slots=True)
 class _Seen:
     """What was seen of an agent."""
 
-    boot_id: str = ""  # "": unknown
     machine: str = ""
     address: str = ""
     lost_at: float | None = None  # of launcher.clock.boottime
@@ -285,7 +283,7 @@ class Hub:
         index, token = hello["index"], str(hello["token"]).encode("utf-8", "replace")
         if hello["run"] != self.run_id or index >= len(self._names):
             return False
-        arrived = _Seen(str(hello["boot_id"]), str(hello["machine"]), link.peer)
+        arrived = _Seen(str(hello["machine"]), link.peer)
         if not hmac.compare_digest(token, self._credentials.tokens[index].encode()):
             return False
         older = self._links.get(index)
@@ -314,8 +312,7 @@ class Hub:
     def _note_arrival(self, index: int, arrived: _Seen) -> None:
         before, self._seen[index] = self._seen[index], arrived
         if before.lost_at is not None:
-            has_rebooted = bool(arrived.boot_id and before.boot_id) and arrived.boot_id != before.boot_id
-            self._returns.append(Return(self._names[index], boottime() - before.lost_at, has_rebooted))
+            self._returns.append(Return(self._names[index], boottime() - before.lost_at))
 
     def _lose(self, link: AgentLink) -> None:
         with self._changed:
