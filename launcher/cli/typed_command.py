@@ -79,12 +79,15 @@ def write_options(command: click.Command, values: Mapping[str, Any]) -> Iterator
 def read_typed() -> Typed:
     """Return what was typed for this command, without secrets."""
     context = click.get_current_context()
-    words = tuple(context.params.get("words") or ())
-    typed = context.meta.get(TYPED_WORDS, ())
-    found, _ = parse_options(context.command, typed[: len(typed) - len(words)])
+    words, found = tuple(context.params.get("words") or ()), _parse_typed(context)
     options = {each.name: each for each in context.command.params if isinstance(each, Option)}
     kept = {name: _hide(options[name], value) for name, value in found.items()}
     return Typed(str(context.command.name), kept, tuple(hide_secrets(words)))
+
+
+def _parse_typed(context: click.Context) -> dict[str, Any]:
+    typed, words = context.meta.get(TYPED_WORDS, ()), context.params.get("words") or ()
+    return parse_options(context.command, typed[: len(typed) - len(words)])[0]
 
 
 def _hide(option: Option, value: Any) -> Any:
@@ -109,8 +112,7 @@ def typed_options(is_wanted: Callable[[str], bool]) -> list[str]:
     `--env NAME` takes the value from the environment where it is typed.
     """
     context = click.get_current_context()
-    typed, words = context.meta[TYPED_WORDS], context.params.get("words") or ()
-    found, _ = parse_options(context.command, typed[: len(typed) - len(words)])
+    found = _parse_typed(context)
     if "env" in found:
         found["env"] = [_hide_variable(text) for text in found["env"]]
     return [*write_options(context.command, {name: value for name, value in found.items() if is_wanted(name)})]

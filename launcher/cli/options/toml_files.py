@@ -1,8 +1,8 @@
 """Find the file that may set defaults, launcher.toml, and read it without knowing the options.
 
 launcher_toml.py makes options of what is read here.
-The file is in the current directory or above it, up to the root of the repository or the last directory that is the
-user's. Any of these directories may be under another user's control: /tmp, a shared directory, a cloned repository.
+The file is in the current directory or, in a repository, above it, up to its root. Any of these directories may be
+under another user's control: /tmp, a shared directory, a cloned repository.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_named(path: Path) -> TomlFile:
 
 def find_file() -> TomlFile | None:
     """Return the nearest file, in this directory or above it; raise UsageError if it can't be trusted or read."""
-    for place in find_places(current_directory(), os.geteuid()):
+    for place in find_places(current_directory()):
         path = place / OWN_FILE
         source = show_path(Path(os.path.relpath(path)))  # as it would be typed: `../launcher.toml`
         try:
@@ -65,25 +65,11 @@ def find_file() -> TomlFile | None:
     return None
 
 
-def find_places(folder: Path, uid: int) -> list[Path]:
-    """Return the directories to search: `folder` and those above it, up to the repository's root.
-
-    Outside of a repository, those above it end where one isn't the user's. None that every user can write is searched,
-    nor what is above it: anybody could put a file, or a `.git`, into /tmp.
-    """
-    places, own = [folder], 1
-    for above in folder.parents:
-        if os.path.lexists(places[-1] / ".git"):
-            return places
-        try:
-            found = above.stat()
-        except OSError:
-            break
-        if found.st_mode & stat.S_IWOTH:
-            break
-        own += found.st_uid == uid and own == len(places)
-        places.append(above)
-    return places[:own]
+def find_places(folder: Path) -> list[Path]:
+    """Return the directories to search: `folder`, and in a repository those above it, up to its root."""
+    places = [folder, *folder.parents]
+    roots = [index for index, place in enumerate(places) if os.path.lexists(place / ".git")]
+    return places[: roots[0] + 1] if roots else [folder]
 
 
 def _find_doubt(path: Path) -> str | None:
