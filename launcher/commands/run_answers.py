@@ -57,8 +57,9 @@ def _find_agents(run: ListedRun) -> dict[str, Any]:
         result = run.read_record().result
         missing = [*result.unreachable] if result is not None else []
         return {"is_alive": is_alive, "exit_code": end.exit_code, "missing": missing, "orders": []}
-    orders = run.read_orders() if is_alive else []
-    return {"is_alive": is_alive, "exit_code": None, "missing": run.read_missing(), "orders": orders}
+    starts = run.read_missing()
+    orders = [each for each in starts if each["order"] is not None] if is_alive else []
+    return {"is_alive": is_alive, "exit_code": None, "missing": [each["name"] for each in starts], "orders": orders}
 
 
 def is_running(run: ListedRun) -> bool:

@@ -86,13 +86,19 @@ def watch_agents(
         open_ssh=functools.cache(partial(OpenSSHTransport, settings)), may_log_in=bool(request.options.restarts),
         say=say,
     )  # fmt: skip
-    if request.options.restarts:
-        entry.note_orders([describe_start(host, order) for host, order in zip(hosts, orders, strict=True)])
-    start_thread(partial(rejoining.serve, is_changed, entry.note_missing), "agents", lambda error: None)
+    starts = {
+        host.name: describe_start(host, order if request.options.restarts else None)
+        for host, order in zip(hosts, orders, strict=True)
+    }
+
+    def note_missing(names: Sequence[str]) -> None:
+        entry.note_missing([starts[name] for name in names])
+
+    start_thread(partial(rejoining.serve, is_changed, note_missing), "agents", lambda error: None)
 
 
-def describe_start(host: Host, order: Order) -> dict[str, Any]:
-    """Return as JSON what `launch rejoin` needs to start the agent of a host."""
+def describe_start(host: Host, order: Order | None) -> dict[str, Any]:
+    """Return as JSON what `launch rejoin` needs to start the agent of a host; order: None if it may not be started."""
     return {"name": host.name, "user": host.user, "port": host.port, "enter": host.enter, "order": order}
 
 

@@ -49,7 +49,6 @@ CLAIM = "claim"  # the file of an id that was taken for a run which another mach
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 LOCK = "lock"  # the file that the process which controls a run keeps locked
 _END, _STOP, _AGENTS = "end.json", "stop", "agents.json"
-_ORDERS = "orders.json"  # for agents of hosts that come back
 _STATE = "state.json"
 _MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
 _SEEN = "seen.json"  # the last row of a run elsewhere, and when that was
@@ -162,23 +161,19 @@ class ListedRun:
             return None
         return _read_listed(self.place) or self  # a file system that fails for a moment says nothing
 
-    def read_missing(self) -> list[str]:
-        """Return the hosts whose agent is not connected to the controller now."""
+    def read_missing(self) -> list[dict[str, Any]]:
+        """Return the hosts whose agent is not connected now, each with the order that starts it again, or None."""
         try:
-            names = _read_json(self.place / _AGENTS)
+            found = _read_json(self.place / _AGENTS)
         except (OSError, ValueError):
             return []
-        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        starts = found if isinstance(found, list) else []
+        return [each for each in starts if isinstance(each, dict) and each.keys() >= {"name", "user", "port", "order"}]
 
     def read_doing(self, now: float) -> Doing | None:
         """Return what `launch ps` says of what it does now; None if read_state does; now: in wall-clock seconds."""
         state = self.read_state()
         return state.as_doing(now) if state is not None else None
-
-    def read_orders(self) -> list[dict[str, Any]]:
-        """Return what starts the agents of the hosts that are missing now; empty if none may be started again."""
-        missing = self.read_missing()
-        return [each for each in _read_orders(self.place) if each["name"] in missing]
 
     def mark_stop(self) -> bool:
         """Write down that it is being stopped; return whether that was written before.
@@ -286,11 +281,11 @@ class RunListEntry:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def note_missing(self, hosts: Sequence[str]) -> None:
-        """Write down which hosts' agents are not connected."""
+    def note_missing(self, starts: Sequence[Mapping[str, Any]]) -> None:
+        """Write down the hosts whose agents are not connected, with what starts each again; secrets are among that."""
         if self._place is not None:
             with contextlib.suppress(OSError):
-                replace_private(self._place / _AGENTS, json.dumps(hosts))
+                replace_private(self._place / _AGENTS, json.dumps(starts))
 
     def note_state(self, state: RunState) -> None:
         """Write down what the run does now; on a full disk, at least remove what it did before."""
@@ -301,17 +296,11 @@ class RunListEntry:
                 with contextlib.suppress(OSError):
                     (self._place / _STATE).unlink()
 
-    def note_orders(self, orders: Sequence[Mapping[str, Any]]) -> None:
-        """Write down what starts the agent of each host again; secrets are among that."""
-        if self._place is not None:
-            with contextlib.suppress(OSError):
-                replace_private(self._place / _ORDERS, json.dumps(orders))
-
     def close(self, *, is_kept: bool) -> None:
         """Release the lock; is_kept: the run was started, so it stays in the list."""
         if self._place is not None:
             with contextlib.suppress(OSError):
-                (self._place / _ORDERS).unlink(missing_ok=True)
+                (self._place / _AGENTS).unlink(missing_ok=True)
         if self._place is not None and not is_kept:
             shutil.rmtree(self._place, ignore_errors=True)
         if self._lock is not None:
@@ -559,15 +548,6 @@ def claim_place(base: Path, run_id: str, token: str = "") -> bool:
 def _read_json(path: Path) -> Any:
     """Return what a file holds; raise OSError or ValueError."""
     return load_json(path.read_bytes())
-
-
-def _read_orders(place: Path) -> list[dict[str, Any]]:
-    try:
-        found = _read_json(place / _ORDERS)
-    except (OSError, ValueError):
-        return []
-    orders = found if isinstance(found, list) else []
-    return [each for each in orders if isinstance(each, dict) and each.keys() >= {"name", "user", "port", "order"}]
 
 
 def _read_claim(base: Path, run_id: str) -> str:

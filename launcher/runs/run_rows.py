@@ -3,7 +3,7 @@
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import contextlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -71,40 +71,32 @@ def read_row(found: object) -> RunRow | None:
 
 
 def make_row(run: "ListedRun", now: float) -> RunRow:
-    """Return the row of a run; now: wall-clock seconds.
-
-    Of a run whose entry in the list has another form, it says little: no run may keep the rows of others from being
-    shown.
-    """
-    record = run.read_record()
-    row = read_row(_find_values(run, record, now))
-    row = row or RunRow(run=run.id, state=describe_state(run, record), controller=run.controller.host)
-    return replace(row, doing=run.read_doing(now))
-
-
-def _find_values(run: "ListedRun", record: RunJson, now: float) -> dict[str, Any]:
-    nodes, attempts, state = record.plan.nodes, record.attempts, run.read_state()
-    restarts = asdict(state.restarts) if state is not None else {}
-    if run.is_alive and state is None:  # its own count is missing
-        restarts = {"used": sum(attempt.outcome != "port" for attempt in attempts)}
-    return {
-        "run": run.id,
-        "name": run.controller.name,
-        "state": describe_state(run, record),
-        "exit_code": None if run.is_alive or run.end is None else run.end.exit_code,
-        "attempts": len(attempts),
-        "restarts": restarts.get("used"),
-        "restarts_without_progress": restarts.get("without_progress"),
-        "restarts_left": restarts.get("left"),
-        "age_s": round(max(0.0, now - run.controller.began_at), 1),
-        "nodes": [node.nproc for node in nodes],
-        "hosts": [node.host for node in nodes],
-        "launch_host": record.launch_host or run.controller.host,
-        "controller": run.controller.host,
-        "pid": run.controller.pid if run.is_alive else None,
-        "logs": run.controller.folder,
-        "last_line": find_last_line(run, record),
-    }
+    """Return the row of a run; now: wall-clock seconds."""
+    record, state = run.read_record(), run.read_state()
+    nodes, attempts = record.plan.nodes, record.attempts
+    restarts = state.restarts if state is not None else None
+    used = restarts.used if restarts is not None else None
+    if run.is_alive and restarts is None:  # its own count is missing
+        used = sum(attempt.outcome != "port" for attempt in attempts)
+    return RunRow(
+        run=run.id,
+        name=run.controller.name,
+        state=describe_state(run, record),
+        exit_code=None if run.is_alive or run.end is None else run.end.exit_code,
+        attempts=len(attempts),
+        doing=state.as_doing(now) if state is not None else None,
+        restarts=used,
+        restarts_without_progress=restarts.without_progress if restarts is not None else None,
+        restarts_left=restarts.left if restarts is not None else None,
+        age_s=round(max(0.0, now - run.controller.began_at), 1),
+        nodes=tuple(node.nproc for node in nodes),
+        hosts=tuple(node.host for node in nodes),
+        launch_host=record.launch_host or run.controller.host,
+        controller=run.controller.host,
+        pid=run.controller.pid if run.is_alive else None,
+        logs=run.controller.folder,
+        last_line=find_last_line(run, record),
+    )
 
 
 def describe_state(run: "ListedRun", record: RunJson) -> Any:

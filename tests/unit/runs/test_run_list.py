@@ -378,17 +378,15 @@ def test_a_list_that_another_user_could_replace(tmp_path: Path) -> None:
 def test_what_starts_the_agents_of_missing_hosts(tmp_path: Path) -> None:
     """Only the user can read it, and only while the run lives."""
     runs = RunList(tmp_path / "runs")
-    orders = [{"name": name, "user": None, "port": 22, "order": {"token": name}} for name in ("g1", "g2")]
+    starts = [{"name": name, "user": None, "port": 22, "order": {"token": name}} for name in ("g1", "g2")]
     with held(runs, "1", None, tmp_path) as entry:
         (run,) = runs.read()
-        assert run.read_orders() == []
-        entry.note_orders(orders)
-        assert run.read_orders() == []
-        entry.note_missing(["g2", "g3"])
-        assert run.read_orders() == orders[1:]
-        assert run.read_missing() == ["g2", "g3"]
-        assert (run.place / "orders.json").stat().st_mode & 0o777 == 0o600
+        assert run.read_missing() == []
+        entry.note_missing(starts)
+        assert run.read_missing() == starts
+        path = run.place / "agents.json"
+        assert path.stat().st_mode & 0o777 == 0o600
         for odd in ('[7, {"name": "g2"}]', "7", "[" * 100_000, "\ud800"):
-            (run.place / "orders.json").write_bytes(odd.encode("utf-8", "surrogatepass"))
-            assert run.read_orders() == []
-    assert not (run.place / "orders.json").exists()
+            path.write_bytes(odd.encode("utf-8", "surrogatepass"))
+            assert run.read_missing() == []
+    assert not path.exists()
