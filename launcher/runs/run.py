@@ -59,10 +59,9 @@ _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was b
 class Run:
     """One run of a job on its hosts.
 
-    Each attempt has its own port and processes, and the next one begins only when nothing of it is left, or can be
-    alive where nobody could look (docs/decisions/0016). It has its own connections, too, unless Pythons that have
-    imported torch wait for it (docs/decisions/0022). Signals are heard at any time, also between two attempts: then
-    none follows.
+    Each attempt has its own port, processes and connections, and the next one begins only when nothing of it is left,
+    or can be alive where nobody could look (docs/decisions/0016). Signals are heard at any time, also between two
+    attempts: then none follows.
     """
 
     def __init__(self, request: RunRequest) -> None:
@@ -76,9 +75,7 @@ class Run:
         self._began_at = wall_clock()
         self._hosts = HostsAndSpares(request.hosts[: self._options.num_nodes], request.spares, self._options.min_nodes)
         others = request.hosts[len(self._hosts.hosts) :]
-        self._carried = CarriedOver(
-            incidents=request.incidents, until=self._options.until_at, others=tuple(others)
-        )  # fmt: skip
+        self._carried = CarriedOver(incidents=request.incidents, until=self._options.until_at, others=tuple(others))
         self._endings: list[Ending] = []
         self._attempts: list[EndedAttempt] = []  # for run.json
         self._idle: list[Connection] = []  # to hosts that wait for what becomes of the claim
