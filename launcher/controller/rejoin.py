@@ -41,7 +41,7 @@ _OF_THE_NAME = (
 
 def find_pause(failures: int) -> float:
     """Return how long after so many failed logins a host is tried again."""
-    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures - 1, 16))
+    return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures - 1, 16)))
 
 
 def find_names(host: Host, seen_address: str) -> list[Host]:
