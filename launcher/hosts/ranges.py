@@ -155,21 +155,14 @@ def _empty_name(text: str) -> UsageError:
 
 
 def _parse_span(item: str, pattern: str) -> tuple[int, int, int]:
+    """Return both ends and their width, 0 if they are not padded: Slurm prints gpu01 to gpu100 as gpu[01-100]."""
     match = _SPAN.fullmatch(item)
-    if not match:
-        fix = "write ranges as gpu[1-4,7], without spaces"
+    low, high = (match[1], match[2] or match[1]) if match else ("1", "0")
+    has_one_width = len(low) == len(high) or (len(low) < len(high) and high[0] != "0")  # what 1-04 means, nobody knows
+    if int(low) > int(high) or not has_one_width:
+        fix = "write ranges as gpu[1-4,7] or gpu[01-10], without spaces, the lower number first"
         raise UsageError(f"{shown(item)} in {shown(pattern)} is neither a number nor a range", fix)
-    low, high = match[1], match[2] or match[1]
-    if int(low) > int(high):
-        width = max(len(low), len(high)) if "0" in (low[0], high[0]) else 0
-        fix = f"write {high.zfill(width)}-{low.zfill(width)}; for another order, list the numbers one by one"
-        raise UsageError(f"range {shown(item)} in {shown(pattern)} runs backwards", fix)
-    # Slurm prints gpu01 to gpu100 as gpu[01-100]; in 1-04 and 01-5 the width is ambiguous.
-    padded = low if low[0] == "0" else high if high[0] == "0" else ""
-    if len(low) > len(high) or (padded == high and len(low) != len(high)):
-        fix = "write both ends with the same number of digits"
-        raise UsageError(f"range {shown(item)} in {shown(pattern)} has ends of different widths", fix)
-    return int(low), int(high), len(low) if padded else 0
+    return int(low), int(high), len(low) if "0" in (low[0], high[0]) else 0
 
 
 def _refuse_oversize(pattern: str, literals: list[str], brackets: list[list[tuple[int, int, int]]]) -> None:

@@ -16,7 +16,7 @@ from launcher.hosts.ranges import expand_ranges, fold_names, fold_runs, split_li
 
 NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
 unhurried = settings(deadline=None)  # a loaded machine is no bug
-RANGE_FIX = "write ranges as gpu[1-4,7], without spaces"
+RANGE_FIX = "write ranges as gpu[1-4,7] or gpu[01-10], without spaces, the lower number first"
 
 
 def names_of(hosts):
@@ -71,18 +71,18 @@ def test_as_many_names_as_are_allowed_expand():
         ("n[\u0661]", "'\u0661' in 'n[\u0661]' is neither a number nor a range", RANGE_FIX),
         (
             "n[5-3]",
-            "range '5-3' in 'n[5-3]' runs backwards",
-            "write 3-5; for another order, list the numbers one by one",
+            "'5-3' in 'n[5-3]' is neither a number nor a range",
+            RANGE_FIX,
         ),
         (
             "n[1-04]",
-            "range '1-04' in 'n[1-04]' has ends of different widths",
-            "write both ends with the same number of digits",
+            "'1-04' in 'n[1-04]' is neither a number nor a range",
+            RANGE_FIX,
         ),
         (
             "n[01-5]",
-            "range '01-5' in 'n[01-5]' has ends of different widths",
-            "write both ends with the same number of digits",
+            "'01-5' in 'n[01-5]' is neither a number nor a range",
+            RANGE_FIX,
         ),
         ("n[1-65537]", "'n[1-65537]' gives 65537 names; the limit is 65536", ""),
         (

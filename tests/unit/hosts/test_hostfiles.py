@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 
@@ -229,7 +228,7 @@ BAD_LINES = [
     ("a//b", "host name 'a//b' contains '/'", "pass a file of hosts with --hostfile"),
     ("/* a */", "host name '/*' contains '/'", "pass a file of hosts with --hostfile"),
     ("n" * 70000, "a line of 70000 characters; the limit is 65536", "write one host or range per line"),
-    ("n[5-3]", "range '5-3' in 'n[5-3]' runs backwards", None),
+    ("n[5-3]", "'5-3' in 'n[5-3]' is neither a number nor a range", None),
     ("n\x00", "host name 'n\\x00' contains '\\x00'", NAME_RULE),
     ("node0", "host 'node0' is named twice, by hostfiles/two:1 and by hostfiles/two:3", ONCE),
     ("n[1,1]", "host 'n1' is named twice, by hostfiles/two:3 and by hostfiles/two:3", ONCE),
@@ -243,14 +242,6 @@ def test_a_bad_line_is_refused_with_its_place(line, message, fix):
     assert caught.value.message == f"hostfiles/two:3: {message}"
     assert fix is None or caught.value.fix == fix
     assert (caught.value.source, caught.value.line) == ("hostfiles/two", 3)
-
-
-@pytest.mark.parametrize("span", ["5-3", "5-0", "5-03", "005-3", "10-05", "100-05"])
-def test_a_range_that_a_hint_proposes_is_read(span):
-    with pytest.raises(HostfileError) as caught:
-        parse_hostfile(f"n[{span}]", "f")
-    (better,) = re.findall(r"write ([0-9]+-[0-9]+);", caught.value.fix)
-    assert parse_hostfile(f"n[{better}]", "f")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# node1\n  \t# node2"])
