@@ -133,8 +133,8 @@ WAYS = (
     Way(
         "pdsh", NODES, _by_ssh("pdsh"),
         {
-            "sshd": Cut(_kill_sessions, r"the connection was lost: Connection to \S+ closed by remote host\."),
-            "ssh": Cut(_kill(LOGIN, r"\S*ssh "), r"the connection was lost: its ssh was killed by signal 9", r"node\d"),
+            "sshd": _SESSION,
+            "ssh": Cut(_kill(LOGIN, r"\S*ssh "), r"the connection was lost", r"node\d"),
         },
         _SILENT_PORT,
         program="pdsh",

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import STDERR, STDOUT, TransportError
 
+if TYPE_CHECKING:
+    from launcher.transports.agents.link import AgentLink
+
 _ACKNOWLEDGED_BYTES = 1 << 18  # an agent sends several times as much before it waits for an acknowledgement
-
-
-class ChannelLink(Protocol):
-    """What a channel needs to reach its agent."""
-
-    def acknowledge(self, channel: AgentChannel, size_bytes: int) -> None:
-        """Tell the agent how much output was read, so that it may send more."""
-
-    def send_data(self, channel: AgentChannel, data: bytes) -> None:
-        """Send data for the process's stdin."""
-
-    def leave(self, channel: AgentChannel) -> None:
-        """Make the agent close the process's pipes; a second call does nothing."""
 
 
 class AgentChannel:
@@ -31,7 +21,7 @@ class AgentChannel:
     more than `most_bytes`, its channel ends.
     """
 
-    def __init__(self, host: str, number: int, link: ChannelLink, most_bytes: int) -> None:
+    def __init__(self, host: str, number: int, link: AgentLink, most_bytes: int) -> None:
         """most_bytes: more output than an agent with a window may send without an acknowledgement."""
         self.host = host
         self.number = number

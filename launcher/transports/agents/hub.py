@@ -187,9 +187,14 @@ class Hub:
 
     def open_transport(self) -> AgentTransport:
         """Begin a new attempt: agents that have heard of it start nothing for an earlier one any more."""
-        return AgentTransport(
-            next(self._attempts), self._find_link, lambda: next(self._numbers), self._describe_absence
-        )
+        return AgentTransport(self, next(self._attempts))
+
+    def open_channel(self, attempt: int, name: str, command: str, timeout_s: float) -> AgentChannel:
+        """Start a process on a host, whose agent is waited for if need be; raise TransportError."""
+        link = self._find_link(name, timeout_s)
+        if link is None:
+            raise TransportError(self._describe_absence(name, timeout_s))
+        return link.open_channel(next(self._numbers), attempt, command)
 
     def close(self, leave_s: float = LEAVE_S) -> None:
         """End all agents, wait at most `leave_s` for them to leave, and close the port; call it again at any time.
@@ -367,24 +372,12 @@ class AgentTransport:
 
     name = "agents"
 
-    def __init__(
-        self, attempt: int, find_link: Callable[[str, float], AgentLink | None], next_number: Callable[[], int],
-        describe_absence: Callable[[str, float], HostFailure],
-    ) -> None:  # fmt: skip
-        """find_link: waits for a host's agent, at most so many seconds; next_number: of the next channel of a run.
-
-        describe_absence: of a host whose agent was waited for, for that long.
-        """
-        self.attempt = attempt
-        self._find_link = find_link
-        self._next_number = next_number
-        self._describe_absence = describe_absence
+    def __init__(self, hub: Hub, attempt: int) -> None:
+        self._hub = hub
+        self._attempt = attempt
 
     def open(self, host: Host, command: str, timeout_s: float) -> AgentChannel:
-        link = self._find_link(host.name, timeout_s)
-        if link is None:
-            raise TransportError(self._describe_absence(host.name, timeout_s))
-        return link.open_channel(self._next_number(), self.attempt, command)
+        return self._hub.open_channel(self._attempt, host.name, command, timeout_s)
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()

@@ -34,7 +34,7 @@ from launcher.transports.ssh.fabric_failures import TakesSsh, classify
 from launcher.transports.ssh.host_keys import KnownHosts, NeedsSsh, UnknownHostKey
 from launcher.transports.ssh.identities import Login, Secrets, locked_keys
 from launcher.transports.ssh.known_hosts import find_unclear
-from launcher.transports.ssh.logins import LoginQueues, keep_trying
+from launcher.transports.ssh.logins import LoginQueue, keep_trying
 from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, find_ssh, login_args, read_seconds
 from launcher.transports.ssh.packet_limits import BoundedPipe
@@ -106,7 +106,7 @@ class FabricTransport:
         self._secrets = settings.secrets or Secrets()
         self._say = settings.say
         self._this_machine = ThisMachine(settings)
-        self._queues = LoginQueues()
+        self._queues: dict[str, LoginQueue] = {}  # by the first sshd: hosts behind one jump host share a queue
         ssh = find_ssh()
         self._configs = HostConfigs(ssh, settings.ssh_config)
         self._known_hosts = KnownHosts()
@@ -124,7 +124,7 @@ class FabricTransport:
         if channel is not None:
             return channel
         own_limit_s = None if self._may_boot else read_seconds(hop.option("connecttimeout"))
-        queue = self._queues[hop.first_sshd]
+        queue = self._queues.setdefault(hop.first_sshd, LoginQueue())
 
         def log_in(try_s: float) -> Channel:
             return self._log_in_by_either(host, hops, command, try_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -57,32 +56,6 @@ class LoginQueue:
                 raise
 
 
-class LoginQueues:
-    """One LoginQueue for each first sshd on the way to hosts, by a name: hosts behind one jump host share a queue."""
-
-    def __init__(self) -> None:
-        self._queues: dict[str, LoginQueue] = defaultdict(LoginQueue)
-        self._lock = threading.Lock()
-
-    def __getitem__(self, name: str) -> LoginQueue:
-        with self._lock:
-            return self._queues[name]
-
-
-class _Deadline:
-    """When to give up on a host. The time starts with its first try: the wait for a slot doesn't count."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._deadline: float | None = None
-
-    @property
-    def left_s(self) -> float:
-        now = time.monotonic()
-        self._deadline = self._deadline or now + self._limit_s
-        return self._deadline - now
-
-
 def keep_trying(
     name: str, queue: LoginQueue, log_in: Callable[[float], Channel], limit_s: float, *, may_boot: bool
 ) -> Channel:
@@ -92,24 +65,21 @@ def keep_trying(
     limit_s: for all tries together, without the time in the queue.
     may_boot: also try again if the host doesn't answer, since it may be booting.
     """
-    deadline = _Deadline(limit_s)
+    deadline: float | None = None  # begins with the first try
+    reported: LoginError | None = None
     try_s = _BOOT_TRY_S if may_boot else limit_s
-    reported = None
-    while isinstance(outcome := _try_once(queue, log_in, deadline, try_s), LoginError):
-        # The deadline cuts the last try short: the answer to an earlier one says more than its time-out.
-        reported = reported if reported is not None and outcome.failure.kind is HostFailureKind.TIMED_OUT else outcome
+    while True:
+        try:
+            with queue.slot():
+                deadline = deadline or time.monotonic() + limit_s
+                return log_in(min(try_s, max(0.1, deadline - time.monotonic())))
+        except LoginError as error:
+            # The deadline cuts the last try short: the answer to an earlier one says more than its time-out.
+            if reported is None or error.failure.kind is not HostFailureKind.TIMED_OUT:
+                reported = error
+            may_help = is_passing(error.failure, may_boot=may_boot)
+        deadline = deadline or time.monotonic() + limit_s
         pause_s = random.uniform(0.2, 1.0)  # spreads the tries of many hosts
-        if pause_s > deadline.left_s or not is_passing(outcome.failure, may_boot=may_boot):
+        if not may_help or time.monotonic() + pause_s > deadline:
             raise TransportError(pass_on(reported.failure, name, reported.jump_host)) from reported
         time.sleep(pause_s)
-    return outcome
-
-
-def _try_once(
-    queue: LoginQueue, log_in: Callable[[float], Channel], deadline: _Deadline, try_s: float
-) -> Channel | LoginError:
-    try:
-        with queue.slot():
-            return log_in(min(try_s, max(0.1, deadline.left_s)))
-    except LoginError as error:
-        return error

@@ -23,7 +23,7 @@ from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
 from launcher.transports.process_channel import ProcessChannel, end_process, start_process
 from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh import openssh_failures
-from launcher.transports.ssh.logins import LoginError, LoginQueues, keep_trying
+from launcher.transports.ssh.logins import LoginError, LoginQueue, keep_trying
 from launcher.transports.ssh.openssh_config import (
     OPTIONS,
     HostConfig,
@@ -124,7 +124,7 @@ class OpenSSHTransport:
         if settings.is_unattended:
             self._env = {name: value for name, value in settings.variables.items() if name not in _PROMPTS}
         self._this_machine = ThisMachine(settings)
-        self._queues = LoginQueues()
+        self._queues: dict[str, LoginQueue] = {}  # by the first sshd: hosts behind one jump host share a queue
         self.answers = answers or HostConfigs(ssh, settings.ssh_config)
         self._connecting: set[subprocess.Popen[bytes]] = set()
         weakref.finalize(self, _end_connecting, self._connecting)  # when `launch` ends, at the latest
@@ -140,7 +140,7 @@ class OpenSSHTransport:
         own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
         return keep_trying(
             host.name,
-            self._queues[answer.first_sshd],
+            self._queues.setdefault(answer.first_sshd, LoginQueue()),
             lambda try_s: self.log_in(answer, args, command, try_s),
             own_limit_s or timeout_s,
             may_boot=self._may_boot,

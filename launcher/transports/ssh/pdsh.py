@@ -26,7 +26,6 @@ _MARGIN_S = 2.0  # after ssh's own ConnectTimeout, so that ssh ends first and na
 _LOGIN_S = 0.25  # of CPU time for each host: all log in at once, and twice behind a jump host
 _SOCKET_S = 0.01
 _LEAST_S = 2.0  # for an ssh that says why pdsh can't log in
-_SETTLE_S = 0.5  # after the end of a connection: what pdsh prints about it may come later
 
 
 class PdshTransport:
@@ -126,35 +125,26 @@ class Masters:
 
     def await_login(self, host: str) -> str | None:
         """Return the socket of a host's ControlMaster once it has logged in; None if it doesn't, or is lost."""
-        login = self._output.logins[host]
         deadline = time.monotonic() + self._limit_s
         with self._changed:
             while not self._is_usable(host):
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or login.has_ended or self._is_over or host in self._lost:
+                if left_s <= 0 or host in self._output.ended or self._is_over or host in self._lost:
                     self.give_up(host)
                     return None
                 # ssh makes its socket right after it has printed that it has logged in.
-                self._changed.wait(min(left_s, _SOCKET_S) if login.has_logged_in else left_s)
+                self._changed.wait(min(left_s, _SOCKET_S) if host in self._output.logged_in else left_s)
         return self._sockets[host]
 
     def _is_usable(self, host: str) -> bool:
-        login = self._output.logins[host]
-        is_lost = host in self._lost or login.has_ended
-        return not is_lost and login.has_logged_in and Path(self._sockets[host]).exists()
+        is_lost = host in self._lost or host in self._output.ended
+        return not is_lost and host in self._output.logged_in and Path(self._sockets[host]).exists()
 
     def give_up(self, host: str) -> None:
         """Use the connection to a host for no other process; pdsh ends when none of its hosts is left."""
         self._lost.add(host)
         if self._lost.issuperset(self._sockets):
             self._call.end()
-
-    def why_lost(self, host: str) -> HostFailure:
-        """Wait a moment for what is printed about the end of a connection, and return it."""
-        login = self._output.logins[host]
-        with self._changed:
-            self._changed.wait_for(lambda: login.has_ended or self._is_over, _SETTLE_S)
-        return HostFailure(host, HostFailureKind.CONNECTION, login.lost)
 
     def _read(self) -> None:
         assert self._call.process.stdout is not None  # asked for
@@ -186,19 +176,14 @@ class PdshChannel:
         self._host = host.name
         self._masters = masters
         self._transport = transport  # its connections end when nobody uses it any more
-        self._is_closed = False
 
     def read(self) -> tuple[int, bytes]:
-        stream, data = self._channel.read()
-        if not stream and not self._is_closed and self._channel.exit_code() is None:
-            raise TransportError(self._masters.why_lost(self._host))
-        return stream, data
+        return self._channel.read()
 
     def write(self, data: bytes) -> None:
         self._channel.write(data)
 
     def close(self) -> None:
-        self._is_closed = True
         if self._channel.exit_code() is None:  # its process may hang, and its host as well
             self._masters.give_up(self._host)
         self._channel.close()

@@ -12,7 +12,7 @@ from launcher.errors import HostFailure, HostFailureKind
 from launcher.transports.base import TransportError
 from launcher.transports.ssh import logins
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.logins import LOGINS_AT_ONCE, LoginError, LoginQueue, LoginQueues, keep_trying
+from launcher.transports.ssh.logins import LOGINS_AT_ONCE, LoginError, LoginQueue, keep_trying
 
 PLACE = Destination("node", "10.0.0.2", 22, "ann")
 DROPPED = PLACE.dropped()
@@ -110,7 +110,7 @@ class Crowd:
         self.inside = threading.Semaphore(0)
         self.may_go = threading.Event()
         self._lock = threading.Lock()
-        self._queue = LoginQueues()["bastion"]
+        self._queue = LoginQueue()
         self._threads = [threading.Thread(target=self._enter, args=(self._queue,)) for _ in range(count)]
 
     def start(self) -> None:
@@ -169,8 +169,7 @@ def test_who_waits_at_a_gateway_that_refuses_need_not_ask_again():
 
 
 def test_what_a_host_behind_it_says_is_no_other_s():
-    queues = LoginQueues()
+    queue = LoginQueue()
     with pytest.raises(TransportError):
-        log_in(Logins(LOGIN_REFUSED), queue=queues["bastion"])
-    assert log_in(Logins(), queue=queues["bastion"]) is CHANNEL
-    assert queues["bastion"] is not queues["another"]
+        log_in(Logins(LOGIN_REFUSED), queue=queue)
+    assert log_in(Logins(), queue=queue) is CHANNEL
