@@ -18,7 +18,7 @@ def test_a_run_in_a_shell_of_salloc(launch: SlurmLaunch) -> None:
     script = 'echo "rank $RANK of $WORLD_SIZE on $(uname -n)"; echo "error $RANK" >&2'
     done = launch.start("--nproc", "2", *shell(script)).finish()
     assert done.exit_code == 0
-    assert re.match(r"launch: hosts of Slurm job \d+: 2 nodes, node\[1-2\], 1 CPU on each$", done.words[0])
+    assert re.match(r"launch: hosts of Slurm job \d+: 2 nodes, node\[1-2\]$", done.words[0])
     assert words_of(done) == [
         "launch: 2 hosts x 2 processes = 4 ranks, run RUN, logs in logs/RUN",
         "launch: checked in N s: CPUs, data over data2 or data3",
@@ -84,10 +84,9 @@ def test_auto_is_what_the_job_has(launch: SlurmLaunch, job: tuple[str, ...], giv
 
 
 @pytest.mark.usefixtures("gpus")
-def test_more_gpus_than_the_job_has(launch: SlurmLaunch) -> None:
-    done = launch.start("--gpus", "2", *SHOW_GPUS, job=("--nodes=2", "--gpus-per-node=1")).finish()
-    assert (done.exit_code, words_of(done)[0]) == (2, f"launch: --gpus 2: {_job(done.words[0])} has 1 GPU on each node")
-    done = launch.start("--gpus", "2", *SHOW_GPUS, job=("--nodes=2", "--gres=gpu:1")).finish()  # the nodes alone know
+@pytest.mark.parametrize("option", ["--gpus-per-node=1", "--gres=gpu:1"])
+def test_more_gpus_than_the_job_has(launch: SlurmLaunch, option: str) -> None:
+    done = launch.start("--gpus", "2", *SHOW_GPUS, job=("--nodes=2", option)).finish()
     assert (done.exit_code, words_of(done)[1]) == (70, "  node[1-2]: 2 GPUs requested, but it has 1")
 
 
