@@ -81,7 +81,6 @@ def find_quota(mounts: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -
 
     Each group above this process's own may have a limit too. In a container, `own` may name groups outside it, which
     don't exist there; the root of `mounts` is then the container's group (Documentation/admin-guide/cgroup-v2).
-    launcher/distributed.py does the same for each rank; people copy that file alone, so it can't import this one.
     """
     quotas = [float("inf")]
     version_1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
