@@ -10,7 +10,7 @@ import functools
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from launcher.hosts.host import Host
 from launcher.runs.run_list import RunListEntry
 from launcher.session.settings import loader_pythons
 from launcher.transports.agents.hub import Absence, Hub, Return
-from launcher.transports.base import Transport, TransportError, failure_of
+from launcher.transports.base import Transport, failure_of
 from launcher.transports.process_channel import LocalTransport
 from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.openssh import OpenSSHTransport
@@ -32,22 +32,11 @@ FIRST_TRY_S = 20.0  # after its loss: an agent that was cut off dials again by i
 # Between two tries: a host boots for minutes, and fail2ban bans an address after five refusals in ten minutes.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 300.0
 _LOGINS_AT_ONCE = 8
-# After these another name of the same host may still work.
-_OF_THE_NAME = (
-    HostFailureKind.NAME_UNKNOWN, HostFailureKind.TIMED_OUT, HostFailureKind.NO_ROUTE, HostFailureKind.REFUSED,
-    HostFailureKind.HOST_KEY_UNKNOWN, HostFailureKind.NO_SSH, HostFailureKind.CONFIGURATION,
-)  # fmt: skip
 
 
 def find_pause(failures: int) -> float:
     """Return how long after so many failed logins a host is tried again."""
     return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures - 1, 16)))
-
-
-def find_names(host: Host, seen_address: str) -> list[Host]:
-    """Return the host under each name by which it may be reached; seen_address: its agent was connected from there."""
-    names = dict.fromkeys(name for name in (host.name, host.address, seen_address) if name)
-    return [replace(host, name=name) for name in names]
 
 
 def describe_return(found: Return) -> str | None:
@@ -172,31 +161,16 @@ class Rejoining:
         return min(waits, default=None)
 
     def _log_in(self, absence: Absence, is_changed: threading.Event) -> None:
-        with self._window:
-            try:
-                failure = self._start_agent(absence)
-            except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
-                failure = failure_of(absence.host, error)
-        if failure is not None:
-            self._note_failure(absence, failure)
-        else:
+        host, order = self._hosts[absence.host], self._orders[absence.host]
+        try:
+            with self._window:
+                transport = LocalTransport() if host.name == self._own else self._open_ssh()
+                start_again(transport, host, self._pythons, order, self._own, machine=absence.machine)
             with self._lock:
                 del self._tries[absence.host]  # it is connected
+        except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
+            self._note_failure(absence, failure_of(absence.host, error))
         is_changed.set()
-
-    def _start_agent(self, absence: Absence) -> HostFailure | None:
-        """Start the agent of a host; return why it isn't connected, if it is not."""
-        host, order = self._hosts[absence.host], self._orders[absence.host]
-        is_own = host.name == self._own
-        transport = LocalTransport() if is_own else self._open_ssh()
-        start = partial(
-            _find_failure, transport, pythons=self._pythons, order=order, controller=self._own, machine=absence.machine
-        )
-        names = [host] if is_own else find_names(host, absence.address)
-        first = failure = start(names.pop(0))
-        while failure is not None and names and failure.kind in _OF_THE_NAME:
-            failure = start(names.pop(0))
-        return None if failure is None else first
 
     def _note_failure(self, absence: Absence, failure: HostFailure) -> float:
         """Note that a login has failed, and return how long to wait."""
@@ -209,12 +183,3 @@ class Rejoining:
             tries.due_at_s = now_s + pause_s
             tries.is_running = False
         return pause_s
-
-
-def _find_failure(transport: Transport, host: Host, **values: Any) -> HostFailure | None:
-    """Start the agent of a host; return why it isn't connected, if it is not."""
-    try:
-        start_again(transport, host, **values)
-    except TransportError as error:
-        return error.failure
-    return None

@@ -40,7 +40,6 @@ class Absence:
 
     host: str
     missing_s: float
-    address: str  # from which its agent was connected last; "" if it never was
     machine: str  # what the agent says of it, the same after a reboot
 
 
@@ -57,7 +56,6 @@ class _Seen:
     """What was seen of an agent."""
 
     machine: str = ""
-    address: str = ""
     lost_at: float | None = None  # of launcher.clock.boottime
     tried: str = ""  # from where it could not be started again, and why
 
@@ -159,7 +157,7 @@ class Hub:
         now = boottime()
         with self._changed:
             return [
-                Absence(name, now - seen.lost_at, seen.address, seen.machine)
+                Absence(name, now - seen.lost_at, seen.machine)
                 for name, seen in zip(self._names, self._seen, strict=True)
                 if seen.lost_at is not None and not self._is_closing
             ]
@@ -288,7 +286,7 @@ class Hub:
         index, token = hello["index"], str(hello["token"]).encode("utf-8", "replace")
         if hello["run"] != self.run_id or index >= len(self._names):
             return False
-        arrived = _Seen(str(hello["machine"]), link.peer)
+        arrived = _Seen(str(hello["machine"]))
         if not hmac.compare_digest(token, self._credentials.tokens[index].encode()):
             return False
         older = self._links.get(index)

@@ -80,12 +80,6 @@ class AgentLink(asyncio.Protocol):
         self.host, self.index = host, index
         self.check_silence(silence_s)
 
-    @property
-    def peer(self) -> str:
-        """Return the address of the other end."""
-        found = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return str(found[0]).removeprefix("::ffff:") if found else ""  # as an IPv4 address of a socket for both looks
-
     def check_silence(self, silence_s: float, *, is_over: bool = False) -> None:
         """Drop the connection if nothing has come for `silence_s`, otherwise look again when that may be so.
 

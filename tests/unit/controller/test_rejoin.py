@@ -1,11 +1,10 @@
-"""When a host that is missing is tried, by which names, and what is said once it is back."""
+"""When a host that is missing is tried, and what is said once it is back."""
 
 from __future__ import annotations
 
 import pytest
 
-from launcher.controller.rejoin import FIRST_TRY_S, describe_return, find_names, find_pause
-from launcher.hosts.host import Host
+from launcher.controller.rejoin import FIRST_TRY_S, describe_return, find_pause
 from launcher.transports.agents.hub import Return
 
 
@@ -18,17 +17,6 @@ def test_a_host_that_boots_is_tried_soon_and_one_that_is_off_every_five_minutes(
     for pause_s in pauses:
         tried_at.append(tried_at[-1] + pause_s)
     assert all(later - earlier > 600 for earlier, later in zip(tried_at, tried_at[4:], strict=False))
-
-
-def test_the_names_of_a_host() -> None:
-    host = Host("g2", user="ann", port=2222, address="10.0.0.2")
-    assert [(each.name, each.user, each.port) for each in find_names(host, "192.168.7.2")] == [
-        ("g2", "ann", 2222),
-        ("10.0.0.2", "ann", 2222),
-        ("192.168.7.2", "ann", 2222),
-    ]
-    assert find_names(Host("10.0.0.2"), "10.0.0.2") == [Host("10.0.0.2")]
-    assert find_names(Host("g2"), "") == [Host("g2")]
 
 
 @pytest.mark.parametrize(
