@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import io
 import os
 import zlib
@@ -20,38 +19,18 @@ from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.tree import Tree
 from launcher.node.code import folders
-from launcher.node.code.listing import LINK, Entry, decode, hash_file
+from launcher.node.code.listing import Entry, hash_file
 from launcher.node.code.store import Store, find_base
 from launcher.node.messages import PIECE, PIECE_BYTES, encode
 
 # The controller of a detached run reads what was sent to its host, where it may be removed before that is held.
 CHANGED_FIX = "try again when nothing writes to it and no launch clean --code runs, or exclude it in .launchignore"
 _MOST_CHARACTERS = 200  # of a path in a message
-_MOST_EACH_BYTES = 256 << 10
-_MOST_TOGETHER_BYTES = 32 << 20
 _SAMPLE_BYTES = 64 << 10
 _WORTH_IT = 0.9  # of its size, to which a sample must shrink
 _KEPT_BYTES = 16 << 20
 _MOST_OPEN = 32
 _LEVEL = 1  # a higher one is slower than most networks
-
-
-class SmallFiles:
-    """Keeps what is small enough, as long as there is room."""
-
-    def __init__(self) -> None:
-        self.contents: dict[str, bytes] = {}
-        self._room = _MOST_TOGETHER_BYTES
-
-    def has_room(self, content_hash: str, size_bytes: int) -> bool:
-        """Tell whether a content of this hash and size would be added."""
-        return size_bytes <= min(_MOST_EACH_BYTES, self._room) and content_hash not in self.contents
-
-    def add(self, content_hash: str, content: bytes) -> None:
-        """Keep a content, if there is room."""
-        if self.has_room(content_hash, len(content)):
-            self.contents[content_hash] = content
-            self._room -= len(content)
 
 
 class Contents:
@@ -63,7 +42,7 @@ class Contents:
         self._roots = [tree.root]
         if not tree.kept:  # for a controller, to which the code was sent before
             self._roots += self._hold(tree)
-        self._kept = tree.kept or self._read_small(tree)
+        self._kept = tree.kept
 
     def open(self, entry: Entry) -> BinaryIO:
         """Return the file; raise UsageError if it is not as it was listed, and no small one."""
@@ -90,19 +69,6 @@ class Contents:
         except OSError:  # there is a file in place of the directory, or a disk is gone
             held = None
         return [held.root] if held is not None else []
-
-    def _read_small(self, tree: Tree) -> dict[str, bytes]:
-        """Return the small files that this machine keeps: another run may take their directory before it is held."""
-        kept = SmallFiles()
-        for entry in decode(tree.listing):
-            is_wanted = entry.kind != LINK and kept.has_room(entry.content, entry.size)
-            file = _open_regular(self._store.path_of(entry.content)) if is_wanted else None
-            if file is not None:
-                with file:
-                    content = file.read(entry.size + 1)
-                if hashlib.sha256(content).hexdigest() == entry.content:
-                    kept.add(entry.content, content)
-        return kept.contents
 
 
 def _open_regular(path: str) -> BinaryIO | None:

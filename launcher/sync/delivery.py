@@ -225,11 +225,6 @@ def _find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
         verb = "was" if len(fields["repaired"]) == 1 else "were"
         change = f"{_name_some(fields['repaired'])} had changed in the run's directory, and {verb} restored"
         yield Finding((host,), f"{change} (what was there is kept as NAME.replaced-...)", "", WARNING)
-    if fields["extras"]:
-        verbs = ("was", "is") if len(fields["extras"]) == 1 else ("were", "are")
-        text = "{0} {1} not sent, but {2} in the run's directory and can be imported"
-        text = text.format(_name_some(fields["extras"]), *verbs)
-        yield Finding((host,), text, "", WARNING)
     for link in tree.links:
         if link.is_filled and link.name in fields["empty"]:
             fix = f"copy the files there, or link another directory: --link {link.name}=DIR"

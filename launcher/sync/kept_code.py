@@ -104,13 +104,7 @@ def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> li
             make_private(path.parent, folder, exist_ok=True)
         if entry.kind == LINK:
             continue
-        try:
-            store.copy(entry, str(path), 0o755 if entry.kind == PROGRAM else 0o644)
-        except FileNotFoundError:
-            lacking.append(entry.path)
-            continue
-        if hash_path(path) != entry.content:  # a disk may damage what it keeps
-            path.unlink()
+        if not store.copy(entry, str(path), 0o755 if entry.kind == PROGRAM else 0o644):
             lacking.append(entry.path)
     for entry in kept.entries:  # last, so that nothing is written through one
         if entry.kind == LINK:

@@ -58,7 +58,7 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     root = Path(answer["path"])
     assert root == cache / "launch" / "trees" / f"test-{code.hash[:7]}" / "proj"
     assert answer | {"path": ""} == {
-        "type": "placed", "path": "", "hash": code.hash, "wrong": [], "wrong_count": 0, "extras": [],
+        "type": "placed", "path": "", "hash": code.hash, "wrong": [], "wrong_count": 0,
         "repaired": [], "empty": [], "moved": [],
     }  # fmt: skip
     assert read(root) == code.files
@@ -69,23 +69,17 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     assert talk.node.stop() == []
 
 
-def test_the_next_run_takes_over_what_an_ended_one_has_left_unchanged(start: Any, cache: Path) -> None:
+def test_the_next_run_gets_what_has_changed_and_a_directory_of_its_own(start: Any) -> None:
     first = start()
     before = Talk(first, Code(FILES)).deliver()
-    (before / "pkg" / "__pycache__").mkdir()
-    (before / "pkg" / "__pycache__" / "model.pyc").write_bytes(b"of a file with equal time and size")
-    inodes = {path: (before / path).stat().st_ino for path in FILES}
-
     first.stop()
     first.wait_until_gone()
     code = Code({"train.py": b"print(2)\n", "pkg/model.py": b"SIZE = 3\n", "empty": b""})
     talk = Talk(start("next"), code)
     assert talk.ask() == ["train.py"]
     talk.send("train.py")
-    root = Path(talk.answer()["path"])
-    assert read(root) == code.files, "files of the run before are gone, and so is bytecode"
-    assert (root / "pkg/model.py").stat().st_ino == inodes["pkg/model.py"]
-    assert len(list((cache / "launch" / "trees").iterdir())) == 1
+    assert read(Path(talk.answer()["path"])) == code.files
+    assert read(before) == FILES
 
 
 def test_a_living_run_and_one_that_wrote_into_its_directory_keep_it(start: Any) -> None:
@@ -120,7 +114,6 @@ def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path, tm
     (root / "train.py").write_bytes(b"print(7)\n")
     (root / "pkg" / "model.py").unlink()
     (root / "pkg" / "model.py").symlink_to("/etc/hostname")
-    (root / "pkg" / "extra.py").write_text("")
     node.stop()
     node.wait_until_gone()
     for path in (cache / "launch" / "content").rglob("*"):
@@ -132,9 +125,7 @@ def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path, tm
     talk.send("train.py")
     answer = talk.answer()
     assert answer["path"] == str(root)
-    assert (answer["repaired"], answer["extras"], answer["wrong"]) == (
-        ["pkg/model.py", "train.py"], ["pkg/extra.py"], [],
-    )  # fmt: skip
+    assert (answer["repaired"], answer["wrong"]) == (["pkg/model.py", "train.py"], [])
     assert not (root / "pkg" / "__pycache__").exists()
     assert (root / "outputs").lstat().st_ino == link_inode, "another host that shares the directory may be using it"
     assert {path: data for path, data in read(root).items() if path in FILES} == FILES
@@ -247,18 +238,19 @@ def test_nothing_is_read_where_another_user_could_write(start: Any, cache: Path)
 
 
 @needs_root
-@pytest.mark.parametrize("path", ["", "pkg", "train.py"])
-def test_what_another_user_has_put_there_is_not_taken_over(start: Any, path: str) -> None:
+@pytest.mark.parametrize(("path", "wrong"), [("pkg", ["pkg/copy.py", "pkg/model.py"]), ("train.py", [])])
+def test_what_another_user_could_change_is_replaced_before_a_restart_or_named(
+    start: Any, path: str, wrong: list[str]
+) -> None:
     first = start()
-    before = Talk(first, Code(FILES)).deliver()
+    root = Talk(first, Code(FILES)).deliver()
     first.stop()
     first.wait_until_gone()
-    os.chown(before / path, NOBODY, -1)
-    talk = Talk(start("next"), Code(FILES))
+    os.chown(root / path, NOBODY, -1)
+    talk = Talk(start(), Code(FILES))
     assert talk.ask() == []
-    root = Path(talk.answer()["path"])
-    assert read(root) == FILES
-    assert {each.stat().st_uid for each in (root, *root.rglob("*"))} == {os.geteuid()}
+    assert talk.answer()["wrong"] == wrong
+    assert (root / "train.py").stat().st_uid == os.geteuid()
 
 
 def test_ranks_run_in_the_tree_and_facts_are_of_there(start: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterable, Mapping, NoReturn
 
 from launcher.node import kept_archives, messages
 from launcher.node.code import folders, listing, proof
-from launcher.node.code.folders import LOCK, Folder, is_hollow, read_name
+from launcher.node.code.folders import LOCK, Folder, read_name
 from launcher.node.code.listing import Entry
 from launcher.node.code.missing_pieces import Intake
 from launcher.node.code.store import Store, find_base
@@ -33,7 +33,6 @@ Header = Dict[str, Any]
 
 
 _ROUNDS = messages.MOST_WANTED - 1  # of asking for files and writing them, after the listing
-_NAMED = ("wrong", "extras", "repaired", "empty", "moved")  # lists of names in the answer
 _MOST_LOCKS = 4
 _READ_BYTES = 1 << 18
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -100,81 +99,63 @@ class Worker:
         place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
         if ":" in place.root:
             raise GivenUpError("PYTHONPATH can't have %s: there is a colon in it" % place.root)
-        self._read_listing()
+        self._listing = self._intake.read_listing(self._store, self._wanted["hash"])
+        self._entries = listing.decode(self._listing)
         if _is_there(place):
-            self._link(place, links)
-            place.write_listing(self._listing)
-            changed, wrong = self._restore(place)
-            self._answer(place, wrong, changed)
+            self._restore(place, links)
             return
-        place, wrong = self._fill(place, links)
-        self._answer(place, wrong)
+        self._fill(place, links)
         try:
             folders.prune(self._store)
             self._store.prune()
         except OSError:  # the next run tries it again; this one has its code
             pass
 
-    def _read_listing(self) -> None:
-        self._listing = self._intake.read_listing(self._store, self._wanted["hash"])
-        self._entries = listing.decode(self._listing)
-
     # ---- its directory ------------------------------------------------------------------------------------------
 
-    def _fill(self, place: Folder, links: list[tuple[str, str]]) -> tuple[Folder, list[Entry]]:
-        """Fill a directory and give it this place; return it, and what is wrong in it.
+    def _fill(self, place: Folder, links: list[tuple[str, str]]) -> None:
+        """Fill a directory and give it this place.
 
-        Each file is hashed once: when its directory was taken over, or after it was written. Nothing of a run is in
-        that directory, so it may be removed if this fails.
+        Each file is hashed as it is written. Nothing of a run is there, so it may be removed if this fails.
         """
-        like = folders.find_like(self._store, self._wanted["name"], self._listing)
-        if like is None or like.read_listing() != self._listing:  # otherwise that one may be taken over as it is
-            self._intake.take_files(self._store, self._entries, self._entries)
-        folder, before = folders.begin(self._store, self._wanted["name"])
+        self._intake.take_files(self._store, self._entries, self._entries)
+        folder = folders.begin(self._store, self._wanted["name"])
         try:
-            wrong = self._mend(folder, self._find_changed(folder, before))
+            wrong = self._put(folder, self._entries)
             folder.write_listing(self._listing)
             self._link(folder, links)
-            found = folders.appear(folder, place)
         except BaseException:
             folders.abandon(folder)
             raise
+        found = folders.appear(folder, place)
         if not found.lock(fcntl.LOCK_SH) or found.read_listing() != self._listing:
             raise GivenUpError("another process has removed the code from %s; run the command again" % found.path)
-        return found, wrong
+        self._answer(found, wrong)
 
-    def _restore(self, place: Folder) -> tuple[list[Entry], list[Entry]]:
-        """Mend what has changed in a directory that was there; return that, and what is wrong even then."""
-        changed = wrong = proof.find_wrong(place.root, self._entries)
+    def _restore(self, place: Folder, links: list[tuple[str, str]]) -> None:
+        """Mend what has changed in a directory that was there, as before a restart."""
+        changed = proof.find_wrong(place.root, self._entries)
+        self._put(place, changed)
+        wrong = proof.find_wrong(place.root, changed)
         if changed:
-            wrong = self._mend(place, changed)
-        place.remove_bytecode(self._entries)
+            place.remove_bytecode(self._entries)
+        self._link(place, links)
         place.write_listing(self._listing)
-        return changed, wrong
+        self._answer(place, wrong, changed)
 
-    def _find_changed(self, folder: Folder, before: bytes) -> list[Entry]:
-        """Remove what an earlier run had and this one hasn't; return what is to be written."""
-        there = self._entries if before == self._listing else listing.decode(before) if before else []
-        folder.remove_bytecode(there)
-        if there is self._entries:
-            return []
-        needed, kept = set(self._entries), set(there)
-        folder.remove_files([entry for entry in there if entry not in needed])
-        return [entry for entry in self._entries if entry not in kept]
-
-    def _mend(self, folder: Folder, wrong: list[Entry]) -> list[Entry]:
-        """Write what is wrong, and return what is wrong even then.
+    def _put(self, folder: Folder, entries: list[Entry]) -> list[Entry]:
+        """Write these files, and return what is missing even then.
 
         What can't be copied was damaged where it is kept, or has gone from there; it is sent again.
         """
-        for round_ in range(_ROUNDS):
-            if round_ and wrong:
-                for entry in wrong:
+        missing = folder.put(self._store, entries)
+        for _ in range(_ROUNDS - 1):
+            if missing:
+                for entry in missing:
                     self._store.drop(entry.content)
-                self._intake.take_files(self._store, self._entries, wrong)
-            folder.put(self._store, wrong)
-            wrong = proof.find_wrong(folder.root, wrong)
-        return wrong
+                self._intake.take_files(self._store, self._entries, missing)
+                missing = folder.put(self._store, missing)
+        return missing
 
     def _find_targets(self) -> list[tuple[str, str]]:
         """Return the links to directories outside; make those directories if they may be made."""
@@ -213,25 +194,18 @@ class Worker:
 
     def _answer(self, place: Folder, wrong: list[Entry], changed: Iterable[Entry] = ()) -> None:
         """Answer, and leave the lock of the directory to the supervisor; changed: what was mended there."""
-        repaired = [entry.path for entry in changed if entry not in wrong]
-        empty = [name for name, target in self._made.items() if _is_empty(target)]
-        told = self._prove(place, wrong, repaired=repaired, empty=empty, moved=self._moved)
+        lacking = set(wrong)
+        right = [entry for entry in self._entries if entry not in lacking]
+        names: dict[str, list[str]] = {
+            "wrong": [entry.path for entry in wrong], "moved": self._moved,
+            "repaired": [entry.path for entry in changed if entry not in lacking],
+            "empty": [name for name, target in self._made.items() if _is_empty(target)],
+        }  # fmt: skip
+        told: Header = {key: paths[: messages.MOST_NAMES] for key, paths in names.items()}
+        told["hash"] = listing.hash_listing(listing.encode(right) if wrong else self._listing)
+        told.update(path=place.root, wrong_count=len(wrong))
         message = messages.encode(messages.PLACED, **told)
         self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
-
-    def _prove(self, place: Folder | None, wrong: list[Entry], **names: list[str]) -> Header:
-        """Return what the directory holds: all files were hashed, and these are wrong; names: what else is told."""
-        found: Header = {"path": "", "hash": "", "wrong_count": len(wrong), **{key: [] for key in _NAMED}}
-        if place is not None:
-            lacking = set(wrong)
-            right = [entry for entry in self._entries if entry not in lacking]
-            extras = proof.find_extras(place.root, self._entries, [name for name, _, _ in self._wanted["links"]])
-            names["wrong"] = [entry.path for entry in wrong]
-            names["extras"] = proof.find_extra_code(place.root, extras, messages.MOST_NAMES)
-            found["path"] = place.root
-            found["hash"] = listing.hash_listing(listing.encode(right) if wrong else self._listing)
-        found.update({key: paths[: messages.MOST_NAMES] for key, paths in names.items()})
-        return found
 
 
 def _hold(place: Folder) -> list[int]:
@@ -307,9 +281,7 @@ class CodeProcess:
         """Return what the ranks have written to the directory of their code: the first names."""
         try:
             folder = Folder(os.path.dirname(self.root), os.path.basename(self.root))
-            entries = folder.read_entries()
-            beside = [name for name in folder.find_written(entries) if not is_hollow(os.path.join(self.root, name))]
-            return [*beside, *folder.find_touched(entries)][: messages.MOST_NAMES]
+            return folder.find_written()[: messages.MOST_NAMES]
         except OSError:  # the code isn't there, or the disk is gone
             return []
 

@@ -9,8 +9,7 @@
 Only unchanged files of its listing are ever removed from it: what a run has written there stays, also where a file of
 the listing was, and nothing behind a link is touched.
 
-A directory appears by one rename, so nobody ever sees one that is half filled. One whose run has ended is taken over by
-the next run, or pruned.
+A directory appears by one rename, so nobody ever sees one that is half filled. One whose run has ended is pruned.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import fcntl
 import os
 import shutil
 import time
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Sequence
 
 from launcher.node.code import listing, proof
 from launcher.node.code.listing import Entry
-from launcher.node.code.store import Store
+from launcher.node.code.store import Store, unlink
 from launcher.node.system import read_text
 
 _NAME, _LISTING, _LINKS, LOCK = "name", "listing", "links", "lock"
@@ -107,26 +106,23 @@ class Folder:
         except FileNotFoundError:  # another host that shares the directory has just noted the same
             pass
 
-    def find_written(self, entries: Iterable[Entry]) -> list[str]:
-        """Return what is there and was not sent, also beside the root; of a directory its name alone."""
-        beside = sorted(set(os.listdir(self.path)) - {self.name, *OWN_NAMES, _LISTING + ".part"})
-        return [*("../" + name for name in beside), *proof.find_extras(self.root, entries, self.read_links())]
+    def find_written(self) -> list[str]:
+        """Return what is there and was not sent, also beside the root, and what was written since.
 
-    def find_touched(self, entries: Iterable[Entry]) -> list[str]:
-        """Return the files of the listing that were written since it was."""
-        try:
-            since = os.stat(os.path.join(self.path, _LISTING)).st_mtime
-        except OSError:
-            return []
-        return proof.find_touched(self.root, entries, since)
+        Of a directory that is its name alone.
+        """
+        entries = self.read_entries()
+        beside = sorted(set(os.listdir(self.path)) - {self.name, *OWN_NAMES, _LISTING + ".part"})
+        extras = ["../" + name for name in beside] + proof.find_extras(self.root, entries, self.read_links())
+        written = [name for name in extras if not is_hollow(os.path.join(self.root, name))]
+        return written + proof.find_touched(self.root, entries, os.stat(os.path.join(self.path, _LISTING)).st_mtime)
 
     def make_links(self, links: Sequence[tuple[str, str]]) -> None:
-        """Make these links, and no others; what a run has put where one was stays."""
-        wanted = dict(links)
-        self.remove_links(wanted)
-        if self.read_links() != list(wanted):
+        """Make those of these links that are missing; what a run has put where one was stays."""
+        names = [name for name, _ in links]
+        if self.read_links() != names:
             with open(os.path.join(self.path, _LINKS), "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write("\0".join(wanted))
+                file.write("\0".join(names))
         for name, target in links:
             path = os.path.join(self.root, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -135,39 +131,36 @@ class Folder:
             except FileExistsError:
                 pass
 
-    def remove_links(self, kept: Mapping[str, str] = {}) -> None:
-        """Remove the links, but for those with these targets; what a run has put where one was stays."""
+    def remove_links(self) -> None:
+        """Remove the links; what a run has put where one was stays."""
         folders = proof.RealFolders(self.root)
         for name in self.read_links():
             path = os.path.join(self.root, name)
-            if folders.has(name.rpartition("/")[0]) and os.path.islink(path) and os.readlink(path) != kept.get(name):
+            if folders.has(name.rpartition("/")[0]) and os.path.islink(path):
                 os.unlink(path)
 
     def put(self, store: Store, entries: Iterable[Entry]) -> list[Entry]:
-        """Write these files; return those whose content isn't kept here."""
+        """Write these files, each in one step; return those whose content isn't kept here undamaged.
+
+        Other hosts that share this directory may do so at the same time.
+        """
         missing = []
         made: set[str] = {""}
-        is_fresh = os.path.basename(self.path).startswith(_FRESH)
         for entry in entries:
             folder = entry.path.rpartition("/")[0]
             if folder not in made:
                 _make_folders(self.root, folder)
                 made.add(folder)
-            path = "%s/%s" % (self.root, entry.path)
-            write = _write if is_fresh and not os.path.lexists(path) else self._replace
-            if not write(store, entry, path):
+            part, path = store.name_part(), "%s/%s" % (self.root, entry.path)
+            if entry.kind == listing.LINK:
+                os.symlink(entry.content, part)
+            elif not store.copy(entry, part, _MODES[entry.kind]):
                 missing.append(entry)
+                continue
+            if os.path.lexists(path) and proof.find_wrong(self.root, [entry]):
+                _set_aside(path)
+            os.rename(part, path)
         return missing
-
-    def _replace(self, store: Store, entry: Entry, path: str) -> bool:
-        """Write one file or link in one step, since other hosts that share this directory may do so too."""
-        part = store.name_part()
-        if not _write(store, entry, part):
-            return False
-        if os.path.lexists(path) and proof.find_wrong(self.root, [entry]):
-            _set_aside(path)
-        os.rename(part, path)
-        return True
 
     def remove_files(self, entries: Iterable[Entry]) -> None:
         """Remove the files of a listing that are unchanged, and the directories that are then empty."""
@@ -192,20 +185,6 @@ class Folder:
                 shutil.rmtree(os.path.join(self.root, folder, proof.BYTECODE), ignore_errors=True)
 
 
-def _write(store: Store, entry: Entry, path: str) -> bool:
-    """Write one file or link; return False if its content isn't kept here."""
-    if entry.kind == listing.LINK:
-        os.symlink(entry.content, path)
-        return True
-    if not store.has(entry):
-        return False
-    try:
-        store.copy(entry, path, _MODES[entry.kind])
-    except FileNotFoundError:  # another process has removed it
-        return False
-    return True
-
-
 def _make_folders(root: str, folder: str) -> None:
     """Make a directory and those above it; what is in the way, such as a link, gets another name."""
     path = root
@@ -228,7 +207,7 @@ def _set_aside(path: str) -> None:
 
 
 def read_name(path: str) -> str:
-    """Return the name of the directory in a run's directory; empty if there is none, or it was just taken over.
+    """Return the name of the directory in a run's directory; empty if there is none, or it was just removed.
 
     Another user's is none: it may be there from a time when others could write here.
     """
@@ -243,7 +222,7 @@ def read_name(path: str) -> str:
 _FRESH = ".new-"
 UNFINISHED_S = 3600.0  # after which nobody works on an unfinished directory any more
 _BEGUN_S = 10.0  # after which one is locked that somebody works on
-KEPT = 2  # directories of ended runs that are kept for each name, so that the next run can take one over
+KEPT = 2  # directories of ended runs that are kept for each name, for whoever looks into them
 
 
 def open_folder(store: Store, run: str, tree: str, name: str) -> Folder:
@@ -251,61 +230,39 @@ def open_folder(store: Store, run: str, tree: str, name: str) -> Folder:
     return Folder(os.path.join(store.trees, "%s-%s" % (run, tree[:7])), name)
 
 
-def begin(store: Store, name: str) -> tuple[Folder, bytes]:
-    """Return a directory without a name, for `appear`, and the listing of what is in it.
-
-    It is one of a run that has ended, if there is one in which nothing was written, or else a new one.
-    """
-    for old in sorted(_find_folders(store, name), key=_changed_at, reverse=True):
-        data = old.read_listing()
-        if data and old.lock(fcntl.LOCK_EX):
-            os.chmod(old.path, 0o700)  # before it is proved: an earlier version followed the umask
-            if _is_untouched(old) and _rename(old, _fresh_path(store)):
-                return old, data
-        old.unlock()
-    folder = Folder(_fresh_path(store), name)
+def begin(store: Store, name: str) -> Folder:
+    """Make a directory without a name, for `appear`."""
+    folder = Folder(os.path.join(store.trees, _FRESH + os.urandom(8).hex()), name)
     folder.make()
-    folder.lock(fcntl.LOCK_EX)
-    return folder, b""
-
-
-def _is_untouched(folder: Folder) -> bool:
-    """Tell whether exactly what was sent is there; directories without a file are removed first."""
-    entries = folder.read_entries()
-    for path in folder.find_written(entries):
-        if path.endswith("/"):
-            _remove_hollow(os.path.join(folder.root, path))
-    return not folder.find_written(entries) and not proof.find_wrong(folder.root, entries)
-
-
-def find_like(store: Store, name: str, data: bytes) -> Folder | None:
-    """Return the directory of this name that was filled last, if possible one with this listing."""
-    found = _find_folders(store, name)
-    return max(found, key=lambda folder: (folder.read_listing() == data, _changed_at(folder)), default=None)
+    folder.lock(fcntl.LOCK_SH)
+    return folder
 
 
 def hold(store: Store, name: str, data: bytes) -> Folder | None:
-    """Return the directory of this name and listing, if there is one, and keep other runs and `prune` out of it.
+    """Return a directory of this name and listing, if there is one, and keep `prune` out of it.
 
     It stays until this process has ended, or `unlock` was called.
     """
-    found = find_like(store, name, data)
-    if found is not None and not (found.lock(fcntl.LOCK_SH) and found.read_listing() == data):
-        found.unlock()
-        found = None
-    return found
+    for folder in _find_folders(store, name):
+        if folder.lock(fcntl.LOCK_SH) and folder.read_listing() == data:
+            return folder
+        folder.unlock()
+    return None
 
 
 def appear(folder: Folder, place: Folder) -> Folder:
     """Give a finished directory its place, unless another process was faster; return the one that is there."""
-    os.utime(folder.path)
-    folder.lock(fcntl.LOCK_SH)  # others that make the same share it from then on
-    if _rename(folder, place.path):
-        return folder
-    abandon(folder)
-    if read_name(place.path) != place.name or not os.path.isdir(place.root):
-        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), place.path)
-    return place
+    try:
+        os.rename(folder.path, place.path)
+    except OSError as error:
+        abandon(folder)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if read_name(place.path) != place.name or not os.path.isdir(place.root):
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), place.path) from None
+        return place
+    folder.path = place.path
+    return folder
 
 
 def abandon(folder: Folder) -> None:
@@ -361,20 +318,13 @@ def _remove_folder(folder: Folder, entries: Iterable[Entry]) -> bool:
     try:
         os.rmdir(folder.root)
         for name in OWN_NAMES:
-            _unlink(os.path.join(folder.path, name))
+            unlink(os.path.join(folder.path, name))
         os.rmdir(folder.path)
     except OSError:  # what the run has written is there, or beside it
         if os.path.isdir(folder.root):
             folder.write_listing(b"[]")
         return False
     return True
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def _remove_unfinished(store: Store, age_s: float) -> None:
@@ -402,18 +352,3 @@ def _changed_at(folder: Folder) -> float:
         return os.stat(folder.path).st_mtime
     except OSError:
         return 0.0
-
-
-def _fresh_path(store: Store) -> str:
-    return os.path.join(store.trees, _FRESH + os.urandom(8).hex())
-
-
-def _rename(folder: Folder, path: str) -> bool:
-    try:
-        os.rename(folder.path, path)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            return False
-        raise
-    folder.path = path
-    return True

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from typing import Iterable
 
 from launcher.node.code import listing
 from launcher.node.code.listing import Entry
 
 BYTECODE = "__pycache__"
-_WALK_S = 0.3  # a run may have written millions of files
 
 
 class RealFolders:
@@ -125,29 +123,6 @@ def find_extras(root: str, entries: Iterable[Entry], links: Iterable[str]) -> li
             elif each.name != BYTECODE:
                 extras.append(path + "/")
     return sorted(extras)
-
-
-def find_extra_code(root: str, extras: Iterable[str], most: int) -> list[str]:
-    """Return the .py files among what is not in the listing; they could be imported instead of what was sent."""
-    found: list[str] = []
-    for path in extras:
-        if path.endswith(".py"):
-            found.append(path)
-        elif path.endswith("/"):
-            found += _walk_code(root, path, most - len(found))
-        if len(found) >= most:
-            break
-    return found[:most]
-
-
-def _walk_code(root: str, folder: str, most: int) -> list[str]:
-    found: list[str] = []
-    deadline = time.monotonic() + _WALK_S
-    for base, _, names in os.walk(os.path.join(root, folder)):
-        found += [os.path.relpath(os.path.join(base, name), root) for name in names if name.endswith(".py")]
-        if len(found) >= most or time.monotonic() > deadline:
-            break
-    return found
 
 
 def list_folders(entries: Iterable[Entry]) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from typing import Mapping
 
@@ -110,23 +109,44 @@ class Store:
             return 0
         return sum(each.stat().st_size for folder in folders for each in os.scandir(folder))
 
-    def copy(self, entry: Entry, path: str, mode: int) -> None:
-        """Make a file of its own with this content; raise FileNotFoundError if it isn't here.
+    def copy(self, entry: Entry, path: str, mode: int) -> bool:
+        """Make a file of its own with this content; return whether that is here, undamaged.
 
         A hard link would save the copy, but root may write through it into every other tree.
         """
-        fd = os.open(self.path_of(entry.content), os.O_RDONLY | os.O_NOFOLLOW)
-        with open(fd, "rb") as source:
-            os.utime(fd)  # it is in use
-            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-            with open(target, "wb") as file:
-                shutil.copyfileobj(source, file, _READ_BYTES)
+        try:
+            fd = os.open(self.path_of(entry.content), os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        digest = hashlib.sha256()
+        is_whole = False
+        try:
+            with open(fd, "rb", buffering=0) as source:
+                os.utime(fd)  # it is in use
+                target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+                with open(target, "wb", buffering=0) as file:
+                    while data := source.read(_READ_BYTES):
+                        digest.update(data)
+                        _write_all(file.fileno(), data)
+            is_whole = digest.hexdigest() == entry.content
+        finally:
+            if not is_whole:  # also where the disk is full
+                unlink(path)
+        return is_whole
 
 
 def _write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def unlink(path: str) -> None:
+    """Remove a file, if it is there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def _remove_older(path: str, limit: float) -> None:

@@ -125,27 +125,13 @@ def test_a_root_that_isn_t_there_leaves_what_is_kept(variables: dict[str, str]) 
     assert read(contents_of("/nowhere/at/all", variables), entry_of("a.py", b"old")) == b"old"
 
 
-def test_a_controller_reads_small_files_before_they_are_removed(variables: dict[str, str]) -> None:
-    """`launch clean --code` on its host leaves a run that may be started again without what is kept by hash."""
-    entries = [entry_of("a.py", b"old"), entry_of("gone.py", b"gone"), entry_of("damaged.py", b"right")]
-    tree = Tree("/nowhere", encode(entries), "", 3, 0)
-    kept = keep(variables, b"old")
-    keep(variables, b"right").write_bytes(b"wrong")
-    contents = Contents(tree, variables)
-    kept.unlink()
-    assert read(contents, entries[0]) == b"old"
-    for entry in entries[1:]:
-        with pytest.raises(UsageError):
-            contents.open(entry)
-
-
 def test_a_controller_holds_the_code_of_its_run(variables: dict[str, str]) -> None:
     """Between two attempts no supervisor holds it, and `launch clean --code` removes what nobody holds."""
     entry = entry_of("big.bin", bytes(300_000))
     tree = Tree("/home/me/proj", encode([entry]), "", 1, entry.size)
     kept = keep(variables, bytes(300_000))
     store = Store(find_base(variables))
-    folder, _ = folders.begin(store, tree.folder_name)
+    folder = folders.begin(store, tree.folder_name)
     folder.put(store, [entry])
     folder.write_listing(tree.listing)
     folders.appear(folder, folders.open_folder(store, "1", tree.hash, tree.folder_name)).unlock()

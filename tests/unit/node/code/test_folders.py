@@ -35,7 +35,7 @@ def keep(store: Store, *paths: str, data: bytes = DATA) -> list[Entry]:
 
 
 def test_who_comes_second_gets_the_directory_at_once(store: Store) -> None:
-    first, second = (folders.begin(store, "proj")[0] for _ in range(2))
+    first, second = (folders.begin(store, "proj") for _ in range(2))
     place = Folder(folders.open_folder(store, "run", "f" * 64, "proj").path, "proj")
     assert folders.appear(first, place) is first
     assert folders.appear(second, place) is place
@@ -45,7 +45,7 @@ def test_who_comes_second_gets_the_directory_at_once(store: Store) -> None:
 
 def test_all_who_mend_a_directory_at_once_find_it_whole(store: Store) -> None:
     entries = keep(store, "changed", "missing", "pkg/missing", "unchanged")
-    fresh, _ = folders.begin(store, "proj")
+    fresh = folders.begin(store, "proj")
     assert fresh.put(store, entries) == []
     folder = folders.appear(fresh, Folder(folders.open_folder(store, "run", "f" * 64, "proj").path, "proj"))
     root = Path(folder.root)
