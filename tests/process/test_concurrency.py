@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import queue
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from node_process import wait_until
 from launcher.concurrency import start_task, start_thread, start_timer
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
+from launcher.node.loading import KEPT, MARKER
 from launcher.output.lines import STDERR
 from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
@@ -30,27 +29,6 @@ NO_THREAD = "this machine can't start another thread (can't start new thread)"
 
 def fail() -> None:
     raise OverflowError("it broke")
-
-
-ARENAS = """
-import ctypes, threading
-from launcher.concurrency import start_thread
-all_allocated = threading.Barrier(9)
-kept = []
-def allocate():
-    kept.append(bytearray(100_000))
-    all_allocated.wait()
-for number in range(8):
-    start_thread(allocate, str(number), print)
-all_allocated.wait()
-ctypes.CDLL(None).malloc_stats()
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc: only its malloc has arenas")
-def test_all_threads_share_one_arena() -> None:
-    done = subprocess.run([sys.executable, "-c", ARENAS], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.count("Arena ") == 1, done.stderr
 
 
 def test_the_failure_of_a_thread_is_told() -> None:
@@ -117,7 +95,11 @@ def srun(tmp_path: Path) -> Callable[[], SrunStep]:
     return lambda: SrunStep(["n1"], [], ["python3"], environ, StepHub(["n1"], environ, DEADLINE_S), DEADLINE_S)
 
 
-def test_an_srun_that_gets_no_order_is_told(srun: Callable[[], SrunStep], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_srun_that_gets_no_order_is_told(
+    srun: Callable[[], SrunStep], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _: "nonce")
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{MARKER} nonce n1 0 {KEPT} '\nwhile read -r line; do :; done\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: fail())  # with which Slurm is asked for its ports
     with pytest.raises(TransportError) as error:
         srun().open(Host("n1"), "true")
