@@ -76,17 +76,9 @@ def progress_words(done_bytes: int, size_bytes: int, hosts: int) -> str:
 
 
 def _split(selection: Selection) -> dict[str, int]:
-    """Return the bytes of each file and directory right below the root.
-
-    A directory most of whose bytes are in one file isn't there, but this file is.
-    """
-    folders: dict[str, list[tuple[int, str]]] = {}
+    """Return the bytes of each file and directory right below the root."""
+    parts: dict[str, int] = {}
     for path, size_bytes in zip(selection.paths, selection.sizes, strict=True):
         top, slash, _ = path.partition("/")
-        folders.setdefault(top + slash, []).append((size_bytes, path))
-    parts = {}
-    for name, files in folders.items():
-        (largest, path), in_all = max(files), sum(size_bytes for size_bytes, _ in files)
-        is_one = largest * 2 > in_all
-        parts[path if is_one else name] = largest if is_one else in_all
+        parts[top + slash] = parts.get(top + slash, 0) + size_bytes
     return parts

@@ -71,7 +71,7 @@ class RunProcesses:
         # A process that started before this can't be part of the run, so its environment isn't read.
         self.born = 0
         # Start times, by process id, of what is part of no run: children that a login's rc files started before the
-        # guardian, and a Python that waits for the next attempt.
+        # guardian, and what reads the GPUs.
         self.strangers: dict[int, int] = {}
         self.starter: Process | None = None  # of the ranks: torchrun, a shim, or a warm Python
         self.ranks: dict[int, Process] = {}  # by local rank

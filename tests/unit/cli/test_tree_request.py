@@ -291,8 +291,8 @@ def test_more_than_the_limit_is_refused(repository: Path, launch: Launch, size: 
     assert code == (0 if is_enough else EXIT_USAGE)
     limit = {"44": 44}.get(size, 50)
     assert err == ("" if is_enough else (
-        f"launch: {repository} has 51 bytes to send, more than {limit} bytes: .gitignore 22 bytes, sub/eval.py 11 "
-        "bytes, train.py 8 bytes\n  fix: leave them out with .gitignore or .launchignore, or pass --sync-limit SIZE\n"
+        f"launch: {repository} has 51 bytes to send, more than {limit} bytes: .gitignore 22 bytes, sub/ 21 bytes, "
+        "train.py 8 bytes\n  fix: leave them out with .gitignore or .launchignore, or pass --sync-limit SIZE\n"
     ))  # fmt: skip
 
 

@@ -88,7 +88,7 @@ TOO_MUCH = [
     ),
     (
         {"ckpt/last/model.pt": 900, "ckpt/x": 1, "src/a": 400, "src/b": 400, "w": 5, "x": 2}, 1000,
-        "1.7 kB to send, more than 1.0 kB: ckpt/last/model.pt 900 bytes, src/ 800 bytes, w 5 bytes",
+        "1.7 kB to send, more than 1.0 kB: ckpt/ 901 bytes, src/ 800 bytes, w 5 bytes",
     ),
     ({"a\nb": 101}, 100, "101 bytes to send, more than 100 bytes: 'a\\nb' 101 bytes"),
     ({"a": 1}, 0, "1 byte to send, more than 0 bytes: a 1 byte"),
