@@ -41,7 +41,7 @@ def make_order(
         "addresses": [[address, port] for address in dict.fromkeys(found)][:_MOST_ADDRESSES],
         "fingerprint": request.credentials.fingerprint, "silence_s": timeouts.silence_s,
         "redial_s": REDIAL_S if request.options.restarts else 0.0, "connect_timeout_s": timeouts.connect_timeout_s,
-        "is_after_go": False, "machine": "",
+        "is_after_go": False,
     }  # fmt: skip
 
 
@@ -77,9 +77,6 @@ def await_answer(channel: Channel, host: Host, controller: str) -> str:
                 text = f"it can't reach {controller}: {header['why']}"
                 fix = f"let the hosts connect to {controller}, or use --controller here"
                 raise TransportError(HostFailure(host.name, HostFailureKind.NO_ROUTE, text, fix))
-            if header["type"] == messages.ELSEWHERE:
-                text = f"that name leads to another machine ({header['name']})"
-                raise TransportError(HostFailure(host.name, HostFailureKind.CONFIGURATION, text))
             if header["type"] in (messages.DIALLED, messages.PRESENT):
                 return str(header["type"])
     if channel.exit_code() is None:
@@ -91,19 +88,16 @@ def await_answer(channel: Channel, host: Host, controller: str) -> str:
     raise TransportError(HostFailure(host.name, HostFailureKind.SUPERVISOR, text))
 
 
-def start_again(
-    transport: Transport, host: Host, pythons: Sequence[str], order: Order, controller: str, *, machine: str = ""
-) -> None:
+def start_again(transport: Transport, host: Host, pythons: Sequence[str], order: Order, controller: str) -> None:
     """Start the agent of a host that was missing, and return once it has reached the controller.
 
-    Raise TransportError if that isn't so; the agent may still try. machine: that of the host, if a name may by now
-    lead elsewhere.
+    Raise TransportError if that isn't so; the agent may still try.
     """
     timeout_s = order["connect_timeout_s"]
     python = open_agent(transport, host, pythons, timeout_s)
     with hanging_up(python.channel, timeout_s + _DIALLING_S) as has_hung_up:
         try:
-            give_order(python.channel, {**order, "is_after_go": True, "machine": machine})
+            give_order(python.channel, {**order, "is_after_go": True})
             answer = await_answer(python.channel, host, controller)
         except TransportError:
             if not has_hung_up.is_set():

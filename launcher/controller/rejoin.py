@@ -165,7 +165,7 @@ class Rejoining:
         try:
             with self._window:
                 transport = LocalTransport() if host.name == self._own else self._open_ssh()
-                start_again(transport, host, self._pythons, order, self._own, machine=absence.machine)
+                start_again(transport, host, self._pythons, order, self._own)
             with self._lock:
                 del self._tries[absence.host]  # it is connected
         except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is

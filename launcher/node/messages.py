@@ -78,7 +78,6 @@ PLANT = "plant"
 DIALLED = "dialled"
 REFUSED = "refused"
 PRESENT = "present"  # another agent of the run is there
-ELSEWHERE = "elsewhere"  # this is another machine than the one that is meant
 
 # controller -> agent
 WELCOME = "welcome"

@@ -114,7 +114,6 @@ class Fleet:
             "redial_s": NEVER_S,
             "connect_timeout_s": NEVER_S,
             "is_after_go": False,
-            "machine": "",
         }
         added = {MARK: self.mark, "XDG_STATE_HOME": self.state.name}
         before = {key: os.environ.get(key) for key in added}

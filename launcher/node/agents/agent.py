@@ -3,12 +3,12 @@
 It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
 
     stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
-                       is_after_go, machine}
-    stdout             dialled {address}, refused {why}, present or elsewhere {name}, once; with the loader's nonce
-    to controller      hello {run, index, token, machine}    out, err {channel} + bytes    exit {channel, code}
+                       is_after_go}
+    stdout             dialled {address}, refused {why} or present, once; with the loader's nonce
+    to controller      hello {run, index, token}    out, err {channel} + bytes    exit {channel, code}
                        took {channel, bytes}    beat
     from controller    welcome    gone    go    notify {variables} + command
-                       open {channel, attempt, command}    data {channel} + bytes
+                       open {channel, command}    data {channel} + bytes
                        took {channel, bytes}    shut {channel}    beat    end
 
 Before `go` it ends with its login, since nothing was started. At `go` it leaves the login: its own process exits with
@@ -29,7 +29,7 @@ import socket
 from functools import partial
 from typing import Any, Callable, Iterator, NoReturn, Optional, Tuple
 
-from launcher.node import clock, messages, system
+from launcher.node import clock, messages
 from launcher.node.agents.children import Children
 from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
 from launcher.node.agents.notice import run_notice
@@ -63,14 +63,9 @@ class Lifecycle:
         self._redial_s = redial_s
         self._give_up_at: Optional[float] = now + first_s
         self._pauses = 0  # since it was last connected
-        self._attempt = 0  # the highest that was seen
-
-    def begin_dial(self, now: float) -> None:
-        """Note that all addresses are being tried. The next dial follows even if some of them don't respond."""
-        self.plan_dial(now)
 
     def plan_dial(self, now: float) -> None:
-        """Plan the next dial, after a pause that grows."""
+        """Plan the next dial, after a pause that grows; it follows even if some addresses don't respond."""
         if self.exit_code is None:
             self._pauses += 1
             self.dial_at = now + min(self._pauses * MIN_PAUSE_S, MAX_PAUSE_S)
@@ -116,16 +111,11 @@ class Lifecycle:
         """Return when `check_time` or a dial is due next; None: never."""
         return min((at for at in (self.dial_at, self._give_up_at) if at is not None), default=None)
 
-    def refuse(self, attempt: int) -> Optional[str]:
-        """Return why no process may be started for an attempt, or None if one may; a lower attempt is over then."""
+    def refuse(self) -> Optional[str]:
+        """Return why no process may be started, or None if one may."""
         if not self.has_started:
             return "the controller has not said GO"
-        if self.exit_code is not None:
-            return "it is ending"
-        if attempt < self._attempt:
-            return "attempt %d is over, attempt %d has begun" % (attempt, self._attempt)
-        self._attempt = attempt
-        return None
+        return "it is ending" if self.exit_code is not None else None
 
 
 class Agent:
@@ -214,7 +204,7 @@ class Agent:
             self._lifecycle.give_up()
         self._lifecycle.check_time(now)
         if self._lifecycle.dial_at is not None and now >= self._lifecycle.dial_at:
-            self._lifecycle.begin_dial(now)
+            self._lifecycle.plan_dial(now)
             self._dials.begin(now)
         if self._lifecycle.exit_code is not None:
             self._dials.close()
@@ -263,7 +253,7 @@ class Agent:
         if connected is not None:
             self._link = ControllerLink(connected, dial.name)
             fields = {name: self._plant[name] for name in ("run", "index", "token")}
-            self._send(messages.HELLO, machine=_describe_machine(), **fields)
+            self._send(messages.HELLO, **fields)
             self._lifecycle.stop_dialing()
 
     def _serve(self, link: ControllerLink) -> None:
@@ -305,7 +295,7 @@ class Agent:
         elif kind == messages.TOOK:
             self._children.note_taken(header["channel"], header["bytes"])
         elif kind == messages.OPEN:
-            self._open(header["channel"], header["attempt"], header["command"])
+            self._open(header["channel"], header["command"])
         elif kind == messages.SHUT:
             self._children.shut(header["channel"])
         elif kind == messages.WELCOME:
@@ -325,8 +315,8 @@ class Agent:
 
     # ---- the processes --------------------------------------------------------------------------------------------
 
-    def _open(self, channel: int, attempt: int, command: str) -> None:
-        why = self._lifecycle.refuse(attempt)
+    def _open(self, channel: int, command: str) -> None:
+        why = self._lifecycle.refuse()
         if why is None:
             self._children.open(channel, command)
         else:
@@ -353,11 +343,6 @@ def _drop(*fds: int) -> None:
     os.close(null)
 
 
-def _describe_machine() -> str:
-    """Return what stays the same when this machine boots, and is that of another one at most by mistake."""
-    return "%s %s" % (os.uname().nodename, system.machine_id() or "")
-
-
 def read_plant(wait_s: int) -> Optional[dict[str, Any]]:
     """Return the first message on stdin but heartbeats, or None if stdin ends before.
 
@@ -380,9 +365,6 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     proc.name_process("launch-agent")
     plant = read_plant(wait_s)
     if plant is None:
-        os._exit(1)
-    if plant["machine"] not in ("", _describe_machine()):
-        _tell(messages.ELSEWHERE, nonce, name=os.uname().nodename)
         os._exit(1)
     lock = _take_lock(plant)
     if lock is None:

@@ -40,7 +40,6 @@ class Absence:
 
     host: str
     missing_s: float
-    machine: str  # what the agent says of it, the same after a reboot
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ class Return:
 class _Seen:
     """What was seen of an agent."""
 
-    machine: str = ""
     lost_at: float | None = None  # of launcher.clock.boottime
     tried: str = ""  # from where it could not be started again, and why
 
@@ -104,7 +102,6 @@ class Hub:
         self._notice = notice
         self._noticed: int | None = None  # the agent that has it
         self._is_closing = False
-        self._attempts = itertools.count(1)
         self._numbers = itertools.count(1)
         self._agent_listener: AgentListener | None = None
         self._most_strangers = MOST_STRANGERS + len(names)
@@ -157,7 +154,7 @@ class Hub:
         now = boottime()
         with self._changed:
             return [
-                Absence(name, now - seen.lost_at, seen.machine)
+                Absence(name, now - seen.lost_at)
                 for name, seen in zip(self._names, self._seen, strict=True)
                 if seen.lost_at is not None and not self._is_closing
             ]
@@ -184,15 +181,15 @@ class Hub:
         self._call(self._go)
 
     def open_transport(self) -> AgentTransport:
-        """Begin a new attempt: agents that have heard of it start nothing for an earlier one any more."""
-        return AgentTransport(self, next(self._attempts))
+        """Return the way to the hosts."""
+        return AgentTransport(self)
 
-    def open_channel(self, attempt: int, name: str, command: str, timeout_s: float) -> AgentChannel:
+    def open_channel(self, name: str, command: str, timeout_s: float) -> AgentChannel:
         """Start a process on a host, whose agent is waited for if need be; raise TransportError."""
         link = self._find_link(name, timeout_s)
         if link is None:
             raise TransportError(self._describe_absence(name, timeout_s))
-        return link.open_channel(next(self._numbers), attempt, command)
+        return link.open_channel(next(self._numbers), command)
 
     def close(self, leave_s: float = LEAVE_S) -> None:
         """End all agents, wait at most `leave_s` for them to leave, and close the port; call it again at any time.
@@ -286,7 +283,6 @@ class Hub:
         index, token = hello["index"], str(hello["token"]).encode("utf-8", "replace")
         if hello["run"] != self.run_id or index >= len(self._names):
             return False
-        arrived = _Seen(str(hello["machine"]))
         if not hmac.compare_digest(token, self._credentials.tokens[index].encode()):
             return False
         older = self._links.get(index)
@@ -301,7 +297,7 @@ class Hub:
         link.admit(self._names[index], index, self._silence_s)
         with self._changed:  # before the agent can say to others that it is welcome
             self._links[index] = link
-            self._note_arrival(index, arrived)
+            self._note_arrival(index)
             self._changed.notify_all()
         link.send(messages.WELCOME)
         if self._has_started:
@@ -312,8 +308,8 @@ class Hub:
         self._on_change()
         return True
 
-    def _note_arrival(self, index: int, arrived: _Seen) -> None:
-        before, self._seen[index] = self._seen[index], arrived
+    def _note_arrival(self, index: int) -> None:
+        before, self._seen[index] = self._seen[index], _Seen()
         if before.lost_at is not None:
             self._returns.append(Return(self._names[index], boottime() - before.lost_at))
 
@@ -364,18 +360,15 @@ class Hub:
 
 
 class AgentTransport:
-    """One attempt's way to the hosts: starts processes through the agents of a hub.
-
-    They refuse what an attempt asks for after a later one has begun."""
+    """Starts processes through the agents of a hub."""
 
     name = "agents"
 
-    def __init__(self, hub: Hub, attempt: int) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._attempt = attempt
 
     def open(self, host: Host, command: str, timeout_s: float) -> AgentChannel:
-        return self._hub.open_channel(self._attempt, host.name, command, timeout_s)
+        return self._hub.open_channel(host.name, command, timeout_s)
 
     def own_messages(self, host: Host) -> Sequence[str]:
         return ()

@@ -167,7 +167,7 @@ class AgentLink(asyncio.Protocol):
 
     # ---- in any thread --------------------------------------------------------------------------------------------
 
-    def open_channel(self, number: int, attempt: int, command: str) -> AgentChannel:
+    def open_channel(self, number: int, command: str) -> AgentChannel:
         """Start a process; number: one that no other channel of the run has. Raise TransportError if it is lost."""
         assert self.host is not None  # it was admitted
         with self._changed:
@@ -177,7 +177,7 @@ class AgentLink(asyncio.Protocol):
             channel = AgentChannel(self.host, number, self, _MOST_BYTES)
             self._channels[number] = channel
             self._untaken_bytes[number] = 0
-            self._post(messages.OPEN, channel=number, attempt=attempt, command=command)
+            self._post(messages.OPEN, channel=number, command=command)
         return channel
 
     def acknowledge(self, channel: AgentChannel, size_bytes: int) -> None:

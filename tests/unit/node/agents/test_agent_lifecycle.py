@@ -18,7 +18,7 @@ def agent() -> Lifecycle:
 @pytest.fixture
 def started(agent: Lifecycle) -> Lifecycle:
     """Return an agent that is connected, and has heard GO."""
-    agent.begin_dial(100.0)
+    agent.plan_dial(100.0)
     agent.stop_dialing()
     agent.connect()
     agent.start()
@@ -29,7 +29,7 @@ def test_it_dials_at_once_and_then_less_and_less_often(agent: Lifecycle) -> None
     pauses, now = [], 100.0
     assert agent.dial_at == now
     for _ in range(7):
-        agent.begin_dial(now)
+        agent.plan_dial(now)
         assert agent.dial_at is not None
         pauses.append(agent.dial_at - now)
         now = agent.dial_at
@@ -37,7 +37,7 @@ def test_it_dials_at_once_and_then_less_and_less_often(agent: Lifecycle) -> None
 
 
 def test_it_ends_when_it_is_not_accepted_in_time(agent: Lifecycle) -> None:
-    agent.begin_dial(100.0)
+    agent.plan_dial(100.0)
     agent.stop_dialing()  # it was found, but says nothing
     assert agent.wake_at() == 110.0
     agent.check_time(109.9)
@@ -48,7 +48,7 @@ def test_it_ends_when_it_is_not_accepted_in_time(agent: Lifecycle) -> None:
 
 
 def test_once_accepted_it_waits_for_nothing(agent: Lifecycle) -> None:
-    agent.begin_dial(100.0)
+    agent.plan_dial(100.0)
     agent.stop_dialing()
     agent.connect()
     agent.check_time(1e9)
@@ -56,7 +56,7 @@ def test_once_accepted_it_waits_for_nothing(agent: Lifecycle) -> None:
 
 
 def test_before_go_a_lost_connection_ends_it(agent: Lifecycle) -> None:
-    agent.begin_dial(100.0)
+    agent.plan_dial(100.0)
     agent.connect()
     agent.disconnect(101.0)
     assert agent.exit_code == 1
@@ -75,7 +75,7 @@ def test_after_go_it_dials_again_for_a_while(started: Lifecycle) -> None:
 
 def test_each_loss_has_its_own_while(started: Lifecycle) -> None:
     started.disconnect(1000.0)
-    started.begin_dial(1001.0)
+    started.plan_dial(1001.0)
     started.stop_dialing()
     started.connect()
     started.check_time(5000.0)
@@ -87,7 +87,7 @@ def test_one_that_is_started_after_go_may_start_processes() -> None:
     agent = Lifecycle(CONNECT_TIMEOUT_S, REDIAL_S, 100.0, is_after_go=True)
     assert agent.dial_at == 100.0
     agent.check_time(100.0 + CONNECT_TIMEOUT_S - 0.1)
-    assert (agent.exit_code, agent.refuse(1)) == (None, None)
+    assert (agent.exit_code, agent.refuse()) == (None, None)
     agent.check_time(100.0 + CONNECT_TIMEOUT_S)
     assert agent.exit_code == 1
 
@@ -109,10 +109,8 @@ def test_the_first_end_counts_and_nothing_is_dialed_after_it(started: Lifecycle)
 
 
 def test_what_is_refused(agent: Lifecycle) -> None:
-    assert agent.refuse(1) == "the controller has not said GO"
+    assert agent.refuse() == "the controller has not said GO"
     agent.start()
-    assert [agent.refuse(attempt) for attempt in (2, 2, 3)] == [None, None, None]
-    assert agent.refuse(2) == "attempt 2 is over, attempt 3 has begun"
-    assert agent.refuse(3) is None
+    assert agent.refuse() is None
     agent.end(0)
-    assert agent.refuse(4) == "it is ending"
+    assert agent.refuse() == "it is ending"
