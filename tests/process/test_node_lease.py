@@ -28,8 +28,7 @@ from node_process import (
 
 from launcher.node import messages
 
-RANKS = {"waits": shell(WAITS), "ignores": shell(IGNORES), "forks": python(FORKS)}
-any_rank = pytest.mark.parametrize("argv", RANKS.values(), ids=RANKS)
+RANKS = (shell(WAITS), shell(IGNORES), python(FORKS))
 
 
 def check_gone(node: Node) -> None:
@@ -55,18 +54,6 @@ def start_ready_beating(node: Node, *argvs: list[str]) -> None:
     node.wait_until(lambda: node.send(messages.BEAT) or all(b"ready" in node.output[rank, STDOUT] for rank in ranks))
 
 
-def start_leased(nodes: Nodes, short_s: float, *argvs: list[str]) -> tuple[Node, float]:
-    """Start ranks, and wait until each is ready; return their node, and its silence, which has begun then."""
-
-    def attempt(silence_s: float) -> tuple[Node, float]:
-        node = nodes.start()
-        node.prepare(silence_s=silence_s)
-        start_ready_beating(node, *argvs)
-        return node, silence_s
-
-    return long_enough(attempt, short_s)
-
-
 def keep_beating(node: Node) -> None:
     """Let beats go to and fro for longer than the node would wait for one."""
     for _ in range(3):
@@ -79,17 +66,8 @@ def keep_beating(node: Node) -> None:
 # ---- the launcher ---------------------------------------------------------------------------------------------------
 
 
-def test_a_heartbeat_returns_with_the_time_that_the_node_kept_it(nodes: Nodes) -> None:
-    """So the launcher knows how long messages take."""
-    node = nodes.start()
-    node.prepare(silence_s=5)
-    node.send(messages.BEAT, at=7.5)
-    assert node.wait_for(messages.BEAT, echo=7.5)["held_s"] >= 0
-
-
-@any_rank
-def test_the_launcher_hangs_up(node: Node, argv: list[str]) -> None:
-    node.start_ready(argv)
+def test_the_launcher_hangs_up(node: Node) -> None:
+    node.start_ready(*RANKS)
     node.hang_up()
     check_gone(node)
     assert node.stderr == "stopping the run: the connection to launch closed\n"
@@ -101,48 +79,6 @@ def test_the_launcher_hangs_up_while_the_run_is_ended_already(node: Node) -> Non
     node.send(messages.STOP, timeout_s=0.2)
     node.hang_up()
     check_gone(node)
-
-
-def test_the_launcher_falls_silent(nodes: Nodes) -> None:
-    began_at = time.monotonic()
-    node, silence_s = start_leased(nodes, 0.4, shell(WAITS))
-    check_gone(node)
-    assert time.monotonic() - began_at >= silence_s
-    assert node.stderr == f"stopping the run: no heartbeat from the launch host for {silence_s:g} s\n"
-
-
-def test_beats_keep_a_run_alive(nodes: Nodes) -> None:
-    def attempt(silence_s: float) -> None:
-        node = nodes.start()
-        node.prepare(silence_s=silence_s)
-        start_ready_beating(node, shell(WAITS))
-        keep_beating(node)
-        assert is_alive(node.pid_of(0))
-
-    long_enough(attempt, 0.5)
-
-
-def freeze_and_thaw(node: Node, pids: list[int], for_s: float) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    thaw_at = time.monotonic() + for_s
-    node.wait_until(lambda: time.monotonic() > thaw_at)
-    for pid in reversed(pids):
-        send_signal(pid, signal.SIGCONT)  # what thaws first may have ended it already
-
-
-def test_a_node_that_thaws_ends_what_the_launcher_has_given_up(nodes: Nodes) -> None:
-    node, silence_s = start_leased(nodes, 0.4, shell(WAITS), python(FORKS))
-    freeze_and_thaw(node, [*node.living()], for_s=1.5 * silence_s)
-    check_gone(node)
-    assert node.stderr == f"stopping the run: no heartbeat from the launch host for {silence_s:g} s\n"
-
-
-def test_a_node_that_thaws_in_time_goes_on(node: Node) -> None:
-    node.start_ready(shell(WAITS))
-    freeze_and_thaw(node, [*node.living()], for_s=0.2)
-    assert node.stop() == []
-    assert node.stderr == ""
 
 
 # ---- a machine that sleeps ------------------------------------------------------------------------------------------
@@ -235,9 +171,8 @@ def test_ctrl_c_is_the_launcher_s_to_handle(node: Node) -> None:
 # ---- supervisor and guardian ----------------------------------------------------------------------------------------
 
 
-@any_rank
-def test_the_supervisor_is_killed(node: Node, argv: list[str]) -> None:
-    node.start_ready(argv, shell(WAITS))
+def test_the_supervisor_is_killed(node: Node) -> None:
+    node.start_ready(*RANKS)
     os.kill(node.supervisor, signal.SIGKILL)
     death = {"code": None, "signal": signal.SIGKILL}
     first = node.wait_for_guardian(messages.FAILED)
@@ -285,13 +220,6 @@ def test_a_rank_may_save_when_the_supervisor_is_killed(nodes: Nodes, tmp_path: P
     check_gone(node)
 
 
-@pytest.mark.parametrize("argv", [RANKS["waits"], RANKS["forks"]], ids=["waits", "forks"])
-def test_the_guardian_is_killed(node: Node, argv: list[str]) -> None:
-    node.start_ready(argv)
-    node.guardian.kill()
-    check_census(node, reason="its parent process was killed")
-
-
 # ---- a second look --------------------------------------------------------------------------------------------------
 
 
@@ -308,19 +236,6 @@ def sweep(
     assert not lost.folder.exists()
     sweeper.end()
     return left
-
-
-def test_a_sweep_finds_what_is_left_by_its_mark(nodes: Nodes, node: Node) -> None:
-    """All who could end it have been killed; the kernel has killed the rank, but not the rank's child."""
-    node.start_ready(shell("setsid sleep 300 & echo ready pids $! $$; wait"))
-    child, rank = node.told_pids
-    keepers = [node.supervisor, node.guardian.pid, parent_of(rank)]
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another die
-        for pid in keepers:
-            send_signal(pid, number)  # one may have died with its parent
-    node.wait_until(lambda: not any(map(is_alive, [*keepers, rank])))
-    assert is_alive(child)
-    assert sweep(nodes, node, wait_s=0.1) == []
 
 
 def test_a_sweep_ends_all_helpers_that_are_suspended(nodes: Nodes) -> None:

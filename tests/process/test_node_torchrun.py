@@ -19,7 +19,6 @@ from node_process import (
     STAND_IN,
     STDERR,
     STDOUT,
-    STOP_TIMEOUT_S,
     Message,
     Node,
     Nodes,
@@ -36,8 +35,6 @@ import os, signal, time
 print("ready pids", os.getpid(), flush=True)
 time.sleep(300)
 """
-
-IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + WAITS
 
 # Ends as the file says that the test writes for its rank: "exit 3" or "kill 9".
 OBEYS = """
@@ -274,21 +271,6 @@ def test_a_rank_that_has_ended_before_anyone_has_looked_at_it(nodes: Nodes, tmp_
     assert node.output[0, STDOUT] == b"here\n"
 
 
-def test_ranks_may_save_whatever_torchrun_would_do(node: Node, tmp_path: Path) -> None:
-    start_ready(node, write_script(tmp_path, SAVES))
-    node.send(messages.STOP, timeout_s=NEVER_S)
-    node.wait_until((tmp_path / "saving").exists)
-    (tmp_path / "go").touch()
-    assert node.wait_for(messages.CENSUS)["left"] == []
-    assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}
-
-
-def test_ranks_that_ignore_sigterm(node: Node, tmp_path: Path) -> None:
-    start_ready(node, write_script(tmp_path, IGNORES))
-    assert node.stop(STOP_TIMEOUT_S) == []
-    assert sorted(node.wait_for_exits(2)) == [0, 1]
-
-
 # ---- what dies ------------------------------------------------------------------------------------------------------
 
 
@@ -298,10 +280,3 @@ def test_torchrun_is_killed(node: Node, tmp_path: Path) -> None:
     assert node.wait_for(messages.ENDED)["signal"] == signal.SIGKILL
     assert all(map(is_alive, node.told_pids))
     assert node.stop(NEVER_S) == []
-
-
-def test_the_supervisor_is_killed(node: Node, tmp_path: Path) -> None:
-    start_ready(node, write_script(tmp_path, IGNORES))
-    os.kill(node.supervisor, signal.SIGKILL)
-    assert node.wait_for_guardian()["left"] == []
-    node.wait_until_gone()

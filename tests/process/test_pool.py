@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from concurrency_limits import refuse_threads
-from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
+from machines.patience import DEADLINE_S, NEVER_S, long_enough
 from machines.processes import send_signal
 from node_process import WAITS, find_marked, is_alive, shell, wait_until
 
@@ -410,18 +410,6 @@ def test_a_shell_that_never_gives_a_marker(fake: Callable[[str], str], monkeypat
     monkeypatch.setattr(bootstrap, "MARKER_TIMEOUT_S", TIMEOUT_S)
     text = f"its login shell has not started Python in {TIMEOUT_S:g} s"
     assert failure_of(fake("read answer; echo"), silence_s=2) == ("shell", text)
-
-
-def test_a_node_that_freezes() -> None:
-    async def scene(talk: Talk) -> None:
-        hello = await talk.wait_for(messages.HELLO)
-        os.kill(hello.fields["keepers"][0][0], signal.SIGSTOP)
-        try:
-            assert (await talk.wait_for_failure()).kind is HostFailureKind.SILENT
-        finally:
-            os.kill(hello.fields["keepers"][0][0], signal.SIGCONT)
-
-    talking(scene, silence_s=slowed(0.6), clock=WakefulClock())
 
 
 GIVES_MARKER = 'echo "$(echo "$*" | grep -o \'~launch [0-9a-f]*\' | head -n 1) missing 3.11"; '

@@ -348,15 +348,6 @@ def test_hosts_as_a_table(launch, folder):
     ]
 
 
-def test_hosts_as_json(launch):
-    code, out, err = launch("hosts --hostfile two --num-nodes 1 --json")
-    assert (code, err) == (0, "")
-    assert json.loads(out) == [
-        {"node_rank": 0, "host": "node1", "slots": 8, "gpus": None, "user": None, "port": None, "addr": None,
-         "enter": "", "source": "two:1"},
-    ]  # fmt: skip
-
-
 def test_a_typed_command_that_enters_containers_replaces_those_of_files(launch, folder):
     (folder / "hosts").write_text("a enter='sudo -u b'\nc\n")
     (folder / "launcher.toml").write_text('enter = "sudo -u d"\n')
@@ -397,18 +388,6 @@ def test_a_dry_run_prints_a_line_for_each_node(launch, folder):
         + (start + "1 --nproc-per-node 4" + end).format("node2"),
         "",
     )
-
-
-def test_a_dry_run_by_hand_and_on_this_machine(launch):
-    code, out, _ = launch("node --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --nproc 2 --cpu --dry-run t.py")
-    comment, line = out.splitlines()
-    assert (code, comment[:9], comment[-14:]) == (0, "# node 1:", ", ranks 2 to 3")
-    assert "--node-rank 1 --nproc-per-node 2" in line
-    assert "--master-addr 10.0.0.1 --master-port 29500" in line
-    code, out, _ = launch("singlenode --nproc 2 --cpu --dry-run t.py")
-    comment, line = out.splitlines()
-    assert (code, comment[-14:], "--nnodes 1 " in line) == (0, ", ranks 0 to 1", True)
-    assert "--master-addr 127.0.0.1" in line
 
 
 def test_a_dry_run_as_json(launch, folder):
@@ -524,14 +503,6 @@ def test_the_size_of_a_job(launch, jobs, line, size):
     assert jobs[0][0].nproc == size
 
 
-@pytest.mark.parametrize(
-    ("line", "with_stacks"), [("", True), ("--stacks", True), ("--no-stacks", False), ("--no-stacks --stacks", True)]
-)
-def test_ranks_write_their_stacks_unless_that_is_left_out(launch, jobs, line, with_stacks):
-    launch(f"--hosts a {line} t.py")
-    assert jobs[0][0].with_stacks is with_stacks
-
-
 def test_slots_say_the_size_on_cpus_too(launch, jobs):
     launch("--hostfile two --cpu t.py")
     assert (jobs[0][0].nproc, jobs[0][0].cpu, jobs[0][1]) == (None, True, ["node1", "node2"])
@@ -559,14 +530,6 @@ def test_only_the_built_in_trainer_does_without_gpus(launch, jobs, folder, line,
     os.mkfifo(folder / "pipe")
     launch(line)
     assert jobs[0][0].may_use_cpus is may_use_cpus
-
-
-@pytest.mark.parametrize(
-    ("line", "has_note"), [("singlenode --dry-run", True), ("singlenode --dry-run --nproc 1 --cpu", False)]
-)
-def test_a_dry_run_says_what_becomes_of_hosts_without_gpus(launch, line, has_note):
-    note = "# without GPUs on the hosts: 1 process per host on CPUs, as with --nproc 1 --cpu"
-    assert (launch(line)[1].splitlines()[-1] == note) is has_note
 
 
 def test_collectives_on_this_machine_or_on_hosts(launch, jobs, monkeypatch):

@@ -37,30 +37,6 @@ def sbatch(capsys: pytest.CaptureFixture[str]) -> Launch:
     return call
 
 
-def test_the_script_is_printed_and_nothing_is_written(sbatch: Launch, folder: Path) -> None:
-    code, out, err = sbatch("--nodes", "4", "--gpus", "8", "train.py", "--lr", "3e-4")
-    assert (code, err) == (0, "")
-    assert out == (
-        "#!/bin/bash\n"
-        "#SBATCH --job-name=train\n"
-        "#SBATCH --nodes=4\n"
-        "#SBATCH --ntasks-per-node=1\n"
-        "#SBATCH --gres=gpu:8\n"
-        f"#SBATCH --chdir={folder}\n"
-        "#SBATCH --output=slurm-%j.out\n"
-        "#SBATCH --error=slurm-%j.err\n"
-        "#SBATCH --no-requeue\n"
-        "#SBATCH --open-mode=append\n"
-        "#SBATCH --signal=B:TERM@60\n"
-        "\n"
-        "# Written by `launch sbatch`. Pass it to sbatch with what else the job needs: "
-        "sbatch --time=4:00:00 --cpus-per-task=32\n"
-        "# 60 s before the time limit, launch gets a signal; ranks have 15 s to save.\n"
-        "exec /opt/bin/launch --transport srun --gpus 8 train.py --lr 3e-4\n"
-    )
-    assert [path.name for path in folder.iterdir()] == ["train.py"]
-
-
 def test_the_script_of_a_job_that_goes_back_into_the_queue(
     sbatch: Launch, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
