@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from cluster_launch import Launch, short_connect, short_silence
+from cluster_launch import Launch
 from machines.cluster import Cluster, Host, configure_network
 from machines.patience import slowed
-from machines.processes import wait_until
 from machines.runs import shell
 
 ECHO = shell("echo started")
@@ -34,19 +33,3 @@ def test_hosts_that_can_t_be_reached(launch: Launch, cluster: Cluster) -> None:
         "    fix: check that it is on and that no firewall blocks SSH",
         "launch: nothing was started",
     ]
-
-
-def test_a_host_freezes_while_facts_are_gathered(launch: Launch, cluster: Cluster) -> None:
-    host = cluster["node2"]
-    host.set_gpus(8, "hangs")
-    running = launch.start(*short_silence(), *short_connect(), *ECHO, hosts="node[1-2]")
-    assert wait_until(lambda: any("sleep 300" in process.command for process in host.processes()))
-    host.freeze()
-    done = running.finish()
-    assert done.exit_code == 69
-    assert done.words[-3:] == [
-        "launch: 1 host can't be used:",
-        "  node2: no heartbeat for N s",
-        "launch: nothing was started",
-    ]
-    assert done.stdout == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -24,15 +23,11 @@ from agent_fleet import RUN, Fleet, MakeFleet, Wire
 from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
 from machines.ports import free_port
-from node_process import WAITS, find_marked, is_alive, shell, wait_until
+from node_process import is_alive, wait_until
 
 from launcher.errors import HostFailureKind
 from launcher.hosts.host import Host
-from launcher.job.job import Timeouts
 from launcher.node import messages
-from launcher.output.node_output import NodeOutput
-from launcher.session.session import Session
-from launcher.session.settings import Settings
 from launcher.transports.agents import hub
 from launcher.transports.agents.credentials import make_credentials, make_server_context
 from launcher.transports.agents.hub import AgentTransport, Notice
@@ -144,26 +139,6 @@ def test_close_wakes_who_writes_and_the_process_sees_the_end(fleet: Fleet) -> No
     assert is_alive(pid), "a process that heeds neither pipe nor signal ends by itself"
     os.kill(pid, signal.SIGKILL)
     writer.join()
-
-
-def test_a_session_over_agents(fleet: Fleet) -> None:
-    """A supervisor is started, runs a rank, and says what is left, as over every transport."""
-    outputs = [NodeOutput(name, None, None) for name in fleet.names]
-    settings = Settings(RUN, {}, [sys.executable], Timeouts(DEADLINE_S, NEVER_S, 1))
-
-    async def play() -> None:
-        session = Session([A, B], fleet.hub.open_transport(), outputs, settings, say=print, progress=print)
-        session.open()
-        rank = {"rank": 0, "argv": shell(WAITS), "env": {}}
-        session.send_to_all(messages.START, processes=[rank], cwd=None)
-        assert await session.pump(lambda: all(state.started for state in session.states))
-        mark = session._pool.connections[0].mark
-        wait_until(lambda: find_marked(mark))  # once it has become its program
-        assert (await session.stop_all(0)).is_clean
-        assert [state.census is not None for state in session.states] == [True, True]
-        assert not find_marked(mark)
-
-    asyncio.run(play())
 
 
 # ---- strangers
@@ -411,15 +386,6 @@ def test_before_go_nothing_is_started_and_the_login_ends_it(make_fleet: MakeFlee
     assert re.fullmatch(r"its agent is not connected \(for \d+\.0 s\)", failure.text)
 
 
-def test_before_go_the_loss_of_the_connection_ends_it(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
-    way = wire(fleet.port)
-    planted = fleet.plant("n1", [("127.0.0.1", way.port)])
-    assert planted.read_answer()["type"] == "dialled"
-    way.cut()
-    assert planted.wait_for_end() == 1
-
-
 # ---- the end of one side
 
 
@@ -491,19 +457,6 @@ def test_an_agent_whose_connection_is_cut_hangs_up_and_comes_back(
     assert is_alive(child), "it ends by itself: the agent has only closed its pipes"
     os.killpg(child, signal.SIGKILL)
     wait_until(lambda: fleet.pids() == [agent])
-
-
-def test_an_agent_that_may_not_come_back_ends(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
-    way = wire(fleet.port)
-    fleet.plant("n1", [("127.0.0.1", way.port)], redial_s=0)
-    fleet.hub.wait_for_all(DEADLINE_S)
-    fleet.hub.go()
-    channel = fleet.hub.open_transport().open(A, "echo $$; cat", DEADLINE_S)
-    read_line(channel)
-    way.cut()
-    wait_until(lambda: not fleet.pids())
-    fleet.hub.close(leave_s=0)
 
 
 def test_an_agent_that_was_cut_off_hears_of_the_end(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
@@ -625,17 +578,6 @@ def test_one_agent_tells_that_the_controller_is_gone(
     fleet, said = long_enough(stall, 1.0)
     wait_until(lambda: not fleet.pids())
     assert said.read_text() == "gone\n"
-
-
-def test_heartbeats_keep_the_connection(make_fleet: MakeFleet) -> None:
-    def attempt(silence_s: float) -> None:
-        fleet = make_fleet(silence_s=silence_s)
-        fleet.start()
-        channel = fleet.hub.open_transport().open(A, f"sleep {2 * silence_s}; echo on", DEADLINE_S)
-        assert read_line(channel) == b"on\n"
-        assert fleet.changes == 1
-
-    long_enough(attempt, 0.6)
 
 
 def test_a_controller_whose_port_refuses_is_gone(make_fleet: MakeFleet, tmp_path: Path) -> None:

@@ -82,14 +82,6 @@ def test_a_login_shell_may_read_what_comes_before_the_marker(nodes: Nodes) -> No
     assert node.noise == b"got yes\n"
 
 
-def test_a_message_may_come_in_pieces(nodes: Nodes) -> None:
-    node = nodes.start()
-    order = {"run": "test", "mark": node.mark, "silence_s": NEVER_S, "stop_timeout_s": 1, "env": {}}
-    for byte in messages.encode(messages.PREPARE, **order):
-        node.stdin.write(bytes([byte]))
-    node.wait_for(messages.HELLO)
-
-
 def test_a_message_of_a_later_version_is_passed_over(node: Node) -> None:
     node.send("dance", b"payload", steps=3)
     node.start_ready(shell(WAITS))

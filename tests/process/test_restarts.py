@@ -143,12 +143,6 @@ def test_no_restart_is_left(tmp_path: Path) -> None:
     assert counted == [{"used": 1, "without_progress": 1, "left": 0}] * 2
 
 
-def test_without_restarts_nothing_is_said_of_them(tmp_path: Path) -> None:
-    done = run(tmp_path, FAILS.format(codes="3"), restarts=0)
-    assert done.result.exit_code == 3
-    assert not any("restart " in line for line in done.words)
-
-
 def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
     """Each attempt saves a new file before it fails in the same way as the one before."""
     script = f"[ $RANK = 0 ] && mkdir -p saves && >saves/$LAUNCH_ATTEMPT; sleep 0.3; {FAILS.format(codes='3 3 3')}"

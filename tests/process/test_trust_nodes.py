@@ -97,18 +97,11 @@ def guardian_says(text: str) -> Lie:
 
 
 BEFORE_THE_START = {
-    "a census in place of hello": (instead("prepare", CENSUS, None), "it sent an unrequested message: census"),
     "a header without end": (flood("prepare", b"x"), "it sent an invalid message: a header line over 4194304 bytes"),
-    "a payload of 2^60": (instead("prepare", b'{"type":"hello","size":1152921504606846976}\n'),
-                          "it sent an invalid message: invalid size: 1152921504606846976"),
-    "values in one another": (instead("prepare", HELLO, b'{"type":"facts","gpus":' + b"[" * 500 + b"]" * 500 + b"}\n"),
-                              "its facts can't be read: gpus: a list of 1"),
     "a list without end": (instead("prepare", HELLO, encode(messages.FACTS, **{**FACTS, "gpus": [{}] * 1_000_000})),
                            "its facts can't be read: gpus: 1000000 of them; at most 256 are accepted"),
     "hostile words": (instead("prepare", encode(messages.FAILED, text=HOSTILE)),
                       "boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
-    "a name for an address": (instead("route", encode(messages.ROUTED, clock=0, address="evil.example.com")),
-                              "it sent an invalid message: routed with address: 'evil.example.com'"),
 }  # fmt: skip
 
 
@@ -118,13 +111,10 @@ def test_a_node_that_lies_before_the_start_is_named(tmp_path: Path, lie: Lie, te
 
 
 IN_A_RUN = {
-    "an end that nobody wants": (after("start", CENSUS), "it sent an unrequested message: census"),
-    "a flood of messages": (flood("start", HELLO), "it sent an unrequested message: hello"),
     "a flood of files": (flood("start", encode(messages.FILE, b"x" * (1 << 20), name="x")),
                          "it sent an unrequested message: file x"),
     "a guardian with a payload": (guardian_says('{"type":"failed","text":"x","size":5}'),
                                   "it sent an invalid message: failed with 5 bytes"),
-    "a guardian's nonsense": (guardian_says("what?"), "it sent an invalid message: not JSON: b'what?'"),
 }  # fmt: skip
 
 

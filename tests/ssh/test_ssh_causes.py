@@ -48,10 +48,3 @@ def test_the_exit_code_is_the_first_failure_s(launch: Launch) -> None:
     done = launch.run(*shell(f'{first}; if [ "$RANK" = 0 ]; then {beside}; fi; {later}'))
     assert done.exit_code == 42
     assert "launch: node1 rank 1 failed first (exit code 42), stopping the run on 2 hosts" in done.words
-
-
-def test_a_command_that_is_not_there(launch: Launch) -> None:
-    done = launch.run("--no-python", "/nonexistent/train")
-    assert done.exit_code == 127
-    assert "launch: can't start /nonexistent/train: No such file or directory" in done.stderr
-    assert NOTHING_LEFT in done.stderr

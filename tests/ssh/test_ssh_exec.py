@@ -57,9 +57,3 @@ def test_a_host_that_is_lost_is_named(launch: Launch, hosts: SshHosts) -> None:
     why = ": Connection to 127.0.0.2 closed by remote host." if launch.transport == "pdsh" else ""
     assert f"  node2: the connection was lost{why}" in done.words
     assert "[node1] end" in done.lines
-
-
-def test_a_command_s_daemon_is_not_left(launch: Launch) -> None:
-    done = launch.exec("--", "setsid sleep 300 >/dev/null 2>&1 & echo started")
-    assert sorted(done.lines) == ["[node1] started", "[node2] started"]
-    assert done.exit_code == 0

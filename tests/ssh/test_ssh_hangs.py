@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
-import pickle
 import re
 import signal
 import socket
@@ -13,7 +11,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from launching import Launch, Running, shell
@@ -50,16 +47,6 @@ BLOCK = [
     "    hang.py:3 in wait_for_go",
     "launch: full text in logs/RUN/stacks-1.txt",
 ]
-
-
-class Trap:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str, int]]:
-        return os.mkdir, (self._path, 0o700)
 
 
 def hang_timeout(seconds: float) -> tuple[str, str]:
@@ -213,31 +200,3 @@ def test_ctrl_backslash_in_a_plain_command_ends_the_launcher_and_leaves_nothing(
     running.signal(signal.SIGQUIT)
     assert running.wait().exit_code == -signal.SIGQUIT
     running.wait_until_clean()
-
-
-def test_files_of_the_flight_recorder_come_home_and_are_named(launch: Launch) -> None:
-    """NCCL writes them into a folder that the plan names, before a watchdog's time-out ends the process."""
-    script = r'printf "\200\002}." >"$LAUNCH_FILES/nccl_trace_rank_$RANK"; exec sleep 300'
-    done = launch.run(*hang_timeout(SHELLS_S), *shell(script))
-    start = done.words.index("  NCCL's flight recorder of 4 ranks: logs/RUN/files")
-    assert done.words[start + 1] == (
-        "    which rank is missing from which collective: torchfrtrace --prefix nccl_trace_rank_ logs/RUN/files"
-    )
-    files = sorted(path.relative_to(done.logs) for path in done.logs.glob("files/*/*"))
-    assert [os.fspath(path) for path in files] == [
-        f"files/node_{number // 2}/nccl_trace_rank_{number}" for number in range(4)
-    ]
-
-
-def test_a_file_of_the_flight_recorder_that_would_run_code_is_named(launch: Launch, tmp_path: Path) -> None:
-    """torchfrtrace finds it by a part of its name, and unpickles it on the launch host."""
-    trap = base64.b64encode(pickle.dumps(Trap(str(tmp_path / "pwned")), protocol=2)).decode()
-    script = f'[ "$RANK" = 0 ] && echo {trap} | base64 -d >"$LAUNCH_FILES/x.nccl_trace_rank_9"; exec sleep 300'
-    done = launch.run(*hang_timeout(SHELLS_S), *shell(script))
-    start = done.words.index("  NCCL's flight recorder of 1 rank: logs/RUN/files")
-    assert done.words[start + 1] == (
-        "    remove before you run torchfrtrace: logs/RUN/files/node_0/x.nccl_trace_rank_9 "
-        "(holds more than plain data at byte 2 and could run code here)"
-    )
-    assert not any("torchfrtrace --prefix" in line for line in done.words)
-    assert not (tmp_path / "pwned").exists()

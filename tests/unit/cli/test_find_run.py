@@ -35,14 +35,8 @@ def test_rows_of_a_host_that_tells_the_truth() -> None:
 
 
 @pytest.mark.parametrize("change", [
-    {"run": "../../etc"}, {"run": 3}, {"name": ["a"]}, {"age_s": "old"}, {"nodes": 8}, {"last_line": 7},
-    {"exit_code": "0"}, {"state": {}}, {"state": "well"}, {"nodes": [[1]]}, {"nodes": [-1]}, {"hosts": [1]},
-    {"age_s": math.inf},
-    {"age_s": math.nan}, {"age_s": -1}, {"age_s": True}, {"age_s": 10**400}, {"attempts": "1"}, {"pid": 0.5},
-    {"restarts": True}, {"logs": 7}, {"launch_host": {}}, {"doing": "running"},
-    {"doing": {**WAITS, "what": "well"}}, {"doing": {**WAITS, "what": []}}, {"doing": {**WAITS, "what": {}}},
+    {"run": "../../etc"}, {"state": "well"}, {"nodes": [-1]}, {"age_s": math.inf}, {"doing": {**WAITS, "what": "well"}},
     {"doing": {**WAITS, "hosts": ["x" * 256]}},
-    {"doing": {**WAITS, "left_s": "soon"}}, {"doing": {**WAITS, "left_s": ""}},
 ])  # fmt: skip
 def test_what_can_t_be_a_row_is_left_out(change: dict[str, object]) -> None:
     assert read_answer(json.dumps([{**ROW, **change}, ROW, 7]).encode()) == ([read_row(ROW)], 2)
@@ -66,7 +60,7 @@ def test_the_row_of_an_older_controller() -> None:
     assert {key: json.loads(json.dumps(asdict(row)))[key] for key in old} == old
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"[" * 10, b"text", b"[" * 100_000, b"9" * 5000])
+@pytest.mark.parametrize("data", [b"\xff", b"[" * 100_000])
 def test_an_answer_that_is_no_json(data: bytes) -> None:
     with pytest.raises(ValueError):
         read_answer(data)

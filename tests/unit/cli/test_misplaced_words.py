@@ -75,11 +75,8 @@ WRONG = [
         for line, flag, script in [
             ("train.py --hosts n5", "--hosts", "train.py"),
             ("train.py --lr 1 --hostfile=f x", "--hostfile", "train.py"),
-            ("--gpus 8 train.py --hosts n5", "--hosts", "train.py"),
             ("exec uptime --hosts n5", "--hosts", "uptime"),
-            ("check train.py --hosts n5", "--hosts", "train.py"),
             ("--gpus 8 -m pkg --lr 1 --hosts n5", "--hosts", "pkg"),
-            ("--hosts a t.py --dry-run", "--dry-run", "t.py"),
             ("--hosts a --cpu --nproc 1 t.py --nproc 4 --dry-run --check=1", "--dry-run", "t.py"),
             ("run --hosts a -m pkg --lr 1 --check", "--check", "pkg"),
             ("singlenode --gpus 1 t.py --dry-run", "--dry-run", "t.py"),
@@ -125,14 +122,11 @@ WRONG = [
      "launch ... -m pkg --lr 1"),
     ("--hosts a --no-python -- -x", "'-x' is taken for the script: options of launch must come before '--'",
      "launch ... -x"),
-    ("--hosts a --no-python -- --steps", "'--steps' is taken for the script: options of launch must come before '--'",
-     "launch ... --steps"),
     ("--hosts a -- --steps 20", "'--steps' is taken for the script: options of launch must come before '--'",
      "launch ... --steps 20; for the built-in trainer: launch ... -m launcher.trainer --steps 20"),
     # guesses
     ("attahc", "no file or command 'attahc'; did you mean 'attach'?", COMMANDS),
     ("--hots a train.py", "no option '--hots'; did you mean '--hosts'?", OPTIONS),
-    ("-hosts a train.py", "no option '-hosts'; did you mean '--hosts'?", OPTIONS),
     ("-H a train.py", "no option '-H'; did you mean '--hosts'?", OPTIONS),
     ("-Z", "no option '-Z'", f"{OPTIONS}; {OF_TRAINER}"),
     ("hosts --steps 2", "no option '--steps'", "see launch hosts --help for the options"),
@@ -149,14 +143,13 @@ WRONG = [
     ("logs -n 20", "no option '-n'", "see launch logs --help for the options"),
     # what click refuses
     ("--hosts a --nproc 0 t.py", "--nproc: must be a whole number from 1 to 1024, got 0", OPTIONS),
-    ("--hosts a --nproc x t.py", "--nproc: must be a whole number from 1 to 1024, got x", OPTIONS),
     ("--hosts a --master-port 65536 t.py", "--master-port: must be a whole number from 1 to 65535, got 65536", OPTIONS),
     ("node --nnodes 2 t.py", "--node-rank is missing", "see launch node --help for the options"),
     *(
         (f"--hosts a --{name} {value} t.py", f"--{name}: must be {wanted}, got {value!r}", OPTIONS)
         for name, least in TIMES.items()
         for value, wanted in [
-            *((word, HANG_TIME if name == "hang-timeout" else A_TIME) for word in ("x", "-1", "nan", "1e3", "2w")),
+            *((word, HANG_TIME if name == "hang-timeout" else A_TIME) for word in ("-1", "nan")),
             *([("0m", f"at least {least}s")] if least != "0" else []),
         ]
     ),

@@ -472,12 +472,6 @@ def test_an_address_that_needs_a_scope_is_skipped(more, seen, address):
     assert master_address(Host("gpu1"), facts, alone=False) == address
 
 
-def test_the_address_from_which_others_saw_us_come_is_in_the_plan():
-    plan = plan_of(Job(script(), nproc=1, cpu=True), facts_of("gpu1", **LOCAL), facts_of("gpu2", ssh_client="10.8.0.1"))
-    assert plan.master_addr == "10.8.0.1"
-    assert all("--master-addr 10.8.0.1 " in node.by_hand for node in plan.nodes)
-
-
 def test_a_named_address_and_port_are_taken():
     job = Job(script(), nproc=1, master_addr="gpu1.lan", master_port=29400, rendezvous_timeout_s=7, workdir=None)
     plan = plan_of(job, facts_of("gpu1", route=None), facts_of("gpu2"))
@@ -489,16 +483,6 @@ def test_a_named_address_and_port_are_taken():
 def test_a_folder_that_is_not_there_is_the_home():
     plan = plan_of(Job(script(), nproc=1, workdir="/gone"), facts_of("gpu1", workdir_found=False))
     assert plan.nodes[0].cwd == "/home/gpu1"
-
-
-def test_a_share_of_a_run_by_hand():
-    job = Job(script(), nproc=2, cpu=True, master_addr="10.0.0.1", master_port=41873, workdir="/data")
-    plan = plan_of(job, facts_of("gpu2"), share=(4, 3))
-    assert (plan.world_size, plan.nodes[0].node_rank, plan.nodes[0].first_rank) == (8, 3, 6)
-    assert plan_lines(plan) == [
-        "# node 3: gpu2, ranks 6 to 7",
-        by_hand(4, 3, 2, name="gpu2", env=CPU_ENV, program="-- train.py"),
-    ]
 
 
 def test_what_the_record_says_of_hosts():
@@ -549,23 +533,6 @@ def dry_lines(job, *hosts):
     return plan_lines(build_plan(job, hosts, [placeholder_facts(job, host) for host in hosts]))
 
 
-def test_a_dry_run_names_what_only_the_nodes_can_tell():
-    assert dry_lines(Job(script(), workdir="/data"), Host("a"), Host("b", address="10.0.0.2")) == [
-        "# node 0: a, as many ranks as GPUs",
-        "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
-        f"NCCL_SOCKET_IFNAME='=<interface of a>' {GPU_ENV} '<python with torch on a>' -m torch.distributed.run "
-        "--nnodes 2 --node-rank 0 --nproc-per-node gpu --rdzv-backend static --rdzv-conf timeout=120 "
-        "--master-addr '<address of a>' --master-port '<free port on a>' --local-addr '<address of a>' "
-        "--max-restarts 0 -- train.py",
-        "# node 1: b, as many ranks as GPUs",
-        "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of b>' "
-        f"NCCL_SOCKET_IFNAME='=<interface of b>' {GPU_ENV} '<python with torch on b>' -m torch.distributed.run "
-        "--nnodes 2 --node-rank 1 --nproc-per-node gpu --rdzv-backend static --rdzv-conf timeout=120 "
-        "--master-addr '<address of a>' --master-port '<free port on a>' --local-addr 10.0.0.2 "
-        "--max-restarts 0 -- train.py",
-    ]
-
-
 @pytest.mark.parametrize("job", [Job(script(), start="plain"), Job(Program(ProgramKind.COMMAND, "id"))])
 def test_a_dry_run_numbers_no_ranks_that_nobody_has_counted(job):
     """The variables of each would need the sizes of all nodes."""
@@ -602,15 +569,6 @@ def test_plain_processes_with_an_environment_enter_it_once():
     _, line = dry_lines(job, Host("a"))
     assert line.startswith("cd /data && true && { env PYTHONUNBUFFERED=1 ")
     assert line.endswith(" LOCAL_RANK=1 id & wait; }")
-
-
-def test_a_dry_run_of_a_plain_command():
-    job = Job(Program(ProgramKind.COMMAND, "hostname"), nproc=1, cpu=True, workdir="/data", python="/p")
-    assert [line.partition(" WORLD_SIZE")[0] for line in dry_lines(job, Host("a"))] == [
-        "# node 0: a, rank 0",
-        "cd /data && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
-        "NCCL_SOCKET_IFNAME='=<interface of a>' CUDA_VISIBLE_DEVICES=''",
-    ]
 
 
 def test_a_dry_run_of_a_plain_command_of_unknown_size_is_a_line_for_a_shell():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import stat
 import time
 from dataclasses import asdict, replace
@@ -77,16 +76,6 @@ def test_when_a_run_was_seen_last(tmp_path: Path) -> None:
     assert alive is not None and alive.row == row and 0 <= time.time() - alive.at < DEADLINE_S
     runs.discard("run-1")
     assert not (tmp_path / "run-1").exists()
-
-
-@pytest.mark.parametrize("change", [{"nodes": [[1]]}, {"age_s": math.inf}, {"state": "well"}])
-def test_an_end_that_can_t_be_read_was_not_seen(tmp_path: Path, change: dict[str, object]) -> None:
-    """So its host is asked again."""
-    runs = RunList(tmp_path)
-    add(runs, planted("run-1"))
-    seen = {"at": 1.8e9, "row": {**asdict(ROW), **change}}
-    (tmp_path / "run-1" / "seen.json").write_text(json.dumps(seen))
-    assert [(run.row, run.alive) for run in read(runs)] == [(None, None)]
 
 
 def test_what_an_earlier_version_has_seen_is_removed_with_the_run(tmp_path: Path) -> None:

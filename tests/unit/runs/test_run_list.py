@@ -232,8 +232,7 @@ def test_a_run_that_can_t_be_marked_is_stopped_all_the_same(tmp_path: Path) -> N
         assert not found.mark_stop()
 
 
-@pytest.mark.parametrize("change", ["", "[]", "{}", '{"run_id": 1}', "\0", '{"pid": "x"', {"began_at": "x"},
-    {"began_at": math.inf}, {"name": [1]}, {"pid": None}, {"boot_id": 7}])  # fmt: skip
+@pytest.mark.parametrize("change", ["", "[]", {"began_at": math.inf}, {"pid": None}])
 def test_a_damaged_entry_is_none(tmp_path: Path, change: str | dict[str, object]) -> None:
     runs = RunList(tmp_path / "runs")
     with held(runs, "r", None, tmp_path):

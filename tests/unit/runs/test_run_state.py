@@ -52,17 +52,12 @@ def test_a_clock_that_was_set_back() -> None:
     assert str(WAITING.as_doing(NOW - 250)) == "waiting for g2 (0 s)"
 
 
-@pytest.mark.parametrize("change", [
-    {"what": "well"}, {"what": None}, {"since": "now"}, {"since": None}, {"since": float("inf")}, {"hosts": ["g2"]},
-    {"hosts": {"g2": None}}, {"until": "soon"}, {"restarts": 3},
-    {"restarts": {"used": "3", "without_progress": 1, "left": 2}}, {"restarts": None},
-    {"restarts": {"used": -1, "without_progress": 1, "left": 2}},
-])  # fmt: skip
+@pytest.mark.parametrize("change", [{"what": "well"}, {"since": None}, {"hosts": ["g2"]}, {"restarts": {"used": -1}}])
 def test_a_file_that_can_t_be_a_state(change: dict[str, Any]) -> None:
     assert parse_state(json.dumps({**json.loads(WAITING.as_text()), **change}).encode()) is None
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"7", b"[" * 100_000, b'{"what": "running"'])
+@pytest.mark.parametrize("data", [b"\xff", b"[]", b"[" * 100_000])
 def test_a_file_of_something_else(data: bytes) -> None:
     assert parse_state(data) is None
 

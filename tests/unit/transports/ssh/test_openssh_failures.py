@@ -11,7 +11,6 @@ from launcher.errors import HostFailureKind
 from launcher.transports.ssh.openssh_config import read_answer, read_seconds, split_jump
 from launcher.transports.ssh.openssh_failures import classify
 
-KNOWN_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGeR4Pq2h4ZQqYh3Tt1SRV6c1eXoCzZ5Sv7b1lJ5yYrN"
 CLOSED_WAY = (
     "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535\r\n"
 )
