@@ -167,13 +167,12 @@ def test_while_the_ranks_run(nodes: Nodes, tmp_path: Path, start: Start, first: 
         check_gone(node, starter)
 
 
-@any_starter
-def test_what_a_rank_has_mounted_in_the_run_s_directory_stays(nodes: Nodes, tmp_path: Path, start: Start) -> None:
+def test_what_a_rank_has_mounted_in_the_run_s_directory_stays(nodes: Nodes, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("to mount takes root: run these tests as root")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "photo.jpg").touch()
-    node = start(nodes, tmp_path)
+    node = start_torchrun(nodes, tmp_path)
     starter, mounted = find_starter(node), node.folder / "files" / "home"
     mounted.mkdir()
     subprocess.run(["mount", "--bind", tmp_path / "photos", mounted], check=True)

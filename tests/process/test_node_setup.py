@@ -6,7 +6,6 @@ conda itself is not at hand: scripts that answer as it does (conda/activate.py, 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import venv
 from collections.abc import Mapping
@@ -233,15 +232,6 @@ def test_the_run_is_ended_while_it_runs(fresh: Node, tmp_path: Path) -> None:
     assert not fresh.find(messages.FACTS)
 
 
-def test_the_supervisor_is_killed_while_it_runs(fresh: Node, tmp_path: Path) -> None:
-    setup = {"steps": [{"name": "--setup", "command": f"touch {tmp_path}/ready; sleep 300"}], "named": []}
-    fresh.prepare(facts=True, gpus=False, pythons=[], setup={**setup, "venv": None, "timeout_s": NEVER_S})
-    wait_until((tmp_path / "ready").exists)
-    os.kill(fresh.supervisor, signal.SIGKILL)
-    assert fresh.wait_for_guardian()["left"] == []
-    fresh.wait_until_gone()
-
-
 # Each is executed by a shell: by bash before the lines of the setup (the value itself too), by bash that traces them,
 # and by the login shell that is asked for a Python. Interactive shells alone execute the others.
 CODE = ["BASH_ENV", "ENV", "PS4", "PROMPT_COMMAND", "ZDOTDIR"]
@@ -414,7 +404,7 @@ def test_conda_is_found_and_entered(nodes: Nodes, made_venv: Path, tmp_path: Pat
     assert b"LAUNCH_CONDA" not in env_of_rank
 
 
-@pytest.mark.parametrize("name", ["my env", "it's", "$(touch pwned)", "x;y"])
+@pytest.mark.parametrize("name", ["it's", "$(touch pwned)"])
 def test_the_name_of_an_environment_is_no_shell_s(nodes: Nodes, made_venv: Path, name: str) -> None:
     node = nodes.start()
     make_conda(node.home / "miniforge3", made_venv, "conda", name)

@@ -80,9 +80,6 @@ class Talk:
                 return event
             assert event.kind != LOST, event.fields["failure"]
 
-    async def wait_for_hello(self) -> None:
-        await self.wait_for(messages.HELLO)
-
     async def wait_for_failure(self) -> HostFailure:
         failure: HostFailure = (await self.wait_for(LOST)).fields["failure"]
         return failure

@@ -686,11 +686,6 @@ def test_collectives_look_at_this_machine_unless_hosts_are_named(launch, jobs):
     assert jobs[0][2] == "LocalTransport"
 
 
-def test_a_value_of_the_wrong_type_is_refused(launch):
-    write_defaults("hosts = [1, 2]\n")
-    assert launch("hosts")[0] == EXIT_USAGE
-
-
 # in a Slurm allocation
 
 SLURM_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}

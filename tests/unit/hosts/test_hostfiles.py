@@ -38,14 +38,6 @@ def test_a_list_keeps_order_users_ranges_and_addresses():
     )
 
 
-def test_a_user_belongs_to_every_host_of_the_range():
-    assert [(host.user, host.name) for host in parse_hosts("ann@n[1-2],ann@[::1]")] == [
-        ("ann", "n1"),
-        ("ann", "n2"),
-        ("ann", "::1"),
-    ]
-
-
 BAD_LISTS = [
     ("", "--hosts: names no host", "give at least one, as in node1,node2"),
     (" \t\n", "--hosts: names no host", "give at least one, as in node1,node2"),

@@ -544,26 +544,6 @@ def test_a_dry_run_numbers_no_ranks_that_nobody_has_counted(job):
     ]
 
 
-@pytest.mark.parametrize(
-    ("activation", "before", "python"),
-    [
-        (Activation(setup="source activate x"), "source activate x", "'<python with torch on a>'"),
-        (Activation(venv="~/env"), "source ~/env/bin/activate", "python"),
-        (Activation(conda="x"), "source '<conda directory on a>/activate' x", "python"),
-    ],
-)
-def test_a_dry_run_with_an_environment(activation, before, python):
-    job = Job(script(), nproc=1, cpu=True, workdir="/data", activation=activation)
-    assert dry_lines(job, Host("a")) == [
-        "# node 0: a, rank 0",
-        f"cd /data && {before} && env PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME='<interface of a>' "
-        f"NCCL_SOCKET_IFNAME='=<interface of a>' CUDA_VISIBLE_DEVICES='' {python} -m torch.distributed.run "
-        "--nnodes 1 --node-rank 0 --nproc-per-node 1 --rdzv-backend static --rdzv-conf timeout=120 "
-        "--master-addr 127.0.0.1 --master-port '<free port on a>' --local-addr '<address of a>' "
-        "--max-restarts 0 -- train.py",
-    ]
-
-
 def test_plain_processes_with_an_environment_enter_it_once():
     job = Job(Program(ProgramKind.COMMAND, "id"), nproc=2, workdir="/data", activation=Activation(setup="true"))
     _, line = dry_lines(job, Host("a"))

@@ -61,25 +61,6 @@ def test_the_names_that_older_slurms_use():
     assert read_allocation({"SLURM_JOBID": "7", "SLURM_NODELIST": "a,b"}) == Allocation("7", ("a", "b"))
 
 
-@pytest.mark.parametrize(
-    ("text", "nodes"),
-    [
-        ("n1", ["n1"]),
-        (
-            "gpu[1-3,007-010],a[1-2]b",
-            [*(["gpu1", "gpu2", "gpu3", "gpu007", "gpu008", "gpu009", "gpu010"]), "a1b", "a2b"],
-        ),
-        ("rack[0-1]n[08-09]", ["rack0n08", "rack0n09", "rack1n08", "rack1n09"]),
-        ("gpu[098-101]", ["gpu098", "gpu099", "gpu100", "gpu101"]),
-        ("b,a", ["b", "a"]),
-    ],
-)
-def test_node_lists(text, nodes):
-    allocation = read_allocation({**JOB, "SLURM_JOB_NODELIST": text})
-    assert allocation is not None
-    assert list(allocation.nodes) == nodes
-
-
 spans = st.tuples(st.integers(0, 60), st.integers(0, 8), st.sampled_from([0, 3])).map(
     lambda span: f"{span[0]:0{span[2]}d}" + (f"-{span[0] + span[1]:0{span[2]}d}" if span[1] else "")
 )

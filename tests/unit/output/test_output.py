@@ -274,11 +274,6 @@ def test_a_rank_can_not_steer_the_terminal(line, shown):
     assert rendered.replace(b"[gpu1:0] ", b"") == shown
 
 
-@pytest.mark.parametrize(("line", "_shown"), CONTROLS)
-def test_what_goes_to_a_file_is_kept(line, _shown):
-    assert prefix_display().render("gpu1", 0, STDOUT, line, AT).replace(b"[gpu1:0] ", b"") == line
-
-
 @pytest.mark.parametrize("line", [b"lost\x1b\nnext\n", b"last\x1b\n", b"a\x1b]0;no end\nsecond\nthird\n"])
 def test_a_torn_escape_sequence_swallows_no_line(line):
     rendered = prefix_display(is_terminal=True).render("gpu1", 0, STDOUT, line, AT)

@@ -26,7 +26,7 @@ from launcher.job.facts import (
 from launcher.job.job import Activation, Job
 from launcher.node import messages
 from launcher.preflight.checks import find_all, find_problems
-from launcher.preflight.findings import NOTE, PROBLEM, WARNING, Finding, Severity, fold
+from launcher.preflight.findings import Finding, Severity, fold
 
 
 def problems(job, fact, **more):
@@ -203,14 +203,6 @@ def test_a_setup_that_failed_is_the_only_finding(fact, finding):
     assert problems(Job(SCRIPT), fact) == [finding]
 
 
-def test_a_setup_that_failed_on_many_hosts_is_said_once():
-    hosts = [Host(f"gpu{number}") for number in range(1, 4)]
-    found = find_problems(Job(SCRIPT), hosts, [failed("--setup", "exit code 1", NOT_FOUND)] * 3)
-    assert [str(finding).splitlines()[0] for finding in found] == [
-        f"gpu[1-3]: --setup failed (exit code 1): {NOT_FOUND}"
-    ]
-
-
 def test_a_virtual_environment_that_is_missing():
     job = Job(SCRIPT, activation=Activation(venv="~/env"))
     fact = facts(torch_version=None, venv_found=False, pythons_tried=(("/root/env/bin/python", "not found"),))
@@ -317,10 +309,6 @@ def test_an_active_environment_that_the_ranks_do_not_run_in():
         f"problem: gpu1: no Python with torch ({mine}: not found); "
         "fix: install torch, or name a Python that has it with --python PATH"
     ]
-
-
-def test_severities_are_ordered():
-    assert sorted([NOTE, PROBLEM, WARNING], key=lambda severity: severity.rank) == [PROBLEM, WARNING, NOTE]
 
 
 def test_a_finding_as_a_line_and_as_a_block():

@@ -139,7 +139,3 @@ SLOW = "correct /etc/resolv.conf, or list the hosts in /etc/hosts (this run sets
 )  # fmt: skip
 def test_names(probes, route, findings):
     assert found(facts(hostname="box7", checks=Checks(), probes=probes, route=route)) == findings
-
-
-def test_nothing_is_said_where_nothing_was_asked():
-    assert found(facts(probes=Probes(reverse_dns_s=9))) == []

@@ -321,10 +321,6 @@ def test_a_run_on_cpus_minds_no_gpu(job):
     assert found(*BUSY, job=job) == []
 
 
-def test_nothing_is_said_where_nothing_was_asked():
-    assert told(check(CheckedHost(JOB, Host("gpu1"), facts(gpus=tuple(BUSY))))) == []
-
-
 @pytest.mark.parametrize(
     ("mib", "words"),
     [(0, "0.0 GB"), (400, "0.4 GB"), (9700, "9.5 GB"), (9728, "10 GB"), (81559, "80 GB"), (143771, "140 GB")],

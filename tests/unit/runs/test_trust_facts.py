@@ -157,24 +157,6 @@ def test_the_honest_message_is_read() -> None:
     assert len(HONEST.gpus) == 2
 
 
-@pytest.mark.parametrize(
-    ("way", "value"),
-    [
-        (("cpu_count",), 10**400),
-        (("cpu_count",), -1),
-        (("cpu_count",), "64"),
-        (("gpus", 0, "index"), -1),
-        (("gpus", 0, "memory_mib"), 10**400),
-        (("gpus", 0, "processes", 0, "pid"), 1e9),
-        (("checks", "shm_mib"), 1 << 64),
-        (("checks", "xids", 0, "number"), True),
-    ],
-    ids=lambda value: str(value)[:9],
-)
-def test_a_number_that_none_is_is_refused(way: tuple[Any, ...], value: object) -> None:
-    assert read(put(MESSAGE, way, value)) is None
-
-
 RUN = CHECKS["runs"][0]
 FOLDER = CHECKS["folders"][0]
 # Where a node may name any number of things, how many of them it may name, and one of them, each another one.

@@ -12,7 +12,6 @@ from launcher.job.tree import Tree
 from launcher.sync.code_messages import (
     code_line,
     describe_left_out,
-    describe_tree,
     progress_words,
     refuse_large,
 )
@@ -25,17 +24,6 @@ IGNORED = "git-ignored"
 
 def selection_of(files: dict[str, int], **left_out: str) -> Selection:
     return Selection(Path("/home/ann/proj"), tuple(files), tuple(files.values()), left_out, (), ())
-
-
-@pytest.mark.parametrize(
-    ("files", "bytes_in_all", "words"),
-    [
-        (0, 0, "0 files, 0 bytes"), (1, 0, "1 file, 0 bytes"), (1, 1, "1 file, 1 byte"),
-        (212, 1_800_000, "212 files, 1.8 MB"),
-    ],
-)  # fmt: skip
-def test_a_tree(files: int, bytes_in_all: int, words: str) -> None:
-    assert describe_tree(Tree("/proj", b"", "5f3a91c0", files, bytes_in_all)) == f"code 5f3a91c: {words}"
 
 
 @pytest.mark.parametrize(
