@@ -97,10 +97,6 @@ class Containers:
     def _place(self, words: Sequence[str]) -> list[str]:
         return [words[0], "--hosts", "127.0.0.1", "--enter", self.enter, "--python", sys.executable, *words[1:]]
 
-    def has_rank(self) -> bool:
-        """Tell whether the rank waits in the container."""
-        return any(read_command(pid).strip() == RANK for pid in self.list_inside())
-
     def list_inside(self) -> list[int]:
         """Return the processes in the container, but for its first one and those that have ended."""
         first = int(self.do("inspect", "--format", "{{.State.Pid}}", NAME))
