@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,10 +19,7 @@ from launcher.errors import EXIT_FAILED, EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNREA
 from launcher.node.messages import TERMINATED
 
 _RECENT_S = 10.0  # the rank survived a traceback that it printed longer before its end
-_OUT_OF_MEMORY: Mapping[str | None, str] = {
-    "certain": ": out of memory (the kernel's OOM killer)",
-    "probable": ": probably out of memory (the kernel's OOM killer was at work)",
-}
+_OUT_OF_MEMORY = ": probably out of memory (the kernel's OOM killer was at work)"
 # How an exception names the SIGTERM that it responds to.
 _NAMES_STOP = re.compile(r"SIGTERM|SIGINT|KeyboardInterrupt|SystemExit|signal:? \(?15\b|signal: Terminated")
 
@@ -66,7 +63,7 @@ class Failure:
     after_stop: bool = False  # it ended after its host had begun to stop the run
     silent_s: float = 0.0  # from its last line on stderr to its end or to the stop; below 0: it wrote after that
     gpu: int | None = None
-    oom: str | None = None  # for a SIGKILL: whether the kernel's OOM killer sent it, "certain" or "probable"
+    oom: str | None = None  # for a SIGKILL: "probable" if the kernel's OOM killer has sent it
     in_slurm_step: bool = False  # Slurm could have ended it
 
     @property
@@ -195,7 +192,7 @@ class Failure:
             return "uncaught exception"
         if self.signal is None and self.code is None:
             return "exit code unknown"
-        return describe_ending(self.code, self.signal) + _OUT_OF_MEMORY.get(self.oom, "")
+        return describe_ending(self.code, self.signal) + (_OUT_OF_MEMORY if self.oom else "")
 
 
 def _says_consequence(lines: Iterable[str]) -> bool:

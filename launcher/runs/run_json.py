@@ -150,7 +150,7 @@ class Cause:
     gpu: int | None  # the number of its GPU on that host
     exit_code: int | None  # its exit code
     signal: int | None  # the number of the signal that ended it
-    oom: str | None  # `certain` or `probable` if the kernel killed it for lack of memory
+    oom: str | None  # `probable` if the kernel killed it for lack of memory, as its count says
     text: str  # how it ended, in words
     headline: str = ""  # who failed first and how, in one line
     at: str  # when it failed

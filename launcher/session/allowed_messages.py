@@ -71,7 +71,7 @@ _ROWS: Mapping[str, _Row] = {
     messages.OUTPUT: _Row({"local_rank": LocalRank | None, "stream": Literal[1, 2]},
                           most_bytes=messages.MAX_OUTPUT_BYTES),
     messages.EXIT: _Row({"local_rank": LocalRank, "age_s": Age, "was_stopping": bool,
-                         "oom": Literal["certain", "probable", None], "code": ExitCode | None,
+                         "oom": Literal["probable", None], "code": ExitCode | None,
                          "signal": Signal | None}),
     messages.ENDED: _Row({"code": ExitCode | None, "signal": Signal | None}),
     messages.CENSUS: _Row({"left": list[tuple[Count, str, str]], "reason": str | None,

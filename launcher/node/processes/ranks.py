@@ -291,7 +291,7 @@ class Ranks:
         self._send_queue.drain(lambda rank: rank == local_rank)
         age_s = round(time.monotonic() - ended_at, 4)
         ending = workers.describe_status(status)
-        oom = self._judge_kill(local_rank, ending)
+        oom = self._judge_kill(ending)
         # Only this host knows in which order it was told to stop and the rank ended.
         was_stopping = self.ending_since is not None and ended_at >= self.ending_since
         self._send_queue.send(
@@ -308,13 +308,10 @@ class Ranks:
         self._kills.forget()
         self._loop.call_later(PERIOD_S, self._forget_old_kills)
 
-    def _judge_kill(self, local_rank: int, ending: dict[str, Any]) -> str | None:
+    def _judge_kill(self, ending: dict[str, Any]) -> str | None:
         """Judge whether the kernel killed a rank because memory ran out; a shell exits with 137 for a killed child."""
         is_kill = ending["signal"] == signal.SIGKILL or ending["code"] == 128 + signal.SIGKILL
-        process = self._owned.ranks.get(local_rank)
-        if not is_kill or self._kills is None or process is None:
-            return None
-        return self._kills.judge(process.pid, was_child=ending["signal"] is None)
+        return self._kills.judge() if is_kill and self._kills is not None else None
 
     def _check_all_exited(self, status: int | None) -> None:
         if self._tells_exits and len(self._exited) == self._expected:

@@ -49,7 +49,7 @@ def test_a_rank_that_slurm_has_killed_is_not_the_cause_of_what_slurm_then_report
     assert not killed.is_final
     assert cancelled.is_final
     assert find_cause([killed, cancelled]).failure is cancelled
-    assert find_cause([replace(killed, oom="certain"), cancelled]).failure.rank == 0
+    assert find_cause([replace(killed, oom="probable"), cancelled]).failure.rank == 0
     assert find_cause([killed, replace(cancelled, text="srun was killed by signal 9")]).failure.text
     assert find_cause([killed, replace(cancelled, text="no heartbeat for 15 s")]).failure is killed
     helper = Failure("gpu1", 0, FailureKind.SUPERVISOR, 100.0, text="its parent process was killed", in_slurm_step=True)
@@ -83,7 +83,7 @@ PRIMARY = [
     failure(stderr="Broken pipe\none\ntwo\nthree\n"),
     replace(failure(code=None, text="Connection reset by peer"), kind=FailureKind.CONNECTION, stderr="Broken pipe\n"),
     failure(code=None, signal=signal.SIGKILL, stderr="Broken pipe\n"),
-    failure(code=137, oom="certain", stderr="Broken pipe\n"),
+    failure(code=137, oom="probable", stderr="Broken pipe\n"),
 ]
 
 
@@ -117,9 +117,9 @@ def test_what_was_told_stays_so_where_others_have_the_same_error():
         (failure(code=None, signal=99), 227, "gpu1 rank 0 failed first (killed by signal 99)"),
         (failure(code=None), 1, "gpu1 rank 0 failed first (exit code unknown)"),
         (
-            failure(code=None, signal=9, oom="certain"),
+            failure(code=None, signal=9, oom="probable"),
             137,
-            "gpu1 rank 0 failed first (killed by SIGKILL: out of memory)",
+            "gpu1 rank 0 failed first (killed by SIGKILL: probably out of memory)",
         ),
         (
             failure(code=137, oom="probable"),
@@ -259,7 +259,7 @@ def why(*failures, ranks=()):
         (failure(code=3, stderr=FULL + "OSError: [Errno 28] No space left on device\n"), "disk-full"),  # and the latest
         (failure(code=None, signal=signal.SIGABRT, stderr="CUDA error: device-side assert triggered\n"), "gpu-assert"),
         (failure(code=127), "ending"),
-        (failure(code=137, oom="certain", stderr=FULL), "ending"),
+        (failure(code=137, oom="probable", stderr=FULL), "ending"),
         (failure(code=None, signal=signal.SIGSEGV, stdout="step 41\n"), "ending"),
         (replace(failure(code=1, stderr=FULL), kind=FailureKind.TORCHRUN), "gpu-memory"),
     ],
@@ -293,11 +293,6 @@ def test_no_line_explains_an_end_that_came_from_outside(number):
     ("oom", "ending", "cause"),
     [
         (None, "killed by SIGKILL", "it was killed from outside: by a user, by systemd-oomd or earlyoom, or "),
-        (
-            "certain",
-            "killed by SIGKILL: out of memory (the kernel's OOM killer)",
-            "the host's memory was full, or its container or job reached its memory limit",
-        ),
         (
             "probable",
             "killed by SIGKILL: probably out of memory (the kernel's OOM killer was at work)",

@@ -29,7 +29,7 @@ GOOD = [
     {"type": "started", "local_rank": 0, "pid": 7},
     {"type": "output", "local_rank": None, "stream": 2, "size": 5},
     {"type": "exit", "local_rank": 3, "age_s": 0.1, "was_stopping": False, "code": None, "signal": 9},
-    {"type": "exit", "local_rank": 3, "age_s": 0.1, "was_stopping": False, "code": None, "signal": 9, "oom": "certain"},
+    {"type": "exit", "local_rank": 3, "age_s": 0.1, "was_stopping": True, "code": None, "signal": 9, "oom": "probable"},
     {"type": "exit", "local_rank": 3, "age_s": 0.1, "was_stopping": False, "code": 137, "signal": None, "oom": None},
     {"type": "ended", "code": 1, "signal": None},
     {"type": "census", "left": [[1, "python", "D"]]},
