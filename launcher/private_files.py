@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 
 def open_private(path: str, flags: int) -> int:
@@ -48,60 +45,18 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def replace_private(path: Path, text: str) -> None:
-    """Write a text so that whoever reads the file gets the old text or the new one."""
-    with _replacing(path) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
+def replace_private(path: Path, content: str | bytes) -> None:
+    """Write a file so that whoever reads it gets the old content or the new one.
 
-
-def replace_durably(path: Path, data: bytes) -> None:
-    """Write bytes as `replace_private` does a text, so that a power cut leaves the old ones or the new ones, too."""
-    with _replacing(path) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    flush(path.parent)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a new file the name of an old one when the block ends; nobody can have put a link in its place."""
+    It is a new file that gets the old one's name at the end; nobody can have put a link in its place.
+    """
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     fresh = path.with_name(f"{path.name}.{os.urandom(4).hex()}.new")
     try:
         with open(fresh, "xb", opener=open_private) as file:
-            yield file
+            file.write(data)
         fresh.replace(path)
     except OSError:
         with suppress(OSError):
             fresh.unlink()  # a full disk leaves it empty
         raise
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system that can't
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def lock_directory(path: str) -> Iterator[tuple[int, ...]]:
-    """Keep systemd-tmpfiles, which removes files in /tmp that are ten days old, out of a directory.
-
-    The lock is held until the block ends, and until every process that inherits the yielded descriptors has ended.
-    See https://systemd.io/TEMPORARY_DIRECTORIES.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield ()
-        return
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield (fd,)
-    finally:
-        os.close(fd)

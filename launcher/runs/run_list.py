@@ -32,7 +32,7 @@ from launcher.forms import FormError, Within, load_json, reader_of
 from launcher.hosts.host import Host
 from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
-from launcher.private_files import open_private, replace_durably, replace_private, write_private
+from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_rows import RunRow
@@ -400,7 +400,7 @@ class RunList:
     def keep(self, run_id: str, name: str, data: bytes) -> None:
         """Keep something of a run that was started here; a disk that can't be written is no error."""
         with contextlib.suppress(OSError):
-            replace_durably(self.base / run_id / name, data)
+            replace_private(self.base / run_id / name, data)
 
     def read_kept(self, run_id: str, name: str) -> bytes | None:
         """Return what `keep` has kept; None if there is nothing."""

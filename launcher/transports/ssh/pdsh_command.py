@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.private_files import lock_directory
 from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh.openssh_config import OPTIONS
 
@@ -59,11 +58,11 @@ class Call:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], directory: str) -> None:
         """Start pdsh; `directory`: of the sockets, removed when pdsh ends."""
         pipe = subprocess.PIPE
-        with lock_directory(directory) as lock_fds:  # the shell keeps the lock until it has removed the directory
-            self.process = subprocess.Popen(
-                ["/bin/sh", "-c", _WRAPPER, directory, *argv], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT,
-                bufsize=0, start_new_session=True, env=env, pass_fds=lock_fds,
-            )  # fmt: skip
+        # systemd-tmpfiles, which removes old files in /tmp, leaves sockets that live, and their directory.
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", _WRAPPER, directory, *argv], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT,
+            bufsize=0, start_new_session=True, env=env,
+        )  # fmt: skip
         self.directory = directory
 
     def end(self) -> None:

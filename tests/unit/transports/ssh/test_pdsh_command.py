@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -49,23 +48,6 @@ def test_a_socket_s_path_is_short_enough_for_every_system(monkeypatch: pytest.Mo
         if find_place() != "/tmp":
             longest = size
     assert len(f"/{'x' * longest}/launch-pdsh-abcdefgh/99999.0123456789abcdef") == 103
-
-
-def test_the_directory_of_sockets_is_locked_until_it_is_removed(tmp_path: Path) -> None:
-    """systemd-tmpfiles tries this lock, and passes over a directory of which another has one."""
-    directory = tmp_path / "launch-pdsh-x"
-    directory.mkdir()
-    fd = os.open(directory, os.O_RDONLY)
-    call = Call(["sleep", "300"], os.environ, str(directory))
-    try:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        call.end()
-        call.process.wait(60)
-    assert not os.path.lexists(directory)
-    call.process.stdout.close()
-    os.close(fd)
 
 
 def test_an_ssh_that_outlives_pdsh_is_found(tmp_path: Path) -> None:
