@@ -34,7 +34,6 @@ class SendQueue:
         self._loop = loop
         self._is_known = is_known
         self._outgoing = bytearray()
-        self._held = bytearray()  # goes before the next message
         self._is_listening = True  # whether somebody still reads stdout
         self._streams: dict[int, tuple[int | None, int]] = {}  # fd -> (local rank, stream)
         os.set_blocking(_STDOUT_FD, False)
@@ -43,17 +42,10 @@ class SendQueue:
         """Queue a message; the next `push` writes it, or this call if many bytes wait."""
         self.pass_on(messages.encode(kind, payload, **fields))
 
-    def hold(self, kind: str, **fields: Any) -> None:
-        """Queue a message that travels with the next one, a heartbeat at the latest: the launcher wakes up once."""
-        if self._is_listening:
-            self._held += messages.encode(kind, **fields)
-
     def pass_on(self, message: bytes) -> None:
         """Queue a message that is encoded already."""
         if not self._is_listening:
             return
-        self._outgoing += self._held
-        self._held.clear()
         self._outgoing += message
         self.sent_at = time.monotonic()
         if len(self._outgoing) >= WRITE_BYTES:
@@ -64,7 +56,6 @@ class SendQueue:
         self._is_listening = False
         was_full = self._is_full()
         self._outgoing.clear()
-        self._held.clear()
         self._adjust_watches(was_full)
 
     def watch(self, fd: int, local_rank: int | None, stream: int) -> None:

@@ -250,16 +250,17 @@ class Supervisor:
         self._starting.start(header, payload)
         samples_s = header.get("samples_s")
         if samples_s is not None:  # later: the start shall have all of the machine
-            self._loop.call_later(samples_s, lambda: self._begin_samples(samples_s, self._send_queue.hold))
+            self._loop.call_later(samples_s, lambda: self._begin_samples(samples_s))
 
     def _sample(self, header: dict[str, Any], _: bytes) -> None:
-        self._begin_samples(header["period_s"], self._send_queue.send, with_processes=True)
+        self._begin_samples(header["period_s"], with_processes=True)
 
-    def _begin_samples(self, period_s: float, send: Callable[..., None], *, with_processes: bool = False) -> None:
+    def _begin_samples(self, period_s: float, *, with_processes: bool = False) -> None:
         from launcher.node.sampler import Sampler
 
         if self._ending.has_begun or self._sampler is not None:
             return
+        send = self._send_queue.send
         try:
             self._sampler = Sampler(self._loop, send, period_s, self._starting.cwd, with_processes=with_processes)
         except OSError as error:  # the run needs none
