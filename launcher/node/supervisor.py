@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict
 
@@ -202,8 +201,6 @@ class Supervisor:
         sleeps_along = self._lease.grant(header)
         self._send_queue.send(
             messages.HELLO,
-            pid=os.getpid(),
-            python="%d.%d.%d" % sys.version_info[:3],
             folder=folder,
             sleeps_along=sleeps_along,
             keepers=[[keeper.pid, keeper.started] for keeper in map(proc.read_process, self._keepers) if keeper],

@@ -168,7 +168,7 @@ class Node:
         run = self.mark.partition(".")[0]
         self.send(messages.PREPARE, run=run, mark=self.mark, **order)
         hello = self.wait_for(messages.HELLO)
-        self.supervisor, self.folder = hello["pid"], Path(hello["folder"])
+        self.supervisor, self.folder = hello["keepers"][0][0], Path(hello["folder"])
         return hello
 
     def start(self, *argvs: list[str], env: Mapping[str, str] | None = None, **fields: Any) -> None:
