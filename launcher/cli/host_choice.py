@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.request import HERE, SSH, Request
+from launcher.cli.options.request import HERE, HOSTS, REACH, SSH, Request
 from launcher.cli.options.sources import (
     is_chosen,
     is_on_command_line,
@@ -63,10 +63,10 @@ def read_hosts(request: Request) -> tuple[Host, ...]:
 def _read_allocated() -> tuple[Host, ...]:
     allocation = read_allocation(os.environ)
     if allocation is None:
-        fix = "pass --hosts a,b or --hostfile FILE"
-        if click.get_current_context().command.name == "run":
+        name, fix = click.get_current_context().command.name, "pass --hosts a,b or --hostfile FILE"
+        if name == "run":
             fix += "; to use this machine only, run launch singlenode"
-        raise UsageError("no hosts given", fix)
+        raise UsageError("no run is active, and no hosts are given" if name == "top" else "no hosts given", fix)
     click.echo(f"launch: hosts of {allocation.describe()}", err=True)
     return allocation.hosts()
 
@@ -117,7 +117,7 @@ def choose_way(settings: TransportSettings, hosts: Sequence[Host]) -> tuple[Tran
     allocation = read_allocation(os.environ)
     chosen = choose_transport(settings.transport, hosts, allocation)
     if not chosen.uses_ssh:
-        _refuse_ssh(chosen)
+        _refuse_ssh(chosen, hosts)
     if chosen.prompting_program and settings.ask_password:
         fix = f"leave it out: {chosen.prompting_program} asks on the terminal, for each host"
         raise UsageError("--ask-password works only with --transport fabric", fix)
@@ -216,9 +216,30 @@ def refuse_ranks_here() -> None:
         raise UsageError(f"this machine runs {system}, and ranks need Linux", fix)
 
 
-def _refuse_ssh(transport: TransportEntry) -> None:
+def _refuse_ssh(transport: TransportEntry, hosts: Sequence[Host]) -> None:
     """Raise UsageError for options that only SSH uses; launcher.toml may set them for runs outside a Slurm job."""
     for option in SSH:
         if is_on_command_line(option.name):
             text = f"{option.flag} is for SSH, but {transport.name} doesn't use SSH"
             raise UsageError(text, "omit it, or use a transport over SSH: --transport fabric")
+    for host in hosts:
+        if host.user is not None and not _is_own_name(host.user):
+            text = f"{host.source}: {host.name} has the user {host.user}, but {transport.name} runs everything as you"
+            raise UsageError(text, "omit the user, or log in as that user: --transport fabric")
+
+
+def _is_own_name(user: str) -> bool:
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid == os.getuid()
+    except KeyError:
+        return False
+
+
+def refuse_without_hosts() -> None:
+    """Raise UsageError for options that choose hosts, or how to reach them, if only this machine is used."""
+    for option in (*HOSTS, *REACH):
+        if is_on_command_line(option.name):
+            text = f"{option.flag} is given, but no hosts are named"
+            raise UsageError(text, "name them with --hosts or --hostfile, or omit it")

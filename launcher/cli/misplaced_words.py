@@ -129,7 +129,7 @@ def refuse_trailing(context: click.Context) -> None:
     """
     words, typed = context.params["words"], context.meta[TYPED_WORDS]
     before = [word.partition("=")[0] for word in typed[: len(typed) - len(words)]]
-    if before[-1:] == ["--"]:
+    if before[-1:] == ["--"] or words[:1] in [(name,) for name in COMMANDS]:  # a command that should come first
         return
     known = {flag for param in context.command.params for flag in (*param.opts, *param.secondary_opts)}
     known -= {*before, *(_HOSTS if _HOSTS.intersection(before) else ())}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts
+from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import (
@@ -74,6 +74,7 @@ def choose_hosts(request: Request) -> tuple[tuple[Host, ...], Opener]:
 
     # Hosts of launcher.toml don't count: without hosts on the command line, only this machine is tested.
     if not any(map(is_on_command_line, ("hosts", "hostfile", "transport"))):
+        refuse_without_hosts()
         host = Host(socket.gethostname().split(".")[0], source="this machine")
         return (host,), open_this_machine()
     hosts = read_hosts(request)

@@ -64,7 +64,7 @@ def _explain_option(error: click.NoSuchOption, words: Sequence[str], fix: str) -
         whole = [word.partition("=")[0] for word in words if re.match(r"-[A-Za-z]{2}", word) and name[1] in word]
         name = whole[0] if whole else name
     if gone := replacement(error.ctx.info_name if error.ctx is not None else None, name):
-        return UsageError(f"no option {name!r}; did you mean {gone}?", fix)
+        return UsageError(f"no option {name!r} any more; instead: {gone}", fix)
     meant = name.lstrip("-").replace("_", "-")
     guess = _find_flag(meant, names) or nearest(meant, names)
     if guess is None and starts_ranks:

@@ -147,7 +147,7 @@ def _describe_silence(run: ListedRun) -> str:
     doing = run.read_doing(time.time())
     if doing is not None and doing.what is not Activity.RUNNING:
         return str(doing)
-    return "no samples (just started, --no-samples, or a full disk)"
+    return "no samples (just started, or a full disk)"
 
 
 def print_now(run: ListedRun) -> int:

@@ -140,6 +140,11 @@ def is_reached_on_loopback(host: Host, fact: NodeFacts) -> bool:
     return (host.address or fact.ssh_address or "").startswith("127.")
 
 
+def _is_beside(fact: NodeFacts, first: NodeFacts) -> bool:
+    is_same_machine = fact.machine is not None and fact.machine == first.machine
+    return is_same_machine or (fact.ssh_address or "").startswith("127.")
+
+
 def find_unreachable_master(hosts: Sequence[Host], facts: Sequence[NodeFacts], master: str) -> list[Finding]:
     """Return a finding if node 0 is known only by a loopback address and other nodes are on other machines.
 
@@ -147,9 +152,7 @@ def find_unreachable_master(hosts: Sequence[Host], facts: Sequence[NodeFacts], m
     """
     if len(hosts) < 2 or not master.startswith("127."):
         return []
-    outside = [
-        host.name for host, fact in zip(hosts[1:], facts[1:], strict=True) if not is_reached_on_loopback(host, fact)
-    ]
+    outside = [host.name for host, fact in zip(hosts[1:], facts[1:], strict=True) if not _is_beside(fact, facts[0])]
     if not outside:
         return []
     text = f"node 0 ({hosts[0].name}) is known only by its loopback address {master}"

@@ -469,6 +469,8 @@ class RunList:
                 paths = (run.place, run.place / _END, *run.folder.glob("*.log"))  # one that was killed has no end
                 is_old = min((_age(path) for path in paths if path.exists()), default=0.0) > KEPT_S
                 is_much = is_owned and total > KEPT_BYTES
+                if run.is_alive is False:
+                    (run.place / _AGENTS).unlink(missing_ok=True)  # its tokens, of a controller that was killed
                 if run.is_alive is False and (is_old or is_much):
                     for folder in (run.folder, run.place) if is_owned else (run.place,):
                         shutil.rmtree(folder, ignore_errors=True)

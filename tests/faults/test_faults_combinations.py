@@ -231,7 +231,10 @@ def stop_twice(launch: FaultLaunch) -> None:
     first, second = (launch.slurm.start("launch", "stop", cwd=launch.folder, stderr=subprocess.PIPE) for _ in range(2))
     assert wait_until(lambda: count_logged(launch, "] saving ") == 4)  # the terminal may have left the run by now
     launch.started[-1].go()
-    said_by_both = [each.communicate()[1].decode().splitlines() for each in (first, second)]
+    said_by_both = [
+        [line for line in each.communicate()[1].decode().splitlines() if not line.startswith("launch: waiting for ")]
+        for each in (first, second)
+    ]
     assert [each.returncode for each in (first, second)] == [0, 0], said_by_both
     assert said_by_both[0][-1] == said_by_both[1][-1]
     assert sorted(len(lines) for lines in said_by_both) == [1, 2], "one of them says that it came second"

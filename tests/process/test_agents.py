@@ -586,7 +586,7 @@ def test_a_controller_whose_port_refuses_is_gone(make_fleet: MakeFleet, tmp_path
     fleet = make_fleet("n1", "n2", notice=Notice(f'echo "$LAUNCH_CAUSE" >>"{said}"', {"LAUNCH_CAUSE": "gone"}, "n1"))
     way = Wire(fleet.port)
     fleet.start(addresses=[("127.0.0.1", way.port)], redial_s=NEVER_S)
-    holds = fleet.hub.open_transport().open(B, "echo $PPID; cat", DEADLINE_S)
+    holds = fleet.hub.open_transport().open(B, "echo $PPID; cat; sleep 15", DEADLINE_S)  # it saves, say
     read_line(holds)
     way.cut()
     way.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The option, and after the name of a command one that only that command had -> what to type, for "did you mean".
+# The option, and after the name of a command one that only that command had -> what to type or do instead.
 GONE = {
     "--note": "--name NAME",
     "--sync-secrets": "git add for what may be sent",
@@ -34,7 +34,7 @@ GONE = {
         }.items()
     },
     "sbatch --directive": "launch sbatch ... | sbatch OPTIONS",
-    "--no-samples": "nothing: a sample takes no time of the ranks",
+    "--no-samples": "leave it out: a sample takes no time of the ranks",
     "top --controller": "launch top --hosts LIST",
     "--queue-timeout": "--queue 2h",
     "--survive-reboots": "launch again RUN, after a reboot of its controller host",

@@ -87,7 +87,7 @@ def _check(file: str, name: str, value: Any) -> Any:
         raise UsageError(f"{file}: no option {shown(name)}", "write the options at the top level, without a table")
     if option is None:
         if gone := replacement("sbatch", f"--{name.replace('_', '-')}"):
-            raise UsageError(f"{file}: no option {shown(name)}; did you mean {gone}?")
+            raise UsageError(f"{file}: no option {shown(name)} any more; instead: {gone}")
         turned_off = name.removeprefix("no_")
         near = f"{turned_off} = false" if turned_off in KEYS else nearest(name, KEYS)
         guess = f"; did you mean {near!r}?" if near else ""

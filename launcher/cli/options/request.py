@@ -610,7 +610,7 @@ def _options(names: str) -> tuple[Option, ...]:
     return tuple(_DECLARED[name] for name in names.split())
 
 
-SSH_CONFIG, ENTER, CPU, WORKDIR, PYTHON, ENV = _options("ssh_config enter cpu workdir python env")
+ENTER, CPU, WORKDIR, PYTHON, ENV = _options("enter cpu workdir python env")
 MASTER_ADDR, DRY_RUN, CHECK, NO_CHECK, STEP_TIMEOUT = _options("master_addr dry_run check no_check timeout")
 LOAD, AS_JSON, DETACH, CONTROLLER = _options("gpus_under_load as_json detach controller")
 NOTIFY, FETCH = _options("notify fetch")

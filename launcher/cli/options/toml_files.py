@@ -11,6 +11,7 @@ import os
 import stat
 import sys
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,20 @@ def find_file() -> TomlFile | None:
 
 
 def find_places(folder: Path) -> list[Path]:
-    """Return the directories to search: `folder`, and in a repository those above it, up to its root."""
-    places = [folder, *folder.parents]
+    """Return the directories to search: `folder`, and in a repository those above it, up to its root.
+
+    None above that every user can write is searched, nor what is above it: anybody could put a `.git` into /tmp.
+    """
+    places = [folder, *takewhile(lambda above: not _is_everybody_s(above), folder.parents)]
     roots = [index for index, place in enumerate(places) if os.path.lexists(place / ".git")]
     return places[: roots[0] + 1] if roots else [folder]
+
+
+def _is_everybody_s(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return True
 
 
 def _find_doubt(path: Path) -> str | None:

@@ -99,7 +99,7 @@ class Lifecycle:
 
     def give_up(self) -> None:
         """End, since no controller can be reached."""
-        self.has_given_up = self.exit_code is None
+        self.has_given_up |= self.exit_code is None  # it may be asked again while what it has started still ends
         self.end(1)
 
     def check_time(self, now: float) -> None:

@@ -669,6 +669,15 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
     assert [job.activation for job, *_ in jobs] == [activation] * 2
 
 
+def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
+    for option in ("--include n1", "--ask-password", "--ssh-config f"):
+        said = f"launch: {option.split()[0]} is given, but no hosts are named\n"
+        fix = "  fix: name them with --hosts or --hostfile, or omit it\n"
+        assert launch(f"2 --cpu {option}", cli.main_test_distributed) == (EXIT_USAGE, "", said + fix)
+    write_defaults('hosts = "a"\nnum-nodes = 1\nssh-config = "f"\n')
+    assert launch("2 --cpu", cli.main_test_distributed)[0] == 7
+
+
 def test_collectives_in_an_environment(launch, jobs):
     assert launch("2 --cpu --venv d --setup lines", cli.main_test_distributed)[0] == 7
     assert jobs[0][0].activation == Activation(setup="lines", venv=str(Path.cwd() / "d"))
@@ -761,6 +770,9 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
              "omit it, or use a transport over SSH: --transport fabric")
             for option in ("--ask-password", "--ssh-config f")
         ),
+        ("--transport srun --hosts n1,ann@n2 t.py", {}, "",
+         "--hosts: n2 has the user ann, but srun runs everything as you",
+         "omit the user, or log in as that user: --transport fabric"),
         ("t.py", SLURM_TASK, "", "srun has started launch 2 times, and each would start its own run",
          "start it once, without srun: it reaches every node of the job by itself"),
         ("exec -- true", SLURM_TASK, "", "srun has started launch 2 times, and each would start its own run",

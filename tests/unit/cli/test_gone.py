@@ -38,7 +38,7 @@ TYPED = {
     "check --hosts a --packages": "launch check --json, which has the packages of each host",
     "check --hosts a --gpus-under-load 1s": "test-distributed N --hosts LIST",
     "test-distributed 2 --plot p.svg": "results.json among the logs, with all pairs of hosts",
-    "run --hosts a --no-samples t.py": "nothing: a sample takes no time of the ranks",
+    "run --hosts a --no-samples t.py": "leave it out: a sample takes no time of the ranks",
     "top --controller a": "launch top --hosts LIST",
     "run --hosts a --note x t.py": "--name NAME",
     "run --hosts a --detach --survive-reboots t.py": "launch again RUN, after a reboot of its controller host",
@@ -66,7 +66,7 @@ def refuse(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("line", TYPED)
 def test_what_is_gone_names_what_takes_its_place(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = next(word for gone in GONE for word in shlex.split(line) if word == gone.split()[-1])
-    assert refuse(line, capsys) == f"launch: no option {flag!r}; did you mean {TYPED[line]}?"
+    assert refuse(line, capsys) == f"launch: no option {flag!r} any more; instead: {TYPED[line]}"
 
 
 @pytest.mark.parametrize("gone", GONE)
@@ -77,4 +77,4 @@ def test_each_is_tried_and_documented(gone: str) -> None:
 
 def test_a_key_of_launcher_toml_that_is_gone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "launcher.toml").write_text('note = "x"\n')
-    assert refuse("--hosts a t.py", capsys) == "launch: launcher.toml: no option 'note'; did you mean --name NAME?"
+    assert refuse("--hosts a t.py", capsys) == "launch: launcher.toml: no option 'note' any more; instead: --name NAME"

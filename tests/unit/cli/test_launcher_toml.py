@@ -84,6 +84,9 @@ def test_which_directories_are_searched(tmp_path: Path) -> None:
     assert find_places(deep) == [deep, tmp_path / "a", tmp_path]
     (tmp_path / "a" / ".git").touch()  # of a worktree it is a file
     assert find_places(deep) == [deep, tmp_path / "a"]
+    (tmp_path / "a" / ".git").unlink()
+    (tmp_path / "a").chmod(0o1777)  # anybody could make a repository there, and a file in it
+    assert find_places(deep) == [deep]
 
 
 def test_a_file_above_that_others_can_write_is_refused_as_one_here(project: Path, launch: Launch) -> None:

@@ -240,3 +240,11 @@ def test_a_master_on_loopback_is_for_its_own_machine(master, ssh_addresses, find
     hosts = [Host(f"n{number}") for number in range(1, len(ssh_addresses) + 1)]
     nodes = [facts(ssh_address=address) for address in ssh_addresses]
     assert [str(finding) for finding in find_unreachable_master(hosts, nodes, master)] == findings
+
+
+def test_hosts_that_are_one_machine_reach_a_master_on_loopback():
+    """As those of `launch demo`, which no SSH connects to."""
+    hosts = [Host("n1", address="127.0.0.1"), Host("n2", address="127.0.0.1")]
+    for machines, is_found in ((("a", "a"), False), (("a", "b"), True), ((None, None), True)):
+        nodes = [facts(machine=machine, ssh_address=None) for machine in machines]
+        assert bool(find_unreachable_master(hosts, nodes, "127.0.0.1")) == is_found
