@@ -29,9 +29,8 @@ def ask_checks(nodes: Nodes, rc_file: str = "", python: str | None = None, **wan
 def test_what_the_system_s_own_tools_say(nodes: Nodes, any_python: str) -> None:
     checks = ask_checks(nodes, python=any_python)
     kib = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    assert checks.memory_mib == int(kib["MemTotal"].split()[0]) >> 10
     assert checks.memory_free_mib is not None
-    assert 0 < checks.memory_free_mib <= checks.memory_mib
+    assert 0 < checks.memory_free_mib <= int(kib["MemTotal"].split()[0]) >> 10
     assert checks.shm_mib == int(df("/dev/shm", "size")) >> 20
     free_mib = checks.disks["/tmp"]
     assert free_mib is not None
