@@ -41,7 +41,7 @@ RESULTS = Path("files", "node_0", "results.json")  # of rank 0, in the directory
 
 
 @click.command(
-    "test-distributed", cls=Command, context_settings={"help_option_names": ["-h", "--help"]}, params=[
+    "test-distributed", cls=Command, params=[
         CONFIG, click.Argument(["processes"], metavar="N", type=PROCESSES), *HOSTS, *REACH,
         CPU.but(help="Use gloo on CPUs.  [default: only if no host has GPU tools]"), PYTHON, *ACTIVATION,
         Option(

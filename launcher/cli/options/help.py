@@ -18,6 +18,9 @@ _UNBROKEN = "\xa0"  # a space at which no line is broken
 class Command(click.Command):
     """A command that shows its examples and its options in groups, and keeps the words as they were typed."""
 
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        return ["-h", "--help"]  # in any context: click keeps those of the first one
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = settle_words(args, [each for each in self.params if isinstance(each, click.Option)])
         ctx.meta[TYPED_WORDS] = tuple(args)

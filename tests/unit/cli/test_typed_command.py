@@ -8,7 +8,7 @@ import click
 import pytest
 
 from launcher.cli import command_group
-from launcher.cli.typed_command import typed_options
+from launcher.cli.typed_command import load_command, parse_options, typed_options
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,11 @@ def test_what_was_typed_can_be_typed_again(name: str, line: str, words: str | No
     words = line if words is None else words
     assert typed(line) == words
     assert typed(f"{words} train.py") == words
+
+
+def test_words_are_read_without_a_change_to_the_command() -> None:
+    """Click keeps the help option of the first context that it meets."""
+    command = load_command("clean")
+    parse_options(command, ["--hosts", "a"])
+    option = command.get_help_option(click.Context(command))
+    assert option is not None and option.opts == ["-h", "--help"]
