@@ -358,13 +358,14 @@ def _ask_for_rows(ways: Collection[Way]) -> tuple[dict[Way, _Answer], list[str]]
         start_thread(_asker(way, answers), f"ask {way.name}", lambda error: None)
     found: dict[Way, _Answer] = {}
     failures: list[HostFailure] = []
-    late, patience_s = dict.fromkeys(ways), [_AT_ONCE_S]
+    late = dict.fromkeys(ways)
+    patience_s: float | None = _AT_ONCE_S
     while late:
         try:
-            way, answer = answers.get(timeout=patience_s[0] if patience_s else None)
+            way, answer = answers.get(timeout=patience_s)
         except Empty:
             tell(f"launch: waiting for {fold_names([way.name for way in late])}")
-            patience_s.clear()
+            patience_s = None
             continue
         del late[way]
         if isinstance(answer, HostFailure):

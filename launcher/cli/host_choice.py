@@ -17,11 +17,7 @@ import click
 
 from launcher.cli.error_lines import tell
 from launcher.cli.options.request import HERE, HOSTS, REACH, SSH, Request
-from launcher.cli.options.sources import (
-    is_chosen,
-    is_on_command_line,
-    name_source,
-)
+from launcher.cli.options.sources import is_chosen, is_on_command_line, name_source
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.command_table import COMMANDS, refuse_unknown_word
+from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, refuse_unknown_word
 from launcher.cli.error_lines import tell
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.request import NAME_HOSTS, OPTIONS
@@ -129,14 +129,16 @@ def refuse_trailing(context: click.Context) -> None:
     """
     words, typed = context.params["words"], context.meta[TYPED_WORDS]
     before = [word.partition("=")[0] for word in typed[: len(typed) - len(words)]]
-    if before[-1:] == ["--"] or words[:1] in [(name,) for name in COMMANDS]:  # a command that should come first
+    if not words or before[-1:] == ["--"]:
         return
     known = {flag for param in context.command.params for flag in (*param.opts, *param.secondary_opts)}
     known -= {*before, *(_HOSTS if _HOSTS.intersection(before) else ())}
     behind = [flag for flag in _list_flags(words) if flag in known]
-    program = shlex.quote(words[0]) if words else ""
+    program = shlex.quote(words[0])
     for flag in behind:
         if flag in _ACTIONS or flag in _HOSTS:
+            if words[0] in COMMANDS and context.command.name == DEFAULT_COMMAND:
+                refuse_unknown_word(words[0])
             fix = f"put it before {program}, or put -- before {program} to pass it to {program}"
             raise UsageError(f"{flag} after {program} would go to {program}, not to launch", fix)
     if rare := [flag for flag in behind if flag in _RARE]:

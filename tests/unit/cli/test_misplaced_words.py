@@ -76,6 +76,7 @@ WRONG = [
             ("train.py --hosts n5", "--hosts", "train.py"),
             ("train.py --lr 1 --hostfile=f x", "--hostfile", "train.py"),
             ("exec uptime --hosts n5", "--hosts", "uptime"),
+            ("exec top --hosts n5", "--hosts", "top"),
             ("--gpus 8 -m pkg --lr 1 --hosts n5", "--hosts", "pkg"),
             ("--hosts a --cpu --nproc 1 t.py --nproc 4 --dry-run --check=1", "--dry-run", "t.py"),
             ("run --hosts a -m pkg --lr 1 --check", "--check", "pkg"),
@@ -83,6 +84,7 @@ WRONG = [
             ("node --nnodes 1 --node-rank 0 --master-addr a --gpus 1 t.py --dry-run", "--dry-run", "t.py"),
         ]
     ),
+    ("--gpus 2 check --hosts n5", "'check' is a command", "write it first: launch check ..."),
     ("sbatch train.py --gpus 8", "Slurm needs the number of GPUs per node",
      "pass --gpus N before SCRIPT, or --nproc N --cpu to train on CPUs"),
     ("node train.py --nnodes 2", "--nnodes is missing", "see launch node --help for the options"),
