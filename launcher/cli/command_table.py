@@ -39,7 +39,6 @@ GROUPS = {
     },
     "Also": {  # named in one line
         "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
-        "sbatch": ("launcher.cli.sbatch", "Print a Slurm batch script that runs SCRIPT."),
         "rejoin": ("launcher.cli.rejoin", "Let hosts that a run has lost rejoin it, as after a reboot."),
         "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
         "completion": ("launcher.cli.completion", "Print the script that completes command lines in a shell."),
@@ -126,10 +125,6 @@ EXAMPLES = {
         "launch hosts --hosts 'gpu[1-4]' --exclude gpu3",
         "launch hosts --hosts 'gpu[1-4]' --json",
     ),
-    "sbatch": (
-        "launch sbatch --nodes 2 --gpus 8 train.py > job.sh",
-        "launch sbatch --nodes 2 --gpus 8 train.py | sbatch --time=4:00:00",
-    ),
     "completion": (
         "launch completion bash",
         "launch completion zsh",
@@ -149,6 +144,7 @@ _SYNONYMS = {
     "status": "ps", "list": "ps", "ls": "ps", "kill": "stop", "cancel": "stop", "resume": "again", "restart": "again",
     "tail": "logs -f", "sync": "check --sync",
 }  # fmt: skip
+_GONE = {"sbatch": "a batch script in which launch finds its nodes, as in docs/slurm.md"}
 
 
 def refuse_unknown_word(word: str) -> None:
@@ -157,6 +153,8 @@ def refuse_unknown_word(word: str) -> None:
         raise UsageError(f"{word!r} is a command", f"write it first: launch {word} ...")
     if "/" in word or word.endswith(".py") or os.path.exists(word):  # noqa: PTH110 - false where pathlib would raise
         return
+    if word in _GONE:
+        raise UsageError(f"no command {word!r} any more; instead: {_GONE[word]}", "see launch --help for the commands")
     near = _SYNONYMS.get(word) or nearest(word, COMMANDS)
     guess = f"; did you mean {near!r}?" if near else ""
     fix = "see launch --help for the commands" + ("" if near else "; hosts are one word: --hosts a,b")

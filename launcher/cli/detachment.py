@@ -68,7 +68,7 @@ def start_detached(request: Request, restarts: int) -> Detachment | None:
     if "SLURM_JOB_ID" in os.environ:
         text = "--detach works only outside of Slurm jobs, which end with their script"
         if is_on_command_line("detach"):
-            raise UsageError(text, "use launch sbatch")
+            raise UsageError(text, "omit it: the job has no terminal")
         tell(f"launch: {text}; this run stays in its terminal")
         return None
     for line in warn_of_logout(os.environ, restarts):

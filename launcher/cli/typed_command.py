@@ -157,14 +157,6 @@ def name_program() -> list[str]:
     return [typed.name if shutil.which(typed.name) == sys.argv[0] else sys.argv[0]]
 
 
-def own_program() -> str:
-    """Return the path of this `launch`: a job's PATH may differ."""
-    typed = Path(sys.argv[0])
-    if typed.name != "launch":
-        return str(Path(sys.executable).with_name("launch"))
-    return str(typed if typed.is_absolute() else current_directory() / typed)
-
-
 def _user() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name

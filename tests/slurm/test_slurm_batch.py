@@ -1,54 +1,59 @@
-"""The text of a batch script under a real sbatch: where it runs and writes, and how it ends early."""
+"""The batch script of docs/slurm.md that returns to the queue, under a real sbatch: how it ends early."""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from pathlib import Path
 
 from machines.processes import wait_until
 from machines.slurm import Slurm
-from slurm_jobs import read_output, shown
+from slurm_jobs import read_output, shown, wait_until_requeued
 
-from launcher.cli.sbatch import batch_text
-
-# It stands for launch, and runs until a SIGTERM.
-LAUNCH = """\
-echo "$SLURM_JOB_NAME on $(uname -n) in $(pwd)"
-trap 'echo saved >&2; kill $!; exit 143' TERM
-sleep 1000 &
-echo ready
-wait
-"""
+PAGE = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
+SMALL = {"steps_per_epoch": 0, "epochs": 100000, "batch_size": 2, "dim": 16, "context": 8, "layers": 1, "log_every": 1}
+LOGS = ("--output=slurm-%j.out", "--error=slurm-%j.err")
 
 
-def submit(slurm: Slurm, folder: Path, *options: str, is_requeued: bool) -> str:
-    """Submit a job on both nodes from its text, and return its number."""
-    folder.mkdir(parents=True)
-    text = batch_text(
-        ("bash", "-c", LAUNCH), "a job's \\name", str(folder), nodes=2, gpus=2, save_s=5, is_requeued=is_requeued
-    )
-    done = slurm.run("sbatch", "--parsable", *options, input=text)
+def submit(slurm: Slurm, folder: Path, *words: str) -> str:
+    """Submit the script on nodes without GPUs, with these words for `launch`, and return its number."""
+    *_, script = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    script = script.replace("launch train.py &", f"launch --nproc 1 --cpu {shlex.join(words)} &")
+    script = script.replace("#SBATCH --gpus-per-node=8\n", "")
+    done = slurm.run("sbatch", "--parsable", f"--chdir={folder}", "--cpus-per-task=2", *LOGS, input=script)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_a_job_gets_what_it_asks_for_and_writes_where_it_shall(slurm: Slurm, tmp_path: Path) -> None:
-    folder = tmp_path / """a b'c"d#e$f"""
-    job_id = submit(slurm, folder, "--time=10", "--mem=100M", "--partition=tests", is_requeued=False)
-    assert wait_until(lambda: "ready" in read_output(folder, job_id, "out")), read_output(folder, job_id, "err")
-    assert read_output(folder, job_id, "out") == f"a job's \\name on node1 in {folder}\nready\n"
-    assert [shown(slurm, job_id, key) for key in ("TimeLimit", "MinMemoryNode", "NumNodes", "Requeue")] == [
-        "00:10:00", "100M", "2", "0",
-    ]  # fmt: skip
+def test_a_job_that_is_cancelled_saves_and_does_not_come_back(slurm: Slurm, tmp_path: Path) -> None:
+    script = "trap 'echo saved; kill $!; exit 143' TERM; sleep 1000 & echo ready; wait"
+    job_id = submit(slurm, tmp_path, "--no-python", "sh", "-c", script)
+    assert wait_until(lambda: read_output(tmp_path, job_id, "out").count("ready") == 2)
     slurm.run("scancel", "--batch", "--signal=TERM", job_id)
     slurm.wait_for_job(job_id)
-    assert read_output(folder, job_id, "err").splitlines()[-1] == "saved"
-    assert shown(slurm, job_id, "ExitCode") == "143:0"
+    assert read_output(tmp_path, job_id, "out").count("saved") == 2
+    assert [shown(slurm, job_id, key) for key in ("ExitCode", "Restarts")] == ["143:0", "0"]
 
 
-def test_a_job_that_is_cancelled_saves_and_does_not_come_back(slurm: Slurm, tmp_path: Path) -> None:
-    job_id = submit(slurm, tmp_path / "job", is_requeued=True)
-    assert wait_until(lambda: "ready" in read_output(tmp_path / "job", job_id, "out"))
+def test_a_trainer_whose_time_is_over_saves_and_goes_on_where_it_was(
+    slurm: Slurm, python: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("To be, or not to be, that is the question. " * 20)
+    (tmp_path / "small.json").write_text(json.dumps({"data": "text", **SMALL}))
+    # Without torchrun, whose imports would take half of the time.
+    words = ("--start=plain", f"--python={python}", "-m", "launcher.trainer", "--config", "small.json")
+    job_id = submit(slurm, tmp_path, *words)
+
+    def steps() -> list[int]:
+        return [int(step) for step in re.findall(r" step (\d+) loss ", read_output(tmp_path, job_id, "out"))]
+
+    assert wait_until(lambda: 3 in steps()), read_output(tmp_path, job_id, "err")
+    slurm.run("scancel", "--batch", "--signal=USR1", job_id)  # as --signal=B:USR1@60 does
+    wait_until_requeued(slurm, job_id)
+    before = steps()
+    assert wait_until(lambda: len(steps()) > len(before)), read_output(tmp_path, job_id, "err")
+    assert steps()[len(before)] == before[-1] + 1
+    assert len(list((tmp_path / "outputs").iterdir())) == 1  # both attempts save in the folder of the first
     slurm.run("scancel", job_id)
     slurm.wait_for_job(job_id)
-    assert "saved\n" in read_output(tmp_path / "job", job_id, "err")
-    assert [shown(slurm, job_id, key) for key in ("JobState", "Restarts")] == ["CANCELLED", "0"]

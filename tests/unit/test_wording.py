@@ -82,7 +82,7 @@ def test_lists(words, text):
     assert listed(words) == text
 
 
-COMMANDS = ("run", "singlenode", "check", "clean", "exec", "hosts", "sbatch", "demo")
+COMMANDS = ("run", "singlenode", "check", "clean", "exec", "hosts", "demo")
 
 
 @pytest.mark.parametrize(

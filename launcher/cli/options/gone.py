@@ -18,22 +18,6 @@ GONE = {
     "--claim-cpus": "a run on GPUs, which claims them",
     "--colon": "host:8 for slots, host:2222 for a port",
     "--legacy": "--start plain",
-    "sbatch --output": "launch sbatch ... > FILE",
-    "sbatch --submit": "launch sbatch ... | sbatch",
-    **{
-        f"sbatch --{name}": f"launch sbatch ... | sbatch --{name}={value}"
-        for name, value in {
-            "partition": "NAME",
-            "account": "NAME",
-            "qos": "NAME",
-            "constraint": "LIST",
-            "mem": "SIZE",
-            "job-name": "NAME",
-            "time": "TIME",
-            "cpus-per-task": "N",
-        }.items()
-    },
-    "sbatch --directive": "launch sbatch ... | sbatch OPTIONS",
     "--no-samples": "leave it out: a sample takes no time of the ranks",
     "top --controller": "launch top --hosts LIST",
     "--queue-timeout": "--queue 2h",

@@ -86,7 +86,7 @@ def _check(file: str, name: str, value: Any) -> Any:
     if option is None and isinstance(value, dict):
         raise UsageError(f"{file}: no option {shown(name)}", "write the options at the top level, without a table")
     if option is None:
-        if gone := replacement("sbatch", f"--{name.replace('_', '-')}"):
+        if gone := replacement(None, f"--{name.replace('_', '-')}"):
             raise UsageError(f"{file}: no option {shown(name)} any more; instead: {gone}")
         turned_off = name.removeprefix("no_")
         near = f"{turned_off} = false" if turned_off in KEYS else nearest(name, KEYS)

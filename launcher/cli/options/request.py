@@ -31,8 +31,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # The headings of --help, in their order; an option without one is a general one.
 HEADINGS = (
-    "Slurm", "Hosts", "Code", "Processes", "Environment", "Network", "Stopping and restarts", "Background", "Checks",
-    "Test", "Output", "General",
+    "Hosts", "Code", "Processes", "Environment", "Network", "Stopping and restarts", "Background", "Checks", "Test",
+    "Output", "General",
 )  # fmt: skip
 HERE = "here"  # of --controller: this machine
 # What a typo may cost. A larger number would be memory, or a time that some clock can't count.
@@ -578,16 +578,6 @@ class Request:
         "--timeout", metavar="T", type=_Duration(1),
         help="Maximum time for a step; joining gets more.  [default: 20s]", heading="Test", is_rare=True,
     )
-
-    # Of `launch sbatch` only; all others are passed to the `launch` in the script.
-    nodes: int = _option(
-        "--nodes", metavar="N", type=HOSTS_OF_RUN, default=1, show_default=True, help="Number of nodes.",
-        heading="Slurm", in_file=True,
-    )
-    requeue: bool = _option(
-        "--requeue", is_flag=True, help="Requeue the job at its time limit or if a node fails.",
-        heading="Slurm", in_file=True,
-    )
     # fmt: on
 
     @property
@@ -633,7 +623,6 @@ RESTARTS = _options("restarts progress_dir")
 SPARES = _options("spares min_nodes")
 CLAIMS = _options("until for queue no_queue share")
 OUTPUT = _options("quiet ranks as_json log_dir name verbose")
-BATCH = _options("nodes requeue")
 WORDS = click.Argument(
     ["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files
 )
@@ -644,13 +633,8 @@ OPTIONS = {
     option.name: option
     for option in (
         SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK,
-        *CLAIMS, *OUTPUT, DETACH, CONTROLLER, NOTIFY, FETCH, *BATCH,
+        *CLAIMS, *OUTPUT, DETACH, CONTROLLER, NOTIFY, FETCH,
     )
 }  # fmt: skip
 NAME_HOSTS = ("hosts", "hostfile")
 KEYS = {name: option for name, option in OPTIONS.items() if option.in_file}  # of launcher.toml
-
-
-def name_all(options: Sequence[Option]) -> list[str]:
-    """Return the names of the options, as click and launcher.toml know them."""
-    return [option.name for option in options]

@@ -12,11 +12,10 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli.options.launcher_toml import find_source
-from launcher.cli.options.request import HOSTS, KEYS, OPTIONS, Option, Request, name_all
+from launcher.cli.options.request import HOSTS, KEYS, OPTIONS, Option, Request
 from launcher.errors import UsageError
 from launcher.transports.registry import TRANSPORTS
 
-_CHOICE_OF_HOSTS = name_all(HOSTS)  # with --transport srun, they are those of the job
 _NOTHING = "-"  # as a value of a list: drop what comes before it
 
 
@@ -40,7 +39,7 @@ def settle(options: Mapping[str, Any]) -> dict[str, Any]:
                     settled[other] = OPTIONS[other].unset
     transport = TRANSPORTS.get(settled.get("transport", ""))
     if transport is not None and transport.needs_allocation and is_on_command_line("transport"):
-        for name in _CHOICE_OF_HOSTS:
+        for name in (option.name for option in HOSTS):  # they are those of the job
             if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 settled[name] = None
     _refuse_alone(params, settled, context.command.params)

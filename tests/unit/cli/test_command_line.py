@@ -19,7 +19,6 @@ from launcher.cli import runner
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.request import KEYS
 from launcher.cli.run import command as run_command
-from launcher.cli.sbatch import command as sbatch_command
 from launcher.errors import (
     EXIT_PREFLIGHT,
     EXIT_UNREACHABLE,
@@ -586,7 +585,7 @@ def test_how_long_a_run_waits_for_gpus(launch, jobs, toml, typed, seconds):
 
 
 def test_every_option_of_a_run_can_have_a_default():
-    options = {parameter.name for parameter in (*run_command.params, *sbatch_command.params)} - {"words"}
+    options = {parameter.name for parameter in run_command.params} - {"words"}
     of_one_call = {
         "config",
         "is_module",

@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[3]
 RECORDED = Path(__file__).with_name("command_lines.txt")
 COMMANDED = ["README.md", "LAUNCH_GUIDE.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]
 PLANNED = ("run", "singlenode", "node")  # these have --dry-run
-PRINTED = ("hosts", "sbatch")  # these contact nobody
+PRINTED = ("hosts",)  # it contacts nobody
 OTHERS = "# others"
 _COMMAND = r"(?:launch|test-distributed) "
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -64,8 +64,8 @@ def find_documented() -> list[str]:
         blocks += re.findall(rf"^(?:\$ )?({_COMMAND}.*)$", fenced, re.MULTILINE)
         cells = re.findall(rf"\| `({_COMMAND}[^`]+)`", text)  # which begin with one
         lines += [*blocks, *cells]
-    # Up to a comment, a redirection or a pipe.
-    return sorted({re.split(r"  #| >| \| sbatch", line)[0].strip() for line in lines})
+    # Up to a comment, a redirection or what sends it to the background.
+    return sorted({re.split(r"  #| >| &$", line)[0].strip() for line in lines})
 
 
 def find_help() -> list[str]:

@@ -310,11 +310,3 @@ def test_a_directory_that_is_gone(launch: Launch, folder: Path) -> None:
         [*hosts, "--workdir", "/x", "-m", "pkg"], [*hosts, "--venv", "v", "--dry-run", "-m", "pkg"],
     ):  # fmt: skip
         assert launch(*options, *words) == (EXIT_USAGE, "", said), words
-    assert launch("sbatch", *options, "--workdir", "/x", "-m", "pkg") == (EXIT_USAGE, "", said)
-
-
-def test_a_batch_job_reads_the_same_file(launch: Launch, folder: Path) -> None:
-    (folder / "two.toml").write_text("gpus = 4\n")
-    (folder / "train.py").touch()
-    _, out, _ = launch("sbatch", "--config", "two.toml", "train.py")
-    assert out.splitlines()[-1].endswith(" --transport srun --config two.toml train.py")

@@ -85,8 +85,9 @@ WRONG = [
         ]
     ),
     ("--gpus 2 check --hosts n5", "'check' is a command", "write it first: launch check ..."),
-    ("sbatch train.py --gpus 8", "Slurm needs the number of GPUs per node",
-     "pass --gpus N before SCRIPT, or --nproc N --cpu to train on CPUs"),
+    ("sbatch --nodes 2 train.py",
+     "no command 'sbatch' any more; instead: a batch script in which launch finds its nodes, as in docs/slurm.md",
+     COMMANDS),
     ("node train.py --nnodes 2", "--nnodes is missing", "see launch node --help for the options"),
     # what launch starts itself
     ("python train.py", "python: launch starts Python itself", "omit it: launch ... SCRIPT"),
@@ -212,13 +213,6 @@ def test_an_option_that_a_script_hardly_has_is_named_in_a_line(launch: Launch) -
     assert err == f"launch: {listed} after train.py go to train.py; put options of launch before it\n"
     assert launch(f"--dry-run --hosts a -- train.py {behind}")[2] == ""
     assert launch("--dry-run --hosts a --nproc 2 train.py --nproc 4")[2] == ""
-
-
-def test_a_batch_job_does_not_refuse_what_its_script_is_given(launch: Launch) -> None:
-    for words in ("train.py --dry-run", "-- train.py --hosts=b"):
-        out = launch(f"sbatch --gpus 1 {words}")[1]
-        assert out.splitlines()[-1].endswith(f" --gpus 1 -- {words.removeprefix('-- ')}")
-    assert launch("sbatch --gpus 1 train.py")[1].splitlines()[-1].endswith(" --gpus 1 train.py")
 
 
 def test_the_script_of_the_file_may_have_arguments(read_program: ReadProgram, folder: Path) -> None:
