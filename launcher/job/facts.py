@@ -192,7 +192,6 @@ class Checks:
     memory_free_mib: int | None = None  # memory that is free
     shm_mib: int | None = None  # the size of /dev/shm
     memlock_kib: int | None = None  # the limit on locked memory; `null`: no limit
-    open_files: int | None = None  # the limit on open files; `null`: no limit
     disks: Annotated[Mapping[str, int | None], Most(64)] = field(default_factory=dict)  # free MiB by directory
     script_hash: str | None = None  # the SHA-256 of the script (its first 64 MiB)
     # one SHA-256 over the paths and contents of the other Python files next to and below the script; `null`: not
@@ -200,7 +199,6 @@ class Checks:
     code_hash: str | None = None
     networks: Annotated[tuple[Network, ...], Most(4096)] = ()
     infiniband: Annotated[tuple[str, ...], Most(256)] = ()  # active InfiniBand ports
-    xids: Annotated[tuple[Xid, ...], Most(1024)] = ()
     runs: tuple[RunProcess, ...] = ()
     folders: tuple[RunFolder, ...] = ()
     # controllers, agents and what waits for its code, each as `[pid, name]`; always empty: only `launch clean` asks for
@@ -217,17 +215,6 @@ class Route:
     port: int | None = None  # the port that node 0 holds; on node 0 only
     error: str | None = None  # why there is no route
     probe_port: int | None = None  # the port on which it answered the previous host's probe
-    clock_offset_s: float | None = None  # how far its clock is ahead of the launch host's
-    clock_error_s: float = 0.0  # the possible error of that offset: half of the time that the request took
-
-
-@dataclass(frozen=True, slots=True)
-class LinkQuality:
-    """How well a connection between two nodes works, as the kernel of the one that opened it has measured."""
-
-    round_trip_s: float  # the quickest round trip of that connection, as the kernel measured it
-    sent: int  # packets that it sent
-    lost: int  # packets that it had to send again
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +226,6 @@ class Probe:
     port: int  # the port
     is_master: bool  # whether that is the port of node 0 that the ranks will use
     error: str | None = None  # why the connection failed; `null`: it succeeded
-    link: LinkQuality | None = None  # how well that connection works; `null`: not measured
 
 
 @dataclass(frozen=True, slots=True)

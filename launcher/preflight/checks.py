@@ -10,7 +10,7 @@ from launcher.diagnosis.tracebacks import mask
 from launcher.hosts.host import Host
 from launcher.job.facts import NodeFacts, SetupFailure
 from launcher.job.job import Job
-from launcher.preflight import comparison, condition, gpus, links, network, packages, requirements
+from launcher.preflight import comparison, condition, gpus, network, packages, requirements
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, fold
 
 
@@ -35,7 +35,7 @@ def find_all(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> lis
     ]
     found = chain(
         requirements.find_passed_over(nodes), comparison.check_machines(nodes), *each, network.check(nodes),
-        links.check(nodes), comparison.check(nodes), packages.check(nodes),
+        comparison.check(nodes), packages.check(nodes),
     )  # fmt: skip
     return sorted(fold(found), key=lambda finding: finding.severity.rank)
 

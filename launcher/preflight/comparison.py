@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeVar
 
 from launcher.hosts.ranges import fold_names
@@ -17,7 +16,6 @@ from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, 
 from launcher.preflight.network import is_reached_on_loopback
 from launcher.wording import count, listed
 
-_CLOCK_S = 2.0
 _MAX_VALUES = 5
 _VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "flannel")
 _EQUAL_GPUS = "pass --gpus N for equal numbers: each GPU adds a rank to the global batch"
@@ -42,7 +40,6 @@ def check(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
     for trait in _TRAITS:
         yield from _compare(trait, nodes)
     yield from _compare_releases(nodes)
-    yield from _check_clocks(nodes)
     yield from _check_faster_network(nodes)
 
 
@@ -191,23 +188,6 @@ _TRAITS = (
         "run ibstat there: NCCL falls back to TCP on all hosts",
     ),
 )  # fmt: skip
-
-
-def _check_clocks(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:
-    routes = [(node.name, node.fact.route) for node in nodes if node.fact.route is not None]
-    offsets = [
-        (name, route.clock_offset_s, route.clock_error_s) for name, route in routes if route.clock_offset_s is not None
-    ]
-    if len(offsets) < 2:
-        return
-    values = [offset for _, offset, _ in offsets]
-    middle = median(values if len(values) % 2 else [*values, 0.0])  # with two, the launch host's decides
-    for name, offset, error in offsets:
-        difference = offset - middle
-        if abs(difference) - error > _CLOCK_S:
-            side = "ahead of" if difference > 0 else "behind"
-            text = f"its clock is {abs(difference):.0f} s {side} the others'"
-            yield Finding((name,), text, "start NTP there: the times of logs and checkpoints are misleading", WARNING)
 
 
 def _check_faster_network(nodes: Sequence[CheckedHost]) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from launcher.wording import count
 _SMALL_SHM_MIB = 1024  # docker's default is 64 MB
 _LITTLE_MEMORY_MIB = 1024
 _LITTLE_DISK_MIB = 100
-_FEW_FILES = 1024  # the default of most systems, and enough for a node's own ranks
 _SMALL_MEMLOCK_KIB = 1 << 20
 _FEW_RUNS = 16  # that are named one by one
 _CLEAN = "stop them with `launch clean`"
@@ -25,7 +24,7 @@ def check(node: CheckedHost, *, is_alone: bool) -> Iterator[Finding]:
     checks = node.fact.checks
     if checks is None:
         return
-    for found in (_check_memory(checks), _check_files(checks), _check_runs(checks), _check_names(node)):
+    for found in (_check_memory(checks), _check_runs(checks), _check_names(node)):
         for severity, text, fix in found:
             yield Finding((node.name,), text, fix, severity)
     if not is_alone:
@@ -41,12 +40,6 @@ def _check_memory(checks: Checks) -> _Found:
     for path, free in checks.disks.items():
         if free is not None and free < _LITTLE_DISK_MIB:
             yield WARNING, f"{free} MB free in {path}", "free some space: checkpoints and temporary files need it"
-
-
-def _check_files(checks: Checks) -> _Found:
-    if checks.open_files is not None and checks.open_files < _FEW_FILES:
-        text = f"at most {checks.open_files} open files per process"
-        yield WARNING, text, "raise nofile in /etc/security/limits.conf"
 
 
 def _check_memlock(node: CheckedHost, checks: Checks) -> Iterator[Finding]:

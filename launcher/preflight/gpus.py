@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.diagnosis.signatures import HARDWARE_XIDS, explain_lines
-from launcher.job.facts import Checks, Gpu, GpuProcess
+from launcher.diagnosis.signatures import explain_lines
+from launcher.job.facts import Gpu, GpuProcess
 from launcher.job.plan import count_processes, used_gpus, visible_gpus
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity, on_cpus
 from launcher.wording import count, listed
@@ -38,9 +38,6 @@ def check(node: CheckedHost) -> Iterator[Finding]:
         if gpu.ecc_errors:
             text = f"GPU {gpu.index} had {count(gpu.ecc_errors, 'uncorrectable memory error')}"
             yield Finding((node.name,), text, "reset it, or leave it out with --exclude: results may be wrong", WARNING)
-    for gpu_address, numbers in _hardware_faults(node, node.fact.checks, gpus).items():
-        text = f"the GPU at PCI {gpu_address} had Xid {listed(numbers)} in the last day"
-        yield Finding((node.name,), text, "reset it, reboot, or leave it out: it's a hardware or driver fault", WARNING)
 
 
 def find_busy(node: CheckedHost) -> list[Finding]:
@@ -121,22 +118,6 @@ def _is_built_for_cpus(node: CheckedHost) -> bool:
     fact = node.fact
     is_known = node.job.program.needs_torch and fact.torch_version not in (None, "unknown")
     return is_known and bool(fact.gpus) and fact.cuda_version is None and fact.hip_version is None
-
-
-def _hardware_faults(node: CheckedHost, checks: Checks, gpus: list[Gpu]) -> dict[str, list[int]]:
-    """Return the hardware faults (Xids) of GPUs that the run uses, by PCI address.
-
-    A GPU that fell off the bus is no longer listed, so a fault of one that is not known counts, unless the user chose
-    GPUs and all of them are there.
-    """
-    wanted, there = ({gpu.pci_address for gpu in some} for some in (gpus, node.fact.gpus))
-    is_choice = len(node.host.gpus or ()) == len(gpus) and "" not in wanted  # and all that were chosen are there
-    faults: dict[str, dict[int, None]] = {}
-    for xid in checks.xids:
-        is_left_out = xid.gpu not in wanted and (xid.gpu in there or is_choice)
-        if xid.number in HARDWARE_XIDS and not is_left_out:
-            faults.setdefault(xid.gpu, {})[xid.number] = None
-    return {gpu: list(numbers) for gpu, numbers in faults.items()}
 
 
 def _check_busy(node: CheckedHost, gpus: list[Gpu]) -> Iterator[Finding]:

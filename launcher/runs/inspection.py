@@ -15,7 +15,7 @@ from launcher.clock import wall_clock
 from launcher.errors import HostFailure
 from launcher.hosts.host import Host
 from launcher.job.activation import setup_order
-from launcher.job.facts import LinkQuality, NodeFacts, Probe, Probes
+from launcher.job.facts import NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device, used_gpus, warm_fields
 from launcher.node import messages
@@ -28,8 +28,6 @@ from launcher.session.node_state import NodeState
 from launcher.session.session import Session
 from launcher.sync.contents import Contents
 from launcher.sync.delivery import Delivered, Delivery, tree_fields
-
-_MANY = 32  # nodes whose route to node 0 is measured; half of what it keeps open (inspection.MAX_ANSWERED there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ class Inspector:
         for index, _ in self._states():
             # Node 0 holds the port until torchrun has it: found free now, it could be taken a second later.
             port = (self.job.master_port or 0) if index == first else None
-            self._session.ask_route(index, master=master, port=port, listens=listens)
+            self._session.send(index, messages.ROUTE, master=master, port=port, listens=listens)
         await self._session.pump(lambda: all(state.route for _, state in self._states()))
         self._facts = {index: replace(self._facts[index], route=state.route) for index, state in self._states()}
 
@@ -184,9 +182,7 @@ class Inspector:
         """Make every node try the master port, and a free port of the next node, with a listener at each."""
         targets = self._targets(master)
         for index, probes in targets.items():
-            # Node 0 keeps the line with each open while it is measured; of many, neighbours alone are measured.
-            is_many = len(targets) > _MANY
-            wanted = [[probe.address, probe.port, not (probe.is_master and is_many)] for probe in probes]
+            wanted = [[probe.address, probe.port] for probe in probes]
             self._session.send(index, messages.PROBE, targets=wanted, peer=probes[-1].address)
         await self._session.pump(
             lambda: all(state.probed is not None for index, state in self._states() if index in targets)
@@ -195,12 +191,8 @@ class Inspector:
         lost = {failure.host for failure in self._session.failures()}
         for index, state in self._states():
             if state.probed is not None:
-                answers = zip(targets[index], state.probed["errors"], state.probed["links"], strict=False)
-                tried = tuple(
-                    replace(probe, error=error, link=LinkQuality(*link) if link else None)
-                    for probe, error, link in answers
-                    if probe.host not in lost
-                )
+                answers = zip(targets[index], state.probed["errors"], strict=False)
+                tried = tuple(replace(probe, error=error) for probe, error in answers if probe.host not in lost)
                 found = Probes(tried, state.probed["reverse_dns_s"])
                 self._facts[index] = replace(self._facts[index], probes=found)
 

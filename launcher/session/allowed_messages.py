@@ -20,7 +20,6 @@ Port = Annotated[int, Within(0, 65535)]
 Age = Annotated[float, Within(0, 1e6)]  # seconds
 Clock = Annotated[float, Within(0, 1e11)]  # seconds since 1970
 FewTexts = Annotated[list[str], Most(messages.MOST_NAMES)]
-Link = tuple[Age, Count, Count]  # seconds of a round trip, packets sent and packets lost
 Long = Annotated[int, Within(0, 2**64 - 1)]
 Level = tuple[Long, Long, str]  # device, inode and file system of a directory
 ExitCode = Annotated[int, Within(0, 255)]
@@ -52,10 +51,8 @@ _ROWS: Mapping[str, _Row] = {
                           "sleeps_along": bool | None}, messages.PREPARE, is_early=True),
     messages.FACTS: _Row({}),  # `node_state` reads them: what is wrong with them ends no connection
     messages.ROUTED: _Row({"interface": str | None, "address": Address | None, "port": Port | None,
-                           "error": str | None, "probe_port": Port | None, "clock": Clock, "held_s": Age | None},
-                          messages.ROUTE),
-    messages.PROBED: _Row({"errors": list[str | None], "links": list[Link | None], "reverse_dns_s": Age | None},
-                          messages.PROBE),
+                           "error": str | None, "probe_port": Port | None}, messages.ROUTE),
+    messages.PROBED: _Row({"errors": list[str | None], "reverse_dns_s": Age | None}, messages.PROBE),
     messages.SHARED: _Row({"kernel": str | None, "levels": Annotated[list[Level | None], Most(2048)]}, messages.SHARE),
     messages.WANTED: _Row({"needs_listing": bool}, most_bytes=messages.MAX_WANTED_BYTES),
     messages.TOOK: _Row({}, messages.PIECE),
@@ -238,8 +235,7 @@ class AllowedMessages:
         self._stacks.add(place)
 
     def _check_probed(self, header: Header) -> None:
-        found = {len(header["errors"]), len(header["links"])}
-        if found != {self._targets} or self._said[messages.PROBED] >= self._asked[messages.PROBED]:
+        if len(header["errors"]) != self._targets or self._said[messages.PROBED] >= self._asked[messages.PROBED]:
             raise UnaskedMessage(f"{messages.PROBED} of {len(header['errors'])} addresses")
 
     def _check_census(self, header: Header) -> None:

@@ -106,7 +106,6 @@ class Connection:
         self._is_busy = False
         self._is_closed = False
         self._opened_at: float | None = None
-        self._route_asked_at: float | None = None
         self._trip_s: float | None = None  # the shortest time that a message took there and back
         self._failure: HostFailure | None = None
 
@@ -134,8 +133,6 @@ class Connection:
         if self.is_over:
             return
         self._expected.ask(header)
-        if header["type"] == messages.ROUTE:
-            self._route_asked_at = time.monotonic()
         self._outbox.put(message)
 
     def beat(self) -> None:
@@ -308,8 +305,6 @@ class Connection:
                 # The order in which two hosts' messages come says little if one of them is far away.
                 events.append(Event(self.index, header["type"], header, wall_clock() - (self._trip_s or 0.0) / 2))
             else:
-                if header["type"] == messages.ROUTED:
-                    self._note_trip(self._route_asked_at, header.get("held_s"))
                 self.is_idle = header["type"] == messages.IDLE
                 self.sleeps_along = self.sleeps_along or header.get("sleeps_along") is True
                 events.append(Event(self.index, header["type"], header, wall_clock()))

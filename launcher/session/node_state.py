@@ -45,20 +45,9 @@ def read_facts(message: Mapping[str, Any], folder: str) -> NodeFacts:
     return facts
 
 
-def read_route(message: Mapping[str, Any], asked_at: float | None = None, answered_at: float = 0.0) -> Route:
-    """Read a supervisor's answer about the route to node 0.
-
-    asked_at, answered_at: wall-clock seconds of this machine. The node read its clock in between, so the offset is
-    taken from the middle, and may be wrong by half the time that passed.
-    """
-    offset, error = None, 0.0
-    if asked_at is not None:
-        offset = message["clock"] - (asked_at + answered_at) / 2
-        error = (answered_at - asked_at) / 2
-    return Route(
-        message.get("interface"), message.get("address"), message.get("port"), message.get("error"),
-        message.get("probe_port"), offset, error,
-    )  # fmt: skip
+def read_route(message: Mapping[str, Any]) -> Route:
+    """Read a supervisor's answer about the route to node 0."""
+    return Route(*map(message.get, ("interface", "address", "port", "error", "probe_port")))
 
 
 @dataclass(slots=True)
@@ -82,7 +71,6 @@ class NodeState:
     keepers: Sequence[Sequence[int]] = ()  # process id and start time of supervisor and guardian
     facts: NodeFacts | None = None
     route: Route | None = None
-    asked_at: float = 0.0  # for its route, wall-clock here
     probed: Mapping[str, Any] | None = None
     shared: Mapping[str, Any] | None = None  # what tells which directory it has for the checkpoints
     claimed: Mapping[str, Any] | None = None  # its last answer to CLAIM
@@ -167,7 +155,7 @@ class NodeState:
         self.stage = Stage.WAITING_FOR_OTHERS
 
     def _take_routed(self, event: Event) -> None:
-        self.route = read_route(event.fields, self.asked_at, event.at)
+        self.route = read_route(event.fields)
 
     def _take_probed(self, event: Event) -> None:
         self.probed = event.fields

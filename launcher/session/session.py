@@ -130,11 +130,6 @@ class Session:
         """Queue the same message to every node."""
         self._pool.broadcast(kind, **fields)
 
-    def ask_route(self, index: int, **question: Any) -> None:
-        """Send a node ROUTE, and record when: the answer shows how far the node's clock is off."""
-        self.states[index].asked_at = wall_clock()
-        self.send(index, messages.ROUTE, **question)
-
     def start_ranks(self, index: int, archive: bytes, *, imports_torch: bool, **order: Any) -> None:
         """Send a node START; `imports_torch`: it runs torchrun, which takes a while before the first rank starts."""
         self._pool.connections[index].send(messages.START, archive, **order)

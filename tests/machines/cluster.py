@@ -14,13 +14,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from machines import sick_wire
 from machines.files import CLIENT_CONFIG, FAKE_ANSWERS, FAKE_NVIDIA_SMI, HOST_SCRIPT, SSHD_CONFIG, SWITCH_SCRIPT
 from machines.processes import (
     POLL_S,
@@ -74,7 +72,6 @@ class Host:
     has_cable: bool = True
     _holder: subprocess.Popen[str] | None = None
     _namespace: str = "none"
-    _wire: subprocess.Popen[str] | None = None
     _stopped: set[int] = field(default_factory=set)
     _mounts: list[str] = field(default_factory=list)
 
@@ -139,13 +136,6 @@ class Host:
         configure_network(self.switch, f"link set {self.name} up")
         assert wait_until(lambda: can_connect(self.address, SSH_PORT))
         self.has_cable = True
-
-    def sicken_wire(self, *, delay_s: float = 0.0, loses: str = "nothing") -> None:
-        """Delay round trips to other hosts by `delay_s`, or lose the packets that `loses` names (see `sick_wire`)."""
-        launch_host = f"{self.address.rpartition('.0.')[0]}.255.254"
-        words = [sys.executable, str(Path(sick_wire.__file__)), self.name, launch_host, str(delay_s), loses]
-        enter = ["setpriv", "--pdeathsig", "KILL", "nsenter", "--target", str(self.switch), "--net"]
-        self._wire = _start([*enter, *words], self.folder / "wire.log")
 
     def freeze(self) -> None:
         """Suspend every process; the kernel still acknowledges packets, as on a host that hangs."""
@@ -234,10 +224,6 @@ class Host:
     def heal(self) -> None:
         """Undo every fault; sshd may not listen yet on a host that was off."""
         (self.folder / "bin" / "nvidia-smi").unlink(missing_ok=True)
-        if self._wire is not None:
-            self._wire.communicate("")
-            assert self._wire.returncode == 0, (self.folder / "wire.log").read_text()
-            self._wire = None
         if self._holder is None:
             self.power_on()
         self.thaw()

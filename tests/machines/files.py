@@ -68,7 +68,8 @@ case "$1" in
 esac
 """
 _FAKE_FREE = "$((81559 - $(used $index)))"
-_FAKE_LINE = f"$index, Fake GPU, 81559, {{driver}}, GPU-$index, {_FAKE_FREE}, Default, 0, 00000000:0$index:00.0"
+_FAKE_LINE = f"$index, Fake GPU, 81559, {{driver}}, GPU-$index, {_FAKE_FREE}, Default, 0, 00000000:0$index:00.0, "
+_FAKE_LINE += "Disabled, 30, Disabled"
 _FAKE_TABLE = f'for index in $(seq 0 $(({{count}} - 1))); do echo "{_FAKE_LINE}"; done'
 FAKE_ANSWERS = {
     "works": _FAKE_TABLE,

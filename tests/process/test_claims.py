@@ -37,7 +37,7 @@ _CLONE_NEWNET = 0x40000000
 SMI = """#!/bin/sh
 case "$*" in *query-compute-apps*) exit;; esac
 for i in 0 1 2 3; do
-    echo "$i, NVIDIA H100, 81559, 550.54, GPU-{folder}-$i, 81000, Default, 0, 00000000:0$i:00.0"
+    echo "$i, NVIDIA H100, 81559, 550.54, GPU-{folder}-$i, 81000, Default, 0, 00000000:0$i:00.0, Disabled, 30, Disabled"
 done
 """
 

@@ -21,8 +21,8 @@ from launcher.node.loop import Loop
 from launcher.node.processes import proc
 from launcher.session.node_state import read_facts
 
-QUERY = "index,name,memory.total,driver_version"
-LINE = "0, NVIDIA H200, 143771, 580.159, GPU-8932f937, 143000, Default, 0, 00000000:3B:00.0"
+REST = ", Disabled, 30, Disabled"
+LINE = f"0, NVIDIA H200, 143771, 580.159, GPU-8932f937, 143000, Default, 0, 00000000:3B:00.0{REST}"
 SECOND = LINE.replace("0, NVIDIA", "1, NVIDIA").replace("GPU-8932f937", "GPU-0a1b2c3d")
 NO_PROCESS = 1 << 22  # beyond every pid_max
 
@@ -144,23 +144,17 @@ def test_a_process_that_has_no_gpu_open_is_another_one_s_number(
     ("line", "gpu"),
     [
         (LINE, H200),
-        ("0, GB10, [N/A], 580.95, GPU-1, [N/A], [N/A], [N/A], [N/A]",
+        ("0, GB10, [N/A], 580.95, GPU-1, [N/A], [N/A], [N/A], [N/A]" + REST,
          Gpu(0, "GB10", None, "580.95", compute_mode="[N/A]", uuid="GPU-1", bus_id="[N/A]")),
-        ("0, A30, 24576, 535.1, GPU-1, 24000, Exclusive_Process, 12, 00000001:00:00.0",
+        ("0, A30, 24576, 535.1, GPU-1, 24000, Exclusive_Process, 12, 00000001:00:00.0" + REST,
          Gpu(0, "A30", 24576, "535.1", 24000, "Exclusive_Process", 12, uuid="GPU-1", bus_id="00000001:00:00.0")),
-        ("3, A30, 24576, 535.1, GPU-1, [Insufficient Permissions], Default, [Not Supported], 00000000:C3:00.0",
+        ("3, A30, 24576, 535.1, GPU-1, [Insufficient Permissions], Default, [Not Supported], 00000000:C3:00.0" + REST,
          Gpu(3, "A30", 24576, "535.1", None, "Default", None, uuid="GPU-1", bus_id="00000000:C3:00.0")),
     ],
 )  # fmt: skip
 def test_a_line_of_the_table(fake: Callable[[str, str], None], line: str, gpu: Gpu) -> None:
     fake("nvidia-smi", nvidia(say(line)))
     assert query() == ([gpu], None)
-
-
-def test_an_old_tool_is_asked_for_less(fake: Callable[[str, str], None]) -> None:
-    refuse = "echo 'Field \"ecc.errors.uncorrected.volatile.total\" is not a valid field to query.'; exit 2"
-    fake("nvidia-smi", f'case "$1" in --query-gpu={QUERY}) echo "0, Tesla K80, 11441, 390.1";; *) {refuse};; esac')
-    assert query() == ([Gpu(0, "Tesla K80", 11441, "390.1")], None)
 
 
 @pytest.mark.parametrize(

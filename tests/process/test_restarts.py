@@ -483,7 +483,7 @@ _SMI = """#!/bin/sh
 cd {folder} || exit
 case $1 in --query-gpu=*) ;; *) exit ;; esac
 if [ -e used ]; then free=1000; echo >>looks; [ "$(grep -c ^ looks)" -lt 3 ] || rm used; else free=80000; fi
-echo "0, Stand-in GPU, 81559, 580.159, GPU-{name}, $free, Default, 0, 00000000:3B:00.0"
+echo "0, Stand-in GPU, 81559, 580.159, GPU-{name}, $free, Default, 0, 00000000:3B:00.0, Disabled, 30, Disabled"
 """
 
 

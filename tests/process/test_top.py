@@ -25,7 +25,8 @@ HOT = (99, 71000, 81559, 420, 700, 87, 800, 0x40, 0)
 SMI = """#!/bin/sh
 case "$1" in
 --query-gpu=*) for index in 0 1 2 3; do
-    echo "$index, H100, 81559, 570.1, GPU-{folder}-$index, 81000, Default, 0, 00000000:3$index:00.0"
+    echo "$index, H100, 81559, 570.1, GPU-{folder}-$index, 81000, Default, 0, 00000000:3$index:00.0, \\
+Disabled, 30, Disabled"
 done;;
 esac
 """

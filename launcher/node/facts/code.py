@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any, Dict, Iterator
+from itertools import islice
+from typing import Any, Iterator
 
 from launcher.node.facts.machine import hash_file
-
-Place = Dict[str, Any]
-
 
 MOST_FILES = 2000
 TIMEOUT_S = 0.6  # of the process that reads them; on a file system that responds it takes less
@@ -20,30 +18,23 @@ UNKNOWN: dict[str, Any] = {"code_hash": None}
 _SKIPPED = ("__pycache__", "node_modules", "site-packages")
 
 
-def sum_up(place: Place) -> dict[str, Any]:
+def sum_up(wanted: dict[str, Any]) -> dict[str, Any]:
     """Return one hash over the paths and contents of all files; None if they are too many, or without the directory.
 
-    place: `folder`, and `script`: its name in that directory, or None.
+    wanted: the launcher's PREPARE, whose `code` has `folder`, relative to the working directory, and `script`: its name
+    in there, or None.
     """
+    place = wanted["code"]
+    root = os.path.join(os.path.expanduser(wanted.get("workdir") or "~"), place["folder"])
     try:
-        found = _hash_files(place)
+        paths = sorted(islice((path for path in _find_files(root) if path != place["script"]), MOST_FILES + 1))
+        found = [(path, hash_file(os.path.join(root, path)) or "-") for path in paths]
     except OSError:
-        found = None
-    if found is None:
+        return UNKNOWN
+    if len(found) > MOST_FILES:
         return UNKNOWN
     sums = "".join("%s\0%s\n" % each for each in found)
     return {"code_hash": hashlib.sha256(os.fsencode(sums)).hexdigest()}
-
-
-def _hash_files(place: Place) -> list[tuple[str, str]] | None:
-    """Return path and hash of each file, sorted; None if they are too many; raise OSError without the directory."""
-    root, found = place["folder"], []
-    for path in _find_files(root):
-        if path != place["script"]:
-            found.append(path)
-        if len(found) > MOST_FILES:
-            return None
-    return [(path, hash_file(os.path.join(root, path)) or "-") for path in sorted(found)]
 
 
 def _find_files(root: str) -> Iterator[str]:

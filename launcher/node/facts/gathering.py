@@ -6,7 +6,6 @@ import os
 import socket
 from typing import Any
 
-from launcher.node import messages
 from launcher.node.facts import gpus, leftovers, machine, network, slurm
 from launcher.node.processes import run_folders
 
@@ -30,7 +29,7 @@ def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
         "cpu_count": machine.count_cpus(),
         "home": os.path.expanduser("~"),
         **_launcher_ends(),
-        "addresses": network.list_addresses()[: messages.MAX_ADDRESSES],
+        "addresses": network.list_addresses(),
         **_find_folder(folder, wanted.get("script"), find_venv(wanted)),
     }
     if wanted.get("checks"):
@@ -53,7 +52,6 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "script_hash": machine.hash_file(os.path.join(folder, script)) if script else None,
         "networks": network.list_networks(),
         "infiniband": network.list_infiniband(),
-        "xids": gpus.find_xids() if wanted.get("gpus", True) else [],
         "runs": runs,
         "folders": run_folders.find_folders(runs),
         "planted": leftovers.find_planted() if wanted.get("planted") else [],

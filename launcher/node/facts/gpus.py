@@ -22,13 +22,10 @@ _FIELDS = (
     "index", "name", "memory.total", "driver_version", "uuid", "memory.free", "compute_mode",
     "ecc.errors.uncorrected.volatile.total", "pci.bus_id", "display_active", "temperature.gpu", "mig.mode.current",
 )  # fmt: skip
-# An old nvidia-smi refuses a query with a field that it doesn't know: before 450 that of MIG, so it is asked for fewer.
-_FEWER = (len(_FIELDS), 9, 4)
 _LOST = ("[GPU is lost]", "[GPU requires reset]")
 _UNKNOWN_ERROR = "[Unknown Error]"  # some GPUs that are well answer so for a fan
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _AMD_COMMAND = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json"]
-_RECENT_XID_S = 24 * 3600.0
 _MOST_XIDS = 20  # told at once
 _XID_START = b"NVRM: Xid (PCI:"
 
@@ -51,9 +48,6 @@ def query_gpus() -> dict[str, Any]:
     timeout_s = TOOL_TIMEOUT_S if drivers_gpus is None else LOADING_TIMEOUT_S
     deadline = time.monotonic() + timeout_s
     answer, apps = (_finish(tool, deadline) for tool in begun)
-    for number in _FEWER[1:]:
-        if answer.code and any("not a valid field" in line for line in answer.lines):
-            answer = _finish(_begin(_nvidia_query("gpu", _FIELDS[:number])), deadline)
     if answer.code is None:
         there = "" if drivers_gpus is None else "; the driver has %d" % drivers_gpus
         return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s%s" % (timeout_s, there)}
@@ -102,24 +96,24 @@ def _lines(text: bytes) -> list[str]:
 
 def _parse_gpu(line: str) -> dict[str, Any] | None:
     words = [word.strip() for word in line.split(",")]
-    if len(words) not in _FEWER or not words[0].isdigit():
+    if len(words) != len(_FIELDS) or not words[0].isdigit():
         return None
     values = dict(zip(_FIELDS, words))
-    uuid = values.get("uuid", "")
+    uuid = values["uuid"]
     return {
         "index": int(values["index"]),
         "name": values["name"],
         "memory_mib": _number(values["memory.total"]),
         "driver": values["driver_version"],
         "uuid": "" if uuid.startswith("[") else uuid,
-        "free_mib": _number(values.get("memory.free", "")),
-        "compute_mode": values.get("compute_mode", ""),
-        "ecc_errors": _number(values.get("ecc.errors.uncorrected.volatile.total", "")),
+        "free_mib": _number(values["memory.free"]),
+        "compute_mode": values["compute_mode"],
+        "ecc_errors": _number(values["ecc.errors.uncorrected.volatile.total"]),
         "processes": [],
-        "bus_id": values.get("pci.bus_id", ""),
+        "bus_id": values["pci.bus_id"],
         "fault": _find_fault(words, values),
-        "has_display": values.get("display_active") == "Enabled",
-        "is_mig": values.get("mig.mode.current") == "Enabled",
+        "has_display": values["display_active"] == "Enabled",
+        "is_mig": values["mig.mode.current"] == "Enabled",
     }
 
 
@@ -227,26 +221,6 @@ def _mebibytes(text: Any) -> int | None:
     return int(text) >> 20 if str(text).isdigit() else None
 
 
-def find_xids(log: str = KERNEL_LOG, uptime_s: float | None = None) -> list[dict[str, Any]]:
-    """Return the GPU (PCI address) and number of each fault (Xid) in the driver's log of 24 hours, each pair once.
-
-    They are in the kernel's log, which usually only root may read.
-    """
-    since_us = ((time.monotonic() if uptime_s is None else uptime_s) - _RECENT_XID_S) * 1e6
-    try:
-        fd = open_log(log)
-    except OSError:
-        return []
-    found = {}
-    for record in read_records(fd):
-        if _XID_START in record:
-            entry = _parse_xid(record, since_us)
-            if entry is not None:
-                found[entry["gpu"], entry["number"]] = entry
-    os.close(fd)
-    return list(found.values())
-
-
 def follow_xids() -> Callable[[], list[dict[str, Any]]]:
     """Return what finds the faults that the driver has logged since the last call; it finds none without the right."""
     try:
@@ -256,20 +230,17 @@ def follow_xids() -> Callable[[], list[dict[str, Any]]]:
         return list
 
     def find() -> list[dict[str, Any]]:
-        found = [_parse_xid(record, 0.0) for record in read_records(fd) if _XID_START in record]
+        found = [_parse_xid(record) for record in read_records(fd) if _XID_START in record]
         return [entry for entry in found if entry is not None][:_MOST_XIDS]
 
     return find
 
 
-def _parse_xid(record: bytes, since_us: float) -> dict[str, Any] | None:
-    """Parse `4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, ...`; the third field is in microseconds."""
-    head, _, text = record.decode("utf-8", "replace").partition(";")
+def _parse_xid(record: bytes) -> dict[str, Any] | None:
+    """Parse `4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, ...`."""
+    text = record.decode("utf-8", "replace").partition(";")[2]
     gpu, _, rest = text.partition("(PCI:")[2].partition("): ")
     number = rest.partition(",")[0].strip()
-    uptime_us = head.split(",")[2:3]
-    if " Nonfatal " in rest:  # of NVLink 5: `149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (...)`
-        return None
-    if not number.isdigit() or not uptime_us or not uptime_us[0].isdigit() or int(uptime_us[0]) < since_us:
+    if " Nonfatal " in rest or not number.isdigit():  # of NVLink 5: `149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03`
         return None
     return {"gpu": gpu, "number": int(number)}

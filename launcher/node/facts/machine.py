@@ -28,8 +28,7 @@ def describe_machine(workdir: str) -> dict[str, Any]:
     return {
         "memory_free_mib": _read_meminfo().get("MemAvailable"),
         "shm_mib": _room("/dev/shm")[0],
-        "memlock_kib": None if _may_lock_all() else _limit(resource.RLIMIT_MEMLOCK, 1 << 10),
-        "open_files": _limit(resource.RLIMIT_NOFILE, 1),
+        "memlock_kib": None if _may_lock_all() else _limit_memlock(),
         "disks": {path: _room(path)[1] for path in (workdir, "/tmp")},
     }
 
@@ -47,10 +46,9 @@ def _room(path: str) -> tuple[int | None, int | None]:
     return found.f_blocks * found.f_frsize >> 20, found.f_bavail * found.f_frsize >> 20
 
 
-def _limit(kind: int, unit: int) -> int | None:
-    """Return a soft limit in multiples of `unit`, or None if there is no limit."""
-    soft = resource.getrlimit(kind)[0]
-    return None if soft == resource.RLIM_INFINITY else soft // unit
+def _limit_memlock() -> int | None:
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if soft == resource.RLIM_INFINITY else soft >> 10
 
 
 def _may_lock_all() -> bool:
@@ -76,31 +74,16 @@ def count_cpus() -> int:
     return slurm.count_cpus(int(max(1, min(allowed, find_quota()))))
 
 
-def find_quota(mounts: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
-    """Return the CPU quota of the control groups (`docker run --cpus`, a pod's limit) in CPUs, or infinity.
+def find_quota(group: str = "/sys/fs/cgroup") -> float:
+    """Return the CPU quota of this container (`docker run --cpus`, a pod's limit) in CPUs, or infinity.
 
-    Each group above this process's own may have a limit too. In a container, `own` may name groups outside it, which
-    don't exist there; the root of `mounts` is then the container's group (Documentation/admin-guide/cgroup-v2).
+    Its control group, of version 2 or 1, is the root of those that it sees (Documentation/admin-guide/cgroup-v2).
     """
-    quotas = [float("inf")]
-    version_1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    for line in read_text(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        group = os.path.join(mounts, "cpu") if controllers else mounts  # version 1 has a tree for each controller
-        for step in ("", *path.strip("/").split("/")):
-            group = os.path.join(group, step)
-            quotas.append(_read_quota(os.path.join(group, "cpu.max")))
-            quotas.append(_read_quota(*(os.path.join(group, name) for name in version_1)))
-    return min(quotas)
-
-
-def _read_quota(*paths: str) -> float:
-    """Return quota / period of one group, or infinity: a group without a limit has `max` or -1, or no such file."""
-    words = " ".join(map(read_text, paths)).split()
+    text = read_text(group + "/cpu.max") or " ".join(
+        read_text("%s/cpu/cpu.cfs_%s_us" % (group, name)) for name in ("quota", "period")
+    )
     try:
-        quota_us, period_us = map(int, words)
-    except ValueError:
+        quota_us, period_us = map(int, text.split())
+    except ValueError:  # without a limit it is `max`
         return float("inf")
     return quota_us / period_us if quota_us > 0 else float("inf")

@@ -7,24 +7,12 @@ Nothing here blocks the supervisor: what may block is asked through `Loop.ask`.
 from __future__ import annotations
 
 import os
-import select
-import time
 from functools import partial
 from socket import socket
 from typing import Any, Callable
 
 from launcher.node import messages
-from launcher.node.facts import (
-    code,
-    gathering,
-    network,
-    packages,
-    pythons,
-    saves,
-    setup,
-    shared_directory,
-    visible_gpus,
-)
+from launcher.node.facts import code, gathering, network, packages, saves, shared_directory, visible_gpus
 from launcher.node.facts.pythons import Search
 from launcher.node.facts.setup import AwaitExit, Setup
 from launcher.node.loop import Loop
@@ -34,11 +22,10 @@ from launcher.node.send_queue import SendQueue
 
 FACTS_TIMEOUT_S = 15.0
 GPUS_TIMEOUT_S = 70.0  # for what asks the GPUs' tool, which has a shorter timeout
-PROBE_TIMEOUT_S = 6.0  # for what tries a target, which has shorter timeouts of its own
-UNTRIED = messages.NOT_TRIED, None
+PROBE_TIMEOUT_S = 8.0  # for what tries a target, which has shorter timeouts of its own
 DNS_TIMEOUT_S = 1.0  # TCPStore looks names up for each connection, so a slower lookup is worth a warning
 LOOK_UP_TIMEOUT_S = 8.0  # for node 0's name: a dead DNS server takes 5 s, and then the next one may respond
-MAX_ANSWERED = 64  # connections kept open: a prober closes its own at once, a stranger may not
+MAX_ANSWERED = 64  # connections kept open
 LOOK_TIMEOUT_S = 2.0  # the launcher waits a little longer before it stops a run that has failed
 
 
@@ -72,13 +59,9 @@ class Responder:
         self._setup: Setup | None = None
         self._made: dict[str, Any] | None = None  # the setup's result, if one was requested
         self._env: dict[str, str] = {}
-        self._facts: dict[str, Any] | None = None
-        self._gpus: dict[str, Any] | None = None
-        self._python: dict[str, Any] | None = None  # with its packages, if they were requested
-        self._code: dict[str, Any] | None = None  # a hash over the files of the run, if it was requested
+        self._parts: dict[str, dict[str, Any]] = {}  # of FACTS, which have come so far
         self._wants_packages = False
         self._held_port: socket | None = None
-        self._route_asked_at = 0.0  # by time.monotonic()
         self._listeners: list[socket] = []
         self._answered: list[socket] = []
         self._is_over = False
@@ -89,14 +72,17 @@ class Responder:
         A setup changes `env` before the search for that Python.
         """
         self._env = env
-        self._sum_up_code(wanted)
         late = {"error": "its checks did not finish in %g s: a file system may be hung" % FACTS_TIMEOUT_S}
-        self._ask(lambda: gathering.gather_facts(wanted), FACTS_TIMEOUT_S, late, self._keep_facts)
+        self._ask(lambda: gathering.gather_facts(wanted), FACTS_TIMEOUT_S, late, partial(self._keep, "machine"))
         if wanted.get("gpus", True):
             silence = {"gpus": [], "gpu_error": "what asks its GPUs gave no answer"}
-            self._ask(gathering.find_gpus, GPUS_TIMEOUT_S, silence, self._keep_gpus)
+            self._ask(gathering.find_gpus, GPUS_TIMEOUT_S, silence, partial(self._keep, "gpus"))
         else:
-            self._gpus = {"gpus": [], "gpu_error": "not requested"}
+            self._keep("gpus", {"gpus": [], "gpu_error": "not requested"})
+        if wanted.get("code") is not None:  # apart: the walk of a hung file system must delay no other fact
+            self._ask(lambda: code.sum_up(wanted), code.TIMEOUT_S, code.UNKNOWN, partial(self._keep, "code"))
+        else:
+            self._keep("code", {})
         if not wanted.get("setup"):
             self.search_python(wanted, env, folder)
             return
@@ -108,7 +94,7 @@ class Responder:
             candidates = [] if made["failure"] else own + rest if wanted["pythons"] else []
             self.search_python(dict(wanted, pythons=candidates), env, folder)
 
-        self._setup = setup.Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
+        self._setup = Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
         self._setup.run_next()
 
     def search_python(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
@@ -127,15 +113,13 @@ class Responder:
 
     def _search_python(self, candidates: list[str], wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
         if not candidates:  # the run needs no torch, or its setup failed
-            self._python = {}
-            self._send_facts()
+            self._keep("python", {})
             return
-
         output_fds = self._open_torchrun_pipes()
         if wanted.get("warm"):
             self.warm_folder = lent_code.make_folder(folder, entry.WARM)
             env = lent_code.put_first(self.warm_folder, env)
-        self.search = pythons.Search(
+        self.search = Search(
             self._loop, candidates, env, folder, output_fds, self._keepers_fd, wanted["stop_timeout_s"],
             self._keep_python, for_torchrun=not wanted.get("plain", False) and self.warm_folder is None,
         )  # fmt: skip
@@ -149,18 +133,6 @@ class Responder:
             write_ends.append(write_end)
         return write_ends
 
-    def _keep_facts(self, found: dict[str, Any]) -> None:
-        self._facts = found
-        self._send_facts()
-
-    def _keep_gpus(self, found: dict[str, Any]) -> None:
-        self._gpus = found
-        self._send_facts()
-
-    def _keep_code(self, found: dict[str, Any]) -> None:
-        self._code = found
-        self._send_facts()
-
     def _keep_python(self, status: dict[str, Any] | None) -> None:
         assert self.search is not None  # it calls this
         python = dict(status or {"python": None}, tried=self.search.tried)
@@ -168,42 +140,36 @@ class Responder:
         if status and self.search.for_torchrun:
             self._on_python(self.search.child)
         if not status or not self._wants_packages:
-            self._python = python
-            self._send_facts()
+            self._keep("python", python)
             return
         # Not in that Python: its import of torchrun would wait, which a run waits for.
-
-        def keep(found: dict[str, Any]) -> None:
-            self._python = dict(python, **found)
-            self._send_facts()
-
-        self._ask(lambda: packages.list_packages(site), packages.TIMEOUT_S, packages.UNKNOWN, keep)
-
-    def _sum_up_code(self, wanted: dict[str, Any]) -> None:
-        """Ask for a hash over the files of the run, apart: the walk of a hung file system must delay no other fact."""
-        if wanted.get("code") is None:
-            self._code = {}
-            return
-
-        self._ask(lambda: code.sum_up(_find_code(wanted)), code.TIMEOUT_S, code.UNKNOWN, self._keep_code)
+        self._ask(
+            lambda: packages.list_packages(site),
+            packages.TIMEOUT_S,
+            packages.UNKNOWN,
+            lambda found: self._keep("python", {**python, **found}),
+        )
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
         """What this node has reported of its GPUs."""
-        return (self._gpus or {}).get("gpus") or []
+        return self._parts.get("gpus", {}).get("gpus") or []
 
-    def _send_facts(self) -> None:
-        if None not in (self._facts, self._gpus, self._python, self._code) and not self._is_over:
-            assert self._facts is not None and self._gpus is not None and self._code is not None  # checked above
-            # Take the environment that the ranks will have: the login's, then the setup's, then --env.
-            visible = visible_gpus.find_visible(self.gpus, self._env)
-            if self._made is not None and self._made.get("has_venv"):
-                self._facts["venv_found"] = True  # the setup has made it meanwhile
-            self._facts.get("checks", {}).update(self._code)
-            self._send_queue.send(
-                messages.FACTS, visible=visible, search=self._python, setup=self._made,
-                python_path=self._env.get("PYTHONPATH"), **self._facts, **self._gpus,
-            )  # fmt: skip
+    def _keep(self, part: str, found: dict[str, Any]) -> None:
+        """Keep one of the four parts, and send them all as soon as they are complete."""
+        self._parts[part] = found
+        if len(self._parts) < 4 or self._is_over:
+            return
+        facts = self._parts["machine"]
+        # Take the environment that the ranks will have: the login's, then the setup's, then --env.
+        visible = visible_gpus.find_visible(self.gpus, self._env)
+        if self._made is not None and self._made.get("has_venv"):
+            facts["venv_found"] = True  # the setup has made it meanwhile
+        facts.get("checks", {}).update(self._parts["code"])
+        self._send_queue.send(
+            messages.FACTS, visible=visible, search=self._parts["python"], setup=self._made,
+            python_path=self._env.get("PYTHONPATH"), **facts, **self._parts["gpus"],
+        )  # fmt: skip
 
     # ---- the network --------------------------------------------------------------------------------------------
 
@@ -212,7 +178,6 @@ class Responder:
 
         With `listens`, a port for a neighbour's probe is open as well, and node 0 answers on the master port.
         """
-        self._route_asked_at = time.monotonic()
         master = header["master"]
         if network.is_address(master):
             self._go_route(header, network.find_route(master))
@@ -227,30 +192,19 @@ class Responder:
 
     def _go_route(self, header: dict[str, Any], found: dict[str, Any]) -> None:
         """Hold and open the ports on the route, if `found` is one and not an error, and send the answer."""
-        answer: dict[str, Any] = {
-            "interface": None, "address": None, "port": None, "error": None, "probe_port": None, **found,
-        }  # fmt: skip
         port = header.get("port")
         try:
-            if answer["error"] is None:
-                self._open_ports(answer, port, listens=header.get("listens", False))
+            if "error" not in found and port is not None:
+                self._held_port = network.hold_port(port)
+                found["port"] = self._held_port.getsockname()[1]
+            if "error" not in found and header.get("listens"):
+                everywhere = "::" if ":" in found["address"] else ""
+                found["probe_port"] = self._listen(network.listen(everywhere, 0))
+                if port is not None:
+                    self._listen(network.listen(everywhere, found["port"]))
         except OSError as error:
-            answer["error"] = network.describe_error(error)
-        self._send_route(answer)
-
-    def _open_ports(self, answer: dict[str, Any], port: int | None, *, listens: bool) -> None:
-        if port is not None:
-            self._held_port = network.hold_port(port)
-            answer["port"] = self._held_port.getsockname()[1]
-        if listens:
-            everywhere = "::" if ":" in (answer["address"] or "") else ""
-            answer["probe_port"] = self._listen(network.listen(everywhere, 0))
-            if answer["port"] is not None:
-                self._listen(network.listen(everywhere, answer["port"]))
-
-    def _send_route(self, answer: dict[str, Any]) -> None:
-        held_s = round(time.monotonic() - self._route_asked_at, 4)
-        self._send_queue.send(messages.ROUTED, clock=time.time(), held_s=held_s, **answer)
+            found["error"] = network.describe_error(error)
+        self._send_queue.send(messages.ROUTED, **found)
 
     def _ask(self, find: Callable[[], Any], timeout_s: float, default: Any, on_answer: Callable[[Any], object]) -> None:
         """Ask as `Loop.ask` does; if the run is being stopped by the time of the answer, it is dropped."""
@@ -274,42 +228,26 @@ class Responder:
             sock.send(network.TOKEN)
         except OSError:
             return  # it has disconnected already
-        # The prober closes first, so that the port is not left in TIME_WAIT here. The kernel acknowledges what the
-        # prober sends until then; nobody reads it.
+        # The prober closes first, so that the port is not left in TIME_WAIT here.
         self._answered.append(sock)
-        self._loop.watch(sock.fileno(), lambda: self._hang_up(sock), select.POLLRDHUP)
         if len(self._answered) > MAX_ANSWERED:
-            self._hang_up(self._answered[0])
-
-    def _hang_up(self, sock: socket) -> None:
-        """Close a connection that got the token: the other side has closed it, or it must make room."""
-        self._loop.forget(sock.fileno())
-        self._answered.remove(sock)
-        try:
-            sock.setblocking(False)
-            sock.recv(4096)  # unread bytes would cause a reset, which could lose the answer
-        except OSError:
-            pass  # nothing came, or a reset
-        sock.close()
+            self._answered.pop(0).close()
 
     def probe(self, header: dict[str, Any]) -> None:
-        """Answer a PROBE: whether and how well each of `targets` can be reached, and how long a DNS lookup takes."""
+        """Answer a PROBE: whether each of `targets` can be reached, and how long a DNS lookup takes."""
         questions: list[tuple[Callable[[], Any], float, Any]] = [
-            (partial(network.try_target, host, port, is_measured=is_measured), PROBE_TIMEOUT_S, UNTRIED)
-            for host, port, is_measured in header["targets"]
+            (partial(network.try_target, host, port), PROBE_TIMEOUT_S, messages.NOT_TRIED)
+            for host, port in header["targets"]
         ]
-        questions.append((partial(network.time_look_up, header.get("peer")), DNS_TIMEOUT_S, DNS_TIMEOUT_S))
+        questions.append((partial(network.time_look_up, header["peer"]), DNS_TIMEOUT_S, DNS_TIMEOUT_S))
         answers: dict[int, Any] = {}
 
         def keep(place: int, answer: Any) -> None:
             answers[place] = answer
             if len(answers) < len(questions):
                 return
-            *reached, reverse_dns_s = (answers[place] for place in range(len(questions)))
-            self._send_queue.send(
-                messages.PROBED, errors=[error for error, _ in reached], links=[link for _, link in reached],
-                reverse_dns_s=reverse_dns_s,
-            )  # fmt: skip
+            *errors, reverse_dns_s = (answers[place] for place in range(len(questions)))
+            self._send_queue.send(messages.PROBED, errors=errors, reverse_dns_s=reverse_dns_s)
 
         for place, (find, timeout_s, default) in enumerate(questions):
             self._ask(find, timeout_s, default, partial(keep, place))
@@ -335,8 +273,9 @@ class Responder:
 
     def stop_listening(self) -> None:
         """Close what was open for probes; the master port stays held."""
-        for sock in self._listeners + self._answered:
+        for sock in self._listeners:
             self._loop.forget(sock.fileno())
+        for sock in self._listeners + self._answered:
             sock.close()
         self._listeners, self._answered = [], []
 
@@ -345,9 +284,3 @@ class Responder:
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None
-
-
-def _find_code(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the place of the run's code on this node; the launcher names it relative to the working directory."""
-    workdir = os.path.expanduser(wanted.get("workdir") or "~")
-    return dict(wanted["code"], folder=os.path.join(workdir, wanted["code"]["folder"]))

@@ -21,7 +21,6 @@ from launcher.job.facts import (
     Route,
     RunProcess,
     SetupFailure,
-    Xid,
 )
 from launcher.job.job import Activation, Job
 from launcher.node import messages
@@ -367,18 +366,14 @@ CHECKS = st.builds(
     memory_free_mib=NUMBERS,
     shm_mib=NUMBERS,
     memlock_kib=NUMBERS,
-    open_files=NUMBERS,
     disks=st.dictionaries(st.sampled_from(["/tmp", "/data"]), NUMBERS),
     script_hash=maybe(st.sampled_from(["", "5f3a91c0", "12ab34cd"])),
     code_hash=maybe(st.sampled_from(["", "5f3a91c0", "12ab34cd"])),
     networks=st.lists(NETWORKS, max_size=3).map(tuple),
     infiniband=st.sampled_from([(), ("mlx5_0:1",)]),
-    xids=st.lists(st.builds(Xid, st.just("0000:3b:00"), st.integers(0, 150)), max_size=3).map(tuple),
     runs=st.lists(RUNS, max_size=3).map(tuple),
 )
-ROUTES = st.builds(
-    Route, WORDS, WORDS, maybe(st.just(41873)), WORDS, maybe(st.just(40001)), maybe(st.floats(-1e9, 1e9)), st.just(0.1)
-)
+ROUTES = st.builds(Route, WORDS, WORDS, maybe(st.just(41873)), WORDS, maybe(st.just(40001)))
 PROBES = st.builds(
     Probes,
     st.lists(

@@ -41,10 +41,6 @@ def gpus(count, **more):
     return facts(gpus=tuple(replace(gpu, **more) for gpu in H200[:count]))
 
 
-def clock(offset_s, error_s=0.01):
-    return facts(route=Route("eth1", "10.0.0.1", clock_offset_s=offset_s, clock_error_s=error_s))
-
-
 @pytest.mark.parametrize(
     ("every_fact", "findings"),
     [
@@ -182,33 +178,6 @@ def test_whoever_is_named_is_not_of_the_usual_kind(versions):
     assert bool(named) == (len(set(versions)) > 1)
     releases = {version.rpartition(".")[0] for version in usual}
     assert len(releases) == 1
-
-
-# ---- clocks ---------------------------------------------------------------------------------------------------------
-
-NTP = "start NTP there: the times of logs and checkpoints are misleading"
-
-
-@pytest.mark.parametrize(
-    ("every_fact", "findings"),
-    [
-        ([clock(100.0)], []),
-        ([clock(1.9), clock(0.0)], []),
-        ([clock(100.0), clock(100.1), clock(99.0)], []),  # ours is the one that is wrong
-        ([clock(0.0), clock(3.0)], [f"warning: gpu2: its clock is 3 s ahead of the others'; fix: {NTP}"]),
-        ([clock(-3600.0), clock(0.1)], [f"warning: gpu1: its clock is 3600 s behind the others'; fix: {NTP}"]),
-        ([clock(100.0), clock(110.0)], [f"warning: gpu2: its clock is 10 s ahead of the others'; fix: {NTP}"]),
-        ([clock(0.0), clock(5.0), clock(0.1)], [f"warning: gpu2: its clock is 5 s ahead of the others'; fix: {NTP}"]),
-        ([clock(0.0), clock(5.0, error_s=4.0), clock(0.1)], []),  # asking took long, so nobody knows
-        ([clock(None), clock(9.0), facts(route=None)], []),
-        (
-            [clock(0.0), clock(0.1), clock(7.0), clock(7.0)],
-            [f"warning: gpu[3-4]: its clock is 7 s ahead of the others'; fix: {NTP}"],
-        ),
-    ],
-)
-def test_clocks(every_fact, findings):
-    assert found(every_fact) == findings
 
 
 # ---- networks -------------------------------------------------------------------------------------------------------

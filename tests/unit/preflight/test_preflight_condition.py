@@ -31,8 +31,8 @@ def folder(run_id):
     ("checks", "findings"),
     [
         ({}, []),
-        ({"shm_mib": 1024, "memory_free_mib": 1024, "open_files": 1024, "disks": {"/tmp": 100}}, []),
-        ({"shm_mib": None, "memory_free_mib": None, "open_files": None, "disks": {"/tmp": None}}, []),
+        ({"shm_mib": 1024, "memory_free_mib": 1024, "disks": {"/tmp": 100}}, []),
+        ({"shm_mib": None, "memory_free_mib": None, "disks": {"/tmp": None}}, []),
         (
             {"shm_mib": 64},
             [
@@ -50,10 +50,6 @@ def folder(run_id):
                 "warning: gpu1: 99 MB free in /data; fix: free some space: checkpoints and temporary files need it",
                 "warning: gpu1: 0 MB free in /tmp; fix: free some space: checkpoints and temporary files need it",
             ],
-        ),
-        (
-            {"open_files": 256},
-            [f"warning: gpu1: at most 256 open files per process; fix: raise nofile {LIMITS}"],
         ),
         (
             {"runs": (run(7),)},

@@ -6,7 +6,7 @@ import pytest
 from machines.example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, facts, told
 
 from launcher.hosts.host import Host
-from launcher.job.facts import Checks, Gpu, GpuProcess, Xid
+from launcher.job.facts import Checks, Gpu, GpuProcess
 from launcher.job.job import Job
 from launcher.job.plan import used_gpus
 from launcher.preflight.findings import CheckedHost
@@ -176,15 +176,6 @@ def test_a_torch_that_uses_no_gpu(more, findings):
     assert told(check(CheckedHost(JOB, Host("gpu1"), facts(checks=Checks(), **more)))) == findings
 
 
-def test_faults_that_the_kernel_has_logged():
-    xids = (Xid("0000:3b:00", 79), Xid("0000:3b:00", 31), Xid("0000:5d:00", 48), Xid("0000:3b:00", 94))
-    assert told(check(CheckedHost(JOB, Host("gpu1"), facts(checks=Checks(xids=xids))))) == [
-        f"warning: gpu1: the GPU at PCI {gpu} had Xid {numbers} in the last day; "
-        "fix: reset it, reboot, or leave it out: it's a hardware or driver fault"
-        for gpu, numbers in (("0000:3b:00", "79 and 94"), ("0000:5d:00", "48"))
-    ]
-
-
 @pytest.mark.parametrize(
     ("bus_id", "address"),
     [
@@ -194,28 +185,6 @@ def test_faults_that_the_kernel_has_logged():
 )  # fmt: skip
 def test_an_address_as_the_kernel_writes_it(bus_id, address):
     assert gpu(bus_id=bus_id).pci_address == address
-
-
-@pytest.mark.parametrize(
-    ("host", "bus_ids", "warned"),
-    [
-        (Host("gpu1"), ["00000000:3B:00.0", "00000000:5D:00.0"], ["3b", "5d", "9a"]),  # 9a is no longer listed
-        (Host("gpu1", gpus=(1,)), ["00000000:3B:00.0", "00000000:5D:00.0"], ["5d"]),  # --exclude gpu1:0
-        (Host("gpu1", slots=1), ["00000000:3B:00.0", "00000000:5D:00.0"], ["3b", "9a"]),
-        (Host("gpu1", gpus=(1, 2)), ["00000000:3B:00.0", "00000000:5D:00.0"], ["5d", "9a"]),  # 2 is not there
-        (Host("gpu1", gpus=(1,)), ["", ""], ["3b", "5d", "9a"]),
-        (Host("gpu1", gpus=(1,)), [], ["3b", "5d", "9a"]),
-    ],
-)
-def test_faults_of_gpus_that_are_left_out_are_silent(host, bus_ids, warned):
-    """As the warning's own fix promises."""
-    gpus = tuple(gpu(index, bus_id=bus_id) for index, bus_id in enumerate(bus_ids))
-    xids = tuple(Xid(f"0000:{bus}:00", 79) for bus in ("3b", "5d", "9a"))
-    assert told(check(CheckedHost(JOB, host, facts(gpus=gpus, checks=Checks(xids=xids))))) == [
-        f"warning: gpu1: the GPU at PCI 0000:{bus}:00 had Xid 79 in the last day; "
-        "fix: reset it, reboot, or leave it out: it's a hardware or driver fault"
-        for bus in warned
-    ]
 
 
 BUSY = [gpu(index, process(100 + index, 100 << 10), used=100 << 10) for index in range(8)]

@@ -34,10 +34,9 @@ GPU = {
     "compute_mode": "Exclusive_Process", "ecc_errors": 1, "processes": [PROCESS], "bus_id": "00000000:3B:00.0",
 }  # fmt: skip
 CHECKS = {
-    "memory_free_mib": 480, "shm_mib": 64, "memlock_kib": 64, "open_files": 1024,
+    "memory_free_mib": 480, "shm_mib": 64, "memlock_kib": 64,
     "disks": {"/data": 10}, "script_hash": "5f3a91", "infiniband": ["mlx5_0:1"], "code_hash": "c0de",
     "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": 1000}],
-    "xids": [{"gpu": "0000:3b:00", "number": 79}],
     "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
     "folders": [{"path": "/tmp/launch-20261119-200000-ab12cd34", "run": "20261119-200000", "files": 2}],
 }  # fmt: skip
@@ -52,7 +51,7 @@ MESSAGE: dict[str, Any] = {
     "setup": {"failure": {"step": "--setup", "reason": "exit code 1", "lines": ["a", "b"]}, "names": ["A"],
               "conda": "/opt/conda"},
 }  # fmt: skip
-ROUTED = {"type": "routed", "interface": "eth1", "address": "10.0.0.1", "port": 4000, "error": None, "clock": 1.7e9}
+ROUTED = {"type": "routed", "interface": "eth1", "address": "10.0.0.1", "port": 4000, "error": None}
 
 
 def places(value: Any) -> list[tuple[Any, ...]]:
@@ -98,7 +97,7 @@ def read(message: dict[str, Any]) -> NodeFacts | None:
     hello = {"type": "hello", "folder": "/tmp/x", "keepers": []}
     try:
         _, facts, routed = take(hello, message, ROUTED)
-        return NodeFacts(**{**_fields(read_facts(facts, "/tmp/x")), "route": read_route(routed, 1.7e9, 1.7e9)})
+        return NodeFacts(**{**_fields(read_facts(facts, "/tmp/x")), "route": read_route(routed)})
     except (MalformedMessage, LauncherError) as error:
         assert len(str(error)) < 1000
         assert str(error).isprintable()
@@ -171,7 +170,6 @@ LISTS = {
     "checks: networks": (4096, ("checks", "networks"),
                          lambda number: CHECKS["networks"][0] | {"network": f"10.0.{number}.0/24"}),
     "checks: infiniband": (256, ("checks", "infiniband"), lambda number: f"mlx5_{number}:1"),
-    "checks: xids": (1024, ("checks", "xids"), lambda number: {"gpu": "0000:3b:00", "number": number}),
     "checks: folders": (20_000, ("checks", "folders"), lambda number: FOLDER | {"files": number}),
     "checks: runs": (20_000, ("checks", "runs"), lambda number: RUN | {"pid": number, "mark": f"{number}.ab12.0"}),
 }  # fmt: skip

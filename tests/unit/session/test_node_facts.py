@@ -17,7 +17,6 @@ from launcher.job.facts import (
     RunFolder,
     RunProcess,
     SetupFailure,
-    Xid,
 )
 from launcher.session.node_state import read_facts, read_route
 
@@ -33,12 +32,10 @@ CHECKS = {
     "memory_free_mib": 480000,
     "shm_mib": 64,
     "memlock_kib": None,
-    "open_files": 1024,
     "disks": {"/data": 100, "/tmp": None},
     "script_hash": "5f3a91",
     "networks": [{"interface": "eth1", "network": "10.0.0.0/24", "speed_mbps": None}],
     "infiniband": ["mlx5_0:1"],
-    "xids": [{"gpu": "0000:3b:00", "number": 79}],
     "runs": [{"pid": 7, "name": "python", "mark": "20261120-091233.ab12.0", "is_owned": False}],
     "folders": [{"path": "/tmp/launch-20261119-200000-ab12cd34", "run": "20261119-200000", "files": 2}],
 }
@@ -131,13 +128,11 @@ def test_what_the_checks_ask_for():
         memory_free_mib=480000,
         shm_mib=64,
         memlock_kib=None,
-        open_files=1024,
         disks={"/data": 100, "/tmp": None},
         script_hash="5f3a91",
         code_hash="c0de",
         networks=(Network("eth1", "10.0.0.0/24", None),),
         infiniband=("mlx5_0:1",),
-        xids=(Xid("0000:3b:00", 79),),
         runs=(RunProcess(7, "python", "20261120-091233.ab12.0", is_owned=False),),
         folders=(RunFolder("/tmp/launch-20261119-200000-ab12cd34", "20261119-200000", 2),),
     )
@@ -212,8 +207,3 @@ def test_a_malformed_message_is_refused(name, value):
 )
 def test_the_way_to_node_0(message, route):
     assert read_route(message) == route
-
-
-def test_a_clock_is_held_against_the_middle_of_the_question():
-    route = read_route({"interface": "eth1", "address": "10.0.0.1", "clock": 1000.0}, 997.0, 998.0)
-    assert (route.clock_offset_s, route.clock_error_s) == (2.5, 0.5)
